@@ -1,0 +1,361 @@
+"""One node's state machine: what to compute, send and accept next. No clock, no socket, no tensor.
+
+The engine carries out the lowering of ``schedule`` as a list scheduler: among the actions whose inputs are
+here and whose weights have the right version it picks by priority
+
+1. updates, 2. head, 3. backward, 4. forward with graph, 5. frozen forward and embedding,
+
+and within a class the oldest micro-batch. Frozen work goes block by block, so it delays the critical path
+by one block at most. Four rules make every result independent of timing:
+
+* in order: at each block, embedding and head, micro-batches pass in the order of (seq, micro);
+* right version: a forward starts only if each block in its range had exactly ``weight_version`` updates;
+* one graph: a forward with graph waits until the previous item's backward and update are done here;
+* credits: a stretch that ends in sending a hidden state starts only with a credit of its (link, boundary).
+
+Source: RingAda, section III-B.2 (strictly interleaved forward and backward where adapters are unfrozen,
+consecutive forwards where they are frozen).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from ringtune import events as ev
+from ringtune.errors import PlanError
+from ringtune.flows import Flow, ItemState, Path, forward_range
+from ringtune.plan import Plan
+from ringtune.schedule import Action, Leg, Op, Payload, item_legs, route, weight_version
+from ringtune.turns import Turn, items
+
+_PRIORITY = {Op.HEAD: 1, Op.BACKWARD: 2, Op.FORWARD: 3, Op.SKIP: 4, Op.FORWARD_FREE: 4, Op.EMBED: 4}
+WAIT_TIMER = "wait"
+
+
+class NodeEngine:
+    """The engine of one node in one run.
+
+    Args:
+        plan: the plan of the run.
+        node: which node this is; has to be in the plan.
+        wait_s: longest time without any progress, in seconds, before the run is given up.
+
+    Raises:
+        PlanError: the plan does not know the node.
+    """
+
+    def __init__(self, plan: Plan, node: str, *, wait_s: float = 300.0) -> None:
+        if node not in plan.nodes:
+            raise PlanError(f"node {node!r} is not in the plan, which has {', '.join(plan.nodes)}")
+        self.plan = plan
+        self.node = node
+        self._wait_s = wait_s
+        self._is_owner = plan.owner(node) is not None
+        piece = plan.slice_of(node)
+        self._floor = 0 if self._is_owner and plan.private_blocks else piece.start
+        self._versions = dict.fromkeys(range(piece.start, piece.stop), 0)
+        self._head_version: int | None = 0 if node == plan.owners[0].node else None
+        self._turns: dict[int, Turn] = {}
+        self._next_turn = 0
+        self._turn_items_left: dict[int, int] = {}
+        self._states: deque[ItemState] = deque()
+        self._updating: deque[ItemState] = deque()
+        self._flows: deque[Flow] = deque()
+        self._embeds: deque[Flow] = deque()
+        self._embeds_in_flight = 0
+        self._max_embeds = plan.credits * max(1, len(route(plan, node))) if self._is_owner else 0
+        self._credits: dict[tuple[str, int], int] = {}
+        self._inbox: dict[tuple[str, int, int, int], str] = {}
+        self._heads: dict[int, str] = {}
+        self._handovers: deque[Turn] = deque()
+        self._paths: dict[tuple[Leg, ...], Path] = {}
+        self._running: Action | None = None
+        self._running_flow: Flow | None = None
+        self._running_state: ItemState | None = None
+        self._last_progress_s = 0.0
+        self._timer_is_set = False
+        self._stopped = False
+        self._handlers: dict[type, Callable[[Any, float, list[ev.Command]], None]] = {
+            ev.TurnGranted: self._on_turn,
+            ev.TensorArrived: self._on_tensor,
+            ev.HeadArrived: self._on_head,
+            ev.CreditArrived: self._on_credit,
+            ev.ActionDone: self._on_done,
+            ev.TimerFired: self._on_timer,
+            ev.StopRequested: self._on_stop,
+        }
+
+    # ---- the only entry ---------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event, now_s: float) -> list[ev.Command]:
+        """Take one event at time ``now_s`` (monotonic seconds), answer with commands in order."""
+        commands: list[ev.Command] = []
+        if self._stopped:
+            return commands
+        self._handlers[type(event)](event, now_s, commands)
+        if self._running is None and not self._stopped:
+            self._hand_over(commands)
+            self._start_next(commands)
+            self._retire(commands)
+        if self._states and not self._timer_is_set and not self._stopped:
+            self._timer_is_set = True
+            commands.append(ev.SetTimer(WAIT_TIMER, self._last_progress_s + self._wait_s))
+        return commands
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every granted item is done at this node."""
+        return not self._states and self._running is None
+
+    # ---- events -----------------------------------------------------------------------------------
+
+    def _on_turn(self, event: ev.TurnGranted, now_s: float, commands: list[ev.Command]) -> None:
+        turn = event.turn
+        if turn.index < self._next_turn:
+            return
+        self._next_turn = turn.index + 1
+        self._last_progress_s = now_s
+        self._turns[turn.index] = turn
+        previous = self._turns.get(turn.index - 1)
+        if previous and previous.owner == self.node and turn.owner != self.node:
+            self._handovers.append(turn)
+        left = 0
+        for item in items(self.plan, turn):
+            legs = item_legs(self.plan, item, self.node)
+            path = self._paths.setdefault(legs, Path.of(legs, self.plan.num_blocks))
+            state = ItemState.of(self.plan, item, self.node, path)
+            if state.is_done:
+                continue
+            left += 1
+            self._states.append(state)
+            if state.updates:
+                self._updating.append(state)
+            flows = [Flow(state, micro) for micro in range(state.num_micro)] if path.legs else []
+            self._flows.extend(flows)
+            if item.owner == self.node:
+                self._embeds.extend(flows)
+        self._turn_items_left[turn.index] = left
+        if left == 0:
+            self._finish_turn(turn.index, commands)
+
+    def _on_tensor(self, event: ev.TensorArrived, now_s: float, commands: list[ev.Command]) -> None:
+        self._last_progress_s = now_s
+        self._inbox[event.payload, event.seq, event.micro, event.boundary] = event.source
+
+    def _on_head(self, event: ev.HeadArrived, now_s: float, commands: list[ev.Command]) -> None:
+        self._last_progress_s = now_s
+        self._heads[event.turn] = event.source
+
+    def _on_credit(self, event: ev.CreditArrived, now_s: float, commands: list[ev.Command]) -> None:
+        self._last_progress_s = now_s
+        key = (event.source, event.boundary)
+        self._credits[key] = min(self.plan.credits, self._credits.get(key, self.plan.credits) + 1)
+
+    def _on_stop(self, event: ev.StopRequested, now_s: float, commands: list[ev.Command]) -> None:
+        self._stopped = True
+
+    def _on_timer(self, event: ev.TimerFired, now_s: float, commands: list[ev.Command]) -> None:
+        self._timer_is_set = False
+        if not self._states:
+            return
+        overdue = now_s - self._last_progress_s >= self._wait_s
+        if overdue and self._running is None:
+            self._stopped = True
+            commands.append(ev.Fail("DeadlineError", f"node {self.node} {self.waiting_for()}"))
+        elif self._running is not None:
+            self._last_progress_s = now_s
+
+    def _on_done(self, event: ev.ActionDone, now_s: float, commands: list[ev.Command]) -> None:
+        action, flow, state = event.action, self._running_flow, self._running_state
+        if action != self._running or state is None:
+            raise PlanError(f"node {self.node} was told of {action}, but {self._running} is under way")
+        self._last_progress_s = now_s
+        self._running = self._running_flow = self._running_state = None
+        for name, value in event.values:
+            state.values[name] = state.values.get(name, 0.0) + value
+        if action.op is Op.UPDATE:
+            self._on_updated(action, state)
+        elif flow is not None:
+            if action.op is Op.HEAD:
+                state.heads_left -= 1
+                self._embeds_in_flight -= 1
+            elif action.op is Op.BACKWARD:
+                state.backwards_left -= 1
+            self._pass_leg(flow)
+            self._send_on(flow, commands)
+        self._report_step(action, state, commands)
+
+    def _on_updated(self, action: Action, state: ItemState) -> None:
+        state.updates.remove(action)
+        if action.start == self.plan.num_blocks:
+            self._head_version = (self._head_version or 0) + 1
+            return
+        for block in range(action.start, action.stop):
+            self._versions[block] += 1
+
+    def _report_step(self, action: Action, state: ItemState, commands: list[ev.Command]) -> None:
+        """The owner reports an item once, when its head is through (and updated)."""
+        item = state.item
+        if item.owner != self.node or state.heads_left or action.op not in (Op.HEAD, Op.UPDATE):
+            return
+        head_update_left = any(update.start == self.plan.num_blocks for update in state.updates)
+        is_last = action.op is Op.HEAD or action.start == self.plan.num_blocks
+        if is_last and not head_update_left:
+            commands.append(ev.ReportStep(item.seq, item.step, item.kind.value, tuple(sorted(state.values.items()))))
+
+    # ---- decisions --------------------------------------------------------------------------------
+
+    def _pass_leg(self, flow: Flow) -> None:
+        flow.position += 1
+        if flow.leg is None:
+            flow.state.flows_left -= 1
+
+    def _send_on(self, flow: Flow, commands: list[ev.Command]) -> None:
+        leg = flow.leg
+        if leg is not None and leg.op is Op.SEND:
+            commands.append(ev.SendTensor(leg.payload, flow.seq, flow.micro, leg.start, leg.peer))
+            self._pass_leg(flow)
+
+    def _hand_over(self, commands: list[ev.Command]) -> None:
+        """Take a head that is due, and pass ours on as soon as its version is what the next turn needs."""
+        for index in sorted(self._heads):
+            turn = self._turns.get(index)
+            if turn is not None:
+                commands.append(ev.AcceptHead(index, self._heads.pop(index)))
+                self._head_version = turn.first_step
+        while self._handovers and self._head_version == self._handovers[0].first_step:
+            turn = self._handovers.popleft()
+            commands.append(ev.SendHead(turn.index, turn.owner))
+
+    def _start_next(self, commands: list[ev.Command]) -> None:
+        """Pick the best ready action and start it."""
+        while self._updating and not self._updating[0].updates:
+            self._updating.popleft()
+        if self._updating:
+            update = self._updating[0].ready_update(self.plan.num_blocks)
+            if update is not None:
+                self._start(update, None, self._updating[0], commands)
+                return
+        best = self._best_flow()
+        if best is None:
+            return
+        flow, position = best
+        path = flow.state.path
+        leg = path.legs[position]
+        if position != flow.position:
+            receive = path.legs[flow.position]
+            key = (receive.payload, flow.seq, flow.micro, receive.start)
+            commands.append(ev.Accept(*key, source=self._inbox.pop(key)))
+            flow.position = position
+        credit = path.credit[position]
+        if credit is not None:
+            self._credits[credit] = self._credits.get(credit, self.plan.credits) - 1
+        if leg.op is Op.EMBED:
+            self._embeds.popleft()
+            self._embeds_in_flight += 1
+        self._start(leg.bind(flow.seq, flow.micro), flow, flow.state, commands)
+
+    def _start(self, action: Action, flow: Flow | None, state: ItemState, commands: list[ev.Command]) -> None:
+        self._running, self._running_flow, self._running_state = action, flow, state
+        commands.append(ev.RunAction(action))
+
+    def _best_flow(self) -> tuple[Flow, int] | None:
+        best: tuple[int, int, int] | None = None
+        found: tuple[Flow, int] | None = None
+        barrier = math.inf
+        graph_owner: ItemState | None = None
+        for flow in self._flows:
+            if barrier <= self._floor:
+                break
+            state = flow.state
+            if graph_owner is None and state.holds_graph:
+                graph_owner = state
+            leg = flow.leg
+            if leg is None:
+                continue
+            if leg.op is not Op.EMBED:
+                position = self._ready_position(flow, barrier, graph_owner)
+                if position is not None:
+                    op = state.path.legs[position].op
+                    rank = (_PRIORITY[op], flow.seq, flow.micro)
+                    if best is None or rank < best:
+                        best, found = rank, (flow, position)
+            barrier = min(barrier, state.path.frontier[flow.position])
+        if self._embeds and self._embeds_in_flight < self._max_embeds:
+            flow = self._embeds[0]
+            rank = (_PRIORITY[Op.EMBED], flow.seq, flow.micro)
+            if (best is None or rank < best) and self._has_credit(flow.state.path, 0):
+                found = (flow, 0)
+        return found
+
+    def _ready_position(self, flow: Flow, barrier: float, graph_owner: ItemState | None) -> int | None:
+        """Position of the compute leg that ``flow`` can start now, or None."""
+        path, position = flow.state.path, flow.position
+        leg = path.legs[position]
+        if leg.op is Op.RECEIVE:
+            if (leg.payload, flow.seq, flow.micro, leg.start) not in self._inbox:
+                return None
+            position += 1
+            leg = path.legs[position]
+        if leg.op is Op.BACKWARD:
+            return position
+        start, stop = forward_range(leg, self.plan.num_blocks)
+        if stop > barrier or not self._has_credit(path, position):
+            return None
+        if leg.op is Op.FORWARD and graph_owner is not None and graph_owner is not flow.state:
+            return None
+        return position if self._has_versions(leg, flow.state.item.step) else None
+
+    def _has_versions(self, leg: Leg, step: int) -> bool:
+        if leg.op is Op.HEAD:
+            return self._head_version == step
+        versions = self._versions
+        return all(
+            versions.get(block, 0) == weight_version(self.plan, block, step) for block in range(leg.start, leg.stop)
+        )
+
+    def _has_credit(self, path: Path, position: int) -> bool:
+        credit = path.credit[position]
+        return credit is None or self._credits.get(credit, self.plan.credits) > 0
+
+    def _retire(self, commands: list[ev.Command]) -> None:
+        """Forget finished micro-batches and items; report finished turns."""
+        while self._flows and self._flows[0].leg is None:
+            self._flows.popleft()
+        while self._states and self._states[0].is_done and self._states[0] is not self._running_state:
+            turn = self._states.popleft().item.turn
+            self._turn_items_left[turn] -= 1
+            if self._turn_items_left[turn] == 0:
+                self._finish_turn(turn, commands)
+
+    def _finish_turn(self, index: int, commands: list[ev.Command]) -> None:
+        del self._turn_items_left[index]
+        self._turns.pop(index - 2, None)
+        commands.append(ev.ReportTurn(index))
+
+    # ---- explanation ------------------------------------------------------------------------------
+
+    def waiting_for(self) -> str:
+        """What the oldest unfinished micro-batch waits for, and from whom."""
+        flow = next((flow for flow in self._flows if flow.leg is not None), None)
+        if flow is None or flow.leg is None:
+            return f"waited {self._wait_s:g} s with no micro-batch under way"
+        leg, item = flow.leg, flow.state.item
+        where = f"of step {item.step} ({item.kind.value}), micro-batch {flow.micro}"
+        after = f"waited {self._wait_s:g} s for"
+        if leg.op is Op.RECEIVE:
+            key = (leg.payload, flow.seq, flow.micro, leg.start)
+            name = "hidden state" if leg.payload == Payload.HIDDEN else "gradient"
+            if key not in self._inbox:
+                return f"{after} the {name} {where}, at block {leg.start}, from node {leg.peer}"
+            flow = Flow(flow.state, flow.micro, flow.position + 1)
+        credit = flow.state.path.credit[flow.position]
+        if credit is not None and not self._has_credit(flow.state.path, flow.position):
+            return f"{after} room in the inbox of node {credit[0]} for the hidden state {where}"
+        if flow.leg is not None and flow.leg.op is Op.HEAD and self._head_version != item.step:
+            source = self._turns.get(item.turn - 1)
+            return f"{after} the head {where}, from node {source.owner if source else '?'}"
+        return f"{after} {flow.leg.op.name if flow.leg else 'its update'} {where} to become possible"

@@ -1,0 +1,142 @@
+"""Every error that RingTune raises on purpose, each with its exit code and its wire status.
+
+The tree::
+
+    RingTuneError                exit 1   a run failed
+    ├── UsageError               exit 2   the command line makes no sense
+    ├── ConnectionFailedError    exit 3   nobody answers, a port is busy, a bind is refused
+    ├── PeerLostError            exit 4   a node died, hung, or missed its deadline
+    │   └── DeadlineError        exit 4   an awaited message did not come in time
+    ├── InvalidInputError        exit 5   job, data, model or plan is wrong
+    │   ├── JobError                      a key of job.toml
+    │   ├── DataError                     a data file, a column, a label
+    │   ├── ModelError                    a model folder, a tensor, a family
+    │   └── PlanError                     a plan that breaks a rule
+    ├── CapacityError            exit 6   the plan does not fit: both numbers are in the message
+    ├── IntegrityError           exit 7   a digest, a truncated file, a corrupt frame
+    │   └── FrameError                    a frame for another run, epoch, step, shape or dtype
+    ├── BusyError                exit 8   the coordinator already drives a run
+    └── InterruptedRunError      exit 130 Ctrl-C
+
+A message says what is wrong, where, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class RingTuneError(Exception):
+    """A run failed.
+
+    Attributes:
+        exit_code: what the ``ringtune`` command exits with.
+        status: the name of the gRPC status that carries this error over the wire.
+    """
+
+    exit_code: ClassVar[int] = 1
+    status: ClassVar[str] = "INTERNAL"
+
+
+class UsageError(RingTuneError):
+    """The command line makes no sense."""
+
+    exit_code = 2
+    status = "INVALID_ARGUMENT"
+
+
+class ConnectionFailedError(RingTuneError):
+    """Nobody answers at an address, or an address can't be bound."""
+
+    exit_code = 3
+    status = "UNAVAILABLE"
+
+
+class PeerLostError(RingTuneError):
+    """A node died, hung, or was declared lost by its lease."""
+
+    exit_code = 4
+    status = "ABORTED"
+
+
+class DeadlineError(PeerLostError):
+    """An awaited message did not come in time; names what and from whom."""
+
+    status = "DEADLINE_EXCEEDED"
+
+
+class InvalidInputError(RingTuneError):
+    """Something that the user gave is wrong."""
+
+    exit_code = 5
+    status = "INVALID_ARGUMENT"
+
+
+class JobError(InvalidInputError):
+    """A key of ``job.toml`` is unknown, mistyped or out of range."""
+
+
+class DataError(InvalidInputError):
+    """A data file, a column or a label is wrong."""
+
+
+class ModelError(InvalidInputError):
+    """A model folder, a tensor or a family is wrong or not supported."""
+
+
+class PlanError(InvalidInputError):
+    """A plan breaks a rule of the schedule."""
+
+
+class CapacityError(RingTuneError):
+    """A plan does not fit in the memory of the nodes."""
+
+    exit_code = 6
+    status = "RESOURCE_EXHAUSTED"
+
+
+class IntegrityError(RingTuneError):
+    """Bytes are not what they claim to be."""
+
+    exit_code = 7
+    status = "DATA_LOSS"
+
+
+class FrameError(IntegrityError):
+    """A frame of another run, epoch, step, shape or dtype; refused, the ring goes on."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class BusyError(RingTuneError):
+    """The coordinator already drives a run, or a name is already taken."""
+
+    exit_code = 8
+    status = "ALREADY_EXISTS"
+
+
+class InterruptedRunError(RingTuneError):
+    """The user stopped the run."""
+
+    exit_code = 130
+    status = "CANCELLED"
+
+
+def all_errors() -> tuple[type[RingTuneError], ...]:
+    """Every class of the tree, root first, in a stable order."""
+    found: list[type[RingTuneError]] = []
+    queue: list[type[RingTuneError]] = [RingTuneError]
+    while queue:
+        cls = queue.pop(0)
+        found.append(cls)
+        queue.extend(sorted(cls.__subclasses__(), key=lambda sub: sub.__name__))
+    return tuple(found)
+
+
+def error_from_name(name: str, message: str) -> RingTuneError:
+    """Rebuild an error that crossed the wire as (class name, message).
+
+    An unknown name becomes the root class, so that an older party still reports the message.
+    """
+    by_name = {cls.__name__: cls for cls in all_errors()}
+    return by_name.get(name, RingTuneError)(message)

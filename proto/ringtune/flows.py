@@ -1,0 +1,142 @@
+"""Bookkeeping of the engine: a micro-batch's way through one node, and the item that it belongs to.
+
+A :class:`Path` is the precomputed form of one lowering (``schedule.lower``): for each leg it knows how
+far the micro-batch is from the top and which credit it needs, so that the engine decides without search.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ringtune.plan import Plan
+from ringtune.schedule import Action, Leg, Op, Payload, item_updates, num_microbatches
+from ringtune.turns import Item
+
+_FORWARD_OPS = frozenset({Op.EMBED, Op.FORWARD_FREE, Op.FORWARD, Op.SKIP, Op.HEAD})
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The legs of every micro-batch of one item at one node.
+
+    Attributes:
+        legs: in the order of the data flow.
+        frontier: per position, where the next forward leg starts (-1: embedding, N: head, inf: none).
+            A later micro-batch must not overtake it.
+        credit: per position of a compute leg that begins a stretch which ends in sending a hidden state:
+            the (target, boundary) whose credit it takes; otherwise None.
+        num_heads, num_backwards: compute legs of these kinds.
+    """
+
+    legs: tuple[Leg, ...]
+    frontier: tuple[float, ...]
+    credit: tuple[tuple[str, int] | None, ...]
+    num_heads: int
+    num_backwards: int
+
+    @staticmethod
+    def of(legs: tuple[Leg, ...], num_blocks: int) -> Path:
+        """Precompute a path."""
+        frontier: list[float] = []
+        ahead = math.inf
+        for leg in reversed(legs):
+            if leg.op in _FORWARD_OPS:
+                ahead = forward_range(leg, num_blocks)[0]
+            frontier.append(ahead)
+        credits = tuple(_credit_at(legs, position) for position in range(len(legs)))
+        return Path(
+            legs=legs,
+            frontier=(*reversed(frontier), math.inf),
+            credit=credits,
+            num_heads=sum(leg.op is Op.HEAD for leg in legs),
+            num_backwards=sum(leg.op is Op.BACKWARD for leg in legs),
+        )
+
+
+def forward_range(leg: Leg, num_blocks: int) -> tuple[int, int]:
+    """Where a forward leg lies on the axis embedding (-1), blocks (0..N-1), head (N)."""
+    if leg.op is Op.EMBED:
+        return (-1, 0)
+    if leg.op is Op.HEAD:
+        return (num_blocks, num_blocks + 1)
+    return (leg.start, leg.stop)
+
+
+def _credit_at(legs: tuple[Leg, ...], position: int) -> tuple[str, int] | None:
+    starts_stretch = position == 0 or legs[position - 1].op is Op.RECEIVE
+    if not starts_stretch or legs[position].op in (Op.SEND, Op.RECEIVE):
+        return None
+    for leg in legs[position:]:
+        if leg.op is Op.RECEIVE:
+            return None
+        if leg.op is Op.SEND and leg.payload == Payload.HIDDEN:
+            return (leg.peer, leg.start)
+    return None
+
+
+@dataclass(slots=True)
+class ItemState:
+    """How far one item is at this node."""
+
+    item: Item
+    path: Path
+    num_micro: int
+    updates: list[Action]
+    heads_left: int
+    backwards_left: int
+    flows_left: int
+    values: dict[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(plan: Plan, item: Item, node: str, path: Path) -> ItemState:
+        """The state before anything happened."""
+        count = num_microbatches(plan, item)
+        return ItemState(
+            item=item,
+            path=path,
+            num_micro=count,
+            updates=list(item_updates(plan, item, node)),
+            heads_left=count * path.num_heads,
+            backwards_left=count * path.num_backwards,
+            flows_left=count if path.legs else 0,
+        )
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this node has nothing left to do for the item."""
+        return self.flows_left == 0 and not self.updates
+
+    @property
+    def holds_graph(self) -> bool:
+        """Whether a graph of this item may still be needed, or its update is still to come."""
+        return self.backwards_left > 0 or bool(self.updates)
+
+    def ready_update(self, num_blocks: int) -> Action | None:
+        """An update whose micro-batches are all through: the head's first, it is awaited elsewhere."""
+        for action in self.updates:
+            left = self.heads_left if action.start == num_blocks else self.backwards_left
+            if left == 0:
+                return action
+        return None
+
+
+@dataclass(slots=True)
+class Flow:
+    """One micro-batch at this node: the position among its path's legs."""
+
+    state: ItemState
+    micro: int
+    position: int = 0
+
+    @property
+    def seq(self) -> int:
+        """``seq`` of its item."""
+        return self.state.item.seq
+
+    @property
+    def leg(self) -> Leg | None:
+        """The next leg, None if it is through."""
+        legs = self.state.path.legs
+        return legs[self.position] if self.position < len(legs) else None
+
