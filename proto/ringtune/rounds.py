@@ -1,0 +1,366 @@
+"""The coordinator's state machine of one run: who is asked what, and when. No clock, no socket.
+
+A run goes through the phases ::
+
+    inspecting -> planning -> preparing -> training -> collecting -> done
+         \\____________ any error: every node is released ___________/ failed
+
+In training the coordinator *grants* turns. It grants ahead, so that frozen blocks can work for the next
+initiator already, but only so far that any later decision can still take effect at a turn boundary.
+
+Source: RingAda, Algorithm 1 and section III-B (initialisation, training round).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ringtune.errors import DeadlineError, RingTuneError
+from ringtune.events import CancelTimer, SetTimer, TimerFired
+from ringtune.plan import Plan
+from ringtune.schedule import depth
+from ringtune.turns import StepKind, Turn, turn_sequence
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+class Started(NamedTuple):
+    """Begin a run on these nodes, sorted by name."""
+
+    nodes: tuple[str, ...]
+
+
+class Inspected(NamedTuple):
+    """A node answered Inspect; ``facts`` go to the planner as they are."""
+
+    node: str
+    facts: Any
+
+
+class Prepared(NamedTuple):
+    """A node has built what the plan wants from it."""
+
+    node: str
+
+
+class StepReported(NamedTuple):
+    """An owner's item is through (``events.ReportStep``)."""
+
+    node: str
+    seq: int
+    step: int
+    kind: str
+    values: tuple[tuple[str, float], ...]
+
+
+class TurnReported(NamedTuple):
+    """A node has done all its actions of a turn."""
+
+    node: str
+    turn: int
+
+
+class Collected(NamedTuple):
+    """A node has sent its results."""
+
+    node: str
+
+
+class NodeFailed(NamedTuple):
+    """A call to a node failed, it reported an error, or its lease ran out."""
+
+    node: str
+    error: str
+    message: str
+
+
+class StopAsked(NamedTuple):
+    """The user stops the run."""
+
+    reason: str
+
+
+Event = Started | Inspected | Prepared | StepReported | TurnReported | Collected | NodeFailed | StopAsked | TimerFired
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+class EnterPhase(NamedTuple):
+    """The run is in this phase now."""
+
+    phase: str
+
+
+class Inspect(NamedTuple):
+    """Ask a node for its facts."""
+
+    node: str
+
+
+class Prepare(NamedTuple):
+    """Hand a node the plan."""
+
+    node: str
+    plan: Plan
+
+
+class Grant(NamedTuple):
+    """Tell every node that these consecutive turns may be worked on."""
+
+    turns: tuple[Turn, ...]
+
+
+class LogStep(NamedTuple):
+    """An item is through: its numbers, with where it stands in the run."""
+
+    turn: Turn
+    seq: int
+    step: int
+    depth: int
+    values: tuple[tuple[str, float], ...]
+
+
+class LogTurn(NamedTuple):
+    """Every node has done a turn; its bytes and times are complete."""
+
+    turn: Turn
+
+
+class LogEvaluation(NamedTuple):
+    """An evaluation is complete: counts summed over the owners."""
+
+    step: int
+    values: tuple[tuple[str, float], ...]
+
+
+class Collect(NamedTuple):
+    """Ask a node for its trained tensors."""
+
+    node: str
+    with_head: bool
+    with_private: bool
+
+
+class Release(NamedTuple):
+    """Tell a node that the run is over for it."""
+
+    node: str
+    reason: str
+
+
+class Finish(NamedTuple):
+    """The run is over; ``error`` is empty if it was good."""
+
+    error: str
+    message: str
+
+
+Command = (
+    EnterPhase
+    | Inspect
+    | Prepare
+    | Grant
+    | LogStep
+    | LogTurn
+    | LogEvaluation
+    | Collect
+    | Release
+    | Finish
+    | SetTimer
+    | CancelTimer
+)
+
+Planner = Callable[[Mapping[str, Any]], Plan]
+_PHASE_TIMER = "phase"
+
+
+class Rounds:
+    """The state machine.
+
+    Args:
+        planner: facts by node name -> plan; may raise any ``RingTuneError``.
+        plan_only: stop after planning.
+        wait_s: longest time without progress in each phase, in seconds.
+        items_ahead: grant turns until at least so many items are granted beyond the finished ones; at
+            least one whole turn ahead.
+    """
+
+    def __init__(
+        self, planner: Planner, *, plan_only: bool = False, wait_s: float = 300.0, items_ahead: int = 16
+    ) -> None:
+        self.phase = "new"
+        self.plan: Plan | None = None
+        self._planner = planner
+        self._plan_only = plan_only
+        self._wait_s = wait_s
+        self._items_ahead = items_ahead
+        self._nodes: tuple[str, ...] = ()
+        self._facts: dict[str, Any] = {}
+        self._waiting: set[str] = set()
+        self._sequence: Iterator[Turn] = iter(())
+        self._open: dict[int, Turn] = {}
+        self._turn_waits: dict[int, set[str]] = {}
+        self._last_granted: Turn | None = None
+        self._is_exhausted = False
+        self._reported_items: dict[int, int] = {}
+        self._evaluation: dict[str, float] = {}
+
+    def handle(self, event: Event, now_s: float) -> list[Command]:
+        """Take one event at time ``now_s`` (monotonic seconds), answer with commands in order."""
+        if self.phase in ("done", "failed"):
+            return []
+        commands: list[Command] = []
+        try:
+            self._dispatch(event, now_s, commands)
+        except RingTuneError as error:
+            self._fail(type(error).__name__, str(error), commands)
+        return commands
+
+    def _dispatch(self, event: Event, now_s: float, commands: list[Command]) -> None:
+        match event:
+            case Started(nodes):
+                self._nodes = nodes
+                self._enter("inspecting", now_s, commands)
+                commands += [Inspect(node) for node in nodes]
+            case Inspected(node, facts):
+                self._facts[node] = facts
+                self._answered(node, "inspecting", now_s, commands)
+            case Prepared(node):
+                self._answered(node, "preparing", now_s, commands)
+            case Collected(node):
+                self._answered(node, "collecting", now_s, commands)
+            case StepReported():
+                self._on_step(event, now_s, commands)
+            case TurnReported(node, turn):
+                self._on_turn_done(node, turn, now_s, commands)
+            case NodeFailed(_, error, message):
+                self._fail(error, message, commands)
+            case StopAsked(reason):
+                self._fail("InterruptedRunError", reason, commands)
+            case TimerFired():
+                raise DeadlineError(self._overdue())
+
+    # ---- phases -----------------------------------------------------------------------------------
+
+    def _enter(self, phase: str, now_s: float, commands: list[Command]) -> None:
+        self.phase = phase
+        self._waiting = set(self._nodes)
+        commands.append(EnterPhase(phase))
+        commands.append(SetTimer(_PHASE_TIMER, now_s + self._wait_s))
+
+    def _answered(self, node: str, phase: str, now_s: float, commands: list[Command]) -> None:
+        if self.phase != phase:
+            return
+        self._waiting.discard(node)
+        if self._waiting:
+            return
+        if phase == "inspecting":
+            self._make_plan(now_s, commands)
+        elif phase == "preparing":
+            assert self.plan is not None
+            self._enter("training", now_s, commands)
+            self._sequence = turn_sequence(self.plan)
+            self._grant_ahead(commands)
+        else:
+            self._release(commands, "the run is done")
+            self.phase = "done"
+            commands += [CancelTimer(_PHASE_TIMER), EnterPhase("done"), Finish("", "")]
+
+    def _make_plan(self, now_s: float, commands: list[Command]) -> None:
+        commands.append(EnterPhase("planning"))
+        self.plan = self._planner(dict(sorted(self._facts.items())))
+        if self._plan_only:
+            self._release(commands, "only a plan was asked for")
+            self.phase = "done"
+            commands += [CancelTimer(_PHASE_TIMER), EnterPhase("done"), Finish("", "")]
+            return
+        left_out = [node for node in self._nodes if node not in self.plan.nodes]
+        commands += [Release(node, "the plan does not need this node") for node in left_out]
+        self._nodes = self.plan.nodes
+        self._enter("preparing", now_s, commands)
+        commands += [Prepare(node, self.plan) for node in self._nodes]
+
+    # ---- training ---------------------------------------------------------------------------------
+
+    def _grant_ahead(self, commands: list[Command]) -> None:
+        granted: list[Turn] = []
+        while not self._is_exhausted and self._needs_more():
+            turn = next(self._sequence, None)
+            if turn is None:
+                self._is_exhausted = True
+                break
+            granted.append(turn)
+            self._last_granted = turn
+            self._open[turn.index] = turn
+            self._turn_waits[turn.index] = set(self._nodes)
+            self._reported_items[turn.index] = 0
+        if granted:
+            commands.append(Grant(tuple(granted)))
+
+    def _needs_more(self) -> bool:
+        """At least one turn beyond the current one, and enough items to keep the frozen part busy."""
+        ahead = sum(turn.num_items - self._reported_items[turn.index] for turn in self._open.values())
+        return len(self._open) < 2 or ahead < self._items_ahead
+
+    def _on_step(self, event: StepReported, now_s: float, commands: list[Command]) -> None:
+        turn = next((turn for turn in self._open.values() if turn.first_seq <= event.seq < turn.end_seq), None)
+        if turn is None or self.plan is None:
+            return
+        commands.append(SetTimer(_PHASE_TIMER, now_s + self._wait_s))
+        self._reported_items[turn.index] += 1
+        commands.append(LogStep(turn, event.seq, event.step, depth(self.plan, event.step), event.values))
+        if turn.kind is StepKind.EVALUATE:
+            for name, value in event.values:
+                self._evaluation[name] = self._evaluation.get(name, 0.0) + value
+        self._grant_ahead(commands)
+
+    def _on_turn_done(self, node: str, index: int, now_s: float, commands: list[Command]) -> None:
+        if index not in self._open:
+            return
+        commands.append(SetTimer(_PHASE_TIMER, now_s + self._wait_s))
+        self._turn_waits[index].discard(node)
+        # turns close in order, so that whatever is logged is complete up to there
+        while self._open and not self._turn_waits[min(self._open)]:
+            first = min(self._open)
+            turn = self._open.pop(first)
+            del self._turn_waits[first], self._reported_items[first]
+            commands.append(LogTurn(turn))
+            self._grant_ahead(commands)
+            following = self._open.get(first + 1)
+            if turn.kind is StepKind.EVALUATE and (following is None or following.kind is not StepKind.EVALUATE):
+                commands.append(LogEvaluation(turn.end_step, tuple(sorted(self._evaluation.items()))))
+                self._evaluation = {}
+        if not self._open and self._is_exhausted:
+            self._collect(now_s, commands)
+
+    def _collect(self, now_s: float, commands: list[Command]) -> None:
+        assert self.plan is not None and self._last_granted is not None
+        self._enter("collecting", now_s, commands)
+        holder = self._last_granted.owner
+        commands += [
+            Collect(node, with_head=node == holder, with_private=node == holder and self.plan.private_blocks > 0)
+            for node in self._nodes
+        ]
+
+    # ---- the end ----------------------------------------------------------------------------------
+
+    def _release(self, commands: list[Command], reason: str) -> None:
+        commands += [Release(node, reason) for node in self._nodes]
+
+    def _fail(self, error: str, message: str, commands: list[Command]) -> None:
+        if self.phase in ("done", "failed"):
+            return
+        commands.append(CancelTimer(_PHASE_TIMER))
+        self._release(commands, message)
+        self.phase = "failed"
+        commands += [EnterPhase("failed"), Finish(error, message)]
+
+    def _overdue(self) -> str:
+        waited = f"waited {self._wait_s:g} s"
+        if self.phase != "training":
+            return f"{waited} in phase {self.phase} for node {', '.join(sorted(self._waiting))}"
+        first = min(self._open)
+        turn = self._open[first]
+        nodes = ", ".join(sorted(self._turn_waits[first]))
+        return f"{waited} for turn {first} of node {turn.owner} (from step {turn.first_step}): not done by {nodes}"
