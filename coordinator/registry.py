@@ -1,0 +1,128 @@
+"""Who is a member: names, addresses and leases. Pure: every method is told the time.
+
+A member renews its lease by heartbeats. One that was not heard of for a whole lease is *lost*; it stays in
+the list for a while, so that a user sees its name, and may come back under the same name.
+
+The same name from another process is refused while the first one lives: an ``instance`` is random per
+process and tells a restart from a clone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from ringtune.errors import BusyError
+
+_GHOST_LEASES = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """One agent, as it described itself when it joined.
+
+    Attributes:
+        node: its name.
+        address: ``host:port`` where the coordinator and the other nodes reach it.
+        instance: random per process.
+        version: of its package.
+        has_data: whether it owns data.
+        memory_bytes: what it lets a run use.
+        device: ``cpu`` or ``cuda``.
+        threads: compute threads.
+        system: operating system and machine.
+        seen_at_s: monotonic seconds of the last sign of life.
+        rss_bytes: resident memory at the last heartbeat.
+    """
+
+    node: str
+    address: str
+    instance: str
+    version: str = ""
+    has_data: bool = False
+    memory_bytes: int = 0
+    device: str = "cpu"
+    threads: int = 1
+    system: str = ""
+    seen_at_s: float = 0.0
+    rss_bytes: int = 0
+
+
+class Registry:
+    """The members, by name.
+
+    Args:
+        lease_s: a member that was not heard of for so many seconds is lost.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self._members: dict[str, Member] = {}
+
+    def join(self, member: Member, now_s: float) -> None:
+        """Add a member, or take a restarted one again.
+
+        Raises:
+            BusyError: a living member of another process has the name.
+        """
+        self._forget_ghosts(now_s)
+        present = self._members.get(member.node)
+        if present and present.instance != member.instance and self._is_alive(present, now_s):
+            raise BusyError(
+                f"the name {member.node} is taken by the node at {present.address}, seen "
+                f"{now_s - present.seen_at_s:.1f} s ago; give this one another name, or wait {self.lease_s:g} s "
+                "if it is a restart"
+            )
+        self._members[member.node] = dataclasses.replace(member, seen_at_s=now_s)
+
+    def heartbeat(self, node: str, instance: str, rss_bytes: int, now_s: float) -> bool:
+        """Renew a lease.
+
+        Returns:
+            Whether the member is known; one that is not, or whose lease ran out, has to join again.
+        """
+        present = self._members.get(node)
+        if present is None or present.instance != instance or not self._is_alive(present, now_s):
+            return False
+        self._members[node] = dataclasses.replace(present, seen_at_s=now_s, rss_bytes=rss_bytes)
+        return True
+
+    def touch(self, node: str, now_s: float) -> None:
+        """Count any other call of a living member as a sign of life."""
+        present = self._members.get(node)
+        if present is not None and self._is_alive(present, now_s):
+            self._members[node] = dataclasses.replace(present, seen_at_s=now_s)
+
+    def leave(self, node: str, instance: str) -> bool:
+        """Forget a member that leaves in order; whether it was one."""
+        present = self._members.get(node)
+        if present is None or present.instance != instance:
+            return False
+        del self._members[node]
+        return True
+
+    def is_alive(self, node: str, now_s: float) -> bool:
+        """Whether the node is a member whose lease has not run out."""
+        present = self._members.get(node)
+        return present is not None and self._is_alive(present, now_s)
+
+    def living(self, now_s: float) -> tuple[Member, ...]:
+        """Every living member, sorted by name."""
+        return tuple(member for member in self.all(now_s) if self._is_alive(member, now_s))
+
+    def all(self, now_s: float) -> tuple[Member, ...]:
+        """Living and recently lost members, sorted by name."""
+        self._forget_ghosts(now_s)
+        return tuple(self._members[node] for node in sorted(self._members))
+
+    def silent_for_s(self, node: str, now_s: float) -> float:
+        """Seconds since the last sign of life; infinite for a stranger."""
+        present = self._members.get(node)
+        return float("inf") if present is None else now_s - present.seen_at_s
+
+    def _is_alive(self, member: Member, now_s: float) -> bool:
+        return now_s - member.seen_at_s < self.lease_s
+
+    def _forget_ghosts(self, now_s: float) -> None:
+        limit_s = _GHOST_LEASES * self.lease_s
+        self._members = {node: member for node, member in self._members.items() if now_s - member.seen_at_s < limit_s}
