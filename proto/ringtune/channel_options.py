@@ -1,0 +1,50 @@
+"""gRPC options of every channel and server, as plain tuples; this module does not import grpc.
+
+Each value answers a behaviour that was measured on grpcio 1.85:
+
+* Keepalive alone does not see a frozen peer: its watchdog is ``http2.ping_timeout_ms``, 60 s by default.
+* Two servers bind one port silently unless ``so_reuseport`` is 0; calls are then split between them.
+* Built-in retries stop working above 256 KiB, so they are off: what may be repeated is ours to say.
+* After an outage the default back-off keeps a healed link down for half a minute.
+* A message above the limit is refused before it is read; payloads travel in chunks far below it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+Options = tuple[tuple[str, int | str], ...]
+
+MAX_MESSAGE_BYTES: Final = 8 * 1024 * 1024
+"""Longest single message; tensors and files travel in chunks of about 1 MiB."""
+
+_MESSAGES: Final[Options] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+)
+_KEEPALIVE: Final[Options] = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+CLIENT_OPTIONS: Final[Options] = (
+    *_MESSAGES,
+    *_KEEPALIVE,
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+)
+"""For ``grpc.insecure_channel(address, options=CLIENT_OPTIONS)``."""
+
+SERVER_OPTIONS: Final[Options] = (
+    *_MESSAGES,
+    *_KEEPALIVE,
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+"""For ``grpc.server(pool, options=SERVER_OPTIONS)``; a busy port then raises at bind."""

@@ -1,0 +1,316 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Empty(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("node", "address", "version", "has_data", "memory_bytes", "device", "threads", "system", "instance")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    HAS_DATA_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    THREADS_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    address: str
+    version: str
+    has_data: bool
+    memory_bytes: int
+    device: str
+    threads: int
+    system: str
+    instance: str
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., has_data: _Optional[bool] = ..., memory_bytes: _Optional[int] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., system: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("lease_s", "coordinator_version")
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_VERSION_FIELD_NUMBER: _ClassVar[int]
+    lease_s: float
+    coordinator_version: str
+    def __init__(self, lease_s: _Optional[float] = ..., coordinator_version: _Optional[str] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("node", "instance", "run_id", "rss_bytes", "sent_unix_s")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    instance: str
+    run_id: str
+    rss_bytes: int
+    sent_unix_s: float
+    def __init__(self, node: _Optional[str] = ..., instance: _Optional[str] = ..., run_id: _Optional[str] = ..., rss_bytes: _Optional[int] = ..., sent_unix_s: _Optional[float] = ...) -> None: ...
+
+class HeartbeatReply(_message.Message):
+    __slots__ = ("known", "run_id")
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    known: bool
+    run_id: str
+    def __init__(self, known: _Optional[bool] = ..., run_id: _Optional[str] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("node", "instance")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    instance: str
+    def __init__(self, node: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
+
+class Number(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+
+class StepReport(_message.Message):
+    __slots__ = ("seq", "step", "kind", "values", "at_unix_s")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    step: int
+    kind: str
+    values: _containers.RepeatedCompositeFieldContainer[Number]
+    at_unix_s: float
+    def __init__(self, seq: _Optional[int] = ..., step: _Optional[int] = ..., kind: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Number, _Mapping]]] = ..., at_unix_s: _Optional[float] = ...) -> None: ...
+
+class Traffic(_message.Message):
+    __slots__ = ("seq", "target", "payload", "bytes")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    target: str
+    payload: str
+    bytes: int
+    def __init__(self, seq: _Optional[int] = ..., target: _Optional[str] = ..., payload: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("action", "start_unix_s", "end_unix_s")
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    START_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    END_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    action: str
+    start_unix_s: float
+    end_unix_s: float
+    def __init__(self, action: _Optional[str] = ..., start_unix_s: _Optional[float] = ..., end_unix_s: _Optional[float] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TURNS_DONE_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LOST_PEER_FIELD_NUMBER: _ClassVar[int]
+    RECORDING_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    node: str
+    steps: _containers.RepeatedCompositeFieldContainer[StepReport]
+    turns_done: _containers.RepeatedScalarFieldContainer[int]
+    traffic: _containers.RepeatedCompositeFieldContainer[Traffic]
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    error: str
+    message: str
+    lost_peer: str
+    recording: str
+    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ...) -> None: ...
+
+class NodeEntry(_message.Message):
+    __slots__ = ("joined", "state", "seen_s", "rss_bytes")
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SEEN_S_FIELD_NUMBER: _ClassVar[int]
+    RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    joined: JoinRequest
+    state: str
+    seen_s: float
+    rss_bytes: int
+    def __init__(self, joined: _Optional[_Union[JoinRequest, _Mapping]] = ..., state: _Optional[str] = ..., seen_s: _Optional[float] = ..., rss_bytes: _Optional[int] = ...) -> None: ...
+
+class NodesReply(_message.Message):
+    __slots__ = ("nodes",)
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeEntry]
+    def __init__(self, nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ...) -> None: ...
+
+class RunRequest(_message.Message):
+    __slots__ = ("job_toml", "plan_only", "num_nodes", "join_s")
+    JOB_TOML_FIELD_NUMBER: _ClassVar[int]
+    PLAN_ONLY_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    JOIN_S_FIELD_NUMBER: _ClassVar[int]
+    job_toml: str
+    plan_only: bool
+    num_nodes: int
+    join_s: float
+    def __init__(self, job_toml: _Optional[str] = ..., plan_only: _Optional[bool] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ...) -> None: ...
+
+class RunEvent(_message.Message):
+    __slots__ = ("state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json", "file", "failure", "done")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    JOB_TOML_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
+    PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
+    METRICS_JSON_FIELD_NUMBER: _ClassVar[int]
+    STEP_JSON_FIELD_NUMBER: _ClassVar[int]
+    REPORT_JSON_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    job_toml: str
+    profile_json: str
+    plan_json: str
+    metrics_json: str
+    step_json: str
+    report_json: str
+    file: FileChunk
+    failure: RunFailure
+    done: bool
+    def __init__(self, state: _Optional[str] = ..., job_toml: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., metrics_json: _Optional[str] = ..., step_json: _Optional[str] = ..., report_json: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., failure: _Optional[_Union[RunFailure, _Mapping]] = ..., done: _Optional[bool] = ...) -> None: ...
+
+class FileChunk(_message.Message):
+    __slots__ = ("path", "chunk", "last", "sha256")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    chunk: bytes
+    last: bool
+    sha256: str
+    def __init__(self, path: _Optional[str] = ..., chunk: _Optional[bytes] = ..., last: _Optional[bool] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class RunFailure(_message.Message):
+    __slots__ = ("error", "message")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    error: str
+    message: str
+    def __init__(self, error: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class InspectRequest(_message.Message):
+    __slots__ = ("run_id", "job_toml", "measure")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_TOML_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    job_toml: str
+    measure: bool
+    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ...) -> None: ...
+
+class InspectReply(_message.Message):
+    __slots__ = ("facts_json",)
+    FACTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    facts_json: str
+    def __init__(self, facts_json: _Optional[str] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("run_id", "plan_epoch", "plan_json", "job_toml", "addresses")
+    class AddressesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
+    JOB_TOML_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    plan_epoch: int
+    plan_json: str
+    job_toml: str
+    addresses: _containers.ScalarMap[str, str]
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., plan_json: _Optional[str] = ..., job_toml: _Optional[str] = ..., addresses: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class PrepareReply(_message.Message):
+    __slots__ = ("hosted_bytes",)
+    HOSTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    hosted_bytes: int
+    def __init__(self, hosted_bytes: _Optional[int] = ...) -> None: ...
+
+class TurnMessage(_message.Message):
+    __slots__ = ("index", "kind", "owner", "round", "first_seq", "num_items", "first_step", "first_batch")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    NUM_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BATCH_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    kind: str
+    owner: str
+    round: int
+    first_seq: int
+    num_items: int
+    first_step: int
+    first_batch: int
+    def __init__(self, index: _Optional[int] = ..., kind: _Optional[str] = ..., owner: _Optional[str] = ..., round: _Optional[int] = ..., first_seq: _Optional[int] = ..., num_items: _Optional[int] = ..., first_step: _Optional[int] = ..., first_batch: _Optional[int] = ...) -> None: ...
+
+class GrantRequest(_message.Message):
+    __slots__ = ("run_id", "plan_epoch", "turns")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    plan_epoch: int
+    turns: _containers.RepeatedCompositeFieldContainer[TurnMessage]
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[TurnMessage, _Mapping]]] = ...) -> None: ...
+
+class CollectRequest(_message.Message):
+    __slots__ = ("run_id", "with_head", "with_private")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    WITH_HEAD_FIELD_NUMBER: _ClassVar[int]
+    WITH_PRIVATE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    with_head: bool
+    with_private: bool
+    def __init__(self, run_id: _Optional[str] = ..., with_head: _Optional[bool] = ..., with_private: _Optional[bool] = ...) -> None: ...
+
+class CollectChunk(_message.Message):
+    __slots__ = ("name", "chunk", "last", "sha256")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    chunk: bytes
+    last: bool
+    sha256: str
+    def __init__(self, name: _Optional[str] = ..., chunk: _Optional[bytes] = ..., last: _Optional[bool] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("run_id", "reason")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    reason: str
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
