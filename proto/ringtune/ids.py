@@ -1,0 +1,54 @@
+"""Names that may become parts of files, messages and addresses: checked once, at the edge of the system."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from ringtune.errors import UsageError
+
+NODE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+RUN_ID = re.compile(r"r[0-9]{8}-[0-9]{6}-[0-9a-f]{8}")
+
+
+def check_node_name(name: str) -> str:
+    """Return ``name`` if a node may be called so.
+
+    Raises:
+        UsageError: it has other characters than small letters, digits, dot, dash and underscore, is empty or too long.
+    """
+    if not NODE_NAME.fullmatch(name) or ".." in name:
+        raise UsageError(
+            f"node name {name!r} is not allowed; use 1 to 63 small letters, digits, '.', '-' and '_', "
+            "starting with a letter or digit, without '..'"
+        )
+    return name
+
+
+def node_name_from_host(host: str) -> str:
+    """A node name made from a host name: other characters become dashes."""
+    name = re.sub(r"[^a-z0-9_-]+", "-", host.split(".")[0].lower()).lstrip("-_")[:63]
+    return name or "node"
+
+
+def make_run_id(started_unix_s: float, token: bytes) -> str:
+    """A run id that sorts by time, e.g. ``r20260102-030405-0a1b2c3d``.
+
+    Args:
+        started_unix_s: wall clock, seconds.
+        token: at least four random bytes.
+    """
+    if len(token) < 4:
+        raise ValueError("a run id needs four random bytes")
+    return f"r{time.strftime('%Y%m%d-%H%M%S', time.gmtime(started_unix_s))}-{token[:4].hex()}"
+
+
+def check_run_id(run_id: str) -> str:
+    """Return ``run_id`` if it has the form of one.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if not RUN_ID.fullmatch(run_id):
+        raise UsageError(f"run id {run_id!r} is not of the form rYYYYMMDD-HHMMSS-xxxxxxxx")
+    return run_id

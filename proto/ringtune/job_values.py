@@ -1,0 +1,309 @@
+"""The sections of ``job.toml`` as frozen values; each checks its own ranges when it is built.
+
+A job says what is wanted; it is the same on every node. What was decided is the plan's matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ringtune.errors import JobError
+from ringtune.plan import METHODS, WIRE_DTYPES
+from ringtune.strict import check_keys, nearest, read_dataclass
+from ringtune.toml_text import write_toml
+
+TASKS = ("sequence-classification",)
+MODEL_DTYPES = ("float32", "float64")
+OPTIMIZERS = ("adamw", "sgd")
+LR_SCHEDULES = ("constant", "linear", "cosine")
+DEFAULT_ROUNDS = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """``[model]``: the frozen base.
+
+    Attributes:
+        path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer.
+        task: one of ``TASKS``.
+        dtype: in which the model is computed, one of ``MODEL_DTYPES``; float64 is for checks.
+    """
+
+    path: str
+    task: str = "sequence-classification"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_text("model.path", self.path)
+        _check_choice("model.task", self.task, TASKS)
+        _check_choice("model.dtype", self.dtype, MODEL_DTYPES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """``[data]``: where rows come from, and how ``--local N`` shares them out.
+
+    Attributes:
+        train: csv or jsonl file; empty: every owner names its own.
+        eval: csv or jsonl file; empty: no evaluation, unless an owner names one.
+        text: column of the text.
+        label: column of the class name.
+        labels: class names; empty: the sorted union of what the owners have.
+        split: ``iid`` or ``dirichlet:ALPHA``.
+        owners: how many nodes own data with ``--local N``; 0 = all.
+    """
+
+    train: str = ""
+    eval: str = ""
+    text: str = "text"
+    label: str = "label"
+    labels: tuple[str, ...] = ()
+    split: str = "iid"
+    owners: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_text("data.text", self.text)
+        _check_text("data.label", self.label)
+        if self.text == self.label:
+            raise JobError(f"data.text and data.label are both column {self.text!r}; they have to differ")
+        if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
+            raise JobError(f"data.labels has to be two or more distinct names, not {list(self.labels)}")
+        _check_at_least("data.owners", self.owners, 0)
+        split_alpha(self.split)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """``[adapter]``: what is trained in each block.
+
+    Attributes:
+        config: an AdapterHub configuration string, such as ``seq_bn`` or ``seq_bn[reduction_factor=8]``.
+    """
+
+    config: str = "seq_bn"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_text("adapter.config", self.config)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Train:
+    """``[train]``: method, optimizer and sizes.
+
+    Attributes:
+        method: one of ``plan.METHODS``.
+        optimizer: one of ``OPTIMIZERS``.
+        learning_rate: the peak.
+        lr_schedule: one of ``LR_SCHEDULES``.
+        warmup_steps: steps of linear warm-up.
+        weight_decay: decoupled for adamw.
+        dropout: every dropout probability of the model.
+        batch_size: rows of one step.
+        microbatches: parts of one batch.
+        max_length: tokens; longer texts are cut.
+        local_iterations: steps of one turn.
+        rounds: turns of every owner; None exactly if ``max_steps`` is given.
+        max_steps: optimizer steps of the whole run.
+        eval_every: steps between evaluations; 0 = at the end only.
+        checkpoint_every: steps between checkpoints; 0 = none.
+        seed: of everything random.
+    """
+
+    method: str = "ringada"
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-3
+    lr_schedule: str = "constant"
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    dropout: float = 0.0
+    batch_size: int = 16
+    microbatches: int = 4
+    max_length: int = 128
+    local_iterations: int = 10
+    rounds: int | None = None
+    max_steps: int | None = None
+    eval_every: int = 0
+    checkpoint_every: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges; without ``rounds`` and ``max_steps`` there are ``DEFAULT_ROUNDS`` rounds."""
+        if self.rounds is None and self.max_steps is None:
+            object.__setattr__(self, "rounds", DEFAULT_ROUNDS)
+        if self.rounds is not None and self.max_steps is not None:
+            raise JobError(
+                f"train.rounds = {self.rounds} and train.max_steps = {self.max_steps} both set the length of the "
+                "run; keep one"
+            )
+        _check_choice("train.method", self.method, METHODS)
+        _check_choice("train.optimizer", self.optimizer, OPTIMIZERS)
+        _check_choice("train.lr_schedule", self.lr_schedule, LR_SCHEDULES)
+        for name in ("batch_size", "microbatches", "max_length", "local_iterations", "rounds", "max_steps"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_at_least(f"train.{name}", value, 1)
+        for name in ("learning_rate", "warmup_steps", "weight_decay", "eval_every", "checkpoint_every", "seed"):
+            _check_at_least(f"train.{name}", getattr(self, name), 0)
+        if not 0 <= self.dropout < 1:
+            raise JobError(f"train.dropout is {self.dropout}, it has to be in [0, 1)")
+        if self.microbatches > self.batch_size:
+            raise JobError(
+                f"train.microbatches = {self.microbatches} is more than train.batch_size = {self.batch_size}; "
+                "lower microbatches or raise batch_size"
+            )
+
+    def num_steps(self, num_owners: int) -> int:
+        """Optimizer steps of the whole run, for so many owners."""
+        if self.max_steps is not None:
+            return self.max_steps
+        return (self.rounds or DEFAULT_ROUNDS) * self.local_iterations * num_owners
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unfreeze:
+    """``[unfreeze]``: when RingAda trains one more block.
+
+    Attributes:
+        every_steps: one more block, top-down, every so many steps.
+    """
+
+    every_steps: int = 40
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_at_least("unfreeze.every_steps", self.every_steps, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wire:
+    """``[wire]``: how tensors travel.
+
+    Attributes:
+        dtype: one of ``plan.WIRE_DTYPES``.
+    """
+
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_choice("wire.dtype", self.dtype, WIRE_DTYPES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Privacy:
+    """``[privacy]``: what stays with the owner besides tokens and labels.
+
+    Attributes:
+        private_blocks: frozen blocks ``[0, p)`` that every owner runs itself.
+    """
+
+    private_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_at_least("privacy.private_blocks", self.private_blocks, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runtime:
+    """``[runtime]``: processes and patience.
+
+    Attributes:
+        threads: compute threads per node; 0 = max(1, cores // N).
+        lease_s: a node not heard of for so long is lost, in seconds.
+        wait_s: longest time a node goes without any progress, in seconds.
+        record: whether nodes send their events and commands, for replay.
+    """
+
+    threads: int = 0
+    lease_s: float = 10.0
+    wait_s: float = 300.0
+    record: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_at_least("runtime.threads", self.threads, 0)
+        for name in ("lease_s", "wait_s"):
+            if not getattr(self, name) > 0:
+                raise JobError(f"runtime.{name} is {getattr(self, name)}, it has to be above 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A whole ``job.toml``."""
+
+    model: Model
+    data: Data = field(default_factory=Data)
+    adapter: Adapter = field(default_factory=Adapter)
+    train: Train = field(default_factory=Train)
+    unfreeze: Unfreeze = field(default_factory=Unfreeze)
+    wire: Wire = field(default_factory=Wire)
+    privacy: Privacy = field(default_factory=Privacy)
+    runtime: Runtime = field(default_factory=Runtime)
+
+    def to_tables(self) -> dict[str, dict[str, object]]:
+        """Sections with their keys, defaults included; ``None`` values left out."""
+        tables = dataclasses.asdict(self)
+        return {name: {key: item for key, item in keys.items() if item is not None} for name, keys in tables.items()}
+
+    def to_toml(self) -> str:
+        """The resolved job as TOML; ``parse_job`` of it gives an equal job."""
+        return write_toml(self.to_tables())
+
+    def with_overrides(self, overrides: Mapping[str, object]) -> Job:
+        """A job with some values replaced.
+
+        Args:
+            overrides: dotted keys as in the file, e.g. ``{"train.seed": 1}``. Setting one of ``train.rounds``
+                and ``train.max_steps`` clears the other.
+
+        Raises:
+            JobError: unknown key, wrong type, out of range; the same rules as in the file.
+        """
+        tables = self.to_tables()
+        length = {"train.rounds": "max_steps", "train.max_steps": "rounds"}
+        for name in overrides.keys() & length.keys():
+            tables["train"].pop(length[name], None)
+        for name, value in overrides.items():
+            section, _, key = name.partition(".")
+            check_keys([section], tables, where="", error=JobError)
+            tables[section][key] = value
+        return read_dataclass(Job, tables, where="", error=JobError)
+
+
+def split_alpha(split: str) -> float | None:
+    """The concentration of ``dirichlet:ALPHA``; None for ``iid``.
+
+    Raises:
+        JobError: neither of the two.
+    """
+    if split == "iid":
+        return None
+    kind, colon, text = split.partition(":")
+    try:
+        alpha = float(text) if kind == "dirichlet" and colon else 0.0
+    except ValueError:
+        alpha = 0.0
+    if not 0 < alpha < float("inf"):
+        raise JobError(f"data.split is {split!r}, it has to be 'iid' or 'dirichlet:ALPHA' with ALPHA above 0")
+    return alpha
+
+
+def _check_text(name: str, value: str) -> None:
+    if not value.strip():
+        raise JobError(f"{name} is empty; give it a value")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise JobError(f"{name} = {value!r} is not one of {', '.join(choices)}; {nearest(value, choices)}")
+
+
+def _check_at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise JobError(f"{name} is {value}, it has to be at least {least}")

@@ -1,0 +1,138 @@
+"""Reading dictionaries (TOML or JSON) into frozen dataclasses without guessing.
+
+A misspelt key, a missing key and a wrong type are errors that say where, what was expected and what was
+found. Nothing is converted, except a whole number where a float is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import types
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypeVar
+
+from ringtune.errors import InvalidInputError
+
+T = TypeVar("T")
+
+_TYPE_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    tuple: "a list",
+    dict: "a table",
+    type(None): "nothing",
+}
+
+
+def read_dataclass(cls: type[T], value: object, *, where: str, error: type[InvalidInputError]) -> T:
+    """Build ``cls`` from a dictionary whose keys are exactly its fields; fields with a default may be absent.
+
+    Args:
+        cls: a dataclass of bool, int, float, str, ``X | None``, ``tuple[X, ...]`` and such dataclasses.
+        value: what was read; anything but a dictionary is refused.
+        where: the dotted name of the dictionary for messages, e.g. ``train``; empty at the top.
+        error: which error to raise.
+
+    Returns:
+        The dataclass; its own checks have run.
+
+    Raises:
+        InvalidInputError: as ``error``, for an unknown or missing key or a wrong type.
+    """
+    if not isinstance(value, Mapping):
+        raise error(f"{where or 'the file'} has to be a table, but is {describe(value)}")
+    hints = _hints(typing.cast(Any, cls))
+    check_keys(value, hints, where=where, error=error)
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        name = join(where, field.name)
+        if field.name in value:
+            found[field.name] = read_value(hints[field.name], value[field.name], where=name, error=error)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise error(f"{name} is missing; add it: {field.name} = {example(hints[field.name])}")
+    return cls(**found)
+
+
+def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> Any:
+    """Check one value against a type, and return it in that type.
+
+    Raises:
+        InvalidInputError: as ``error``, with the expected and the found type.
+    """
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return read_dataclass(typing.cast(type[Any], hint), value, where=where, error=error)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        (inner,) = [arg for arg in args if arg is not type(None)]
+        return read_value(inner, value, where=where, error=error)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise error(f"{where} has to be a list, but is {describe(value)}")
+        items = enumerate(value)
+        return tuple(read_value(args[0], item, where=f"{where}[{index}]", error=error) for index, item in items)
+    if hint is float and type(value) is int:
+        return _to_float(value, where=where, error=error)
+    if type(value) is not hint:
+        raise error(f"{where} has to be {_TYPE_NAMES[hint]}, but is {describe(value)}")
+    if hint is float and not math.isfinite(typing.cast(float, value)):
+        raise error(f"{where} has to be a finite number, but is {value}")
+    return value
+
+
+def check_keys(value: Iterable[object], known: Collection[str], *, where: str, error: type[InvalidInputError]) -> None:
+    """Refuse keys that nobody knows, naming the nearest known one.
+
+    Raises:
+        InvalidInputError: as ``error``, for the first unknown key.
+    """
+    for key in value:
+        if key not in known:
+            raise error(f"unknown key {join(where, str(key))!r}; {nearest(str(key), known)}")
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """Advice for a misspelt word: the nearest known one, or all of them."""
+    close = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(sorted(known))}"
+
+
+def join(where: str, key: str) -> str:
+    """The dotted name of ``key`` inside ``where``."""
+    return f"{where}.{key}" if where else key
+
+
+def describe(value: object) -> str:
+    """A value for a message, short and with its kind: ``the text 'abc'``."""
+    kind = _TYPE_NAMES.get(type(value), type(value).__name__)
+    if isinstance(value, Mapping | list | tuple) or value is None:
+        return kind
+    text = repr(value)
+    text = text if len(text) <= 40 else f"{text[:37]}..."
+    return f"{kind.replace('a ', 'the ', 1)} {text}" if not isinstance(value, bool) else str(value).lower()
+
+
+def example(hint: Any) -> str:
+    """A value of the type, as one would write it."""
+    examples: dict[Any, str] = {str: '"..."', int: "1", float: "0.1", bool: "true"}
+    return examples.get(hint, "...")
+
+
+def _to_float(value: int, *, where: str, error: type[InvalidInputError]) -> float:
+    try:
+        return float(value)
+    except OverflowError as cause:
+        raise error(f"{where} is too large for a number") from cause
+
+
+@functools.lru_cache(maxsize=64)
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)

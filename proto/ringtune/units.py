@@ -1,0 +1,73 @@
+"""Sizes, times and rates as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from ringtune.errors import UsageError
+
+_FACTORS = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of ``512MiB`` (binary), ``2GB`` (decimal), ``1.5 GiB`` or a plain number; rounded down.
+
+    Raises:
+        UsageError: not a size.
+    """
+    match = re.fullmatch(r"\s*([0-9]+)(?:\.([0-9]+))?\s*([A-Za-z]*)\s*", text)
+    if match is None or match[3].lower() not in _FACTORS:
+        raise UsageError(f"{text!r} is not a size; write it like 512MiB, 2GB or 1073741824")
+    whole, fraction, factor = match[1], match[2] or "", _FACTORS[match[3].lower()]
+    scale: int = 10 ** len(fraction)
+    return int(whole + fraction) * factor // scale
+
+
+def format_bytes(size_bytes: float) -> str:
+    """``512 B``, ``1.5 KiB``, ``3,100 MiB``, ``12.0 GiB``: MiB up to 10 GiB, so that budgets compare at sight."""
+    size = abs(size_bytes)
+    if size < 1024:
+        return f"{size_bytes:.0f} B"
+    if size < 2**20:
+        return f"{size_bytes / 2**10:.1f} KiB"
+    if size < 100 * 2**20:
+        return f"{size_bytes / 2**20:.1f} MiB"
+    if size < 10 * 2**30:
+        return f"{size_bytes / 2**20:,.0f} MiB"
+    return f"{size_bytes / 2**30:,.1f} GiB"
+
+
+def format_seconds(duration_s: float) -> str:
+    """``0.35 ms``, ``18 ms``, ``2.5 s``, ``3 min 12 s``, ``2 h 05 min``."""
+    if duration_s < 0:
+        return f"-{format_seconds(-duration_s)}"
+    if duration_s < 1:
+        millis = duration_s * 1000
+        return f"{millis:.2f} ms" if millis < 10 else f"{millis:.0f} ms"
+    if duration_s < 59.95:
+        return f"{duration_s:.1f} s"
+    seconds = round(duration_s)
+    if seconds < 3600:
+        return f"{seconds // 60} min {seconds % 60:02d} s"
+    minutes = round(duration_s / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def format_rate(rate_bytes_per_s: float) -> str:
+    """``311 MB/s``, ``1.16 GB/s``: decimal, as networks are sold."""
+    for unit, factor in (("GB/s", 10**9), ("MB/s", 10**6), ("kB/s", 10**3)):
+        if rate_bytes_per_s >= factor:
+            value = rate_bytes_per_s / factor
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{rate_bytes_per_s:.0f} B/s"
