@@ -1,0 +1,1 @@
+"""An owner's data: rows of a file, and their tokens. None of it ever leaves the node."""

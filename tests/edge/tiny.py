@@ -1,0 +1,111 @@
+"""Tiny inputs for tests: a random BERT folder with its tokenizer, and labelled sentences as csv or jsonl.
+
+Everything is a pure function of its arguments, so that two processes that write the same folder get the
+same bytes. The weights are larger than usual, so that a wrong mask or a wrong block is seen.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+LABELS = ("bad", "good")
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_NUM_WORDS = 180
+
+
+def words() -> tuple[str, ...]:
+    """The words that the tiny tokenizer knows, without the special tokens and the label words."""
+    return tuple(f"w{index}" for index in range(_NUM_WORDS))
+
+
+def vocabulary() -> tuple[str, ...]:
+    """The whole vocabulary, in the order of token ids."""
+    return (*_SPECIAL, *LABELS, "##s", *words())
+
+
+def write_model(
+    folder: Path,
+    *,
+    num_blocks: int = 4,
+    hidden_size: int = 32,
+    num_heads: int = 4,
+    seed: int = 0,
+    prefix: bool = False,
+) -> Path:
+    """Write a random BERT (config, safetensors, tokenizer) that ``AutoModel`` and ``AutoTokenizer`` load.
+
+    Args:
+        folder: made if missing.
+        num_blocks: transformer blocks.
+        hidden_size: width.
+        num_heads: attention heads.
+        seed: of the weights.
+        prefix: write tensor names with ``bert.`` in front, as checkpoints with a head have them.
+
+    Returns:
+        The folder.
+    """
+    from safetensors.torch import save_file
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = BertConfig(
+        vocab_size=len(vocabulary()),
+        hidden_size=hidden_size,
+        num_hidden_layers=num_blocks,
+        num_attention_heads=num_heads,
+        intermediate_size=2 * hidden_size,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        architectures=["BertModel"],
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = BertModel(config)
+    state = {("bert." if prefix else "") + name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(vocabulary()) + "\n", encoding="utf-8")
+    BertTokenizerFast(vocab_file=str(folder / "vocab.txt"), model_max_length=64).save_pretrained(folder)
+    return folder
+
+
+def make_rows(
+    num_rows: int, *, seed: int = 0, labels: Sequence[str] = LABELS, longest: int = 14
+) -> list[tuple[str, str]]:
+    """Make (text, label) pairs of different lengths whose words depend on the label."""
+    rng = random.Random(f"rows/{seed}")  # noqa: S311 - test data
+    known = words()
+    rows = []
+    for _ in range(num_rows):
+        label = rng.randrange(len(labels))
+        share = known[label::len(labels)]
+        length = rng.randint(2, longest)
+        picked = [rng.choice(share if rng.random() < 0.7 else known) for _ in range(length)]
+        rows.append((" ".join(picked), labels[label]))
+    return rows
+
+
+def write_rows(
+    path: Path, num_rows: int, *, seed: int = 0, labels: Sequence[str] = LABELS, longest: int = 14
+) -> Path:
+    """Write ``make_rows`` to a ``.csv`` or ``.jsonl`` file with the columns ``text`` and ``label``.
+
+    Returns:
+        The path.
+    """
+    rows = make_rows(num_rows, seed=seed, labels=labels, longest=longest)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if path.suffix == ".jsonl":
+            file.writelines(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows)
+        else:
+            writer = csv.writer(file)
+            writer.writerow(["text", "label"])
+            writer.writerows(rows)
+    return path
