@@ -1,0 +1,56 @@
+# Every target sets up what it needs in .venv first; repeated calls only compare the stamp's date.
+#
+#   make demo        train the demo on four local nodes (fetches model and data once)
+#   make test        all tests
+#   make lint        formatting, types, import rules
+#   make proto       regenerate the code of the wire's messages
+#   make bench-ring  measure the ring against one process: build/bench/ring.json
+#
+#   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+#   PYTHON   the interpreter that .venv is made with (3.11 or newer)
+#   ARGS     passed on to pytest, to `ringtune demo` and to the benchmark
+
+TORCH  ?= torch==2.13.0
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+ARGS   ?=
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/ringtune.stamp
+PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint proto bench-ring clean
+
+help:
+	@sed -n 's/^#   make /make /p' Makefile
+
+setup: $(STAMP)
+
+# torch comes first and by itself, so that TORCH can name an index or a file that has nothing else.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet $(TORCH)
+	$(PIP) install --quiet -e '.[node,dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/ringtune demo $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+proto: $(STAMP)
+	$(BIN)/python proto/generate.py
+
+bench-ring: $(STAMP)
+	$(BIN)/python -m tests.bench.ring $(ARGS)
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

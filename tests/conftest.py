@@ -1,0 +1,47 @@
+"""What every test gets: one compute thread, no network, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+# Read by the libraries when they are imported, so they have to be set before; child processes inherit them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+GRACE_S = 5.0
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if not thread.daemon}
+
+
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a child process or a non-daemon thread behind.
+
+    What fixtures of a wider scope started before the test does not count. Left-over processes are killed,
+    so that one fault does not spoil the tests after it.
+    """
+    threads_before, children_before = _threads(), _children()
+    yield
+    _, alive = psutil.wait_procs(_children() - children_before, timeout=GRACE_S)
+    names = [" ".join(child.cmdline()[:6]) for child in alive if child.is_running()]
+    for child in alive:
+        child.kill()
+    threads = _threads() - threads_before
+    for thread in threads:
+        thread.join(timeout=GRACE_S)
+    left = sorted(thread.name for thread in threads if thread.is_alive())
+    if alive or left:
+        pytest.fail(f"left behind {len(alive)} processes {names} and {len(left)} threads {left}", pytrace=False)

@@ -1,0 +1,75 @@
+"""What an import may cost: the pure packages and the command line load neither torch nor grpc."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "grpc", "psutil", "numpy", "transformers", "adapters", "safetensors")
+HELP_LIMIT_S = 0.3
+
+LIST_LOADED = """
+import importlib, json, pkgutil, sys
+for name in {packages!r}:
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
+        if not module.name.endswith("_pb2_grpc"):
+            importlib.import_module(module.name)
+print(json.dumps(sorted(set({heavy!r}) & set(sys.modules))))
+"""
+
+
+def _environment(**more: str) -> dict[str, str]:
+    """A clean environment in which the packages of this tree are found."""
+    return {"PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **more}
+
+
+def _loaded(*packages: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
+    """The heavy libraries that a fresh interpreter holds after importing every module of ``packages``."""
+    code = LIST_LOADED.format(packages=packages, heavy=heavy)
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+    )
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("package", ["ringtune", "sim", "coordinator.planning"])
+def test_imports_of_pure_packages_are_light(package: str) -> None:
+    """The rules, the simulator and the planner load no torch, no grpc and nothing else that is heavy."""
+    assert _loaded(package) == []
+
+
+def test_imports_of_coordinator_have_no_torch() -> None:
+    """A coordinator runs where torch is not installed."""
+    assert set(_loaded("coordinator")) <= {"grpc"}
+
+
+def test_help_answers_at_once() -> None:
+    """``ringtune --help`` takes under 0.3 s, interpreter start included, and names every sub-command."""
+    command = [str(Path(sys.executable).with_name("ringtune")), "--help"]
+    if not Path(command[0]).exists():
+        command = [sys.executable, "-m", "ringtune.cli", "--help"]
+    took_s, out = [], ""
+    for _ in range(7):
+        start_s = time.perf_counter()
+        done = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, check=True, timeout=30, env=_environment()
+        )
+        took_s.append(time.perf_counter() - start_s)
+        out = done.stdout
+    for name in ("train", "coordinator", "node", "nodes", "plan", "demo"):
+        assert name in out
+    assert statistics.median(took_s) < HELP_LIMIT_S, took_s
