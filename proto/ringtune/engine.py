@@ -8,7 +8,7 @@ here and whose weights have the right version it picks by priority
 and within a class the oldest micro-batch. Frozen work goes block by block, so it delays the critical path
 by one block at most. Four rules make every result independent of timing:
 
-* in order: at each block, embedding and head, micro-batches pass in the order of (seq, micro);
+* in order: at each block, embedding and head, and in backward, micro-batches pass in the order of (seq, micro);
 * right version: a forward starts only if each block in its range had exactly ``weight_version`` updates;
 * one graph: a forward with graph waits until the previous item's backward and update are done here;
 * credits: a stretch that ends in sending a hidden state starts only with a credit of its (link, boundary).
@@ -57,7 +57,9 @@ class NodeEngine:
         piece = plan.slice_of(node)
         self._floor = 0 if self._is_owner and plan.private_blocks else piece.start
         self._versions = dict.fromkeys(range(piece.start, piece.stop), 0)
-        self._head_version: int | None = 0 if node == plan.owners[0].node else None
+        self._head_version = 0
+        self._held_since: int | None = 0 if node == plan.owners[0].node else None
+        self._holds_since: dict[int, int] = {}
         self._turns: dict[int, Turn] = {}
         self._next_turn = 0
         self._turn_items_left: dict[int, int] = {}
@@ -70,7 +72,7 @@ class NodeEngine:
         self._credits: dict[tuple[str, int], int] = {}
         self._inbox: dict[tuple[str, int, int, int], str] = {}
         self._heads: dict[int, str] = {}
-        self._handovers: deque[Turn] = deque()
+        self._handovers: deque[tuple[Turn, int]] = deque()
         self._paths: dict[tuple[Leg, ...], Path] = {}
         self._running: Action | None = None
         self._running_flow: Flow | None = None
@@ -120,12 +122,14 @@ class NodeEngine:
         self._last_progress_s = now_s
         self._turns[turn.index] = turn
         previous = self._turns.get(turn.index - 1)
-        if previous and previous.owner == self.node and turn.owner != self.node:
-            self._handovers.append(turn)
+        if turn.owner == self.node:
+            self._holds_since[turn.index] = self._holds_since.get(turn.index - 1, turn.index)
+        elif previous and previous.owner == self.node:
+            self._handovers.append((turn, self._holds_since[previous.index]))
         left = 0
         for item in items(self.plan, turn):
             legs = item_legs(self.plan, item, self.node)
-            path = self._paths.setdefault(legs, Path.of(legs, self.plan.num_blocks))
+            path = self._paths.setdefault(legs, Path.of(legs, self.plan.num_blocks, self.plan.private_blocks))
             state = ItemState.of(self.plan, item, self.node, path)
             if state.is_done:
                 continue
@@ -191,7 +195,7 @@ class NodeEngine:
     def _on_updated(self, action: Action, state: ItemState) -> None:
         state.updates.remove(action)
         if action.start == self.plan.num_blocks:
-            self._head_version = (self._head_version or 0) + 1
+            self._head_version += 1
             return
         for block in range(action.start, action.stop):
             self._versions[block] += 1
@@ -220,15 +224,29 @@ class NodeEngine:
             self._pass_leg(flow)
 
     def _hand_over(self, commands: list[ev.Command]) -> None:
-        """Take a head that is due, and pass ours on as soon as its version is what the next turn needs."""
+        """Take a head that is due, and pass ours on as soon as its version is what the next turn needs.
+
+        A head is held from one turn of ours on, through consecutive turns of ours. Equal versions are not
+        enough: after an evaluation an owner still has a head of the right version that it has passed on.
+        """
         for index in sorted(self._heads):
             turn = self._turns.get(index)
-            if turn is not None:
+            if turn is not None and not self._needs_head_before(index):
                 commands.append(ev.AcceptHead(index, self._heads.pop(index)))
-                self._head_version = turn.first_step
-        while self._handovers and self._head_version == self._handovers[0].first_step:
-            turn = self._handovers.popleft()
+                self._head_version, self._held_since = turn.first_step, index
+        while self._handovers:
+            turn, held_since = self._handovers[0]
+            if self._held_since != held_since or self._head_version != turn.first_step:
+                break
+            self._handovers.popleft()
             commands.append(ev.SendHead(turn.index, turn.owner))
+
+    def _needs_head_before(self, turn: int) -> bool:
+        """Whether items of earlier turns of ours still use the head that we have."""
+        return any(
+            state.item.owner == self.node and state.item.turn < turn and state.uses_head(self.plan.num_blocks)
+            for state in self._states
+        )
 
     def _start_next(self, commands: list[ev.Command]) -> None:
         """Pick the best ready action and start it."""
@@ -301,7 +319,9 @@ class NodeEngine:
             position += 1
             leg = path.legs[position]
         if leg.op is Op.BACKWARD:
-            return position
+            return position if flow.state.next_backward == flow.micro else None
+        if leg.op is Op.HEAD:
+            return position if flow.state.next_head == flow.micro and self._has_head(flow) else None
         start, stop = forward_range(leg, self.plan.num_blocks)
         if stop > barrier or not self._has_credit(path, position):
             return None
@@ -309,9 +329,11 @@ class NodeEngine:
             return None
         return position if self._has_versions(leg, flow.state.item.step) else None
 
+    def _has_head(self, flow: Flow) -> bool:
+        item = flow.state.item
+        return self._head_version == item.step and self._held_since == self._holds_since.get(item.turn)
+
     def _has_versions(self, leg: Leg, step: int) -> bool:
-        if leg.op is Op.HEAD:
-            return self._head_version == step
         versions = self._versions
         return all(
             versions.get(block, 0) == weight_version(self.plan, block, step) for block in range(leg.start, leg.stop)
@@ -333,7 +355,10 @@ class NodeEngine:
 
     def _finish_turn(self, index: int, commands: list[ev.Command]) -> None:
         del self._turn_items_left[index]
-        self._turns.pop(index - 2, None)
+        oldest_open = min(self._turn_items_left, default=self._next_turn)
+        for past in [known for known in self._turns if known < oldest_open - 1]:
+            del self._turns[past]
+            self._holds_since.pop(past, None)
         commands.append(ev.ReportTurn(index))
 
     # ---- explanation ------------------------------------------------------------------------------
@@ -355,7 +380,7 @@ class NodeEngine:
         credit = flow.state.path.credit[flow.position]
         if credit is not None and not self._has_credit(flow.state.path, flow.position):
             return f"{after} room in the inbox of node {credit[0]} for the hidden state {where}"
-        if flow.leg is not None and flow.leg.op is Op.HEAD and self._head_version != item.step:
+        if flow.leg is not None and flow.leg.op is Op.HEAD and not self._has_head(flow):
             source = self._turns.get(item.turn - 1)
             return f"{after} the head {where}, from node {source.owner if source else '?'}"
         return f"{after} {flow.leg.op.name if flow.leg else 'its update'} {where} to become possible"

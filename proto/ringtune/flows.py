@@ -24,8 +24,7 @@ class Path:
         legs: in the order of the data flow.
         frontier: per position, where the next forward leg starts (-1: embedding, N: head, inf: none).
             A later micro-batch must not overtake it.
-        credit: per position of a compute leg that begins a stretch which ends in sending a hidden state:
-            the (target, boundary) whose credit it takes; otherwise None.
+        credit: per position the (target, boundary) whose credit that leg takes, or None.
         num_heads, num_backwards: compute legs of these kinds.
     """
 
@@ -36,7 +35,7 @@ class Path:
     num_backwards: int
 
     @staticmethod
-    def of(legs: tuple[Leg, ...], num_blocks: int) -> Path:
+    def of(legs: tuple[Leg, ...], num_blocks: int, private_blocks: int) -> Path:
         """Precompute a path."""
         frontier: list[float] = []
         ahead = math.inf
@@ -44,11 +43,10 @@ class Path:
             if leg.op in _FORWARD_OPS:
                 ahead = forward_range(leg, num_blocks)[0]
             frontier.append(ahead)
-        credits = tuple(_credit_at(legs, position) for position in range(len(legs)))
         return Path(
             legs=legs,
             frontier=(*reversed(frontier), math.inf),
-            credit=credits,
+            credit=_credits(legs, private_blocks),
             num_heads=sum(leg.op is Op.HEAD for leg in legs),
             num_backwards=sum(leg.op is Op.BACKWARD for leg in legs),
         )
@@ -63,16 +61,25 @@ def forward_range(leg: Leg, num_blocks: int) -> tuple[int, int]:
     return (leg.start, leg.stop)
 
 
-def _credit_at(legs: tuple[Leg, ...], position: int) -> tuple[str, int] | None:
-    starts_stretch = position == 0 or legs[position - 1].op is Op.RECEIVE
-    if not starts_stretch or legs[position].op in (Op.SEND, Op.RECEIVE):
-        return None
-    for leg in legs[position:]:
+def _credits(legs: tuple[Leg, ...], private_blocks: int) -> tuple[tuple[str, int] | None, ...]:
+    """Which leg takes the credit of each stretch that ends in sending a hidden state.
+
+    It is the stretch's first leg on hosted blocks: those are passed in order, so credits are taken in order
+    too, and an older micro-batch never waits for a credit that a younger one holds. Embedding and private
+    blocks are not kept in order with other owners' micro-batches; they take the credit only where no hosted
+    block follows, because then all micro-batches of that channel are the owner's own.
+    """
+    credits: list[tuple[str, int] | None] = [None] * len(legs)
+    stretch: list[int] = []
+    for position, leg in enumerate(legs):
         if leg.op is Op.RECEIVE:
-            return None
-        if leg.op is Op.SEND and leg.payload == Payload.HIDDEN:
-            return (leg.peer, leg.start)
-    return None
+            stretch = []
+        elif leg.op is not Op.SEND:
+            stretch.append(position)
+        elif leg.payload == Payload.HIDDEN:
+            hosted = [at for at in stretch if legs[at].op is not Op.EMBED and legs[at].start >= private_blocks]
+            credits[(hosted or stretch)[0]] = (leg.peer, leg.start)
+    return tuple(credits)
 
 
 @dataclass(slots=True)
@@ -106,6 +113,20 @@ class ItemState:
     def is_done(self) -> bool:
         """Whether this node has nothing left to do for the item."""
         return self.flows_left == 0 and not self.updates
+
+    @property
+    def next_head(self) -> int:
+        """The micro-batch whose head is due: gradients are summed in a fixed order."""
+        return self.num_micro - self.heads_left
+
+    @property
+    def next_backward(self) -> int:
+        """The micro-batch whose backward is due."""
+        return self.num_micro - self.backwards_left
+
+    def uses_head(self, num_blocks: int) -> bool:
+        """Whether the head is still to be run or updated for this item."""
+        return self.heads_left > 0 or any(action.start == num_blocks for action in self.updates)
 
     @property
     def holds_graph(self) -> bool:

@@ -173,6 +173,7 @@ Command = (
 
 Planner = Callable[[Mapping[str, Any]], Plan]
 _PHASE_TIMER = "phase"
+_TRAINING_PATIENCE = 1.5
 
 
 class Rounds:
@@ -181,7 +182,8 @@ class Rounds:
     Args:
         planner: facts by node name -> plan; may raise any ``RingTuneError``.
         plan_only: stop after planning.
-        wait_s: longest time without progress in each phase, in seconds.
+        wait_s: longest time without progress in each phase, in seconds; in training one half more, so that
+            the node that misses a message speaks first.
         items_ahead: grant turns until at least so many items are granted beyond the finished ones; at
             least one whole turn ahead.
     """
@@ -247,7 +249,11 @@ class Rounds:
         self.phase = phase
         self._waiting = set(self._nodes)
         commands.append(EnterPhase(phase))
-        commands.append(SetTimer(_PHASE_TIMER, now_s + self._wait_s))
+        self._set_deadline(now_s, commands)
+
+    def _set_deadline(self, now_s: float, commands: list[Command]) -> None:
+        factor = _TRAINING_PATIENCE if self.phase == "training" else 1.0
+        commands.append(SetTimer(_PHASE_TIMER, now_s + factor * self._wait_s))
 
     def _answered(self, node: str, phase: str, now_s: float, commands: list[Command]) -> None:
         if self.phase != phase:
@@ -307,7 +313,7 @@ class Rounds:
         turn = next((turn for turn in self._open.values() if turn.first_seq <= event.seq < turn.end_seq), None)
         if turn is None or self.plan is None:
             return
-        commands.append(SetTimer(_PHASE_TIMER, now_s + self._wait_s))
+        self._set_deadline(now_s, commands)
         self._reported_items[turn.index] += 1
         commands.append(LogStep(turn, event.seq, event.step, depth(self.plan, event.step), event.values))
         if turn.kind is StepKind.EVALUATE:
@@ -318,7 +324,7 @@ class Rounds:
     def _on_turn_done(self, node: str, index: int, now_s: float, commands: list[Command]) -> None:
         if index not in self._open:
             return
-        commands.append(SetTimer(_PHASE_TIMER, now_s + self._wait_s))
+        self._set_deadline(now_s, commands)
         self._turn_waits[index].discard(node)
         # turns close in order, so that whatever is logged is complete up to there
         while self._open and not self._turn_waits[min(self._open)]:
@@ -357,10 +363,11 @@ class Rounds:
         commands += [EnterPhase("failed"), Finish(error, message)]
 
     def _overdue(self) -> str:
-        waited = f"waited {self._wait_s:g} s"
         if self.phase != "training":
+            waited = f"waited {self._wait_s:g} s"
             return f"{waited} in phase {self.phase} for node {', '.join(sorted(self._waiting))}"
         first = min(self._open)
         turn = self._open[first]
         nodes = ", ".join(sorted(self._turn_waits[first]))
+        waited = f"waited {_TRAINING_PATIENCE * self._wait_s:g} s"
         return f"{waited} for turn {first} of node {turn.owner} (from step {turn.first_step}): not done by {nodes}"
