@@ -1,0 +1,1 @@
+"""The data plane of a node: tensors as frames over long-lived gRPC streams."""

@@ -1,0 +1,314 @@
+"""Frames on the wire: packing payloads into messages of about 1 MiB, and putting them together again.
+
+A message is a ``ringtune.v1.Frame``. It is written here by hand, field by field, because protobuf's own
+``bytes`` field would cost one more copy of every tensor; ``Frame.FromString`` reads the same bytes::
+
+    0x0A <length> header      first chunk of a payload only
+    0x12 <length> chunk
+
+Pure of grpc. Nothing is allocated from what a header claims before the header was admitted.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+from google.protobuf.message import DecodeError
+
+from edge.wire.tensors import Encoded, bytes_of
+from ringtune.errors import FrameError, IntegrityError
+from ringtune.schedule import Payload
+from ringtune.v1 import ring_pb2
+
+CHUNK_BYTES: Final = 1024 * 1024
+"""Payload bytes of one message."""
+
+PROBE: Final = "probe"
+"""Kind of a blob that only measures a link."""
+
+MAX_HEADER_BYTES: Final = 4096
+
+_NOTHING: Final = torch.empty(0, dtype=torch.uint8)
+
+_HEADER_TAG: Final = 0x0A
+_CHUNK_TAG: Final = 0x12
+
+KINDS: Final[dict[str, ring_pb2.FrameKind]] = {
+    Payload.HIDDEN.value: ring_pb2.FRAME_KIND_HIDDEN,
+    Payload.GRAD.value: ring_pb2.FRAME_KIND_GRAD,
+    Payload.HEAD.value: ring_pb2.FRAME_KIND_HEAD,
+    PROBE: ring_pb2.FRAME_KIND_PROBE,
+}
+"""The wire's kind of every payload that a link carries."""
+
+NAMES: Final = {number: name for name, number in KINDS.items()}
+"""Inverse of ``KINDS``."""
+
+DTYPES: Final[dict[str, ring_pb2.DType]] = {
+    "float32": ring_pb2.DTYPE_FLOAT32,
+    "bfloat16": ring_pb2.DTYPE_BFLOAT16,
+    "float16": ring_pb2.DTYPE_FLOAT16,
+    "int8": ring_pb2.DTYPE_INT8_ROWS,
+    "float64": ring_pb2.DTYPE_FLOAT64,
+}
+"""The wire's element type of every ``wire_dtype`` of a plan."""
+
+DTYPE_NAMES: Final = {number: name for name, number in DTYPES.items()}
+"""Inverse of ``DTYPES``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hello:
+    """Who opens a link, and for which run.
+
+    Attributes:
+        run_id: the run.
+        plan_epoch: counts the plans of the run.
+        source: node that sends.
+        digest: of the plan.
+        wire_dtype: of its tensors.
+    """
+
+    run_id: str
+    plan_epoch: int
+    source: str
+    digest: str
+    wire_dtype: str = "float32"
+
+    def message(self) -> bytes:
+        """The first message of a link."""
+        header = self.header(ring_pb2.FRAME_KIND_HELLO)
+        header.plan_digest = self.digest
+        return pack(header, ())
+
+    def header(self, kind: ring_pb2.FrameKind) -> ring_pb2.FrameHeader:
+        """A header of this link, still without a payload."""
+        return ring_pb2.FrameHeader(run_id=self.run_id, plan_epoch=self.plan_epoch, kind=kind, source=self.source)
+
+
+class Ack(NamedTuple):
+    """What flows back on a link.
+
+    Attributes:
+        credits: hidden states that the receiver took out of its inbox.
+        boundary: of that credit.
+        refusal: why a frame was refused and dropped; empty = none.
+        error: class name of ``ringtune.errors`` that goes with the refusal.
+    """
+
+    credits: int
+    boundary: int
+    refusal: str = ""
+    error: str = ""
+
+
+def pack(header: ring_pb2.FrameHeader | None, chunk: Sequence[memoryview]) -> bytes:
+    """One message; the bytes of ``chunk`` are copied once."""
+    parts: list[bytes | memoryview] = []
+    if header is not None:
+        text = header.SerializeToString()
+        parts += [bytes((_HEADER_TAG,)), _varint(len(text)), text]
+    if chunk:
+        parts += [bytes((_CHUNK_TAG,)), _varint(sum(part.nbytes for part in chunk)), *chunk]
+    return b"".join(parts)
+
+
+def unpack(message: bytes) -> tuple[ring_pb2.FrameHeader | None, memoryview]:
+    """The header (if there is one) and a view of the chunk.
+
+    Raises:
+        FrameError: the message is no frame, or its header is too long.
+    """
+    view = memoryview(message)
+    try:
+        header, at = None, 0
+        if message[:1] == bytes((_HEADER_TAG,)):
+            length, at = _read_varint(message, 1)
+            if length > MAX_HEADER_BYTES:
+                raise FrameError(f"a header of {length} bytes came, the limit is {MAX_HEADER_BYTES}")
+            header = ring_pb2.FrameHeader.FromString(message[at : at + length])
+            at += length
+        if at == len(message):
+            return header, view[at:]
+        if message[at : at + 1] == bytes((_CHUNK_TAG,)):
+            length, at = _read_varint(message, at + 1)
+            if at + length == len(message):
+                return header, view[at:]
+        frame = ring_pb2.Frame.FromString(message)
+    except (DecodeError, IndexError) as error:
+        raise FrameError(f"{len(message)} bytes came that are no frame; use one version on all machines") from error
+    return (frame.header if frame.HasField("header") else None), memoryview(frame.chunk)
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 35, 7):
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise DecodeError("a length has too many bytes")
+
+
+def tensor_header(
+    hello: Hello, kind: str, seq: int, micro: int, boundary: int, encoded: Encoded
+) -> ring_pb2.FrameHeader:
+    """The header of a tensor's payload."""
+    header = hello.header(KINDS[kind])
+    header.seq, header.micro, header.boundary = seq, micro, boundary
+    header.dtype = DTYPES[encoded.dtype]
+    header.shape.extend(encoded.shape)
+    header.payload_bytes, header.mask_bytes = encoded.payload_bytes, encoded.mask_bytes
+    return header
+
+
+def blob_header(hello: Hello, kind: str, seq: int, data: bytes) -> ring_pb2.FrameHeader:
+    """The header of opaque bytes, with their checksum."""
+    header = hello.header(KINDS[kind])
+    header.seq, header.dtype = seq, ring_pb2.DTYPE_BYTES
+    header.shape.append(len(data))
+    header.payload_bytes, header.crc32 = len(data), zlib.crc32(data)
+    return header
+
+
+def messages(
+    header: ring_pb2.FrameHeader, parts: Sequence[memoryview], chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[bytes]:
+    """The messages of one payload: all but the last carry ``chunk_bytes``."""
+    first: ring_pb2.FrameHeader | None = header
+    chunk: list[memoryview] = []
+    room = chunk_bytes
+    for part in parts:
+        at = 0
+        while at < part.nbytes:
+            piece = part[at : at + room]
+            chunk.append(piece)
+            at += piece.nbytes
+            room -= piece.nbytes
+            if room == 0:
+                yield pack(first, chunk)
+                first, chunk, room = None, [], chunk_bytes
+    if chunk or first is not None:
+        yield pack(first, chunk)
+
+
+class Received(NamedTuple):
+    """A whole payload: its header and its bytes, as a flat uint8 tensor."""
+
+    header: ring_pb2.FrameHeader
+    payload: torch.Tensor
+
+
+class Fed(NamedTuple):
+    """What one message led to: a whole payload, a refusal, both (a new payload after a cut one), or nothing."""
+
+    received: Received | None = None
+    error: IntegrityError | None = None
+
+
+class Assembler:
+    """Puts the chunks of one link together.
+
+    After a refusal the rest of that payload is dropped silently, and the next header starts anew.
+
+    Args:
+        admit: raises :class:`FrameError` for a header that is not expected now. Only what it lets pass
+            is allocated, so it has to check ``payload_bytes``.
+        revoke: told of a header that was admitted and whose payload was dropped after all.
+    """
+
+    def __init__(
+        self, admit: Callable[[ring_pb2.FrameHeader], None], revoke: Callable[[ring_pb2.FrameHeader], None]
+    ) -> None:
+        self._admit = admit
+        self._revoke = revoke
+        self._header: ring_pb2.FrameHeader | None = None
+        self._payload = _NOTHING
+        self._view = bytes_of(_NOTHING)
+        self._filled_bytes = 0
+        self._is_dropping = False
+
+    def feed(self, message: bytes) -> Fed:
+        """Take one message."""
+        cut: IntegrityError | None = None
+        try:
+            header, chunk = unpack(message)
+            if header is not None:
+                cut = self._cut()
+                self._begin(header)
+            return Fed(self._fill(chunk), cut)
+        except IntegrityError as error:
+            self._abandon()
+            return Fed(None, error if cut is None else FrameError(f"{cut}; then: {error}"))
+
+    def _begin(self, header: ring_pb2.FrameHeader) -> None:
+        self._admit(header)
+        self._payload = torch.empty(header.payload_bytes, dtype=torch.uint8)
+        self._view = bytes_of(self._payload)
+        self._header, self._filled_bytes, self._is_dropping = header, 0, False
+
+    def _cut(self) -> FrameError | None:
+        """The error of a payload that the next header cuts short; None if none is under way."""
+        header = self._header
+        if header is None:
+            return None
+        filled_bytes = self._filled_bytes
+        self._abandon()
+        return FrameError(
+            f"{describe(header)} ended after {filled_bytes} of {header.payload_bytes} bytes; it is dropped"
+        )
+
+    def _fill(self, chunk: memoryview) -> Received | None:
+        header = self._header
+        if header is None:
+            if self._is_dropping:
+                return None
+            raise FrameError(f"a chunk of {chunk.nbytes} bytes came without a header; it is dropped")
+        end = self._filled_bytes + chunk.nbytes
+        if end > header.payload_bytes:
+            raise FrameError(f"{describe(header)} has more than its {header.payload_bytes} bytes; it is dropped")
+        self._view[self._filled_bytes : end] = chunk
+        self._filled_bytes = end
+        if end < header.payload_bytes:
+            return None
+        if header.crc32 and zlib.crc32(self._view) != header.crc32:
+            raise IntegrityError(f"{describe(header)} arrived damaged (its checksum differs); it is dropped")
+        payload = self._payload
+        self._reset()
+        return Received(header, payload)
+
+    def _abandon(self) -> None:
+        """Drop the payload that is under way, and what is still to come of it."""
+        header = self._header
+        self._reset()
+        self._is_dropping = True
+        if header is not None:
+            self._revoke(header)
+
+    def _reset(self) -> None:
+        self._header = None
+        self._payload = _NOTHING
+        self._view = bytes_of(_NOTHING)
+
+
+def describe(header: ring_pb2.FrameHeader) -> str:
+    """A payload in words, for messages."""
+    kind = NAMES.get(header.kind, "")
+    if kind == Payload.HEAD:
+        return f"the head for turn {header.seq} from node {header.source}"
+    name = {Payload.HIDDEN.value: "hidden state", Payload.GRAD.value: "gradient"}.get(kind, kind or "payload")
+    return f"the {name} of item {header.seq}, micro-batch {header.micro}, block {header.boundary}, from node {header.source}"

@@ -1,0 +1,168 @@
+"""A tensor and its attention mask as bytes, and back.
+
+The payload of one tensor is, in this order: the scales (``int8`` only: one float32 per row of the last
+axis), the elements, the mask (one byte a position). Everything is little-endian and row-major.
+
+``int8`` keeps ``round(x / scale)`` with ``scale = max|row| / 127``, so that no element is off by more
+than half a scale. Nothing that comes in is unpickled; NaN and infinities are refused.
+
+Shapes: B rows of the micro-batch, T tokens, D model width.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from ringtune.errors import FrameError
+
+if sys.byteorder != "little":  # pragma: no cover - no such machine is supported
+    raise ImportError("tensors travel little-endian; big-endian machines are not supported")
+
+WIRE_TYPES: Final[dict[str, torch.dtype]] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "float64": torch.float64,
+}
+"""Element types by the name that a plan's ``wire_dtype`` has."""
+
+_INT8_MAX: Final = 127
+_SCALE_BYTES: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Encoded:
+    """A tensor ready for the wire.
+
+    Attributes:
+        dtype: a key of ``WIRE_TYPES``.
+        shape: elements per axis.
+        parts: flat byte views in the order of the wire; they keep their tensors alive.
+        payload_bytes: of all parts together.
+        mask_bytes: trailing bytes that are the mask, 0 = no mask.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[memoryview, ...]
+    payload_bytes: int
+    mask_bytes: int
+
+
+def wire_bytes(shape: Sequence[int], dtype: str, mask_bytes: int = 0) -> int:
+    """Payload bytes of a tensor of this shape: scales, elements, mask."""
+    elements = math.prod(shape)
+    scales = elements // shape[-1] * _SCALE_BYTES if dtype == "int8" else 0
+    return elements * WIRE_TYPES[dtype].itemsize + scales + mask_bytes
+
+
+def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> Encoded:
+    """Turn a tensor into the bytes of the wire.
+
+    Args:
+        tensor: (B, T, D) or any other shape with at least one element; any float type, any device.
+        mask: (B, T) of zeros and ones, or None.
+        dtype: a key of ``WIRE_TYPES``.
+
+    Returns:
+        Views on memory: of the tensor itself where type and layout already fit, so it must not change
+        before the bytes are sent.
+    """
+    on_cpu = tensor.detach().to("cpu")
+    if dtype == "int8":
+        scales, elements = _quantize(on_cpu)
+        tensors = [scales, elements]
+    else:
+        tensors = [on_cpu.to(WIRE_TYPES[dtype]).contiguous()]
+    mask_bytes = 0
+    if mask is not None:
+        tensors.append(mask.detach().to("cpu", torch.uint8).contiguous())
+        mask_bytes = mask.numel()
+    parts = tuple(bytes_of(part) for part in tensors)
+    return Encoded(
+        dtype=dtype,
+        shape=tuple(tensor.shape),
+        parts=parts,
+        payload_bytes=sum(part.nbytes for part in parts),
+        mask_bytes=mask_bytes,
+    )
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """A flat writable byte view of a contiguous CPU tensor, without a copy."""
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def _quantize(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    values = tensor.to(torch.float32)
+    scales = values.abs().amax(dim=-1, keepdim=True).div_(_INT8_MAX)
+    steps = values.div(torch.where(scales == 0, torch.ones_like(scales), scales))
+    return scales.contiguous(), steps.round_().clamp_(-_INT8_MAX, _INT8_MAX).to(torch.int8)
+
+
+def decode(
+    payload: torch.Tensor, shape: Sequence[int], dtype: str, mask_bytes: int, *, compute_dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Turn the bytes of the wire into a tensor.
+
+    Args:
+        payload: flat uint8 tensor; the result may share its memory.
+        shape: elements per axis, already checked against the plan.
+        dtype: a key of ``WIRE_TYPES``.
+        mask_bytes: trailing bytes that are the mask; 0 or B * T.
+        compute_dtype: element type of the result.
+
+    Returns:
+        The tensor, and the mask (B, T) as int64 or None.
+
+    Raises:
+        FrameError: the sizes do not add up, the tensor holds NaN or infinities, the mask other values
+            than 0 and 1.
+    """
+    expected = wire_bytes(shape, dtype, mask_bytes)
+    if payload.numel() != expected:
+        raise FrameError(f"{payload.numel()} bytes came for shape {list(shape)} in {dtype}, {expected} were expected")
+    scale_bytes = wire_bytes(shape, "int8") - math.prod(shape) if dtype == "int8" else 0
+    elements = _view(payload[scale_bytes : expected - mask_bytes], WIRE_TYPES[dtype]).view(*shape)
+    if dtype == "int8":
+        scales = _view(payload[:scale_bytes], torch.float32).view(*shape[:-1], 1)
+        _check_finite(scales, shape)
+        tensor = elements.to(compute_dtype) * scales.to(compute_dtype)
+    else:
+        tensor = elements.to(compute_dtype)
+        _check_finite(tensor, shape)
+    mask = _mask(payload[expected - mask_bytes :], shape) if mask_bytes else None
+    return tensor, mask
+
+
+def _view(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Read bytes as elements; copies only where they are not aligned."""
+    if part.storage_offset() % dtype.itemsize:
+        part = part.clone()
+    return part.view(dtype)
+
+
+def _check_finite(tensor: torch.Tensor, shape: Sequence[int]) -> None:
+    """A sum that is finite has finite terms only; where it is not (it may overflow), look at each term."""
+    if math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all()):
+        return
+    bad = int((~torch.isfinite(tensor)).sum())
+    raise FrameError(
+        f"{bad} values of a tensor of shape {list(shape)} are NaN or infinite; lower the learning rate, or take "
+        "wire dtype bfloat16 where float16 overflows"
+    )
+
+
+def _mask(part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    if len(shape) < 2 or part.numel() != shape[0] * shape[1]:
+        raise FrameError(f"a mask of {part.numel()} bytes does not fit shape {list(shape)}")
+    if int(part.max()) > 1:
+        raise FrameError(f"the mask of a tensor of shape {list(shape)} holds other values than 0 and 1")
+    return part.view(shape[0], shape[1]).to(torch.int64)
