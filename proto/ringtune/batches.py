@@ -7,6 +7,7 @@ activation caches) can be keyed by it; only the order of batches changes from ep
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from ringtune.errors import DataError
@@ -49,7 +50,42 @@ def split_rows(
         order = RandomStream("split", seed).permutation(num_rows)
         start, stop = (num_rows * index // num_owners for index in (share, share + 1))
         return tuple(sorted(order[start:stop]))
-    raise NotImplementedError
+    if labels is None or len(labels) != num_rows:
+        raise DataError(f"a dirichlet split needs the label of each of the {num_rows} rows")
+    return _dirichlet_shares(labels, num_owners, alpha, seed)[share]
+
+
+def _dirichlet_shares(labels: Sequence[str], num_owners: int, alpha: float, seed: int) -> list[tuple[int, ...]]:
+    """Deal the rows of each class out in proportions drawn from a Dirichlet distribution.
+
+    An owner left without a row gets one from the largest share, because an owner without data is none.
+
+    Source: Hsu et al. 2019, "Measuring the effects of non-identical data distribution".
+    """
+    shares: list[list[int]] = [[] for _ in range(num_owners)]
+    for name in sorted(set(labels)):
+        stream = RandomStream("dirichlet", seed, name)
+        rows = [row for row, label in enumerate(labels) if label == name]
+        order = stream.permutation(len(rows))
+        bounds = _cumulative(stream.dirichlet(alpha, num_owners), len(rows))
+        for owner, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            shares[owner] += [rows[position] for position in order[start:stop]]
+    for share in shares:
+        if not share:
+            largest = max(range(num_owners), key=lambda owner: (len(shares[owner]), -owner))
+            share.append(shares[largest].pop())
+    return [tuple(sorted(share)) for share in shares]
+
+
+def _cumulative(proportions: Sequence[float], total: int) -> list[int]:
+    """Bounds ``0 .. total`` that cut a list in these proportions.
+
+    Proportions are rounded to 2**-32 first, so that a last digit that differs between two machines'
+    mathematical libraries does not move a row.
+    """
+    weights = [round(proportion * 2**32) for proportion in proportions]
+    running = [0, *itertools.accumulate(weights)]
+    return [total * part // running[-1] for part in running]
 
 
 class BatchStream:
@@ -64,12 +100,14 @@ class BatchStream:
         owner: its node name.
 
     Raises:
-        DataError: no rows.
+        DataError: no rows, or an empty batch.
     """
 
     def __init__(self, num_rows: int, batch_size: int, seed: int, owner: str) -> None:
         if num_rows < 1:
             raise DataError(f"owner {owner} has no rows; give it data or leave it out")
+        if batch_size < 1:
+            raise DataError(f"batch_size is {batch_size}, it has to be at least 1")
         self.num_rows = num_rows
         self.batch_size = batch_size
         self.num_batches = -(-num_rows // batch_size)
@@ -80,7 +118,10 @@ class BatchStream:
         self._order: tuple[int, ...] = ()
 
     def batch_id(self, batch_index: int) -> int:
-        """Which of the owner's ``num_batches`` fixed batches comes at this position of the stream."""
+        """Which of the owner's ``num_batches`` fixed batches comes at this position of the stream.
+
+        Each epoch passes every batch once. Positions may be asked in any order; neighbours are cheap.
+        """
         epoch, position = divmod(batch_index, self.num_batches)
         if epoch != self._epoch:
             self._order = RandomStream("order", self._seed, self._owner, epoch).permutation(self.num_batches)

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ringtune.adapter_config import parse_adapter_config
 from ringtune.errors import JobError
 from ringtune.plan import METHODS, WIRE_DTYPES
 from ringtune.strict import check_keys, nearest, read_dataclass
@@ -88,7 +89,7 @@ class Adapter:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _check_text("adapter.config", self.config)
+        parse_adapter_config(self.config)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,6 +49,29 @@ class RandomStream:
         radius = math.sqrt(-2.0 * math.log(self.uniform()))
         return radius * math.cos(2.0 * math.pi * self.uniform())
 
+    def log_gamma_variate(self, shape: float) -> float:
+        """The logarithm of a gamma-distributed number; logarithms, because tiny shapes underflow.
+
+        Source: Marsaglia and Tsang 2000; shapes below 1 by ``gamma(a) = gamma(a + 1) * u ** (1 / a)``.
+        """
+        if shape < 1:
+            return self.log_gamma_variate(shape + 1) + math.log(self.uniform()) / shape
+        d = shape - 1 / 3
+        c = 1 / math.sqrt(9 * d)
+        while True:
+            x = self.normal()
+            v = (1 + c * x) ** 3
+            if v > 0 and math.log(self.uniform()) < 0.5 * x * x + d - d * v + d * math.log(v):
+                return math.log(d) + math.log(v)
+
+    def dirichlet(self, alpha: float, size: int) -> tuple[float, ...]:
+        """Shares that sum to 1, from the symmetric Dirichlet distribution; small ``alpha``, uneven shares."""
+        logs = [self.log_gamma_variate(alpha) for _ in range(size)]
+        largest = max(logs)
+        weights = [math.exp(value - largest) for value in logs]
+        total = math.fsum(weights)
+        return tuple(weight / total for weight in weights)
+
     def permutation(self, size: int) -> tuple[int, ...]:
         """The numbers of ``[0, size)`` in random order (Fisher-Yates)."""
         order = list(range(size))

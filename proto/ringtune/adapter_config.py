@@ -1,0 +1,199 @@
+"""AdapterHub configuration strings, read without the library: names, options, and how many weights they add.
+
+``seq_bn[reduction_factor=8]|lora[r=4]`` is a union of two methods. A configuration works in a ring only if
+every module that it adds sits inside one block; those that share something across blocks or touch the
+embedding are refused by name.
+
+Source: adapters 1.3.0, ``parse_adapter_config_string``, ``ADAPTER_CONFIG_MAP`` and the module constructors.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ringtune.errors import JobError, ModelError
+from ringtune.strict import nearest
+
+_BOTTLENECK: dict[str, Any] = {
+    "mh_adapter": False,
+    "output_adapter": True,
+    "reduction_factor": 16,
+    "scaling": 1.0,
+    "use_gating": False,
+    "ln_before": False,
+    "ln_after": False,
+    "inv_adapter": None,
+    "phm_layer": False,
+    "leave_out": [],
+}
+_LORA: dict[str, Any] = {
+    "selfattn_lora": True,
+    "intermediate_lora": False,
+    "output_lora": False,
+    "r": 8,
+    "attn_matrices": ["q", "v"],
+    "composition_mode": "add",
+    "use_dora": False,
+    "use_gating": False,
+    "vera_d": None,
+    "leave_out": [],
+}
+_REFT: dict[str, Any] = {"r": 1, "tied_weights": False, "output_reft": True, "layers": "all"}
+
+# Options that matter for size, with their defaults, per method.
+_KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
+    "seq_bn": ("bottleneck", _BOTTLENECK),
+    "double_seq_bn": ("bottleneck", {**_BOTTLENECK, "mh_adapter": True}),
+    "par_bn": ("bottleneck", {**_BOTTLENECK, "reduction_factor": 2, "scaling": 4.0}),
+    "scaled_par_bn": ("bottleneck", {**_BOTTLENECK, "reduction_factor": 2, "scaling": "learned"}),
+    "lora": ("lora", _LORA),
+    "dora": ("lora", {**_LORA, "use_dora": True}),
+    "ia3": (
+        "lora",
+        {**_LORA, "intermediate_lora": True, "r": 1, "attn_matrices": ["k", "v"], "composition_mode": "scale"},
+    ),
+    "mtl_lora": ("other", {}),
+    "loreft": ("reft", _REFT),
+    "noreft": ("reft", _REFT),
+    "direft": ("reft", _REFT),
+}
+_ALIASES = {"pfeiffer": "seq_bn", "houlsby": "double_seq_bn", "parallel": "par_bn", "scaled_parallel": "scaled_par_bn"}
+_SHARED = "it shares weights between blocks, which live on different nodes"
+_AT_EMBEDDING = "it adds weights at the embedding, outside the blocks"
+_REFUSED = {
+    "compacter": _SHARED,
+    "compacter++": _SHARED,
+    "vera": _SHARED,
+    "dvora": _SHARED,
+    "prefix_tuning": _SHARED,
+    "prefix_tuning_flat": _SHARED,
+    "mam": _SHARED,
+    "unipelt": _SHARED,
+    "prompt_tuning": _AT_EMBEDDING,
+    "seq_bn_inv": _AT_EMBEDDING,
+    "double_seq_bn_inv": _AT_EMBEDDING,
+    "pfeiffer+inv": _AT_EMBEDDING,
+    "houlsby+inv": _AT_EMBEDDING,
+}
+_PART = re.compile(r"(?P<name>[^\[\]|]+)(?:\[(?P<options>.*)\])?")
+_LONGEST = 1000
+
+
+class AdapterPart(NamedTuple):
+    """One method of a configuration: its name and the options that the user gave."""
+
+    name: str
+    options: dict[str, Any]
+
+
+def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
+    """Read a configuration string.
+
+    Raises:
+        JobError: not readable, an unknown name, or a method that does not stay inside the blocks.
+    """
+    if len(config) > _LONGEST:
+        raise JobError(f"adapter.config has {len(config)} characters, {_LONGEST} are allowed")
+    return tuple(_parse_part(text.strip()) for text in config.split("|"))
+
+
+def _parse_part(text: str) -> AdapterPart:
+    match = _PART.fullmatch(text)
+    if match is None:
+        raise JobError(f"adapter.config {text!r} is not of the form name[option=value, ...]")
+    name = match["name"].strip()
+    name = _ALIASES.get(name, name)
+    if name in _REFUSED:
+        raise JobError(f"adapter.config {name!r} can't be sliced: {_REFUSED[name]}; {_ADVICE}")
+    if name not in _KNOWN:
+        raise JobError(f"adapter.config {name!r} is not known; {nearest(name, _KNOWN)}")
+    try:
+        options = ast.literal_eval("{" + re.sub(r"(\w+)=", r"'\1':", match["options"] or "") + "}")
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise JobError(
+            f"adapter.config {text!r}: the options are not readable; write texts in quotes, as in "
+            "lora[attn_matrices=['q','k']]"
+        ) from error
+    if not isinstance(options, dict):
+        raise JobError(f"adapter.config {text!r}: write options as option=value")
+    if options.get("inv_adapter"):
+        raise JobError(f"adapter.config {text!r} can't be sliced: {_AT_EMBEDDING}; leave inv_adapter out")
+    if options.get("phm_layer") or options.get("vera_d") is not None:
+        raise JobError(f"adapter.config {text!r} can't be sliced: {_SHARED}; {_ADVICE}")
+    return AdapterPart(name, options)
+
+
+_ADVICE = "use seq_bn, double_seq_bn, par_bn, lora or ia3"
+
+
+def adapter_block_params(config: str, *, hidden_size: int, intermediate_size: int, num_blocks: int) -> int:
+    """Trainable weights that the configuration adds to a block of a BERT-like model; the largest of all blocks.
+
+    Args:
+        config: the configuration string.
+        hidden_size: width of the hidden state.
+        intermediate_size: width of the feed-forward part.
+        num_blocks: of the model; per-block options are looked up for each.
+
+    Raises:
+        JobError: as ``parse_adapter_config``.
+        ModelError: the size of this method can't be told without building it.
+    """
+    parts = parse_adapter_config(config)
+    sizes = [
+        sum(_part_params(part, block, hidden_size, intermediate_size) for part in parts) for block in range(num_blocks)
+    ]
+    return max(sizes)
+
+
+def _part_params(part: AdapterPart, block: int, hidden: int, inner: int) -> int:
+    kind, defaults = _KNOWN[part.name]
+    options = {**defaults, **part.options}
+    if kind == "other":
+        raise ModelError(f"the size of adapter {part.name!r} is known only after building it on a node")
+    if block in options.get("leave_out", ()):
+        return 0
+    try:
+        if kind == "bottleneck":
+            return _bottleneck_params(options, block, hidden)
+        return _lora_params(options, hidden, inner) if kind == "lora" else _reft_params(options, block, hidden)
+    except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
+        raise JobError(f"adapter.config {part.name!r} has an option of a wrong kind: {part.options}") from error
+
+
+def _bottleneck_params(options: Mapping[str, Any], block: int, hidden: int) -> int:
+    """Down and up projection with biases, and what gating, scaling and layer norms add; per location."""
+    factor = options["reduction_factor"]
+    if isinstance(factor, Mapping):
+        factor = factor[str(block)] if str(block) in factor else factor["default"]
+    width = max(1, int(hidden // factor))
+    size: int = 2 * hidden * width + width + hidden
+    size += hidden + 1 if options["use_gating"] else 0
+    size += {"learned": 1, "channel": hidden}.get(str(options["scaling"]), 0)
+    size += 2 * hidden * (bool(options["ln_before"]) + bool(options["ln_after"]))
+    return size * (bool(options["mh_adapter"]) + bool(options["output_adapter"]))
+
+
+def _lora_params(options: Mapping[str, Any], hidden: int, inner: int) -> int:
+    """A and B of every wrapped matrix; a scaling vector alone for (IA)3; magnitudes for DoRA."""
+    if options["use_gating"]:
+        raise ModelError("the size of a gated LoRA is known only after building it on a node")
+    shapes = [(hidden, hidden)] * (len(options["attn_matrices"]) if options["selfattn_lora"] else 0)
+    shapes += [(hidden, inner)] if options["intermediate_lora"] else []
+    shapes += [(inner, hidden)] if options["output_lora"] else []
+    rank = int(options["r"])
+    if options["composition_mode"] == "scale":
+        return sum(rank * target for _, target in shapes)
+    magnitudes = sum(target for _, target in shapes) if options["use_dora"] else 0
+    return sum(rank * (source + target) for source, target in shapes) + magnitudes
+
+
+def _reft_params(options: Mapping[str, Any], block: int, hidden: int) -> int:
+    """Source and projection of rank r per unit; one unit for prefix and one for suffix positions."""
+    if not options["output_reft"] or (options["layers"] != "all" and block not in options["layers"]):
+        return 0
+    rank = int(options["r"])
+    return (2 * hidden * rank + rank) * (1 if options["tied_weights"] else 2)

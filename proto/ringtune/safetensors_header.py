@@ -1,0 +1,105 @@
+"""The header of a safetensors file, read and checked without trusting it and without reading a tensor.
+
+Eight bytes length, a JSON object of names with type, shape and offsets, then the data. A file that was cut
+off, has holes or overlaps, or claims sizes that do not fit is refused before anything is allocated.
+
+Source: the safetensors format, README and ``tensor.rs`` (checks of the metadata).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ringtune.errors import IntegrityError, ModelError
+
+DTYPE_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "I64": 8,
+    "U64": 8,
+    "F64": 8,
+}
+_MAX_HEADER_BYTES = 100_000_000
+
+
+class TensorInfo(NamedTuple):
+    """One tensor: its type (``F32``), its shape, its bytes, and where in the file they begin."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    offset: int
+
+
+def read_safetensors_header(path: str | Path) -> dict[str, TensorInfo]:
+    """Names, types and shapes of a safetensors file, in the order of the data.
+
+    Raises:
+        ModelError: the file can't be read.
+        IntegrityError: truncated, or the header contradicts itself or the size of the file.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+                raise _damaged(path, f"its header claims {length:,} bytes of {size:,}")
+            text = file.read(length)
+    except OSError as error:
+        raise ModelError(f"can't read {path}: {error.strerror}; give a folder with model.safetensors") from error
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"its header is not readable ({error})") from error
+    if not isinstance(header, dict):
+        raise _damaged(path, "its header is not a table")
+    header.pop("__metadata__", None)
+    start = 8 + length
+    infos = {name: _tensor(path, name, entry, start) for name, entry in header.items()}
+    ordered = sorted(infos.items(), key=lambda pair: (pair[1].offset, pair[1].nbytes))
+    at = start
+    for name, info in ordered:
+        if info.offset != at:
+            raise _damaged(path, f"tensor {name!r} begins at byte {info.offset:,}, expected {at:,}")
+        at += info.nbytes
+    if at != size:
+        raise _damaged(path, f"it has {size:,} bytes, its tensors need {at:,}")
+    return dict(ordered)
+
+
+def _tensor(path: Path, name: str, entry: Any, start: int) -> TensorInfo:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        numbers = [*shape, begin, end]
+        valid = all(type(number) is int and number >= 0 for number in numbers) and dtype in DTYPE_BYTES
+        nbytes = DTYPE_BYTES[dtype] * math.prod(shape) if valid else -1
+    except (TypeError, KeyError, ValueError) as error:
+        raise _damaged(path, f"the entry of tensor {name!r} is malformed") from error
+    if not valid or end - begin != nbytes:
+        raise _damaged(path, f"tensor {name!r} of type {dtype} and shape {shape} can't take bytes [{begin}, {end})")
+    return TensorInfo(dtype, tuple(shape), nbytes, start + begin)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return table
+
+
+def _damaged(path: Path, reason: str) -> IntegrityError:
+    return IntegrityError(f"{path} is damaged or no safetensors file: {reason}; copy it again from its source")
