@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from coordinator.registry import Member, Registry
 from ringtune.errors import BusyError
 

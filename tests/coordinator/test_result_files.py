@@ -42,7 +42,8 @@ def test_merge_aligns_wide_tensors_behind_odd_ones() -> None:
     (length,) = struct.unpack("<Q", merged[:8])
     header = json.loads(merged[8 : 8 + length])
     assert (8 + length) % 8 == 0
-    assert header["z"]["data_offsets"] == [0, 8] and header["a"]["data_offsets"] == [8, 11]
+    assert header["z"]["data_offsets"] == [0, 8]
+    assert header["a"]["data_offsets"] == [8, 11]
 
 
 def test_merge_of_empty_files_is_a_file() -> None:

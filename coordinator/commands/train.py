@@ -1,0 +1,10 @@
+"""stub."""
+
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def train() -> None:
+    """Do train."""

@@ -1,0 +1,225 @@
+"""What a run amounts to: a line for each step, and totals at the end. Pure bookkeeping, no clock.
+
+A step is known in two stages. When its owner reports it, its loss is shown as progress. When every node has
+done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the bytes of finished turns
+are forgotten, so that memory does not grow with the run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.trace_file import Span, is_compute
+from ringtune import __version__
+from ringtune.job import Train
+from ringtune.learning_rate import learning_rate
+from ringtune.plan import Plan
+from ringtune.schedule import Payload
+from ringtune.turns import StepKind, Turn
+
+REPORT_SCHEMA = 1
+
+
+@dataclass(slots=True)
+class NodeTotals:
+    """What one node did in the whole run.
+
+    Attributes:
+        busy_s: seconds of compute actions.
+        num_actions: compute actions.
+        sent_bytes: payload bytes to each other node.
+        received_bytes: payload bytes from the other nodes.
+        hosted_bytes: weights that it materialised.
+        peak_rss_bytes: highest resident memory that it reported.
+    """
+
+    busy_s: float = 0.0
+    num_actions: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    hosted_bytes: int = 0
+    peak_rss_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that is through but whose turn is not."""
+
+    line: dict[str, Any]
+    ended_unix_s: float
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """Bytes of one item by link."""
+
+    all: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    gradients: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+class RunLedger:
+    """The books of one run.
+
+    Args:
+        plan: of the run.
+        train: of the job, for the learning rate.
+        started_unix_s: when training was granted first.
+    """
+
+    def __init__(self, plan: Plan, train: Train, *, started_unix_s: float) -> None:
+        self._plan = plan
+        self._train = train
+        self._last_end_unix_s = started_unix_s
+        self._steps: dict[int, _Step] = {}
+        self._traffic: dict[int, _Traffic] = defaultdict(_Traffic)
+        self._links: dict[str, int] = defaultdict(int)
+        self._evaluations: list[dict[str, Any]] = []
+        self._losses: list[float] = []
+        self._first_loss: float | None = None
+        self._steps_done = 0
+        self.nodes = {node: NodeTotals() for node in plan.nodes}
+
+    # ---- what nodes report ------------------------------------------------------------------------
+
+    def add_traffic(self, node: str, seq: int, target: str, payload: str, sent_bytes: int) -> None:
+        """Count what ``node`` sent for one item."""
+        link = f"{node}>{target}"
+        self._links[link] += sent_bytes
+        self.nodes[node].sent_bytes += sent_bytes
+        if target in self.nodes:
+            self.nodes[target].received_bytes += sent_bytes
+        traffic = self._traffic[seq]
+        traffic.all[link] += sent_bytes
+        if payload == Payload.GRAD:
+            traffic.gradients[link] += sent_bytes
+
+    def add_spans(self, node: str, spans: Iterable[Span]) -> None:
+        """Count the time that ``node`` computed."""
+        totals = self.nodes[node]
+        for span in spans:
+            if is_compute(span.action):
+                totals.busy_s += max(0.0, span.end_s - span.start_s)
+                totals.num_actions += 1
+
+    # ---- what the state machine logs --------------------------------------------------------------
+
+    def step_done(
+        self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float], ended_unix_s: float
+    ) -> dict[str, Any]:
+        """Note an item that is through.
+
+        Returns:
+            What to show as progress at once.
+        """
+        count = values.get("count", 0.0)
+        line: dict[str, Any] = {
+            "step": step,
+            "round": turn.round,
+            "initiator": turn.owner,
+            "depth": depth,
+            "loss": values.get("loss_sum", 0.0) / count if count else None,
+            "count": int(count),
+        }
+        if "correct" in values and count:
+            line["accuracy"] = values["correct"] / count
+        if turn.kind is StepKind.TRAIN:
+            line["lr"] = learning_rate(self._train, step, self._plan.num_steps)
+            self._steps[seq] = _Step(line, ended_unix_s)
+            self._steps_done += 1
+        return {"kind": turn.kind.value, "seq": seq, "num_steps": self._plan.num_steps, **line}
+
+    def turn_done(self, turn: Turn) -> list[dict[str, Any]]:
+        """Close a turn.
+
+        Returns:
+            The lines of metrics.jsonl for its steps, in order.
+        """
+        lines = []
+        for seq in range(turn.first_seq, turn.end_seq):
+            traffic = self._traffic.pop(seq, _Traffic())
+            step = self._steps.pop(seq, None)
+            if step is None:
+                continue
+            # owners' clocks may differ by some milliseconds, a step never takes less than nothing
+            seconds = max(0.0, step.ended_unix_s - self._last_end_unix_s)
+            self._last_end_unix_s = step.ended_unix_s
+            self._note_loss(step.line["loss"])
+            lines.append(
+                {
+                    **step.line,
+                    "seconds": round(seconds, 6),
+                    "bytes": dict(sorted(traffic.all.items())),
+                    "gradient_bytes": dict(sorted(traffic.gradients.items())),
+                }
+            )
+        return lines
+
+    def _note_loss(self, loss: float | None) -> None:
+        if loss is None:
+            return
+        self._first_loss = loss if self._first_loss is None else self._first_loss
+        self._losses = [*self._losses[-(self._plan.local_iterations - 1) :], loss]
+
+    def evaluation_done(self, step: int, values: Mapping[str, float]) -> dict[str, Any]:
+        """Note an evaluation: counts summed over the owners.
+
+        Returns:
+            Its entry in the report.
+        """
+        count = values.get("count", 0.0)
+        entry: dict[str, Any] = {"step": step, "count": int(count), "loss": None, "accuracy": None}
+        if count:
+            entry["loss"] = values.get("loss_sum", 0.0) / count
+            entry["accuracy"] = values.get("correct", 0.0) / count
+        self._evaluations.append(entry)
+        return entry
+
+    # ---- the end ----------------------------------------------------------------------------------
+
+    def report(
+        self, *, run_id: str, wall_s: float, phases_s: Mapping[str, float], predicted_bytes: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """The content of report.json.
+
+        Args:
+            run_id: of the run.
+            wall_s: from the start of the run to its last result.
+            phases_s: seconds of each phase.
+            predicted_bytes: what the planner expected each node to need.
+        """
+        final = self._evaluations[-1] if self._evaluations else {"count": 0, "loss": None, "accuracy": None}
+        last_losses = self._losses or [float("nan")]
+        return {
+            "schema": REPORT_SCHEMA,
+            "run_id": run_id,
+            "version": __version__,
+            "method": self._plan.method,
+            "plan_digest": self._plan.digest,
+            "steps": self._steps_done,
+            "wall_s": round(wall_s, 6),
+            "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
+            "train": {
+                "first_loss": self._first_loss,
+                "last_loss": sum(last_losses) / len(last_losses) if self._losses else None,
+            },
+            "eval": {key: final[key] for key in ("accuracy", "loss", "count")},
+            "evaluations": self._evaluations,
+            "nodes": {node: self._node(node, predicted_bytes) for node in self._plan.nodes},
+            "links": dict(sorted(self._links.items())),
+        }
+
+    def _node(self, node: str, predicted_bytes: Mapping[str, int]) -> dict[str, Any]:
+        totals, piece = self.nodes[node], self._plan.slice_of(node)
+        return {
+            "blocks": [piece.start, piece.stop],
+            "busy_s": round(totals.busy_s, 6),
+            "actions": totals.num_actions,
+            "peak_rss_bytes": totals.peak_rss_bytes,
+            "hosted_bytes": totals.hosted_bytes,
+            "predicted_bytes": predicted_bytes.get(node, 0),
+            "sent_bytes": totals.sent_bytes,
+            "received_bytes": totals.received_bytes,
+        }

@@ -1,0 +1,174 @@
+"""The ``ringtune`` command: finds the commands of the other packages by entry point, and loads one when needed.
+
+A package adds a command with an entry point in the group ``ringtune.commands`` (name -> ``module:app``, a
+``typer.Typer`` or a function). Such a module imports nothing heavy at its top, so that ``ringtune --help``
+stays fast. In a checkout that is not installed, the same entry points are read from ``pyproject.toml``.
+
+Exit codes are those of ``ringtune.errors``; 70 is a bug of ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import sys
+import tomllib
+import traceback
+from collections.abc import Iterator, MutableMapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ringtune import __version__
+from ringtune.errors import InterruptedRunError, RingTuneError
+
+GROUP = "ringtune.commands"
+BUG_EXIT_CODE = 70
+
+
+def command_targets() -> dict[str, str]:
+    """``module:attribute`` of every command, by name, sorted."""
+    found = {entry.name: entry.value for entry in entry_points(group=GROUP)}
+    return dict(sorted((found or _targets_of_checkout()).items()))
+
+
+def _targets_of_checkout() -> dict[str, str]:
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    if not project.is_file():
+        return {}
+    with project.open("rb") as file:
+        groups = tomllib.load(file).get("project", {}).get("entry-points", {})
+    return {str(name): str(target) for name, target in groups.get(GROUP, {}).items()}
+
+
+def _load(name: str, target: str) -> Any:
+    module_name, _, attribute = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        return _missing(name, str(error.name))
+    app = found if isinstance(found, typer.Typer) else typer.Typer(add_completion=False)
+    if app is not found:
+        app.command(name)(found)
+    return typer.main.get_command(app)
+
+
+def _missing(name: str, module: str) -> Any:
+    """A command that says what is not installed."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command(
+        name,
+        help=f"(needs the Python package {module!r}, which is not installed)",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+    def _explain() -> None:
+        raise RingTuneError(f"'ringtune {name}' needs the Python package {module!r}; pip install 'ringtune[node]'")
+
+    return typer.main.get_command(app)
+
+
+class _LazyCommands(MutableMapping[str, Any]):
+    """Commands by name; the module of one is imported when it is looked up."""
+
+    def __init__(self, targets: dict[str, str]) -> None:
+        self._targets = targets
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = _load(name, self._targets[name])
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._targets.setdefault(name, "")
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._targets[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._targets)
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+
+class _LazyGroup(TyperGroup):
+    """A group whose commands are imported when they are called."""
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        self.commands = _LazyCommands(command_targets())
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name, None if there is none."""
+        return self.commands.get(cmd_name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, sorted."""
+        return list(self.commands)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; turn our errors into a message and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except RingTuneError as error:
+            _show(error)
+            raise typer.Exit(error.exit_code) from error
+        except KeyboardInterrupt as error:
+            _show(InterruptedRunError("stopped by Ctrl-C"))
+            raise typer.Exit(InterruptedRunError.exit_code) from error
+
+
+def _show(error: RingTuneError) -> None:
+    name = type(error).__name__
+    if "--json" in sys.argv:
+        typer.echo(json.dumps({"event": "error", "error": name, "message": str(error), "exit_code": error.exit_code}))
+    typer.echo(f"error: {error}", err=True)
+    logging.getLogger(__name__).debug("the error came from here", exc_info=error)
+
+
+app = typer.Typer(
+    cls=_LazyGroup,
+    name="ringtune",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Fine-tune one transformer together on the devices that hold the data.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ringtune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log more; twice for debugging.")] = 0,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def main() -> None:
+    """Run the command line; never returns."""
+    try:
+        app()
+    except Exception:
+        typer.echo(traceback.format_exc(), err=True)
+        typer.echo(f"error: this is a bug of ringtune {__version__}; please report the lines above", err=True)
+        sys.exit(BUG_EXIT_CODE)
+
+
+if __name__ == "__main__":
+    main()
