@@ -16,7 +16,6 @@ from ringtune.engine import NodeEngine
 from ringtune.plan import Plan
 from ringtune.schedule import Action, Op, Payload
 from ringtune.turns import Turn
-
 from sim.clock import VirtualClock
 
 
@@ -268,9 +267,7 @@ class VirtualRing:
 
         self.clock.at(end_s, done)
 
-    def _send(
-        self, node: str, target: str, payload: str, seq: int, micro: int, boundary: int, content: Any
-    ) -> None:
+    def _send(self, node: str, target: str, payload: str, seq: int, micro: int, boundary: int, content: Any) -> None:
         delay_s = self._message_s(node, target, payload)
         arrived_s = self._arrival_s(node, target, "data", delay_s)
         message = Message(payload, node, target, seq, micro, boundary, self.clock.now_s, arrived_s)

@@ -322,8 +322,7 @@ class NodeEngine:
             return position if flow.state.next_backward == flow.micro else None
         if leg.op is Op.HEAD:
             return position if flow.state.next_head == flow.micro and self._has_head(flow) else None
-        start, stop = forward_range(leg, self.plan.num_blocks)
-        if stop > barrier or not self._has_credit(path, position):
+        if forward_range(leg, self.plan.num_blocks)[1] > barrier or not self._has_credit(path, position):
             return None
         if leg.op is Op.FORWARD and graph_owner is not None and graph_owner is not flow.state:
             return None

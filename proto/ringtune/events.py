@@ -148,14 +148,5 @@ class Fail(NamedTuple):
 
 
 Command = (
-    RunAction
-    | Accept
-    | SendTensor
-    | SendHead
-    | AcceptHead
-    | SetTimer
-    | CancelTimer
-    | ReportStep
-    | ReportTurn
-    | Fail
+    RunAction | Accept | SendTensor | SendHead | AcceptHead | SetTimer | CancelTimer | ReportStep | ReportTurn | Fail
 )

@@ -69,7 +69,7 @@ def _credits(legs: tuple[Leg, ...], private_blocks: int) -> tuple[tuple[str, int
     blocks are not kept in order with other owners' micro-batches; they take the credit only where no hosted
     block follows, because then all micro-batches of that channel are the owner's own.
     """
-    credits: list[tuple[str, int] | None] = [None] * len(legs)
+    taken: list[tuple[str, int] | None] = [None] * len(legs)
     stretch: list[int] = []
     for position, leg in enumerate(legs):
         if leg.op is Op.RECEIVE:
@@ -78,8 +78,8 @@ def _credits(legs: tuple[Leg, ...], private_blocks: int) -> tuple[tuple[str, int
             stretch.append(position)
         elif leg.payload == Payload.HIDDEN:
             hosted = [at for at in stretch if legs[at].op is not Op.EMBED and legs[at].start >= private_blocks]
-            credits[(hosted or stretch)[0]] = (leg.peer, leg.start)
-    return tuple(credits)
+            taken[(hosted or stretch)[0]] = (leg.peer, leg.start)
+    return tuple(taken)
 
 
 @dataclass(slots=True)
@@ -160,4 +160,3 @@ class Flow:
         """The next leg, None if it is through."""
         legs = self.state.path.legs
         return legs[self.position] if self.position < len(legs) else None
-

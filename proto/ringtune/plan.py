@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtune.errors import PlanError
+from ringtune.strict import read_dataclass
 
 METHODS = ("ringada", "all", "single")
 WIRE_DTYPES = ("float32", "bfloat16", "float16", "int8", "float64")
@@ -150,16 +151,10 @@ class Plan:
         Raises:
             PlanError: a field is missing or unknown, a rule is broken, or the digest differs.
         """
-        try:
-            fields = {key: item for key, item in value.items() if key != "digest"}
-            fields["phases"] = tuple(
-                Phase(slices=tuple(Slice(**piece) for piece in phase["slices"])) for phase in fields["phases"]
-            )
-            fields["owners"] = tuple(Owner(**owner) for owner in fields["owners"])
-            fields["labels"] = tuple(fields["labels"])
-            plan = Plan(**fields)
-        except (TypeError, KeyError) as error:
-            raise PlanError(f"the plan is not readable: {error}; make it anew with 'ringtune plan'") from error
+        if not isinstance(value, Mapping):
+            raise PlanError("the plan has to be a table; make it anew with 'ringtune plan'")
+        fields = {key: item for key, item in value.items() if key != "digest"}
+        plan = read_dataclass(Plan, fields, where="", error=PlanError)
         if value.get("digest", plan.digest) != plan.digest:
             raise PlanError("the plan's digest does not match its content; make it anew with 'ringtune plan'")
         return plan
@@ -176,6 +171,8 @@ def _check(plan: Plan) -> None:
     for name in (*positive, "max_length", "hidden_size"):
         if getattr(plan, name) < 1:
             raise PlanError(f"{name} is {getattr(plan, name)}, it has to be at least 1")
+    if plan.eval_every < 0:
+        raise PlanError(f"eval_every is {plan.eval_every}, it has to be at least 0")
     if plan.microbatches > plan.batch_size:
         raise PlanError(f"{plan.microbatches} micro-batches do not fit a batch of {plan.batch_size} rows")
     _check_slices(plan)
@@ -185,6 +182,8 @@ def _check(plan: Plan) -> None:
     for owner in plan.owners:
         if owner.train_rows < 1:
             raise PlanError(f"owner {owner.node} has no rows; give it data or leave it out")
+        if owner.eval_rows < 0:
+            raise PlanError(f"owner {owner.node} has {owner.eval_rows} evaluation rows, it has to be at least 0")
 
 
 def _check_slices(plan: Plan) -> None:
@@ -201,5 +200,7 @@ def _check_slices(plan: Plan) -> None:
         if piece.num_blocks < 0:
             raise PlanError(f"node {piece.node} has the reversed range [{piece.start}, {piece.stop})")
         at = piece.stop if piece.num_blocks else at
+        if at > plan.num_blocks:
+            raise PlanError(f"node {piece.node} hosts [{piece.start}, {at}), the model has {plan.num_blocks} blocks")
     if at != plan.num_blocks:
         raise PlanError(f"blocks [{at}, {plan.num_blocks}) have no host")

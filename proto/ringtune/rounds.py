@@ -1,9 +1,9 @@
-"""The coordinator's state machine of one run: who is asked what, and when. No clock, no socket.
+r"""The coordinator's state machine of one run: who is asked what, and when. No clock, no socket.
 
 A run goes through the phases ::
 
     inspecting -> planning -> preparing -> training -> collecting -> done
-         \\____________ any error: every node is released ___________/ failed
+         \____________ any error: every node is released ___________/ failed
 
 In training the coordinator *grants* turns. It grants ahead, so that frozen blocks can work for the next
 initiator already, but only so far that any later decision can still take effect at a turn boundary.
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ringtune.errors import DeadlineError, RingTuneError
+from ringtune.errors import DeadlineError, PlanError, RingTuneError
 from ringtune.events import CancelTimer, SetTimer, TimerFired
 from ringtune.plan import Plan
 from ringtune.schedule import depth
@@ -264,9 +264,8 @@ class Rounds:
         if phase == "inspecting":
             self._make_plan(now_s, commands)
         elif phase == "preparing":
-            assert self.plan is not None
             self._enter("training", now_s, commands)
-            self._sequence = turn_sequence(self.plan)
+            self._sequence = turn_sequence(self._made_plan)
             self._grant_ahead(commands)
         else:
             self._release(commands, "the run is done")
@@ -286,6 +285,12 @@ class Rounds:
         self._nodes = self.plan.nodes
         self._enter("preparing", now_s, commands)
         commands += [Prepare(node, self.plan) for node in self._nodes]
+
+    @property
+    def _made_plan(self) -> Plan:
+        if self.plan is None:
+            raise PlanError(f"phase {self.phase} needs a plan and there is none")
+        return self.plan
 
     # ---- training ---------------------------------------------------------------------------------
 
@@ -311,11 +316,11 @@ class Rounds:
 
     def _on_step(self, event: StepReported, now_s: float, commands: list[Command]) -> None:
         turn = next((turn for turn in self._open.values() if turn.first_seq <= event.seq < turn.end_seq), None)
-        if turn is None or self.plan is None:
+        if turn is None:
             return
         self._set_deadline(now_s, commands)
         self._reported_items[turn.index] += 1
-        commands.append(LogStep(turn, event.seq, event.step, depth(self.plan, event.step), event.values))
+        commands.append(LogStep(turn, event.seq, event.step, depth(self._made_plan, event.step), event.values))
         if turn.kind is StepKind.EVALUATE:
             for name, value in event.values:
                 self._evaluation[name] = self._evaluation.get(name, 0.0) + value
@@ -341,11 +346,11 @@ class Rounds:
             self._collect(now_s, commands)
 
     def _collect(self, now_s: float, commands: list[Command]) -> None:
-        assert self.plan is not None and self._last_granted is not None
         self._enter("collecting", now_s, commands)
-        holder = self._last_granted.owner
+        holder = self._last_granted.owner if self._last_granted else ""
+        plan = self._made_plan
         commands += [
-            Collect(node, with_head=node == holder, with_private=node == holder and self.plan.private_blocks > 0)
+            Collect(node, with_head=node == holder, with_private=node == holder and plan.private_blocks > 0)
             for node in self._nodes
         ]
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 from typing import NamedTuple
 
 from ringtune.plan import Plan
@@ -223,7 +224,7 @@ def links(plan: Plan) -> frozenset[tuple[str, str]]:
     owners = [owner.node for owner in plan.owners]
     for owner in owners:
         stops = [owner, *(segment.node for segment in route(plan, owner)), owner]
-        for source, target in zip(stops, stops[1:], strict=False):
+        for source, target in itertools.pairwise(stops):
             pairs |= {(source, target), (target, source)}
         pairs |= {(owner, other) for other in owners}
     return frozenset((source, target) for source, target in pairs if source != target)

@@ -207,8 +207,7 @@ def _replay(table: Table) -> tuple[list[dict[str, int]], dict[str, int]]:
         rows.append(row)
     stuck = {node: position for node, position in at.items() if position < len(table[node])}
     rest = max((len(table[node]) - position for node, position in stuck.items()), default=0)
-    for offset in range(rest):
-        rows.append({n: p + offset for n, p in stuck.items() if p + offset < len(table[n])})
+    rows += [{n: p + offset for n, p in stuck.items() if p + offset < len(table[n])} for offset in range(rest)]
     return rows, stuck
 
 
@@ -265,9 +264,7 @@ def _check_messages(plan: Plan, table: Table) -> None:
         raise _refuse(plan, table, node, position, "deadlock: this action never becomes possible")
 
 
-def _check_versions(
-    plan: Plan, turns: tuple[Turn, ...], by_seq: Mapping[int, Item], table: Table, node: str
-) -> None:
+def _check_versions(plan: Plan, turns: tuple[Turn, ...], by_seq: Mapping[int, Item], table: Table, node: str) -> None:
     """Walk one node's column with the number of updates that each of its units has had."""
     piece = plan.slice_of(node)
     versions = {block: weight_version(plan, block, turns[0].first_step) for block in range(piece.start, piece.stop)}

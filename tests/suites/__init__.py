@@ -1,0 +1,1 @@
+"""Invariants that hold for every plan and every driver."""

@@ -6,12 +6,13 @@ import random
 from collections import Counter
 
 import pytest
+
 from ringtune.engine import NodeEngine
+from ringtune.events import Accept
 from ringtune.plan import Plan
 from ringtune.schedule import Action, Op, Payload, lowest_trainable, route
 from ringtune.table import build_table, validate_table
 from ringtune.turns import StepKind, Turn, items, turn_sequence
-
 from sim.ring import Message, RingResult, VirtualRing
 from tests.suites.plans import make_plan, random_plan
 
@@ -71,16 +72,19 @@ def test_ring_credits_bound_what_is_in_flight(seed: int) -> None:
     plan = random_plan(rng)
     result = run_with_random_delays(plan, rng)
     taken: Counter[tuple[str, str, int]] = Counter()
-    events: list[tuple[float, int, tuple[str, str, int]]] = []
-    for message in result.messages:
-        if message.payload == Payload.HIDDEN:
-            events.append((message.sent_s, 1, (message.source, message.target, message.boundary)))
-    for node, handled in result.handled.items():
-        for entry in handled:
-            for command in entry.commands:
-                if type(command).__name__ == "Accept" and command.payload == Payload.HIDDEN:
-                    events.append((entry.now_s, -1, (command.source, node, command.boundary)))
-    for _, change, channel in sorted(events, key=lambda event: (event[0], event[1])):
+    sent = [
+        (message.sent_s, 1, (message.source, message.target, message.boundary))
+        for message in result.messages
+        if message.payload == Payload.HIDDEN
+    ]
+    accepted = [
+        (entry.now_s, -1, (command.source, node, command.boundary))
+        for node, handled in result.handled.items()
+        for entry in handled
+        for command in entry.commands
+        if isinstance(command, Accept) and command.payload == Payload.HIDDEN
+    ]
+    for _, change, channel in sorted(sent + accepted, key=lambda event: (event[0], event[1])):
         taken[channel] += change
         assert taken[channel] <= plan.credits, channel
 
