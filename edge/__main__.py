@@ -1,0 +1,26 @@
+"""``python -m edge`` is ``ringtune node``, without the commands of the other packages."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from edge.commands import app
+from ringtune.errors import RingTuneError
+
+
+def main() -> int:
+    """Run an agent; gives the exit code."""
+    level = os.environ.get("RINGTUNE_LOG", "WARNING").upper()
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        result = app(prog_name="python -m edge", standalone_mode=False)
+    except RingTuneError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return result if isinstance(result, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,340 @@
+"""The agent: what a node does for the coordinator, one run at a time.
+
+::
+
+    inspect -> prepare -> grant ... -> collect -> release      (release at any time, also while preparing)
+
+The coordinator drives one run at a time: a call for another run releases a left-over one. Whatever needs
+torch happens on one compute thread, through ``edge.workshop``, which is loaded after the agent has joined.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from edge import memory_budget
+from edge.active import ActiveRun
+from edge.options import AgentOptions, is_loopback
+from edge.reporter import Reporter
+from edge.run import AgentRun, Link
+from edge.threads import ComputeThread
+from ringtune.errors import ConnectionFailedError, FrameError, IntegrityError, RingTuneError
+from ringtune.job import Job, parse_job
+from ringtune.plan import Plan
+from ringtune.schedule import links as plan_links
+from ringtune.turns import Turn
+from ringtune.v1 import control_pb2
+
+_LOG = logging.getLogger(__name__)
+_LINK_RETRY_S = 0.1
+_FLUSH_S = 5.0
+
+
+class Workshop(Protocol):
+    """The part of an agent that needs torch; ``edge.workshop``, loaded when first needed."""
+
+    def inspect(
+        self, options: AgentOptions, job: Job, *, measure: bool, memory_bytes: int
+    ) -> tuple[dict[str, Any], Any]:
+        """Facts as JSON, and the node's dataset or None."""
+
+    def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
+        """The executor of this node."""
+
+    def ring_servicer(self) -> Any:
+        """The servicer that takes frames; one per process."""
+
+    def expect(self, servicer: Any, active: ActiveRun, job: Job) -> None:
+        """Let the servicer take the run's frames and deliver them to ``active``."""
+
+    def connect(self, active: ActiveRun, target: str, address: str) -> Any:
+        """A link that is not open yet: ``open(timeout_s)`` and what ``run.Link`` has."""
+
+
+class Agent:
+    """One node's part in runs.
+
+    Args:
+        options: of the command line.
+        attach_ring: registers the ring's servicer with the server when it is loaded.
+        report: delivers one report to the coordinator or raises ``grpc.RpcError``.
+        load_workshop: loads the part that needs torch.
+    """
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        attach_ring: Callable[[Any], None],
+        report: Callable[[control_pb2.ReportRequest], object],
+        *,
+        load_workshop: Callable[[], Workshop] | None = None,
+    ) -> None:
+        self._options = options
+        self._attach_ring = attach_ring
+        self._ring: Any = None
+        self._report = report
+        self._load = load_workshop or (lambda: importlib.import_module("edge.workshop"))
+        self._loaded: Workshop | None = None
+        self._compute = ComputeThread()
+        self._lock = threading.Lock()
+        self._active: ActiveRun | None = None
+        self._data: tuple[str, Any] = ("", None)
+
+    @property
+    def current_run(self) -> str:
+        """The id of the run that is prepared or under way, empty = none."""
+        active = self._active
+        return active.run_id if active else ""
+
+    def warm_up(self) -> None:
+        """Load torch in the background; an error shows up when a run needs it."""
+        self._compute.submit(self._workshop)
+
+    # ---- what the coordinator asks ----------------------------------------------------------------
+
+    def inspect(self, run_id: str, job_toml: str, measure: bool, *, timeout_s: float) -> str:
+        """Count rows and labels, measure a block.
+
+        Returns:
+            ``profile.NodeFacts`` as JSON.
+
+        Raises:
+            RingTuneError: model or data can't be used.
+        """
+        self._release_other(run_id)
+        job = self._job(run_id, job_toml)
+        budget = self._options.memory_bytes or memory_budget.memory_budget()
+
+        def work() -> dict[str, Any]:
+            self._data = ("", None)
+            facts, dataset = self._workshop().inspect(self._options, job, measure=measure, memory_bytes=budget)
+            self._data = (run_id, dataset)
+            return facts
+
+        what = f"node {self._options.name} to inspect its model and data"
+        return json.dumps(self._compute.call(work, timeout_s=timeout_s, what=what))
+
+    def prepare(
+        self,
+        run_id: str,
+        plan_epoch: int,
+        *,
+        plan_json: str,
+        job_toml: str,
+        addresses: Mapping[str, str],
+        timeout_s: float,
+    ) -> int:
+        """Build the slice and open the links.
+
+        Returns:
+            Bytes of weights that were materialised.
+
+        Raises:
+            PlanError: the plan is not readable or does not have this node.
+            ConnectionFailedError: a peer can't be reached.
+            InterruptedRunError: the run was released meanwhile.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        self._release_other("")
+        plan = _plan(plan_json)
+        job = self._job(run_id, job_toml)
+        active = ActiveRun(run_id, self._options.name, plan_epoch, plan)
+        with self._lock:
+            self._active = active
+        try:
+            self._build(active, job, deadline_s)
+            self._open_links(active, addresses, deadline_s)
+            self._start(active, job)
+            active.check_wanted()
+        except BaseException:
+            self._end(active, "preparing failed")
+            raise
+        return int(active.executor.hosted_bytes)
+
+    def grant(self, run_id: str, plan_epoch: int, turns: Sequence[Turn]) -> None:
+        """Work on these turns.
+
+        Raises:
+            FrameError: this run or plan is not the one that is prepared here.
+        """
+        self._of(run_id, plan_epoch)[1].grant(turns)
+
+    def collect(self, run_id: str, *, with_head: bool, with_private: bool, timeout_s: float) -> dict[str, bytes]:
+        """The trained tensors and this node's totals, as files by name.
+
+        Raises:
+            FrameError: this run is not the one that is prepared here.
+        """
+        active, run = self._of(run_id, None)
+        executor, reporter = active.executor, active.reporter
+        active.is_collected = True
+        files: dict[str, bytes] = dict(
+            run.call(
+                lambda: executor.adapter_files(with_head=with_head, with_private=with_private),
+                timeout_s=timeout_s,
+                what="the trained tensors",
+            )
+        )
+        totals = {
+            "node": self._options.name,
+            **run.totals.as_json(),
+            "hosted_bytes": int(executor.hosted_bytes),
+            "peak_rss_bytes": memory_budget.peak_rss_bytes(),
+        }
+        files["totals.json"] = json.dumps(totals).encode()
+        if reporter is not None:
+            reporter.flush(min(_FLUSH_S, timeout_s))  # so that the trace is complete when the run ends
+        return files
+
+    def release(self, run_id: str, reason: str) -> None:
+        """Stop and forget a run, whatever its state; an unknown one is no error. Empty = whatever runs."""
+        active = self._active
+        if active is not None and run_id in ("", active.run_id):
+            self._end(active, reason)
+        if run_id in ("", self._data[0]):
+            self._data = ("", None)
+
+    # ---- what the process asks --------------------------------------------------------------------
+
+    def abandon(self, error: RingTuneError) -> None:
+        """Report that this node leaves, so that the others need not wait for the lease; then release."""
+        active = self._active
+        if active is not None and active.run is not None and active.reporter is not None:
+            active.run.fail(error)
+            active.reporter.flush(1.0)
+        self.release("", str(error))
+
+    def close(self, timeout_s: float) -> bool:
+        """Release everything; False if the compute thread is still busy after ``timeout_s`` seconds."""
+        self.release("", "the agent ends")
+        return self._compute.close(timeout_s)
+
+    # ---- parts of prepare -------------------------------------------------------------------------
+
+    def _build(self, active: ActiveRun, job: Job, deadline_s: float) -> None:
+        def work() -> None:
+            active.check_wanted()
+            memory_budget.reset_peak()
+            workshop = self._workshop()
+            # before the slice is built: peers that are faster may open their links meanwhile
+            workshop.expect(self._ring, active, job)
+            if active.cancelled.is_set():
+                self._ring.forget()
+                active.check_wanted()
+            data_run, dataset = self._data
+            active.executor = workshop.build(
+                self._options, job, active.plan, dataset if data_run == active.run_id else None
+            )
+
+        left_s = deadline_s - time.monotonic()
+        self._compute.call(work, timeout_s=left_s, what=f"node {self._options.name} to build its slice")
+
+    def _open_links(self, active: ActiveRun, addresses: Mapping[str, str], deadline_s: float) -> None:
+        name = self._options.name
+        workshop = self._workshop()
+        for target in sorted(target for source, target in plan_links(active.plan) if source == name):
+            address = addresses.get(target, "")
+            if not address:
+                raise ConnectionFailedError(f"node {name} got no address of node {target}; let it join again")
+            if not self._options.insecure and not is_loopback(address):
+                raise ConnectionFailedError(
+                    f"node {name} won't send tensors unencrypted to {target} at {address}; "
+                    "start every node with --insecure if the network is trusted"
+                )
+            active.links[target] = self._open_link(workshop, active, target, address, deadline_s)
+
+    def _open_link(self, workshop: Workshop, active: ActiveRun, target: str, address: str, deadline_s: float) -> Any:
+        """Open one link; a peer that has not got the plan yet refuses, so try again until the deadline."""
+        while True:
+            active.check_wanted()
+            link = workshop.connect(active, target, address)
+            try:
+                link.open(max(0.1, deadline_s - time.monotonic()))
+                return link
+            except (FrameError, ConnectionFailedError) as error:
+                link.close()
+                if time.monotonic() + _LINK_RETRY_S > deadline_s:
+                    raise
+                _LOG.debug("link to %s not open yet: %s", target, error)
+            active.cancelled.wait(_LINK_RETRY_S)
+
+    def _start(self, active: ActiveRun, job: Job) -> None:
+        active.reporter = Reporter(
+            run_id=active.run_id,
+            node=self._options.name,
+            num_blocks=active.plan.num_blocks,
+            send=self._report,
+            on_refused=lambda reason: self._end(active, reason),
+        )
+        links: dict[str, Link] = active.links
+        active.run = AgentRun(
+            plan=active.plan,
+            node=self._options.name,
+            executor=active.executor,
+            links=links,
+            ack=self._ring.ack,
+            reports=active.reporter,
+            wait_s=job.runtime.wait_s,
+            record=job.runtime.record,
+        )
+        self._compute.submit(active.run.loop)
+
+    # ---- the end of a run -------------------------------------------------------------------------
+
+    def _end(self, active: ActiveRun, reason: str) -> None:
+        """Stop a run and drop what it holds; from any thread, more than once."""
+        with self._lock:
+            if active.cancelled.is_set():
+                return
+            active.cancelled.set()
+            if self._active is active:
+                self._active = None
+        _LOG.info("run %s is over: %s", active.run_id, reason)
+        active.stop(reason)
+        if self._ring is not None:
+            self._ring.forget()
+        self._compute.submit(active.drop)
+
+    def _release_other(self, run_id: str) -> None:
+        active = self._active
+        if active is not None and active.run_id != run_id:
+            self._end(active, "another run begins")
+
+    def _of(self, run_id: str, plan_epoch: int | None) -> tuple[ActiveRun, AgentRun]:
+        active = self._active
+        if active is None or active.run is None or active.run_id != run_id:
+            doing = f"run {active.run_id}" if active else "no run"
+            raise FrameError(f"node {self._options.name} has {doing}, not run {run_id}; prepare it first")
+        if plan_epoch is not None and plan_epoch != active.plan_epoch:
+            raise FrameError(
+                f"node {self._options.name} has plan epoch {active.plan_epoch}, not {plan_epoch}; prepare it first"
+            )
+        return active, active.run
+
+    def _workshop(self) -> Workshop:
+        if self._loaded is None:
+            start_s = time.monotonic()
+            self._loaded = self._load()
+            self._ring = self._loaded.ring_servicer()
+            self._attach_ring(self._ring)
+            _LOG.debug("torch and the model libraries were loaded in %.1f s", time.monotonic() - start_s)
+        return self._loaded
+
+    def _job(self, run_id: str, job_toml: str) -> Job:
+        job = parse_job(job_toml, source=f"the job of run {run_id}")
+        path = self._options.model
+        return job.with_overrides({"model.path": str(path)}) if path is not None else job
+
+
+def _plan(plan_json: str) -> Plan:
+    try:
+        value = json.loads(plan_json)
+    except ValueError as error:
+        raise IntegrityError(f"the plan that came is not JSON: {error}; use one version on all machines") from error
+    return Plan.from_json(value)

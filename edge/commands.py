@@ -1,0 +1,73 @@
+"""``ringtune node``: start an agent on this device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def node(
+    coordinator: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens.")],
+    name: Annotated[
+        str, typer.Option(help="Name of this node: small letters, digits, '.', '-', '_'. Default: the host's name.")
+    ] = "",
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Training rows (csv or jsonl): makes this node an owner. They never leave this process."),
+    ] = None,
+    eval_data: Annotated[Path | None, typer.Option(help="Evaluation rows of this owner.")] = None,
+    share: Annotated[
+        str, typer.Option(metavar="I/N", help="Take part I of N of the rows, e.g. 0/4; the split follows the job.")
+    ] = "0/1",
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder on this device; replaces the job's model.path.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int, typer.Option(help="Compute threads; 0 = as the job says, or all cores.")] = 0,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Budget for a run, e.g. 512MiB. Default: what is free here.")
+    ] = "",
+    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to serve at; port 0 = any.")] = "127.0.0.1:0",
+    advertise: Annotated[
+        str, typer.Option(metavar="HOST[:PORT]", help="Where peers reach this node, if not at --bind.")
+    ] = "",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow other machines. Nothing is encrypted: trusted networks only.")
+    ] = False,
+    join_s: Annotated[float, typer.Option(help="How long to try to reach the coordinator, in seconds.")] = 30.0,
+    watch_parent: Annotated[
+        bool, typer.Option("--watch-parent", help="End when the standard input ends (for processes of a local run).")
+    ] = False,
+) -> None:
+    """Start an agent: it joins the coordinator, hosts a slice of the model, and stays for run after run.
+
+    Stop it with Ctrl-C or SIGTERM; it then leaves in order.
+    """
+    from edge.options import AgentOptions, default_name, parse_share
+    from edge.process import run_agent
+    from ringtune.units import parse_bytes
+
+    options = AgentOptions(
+        coordinator=coordinator,
+        name=name or default_name(),
+        bind=bind,
+        advertise=advertise,
+        data=data,
+        eval_data=eval_data,
+        share=parse_share(share),
+        threads=threads,
+        device=device,
+        memory_bytes=parse_bytes(memory) if memory else 0,
+        model=model,
+        insecure=insecure,
+        watch_parent=watch_parent,
+        join_s=join_s,
+    )
+    code = run_agent(options)
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,189 @@
+"""Being a member: join, renew the lease, notice that the coordinator is gone or has forgotten us, leave.
+
+One thread sends a heartbeat every third of the lease. Three answers matter::
+
+    known, driving our run      go on
+    known, driving another run  our run is over: its Release got lost
+    unknown                     the coordinator has restarted or declared us lost: stop the run, join again
+    silence for a whole lease   stop the run; join again when it is back, or end if a parent started us
+
+The lease is the authority on who is alive; a connection that still looks open proves nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+
+from edge.wire.options import error_of_call
+from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError
+from ringtune.v1 import control_pb2
+
+_LOG = logging.getLogger(__name__)
+_JOIN_CALL_S = 5.0
+_JOIN_RETRY_S = 0.5
+
+
+class Coordinator(Protocol):
+    """What a member needs from ``CoordinatorStub``; calls raise ``grpc.RpcError``."""
+
+    def Join(self, request: control_pb2.JoinRequest, *, timeout: float) -> control_pb2.JoinReply:  # noqa: N802
+        """Become a member."""
+
+    def Heartbeat(  # noqa: N802
+        self, request: control_pb2.HeartbeatRequest, *, timeout: float
+    ) -> control_pb2.HeartbeatReply:
+        """Renew the lease."""
+
+    def Leave(self, request: control_pb2.LeaveRequest, *, timeout: float) -> control_pb2.Empty:  # noqa: N802
+        """Leave in order."""
+
+
+class Membership:
+    """Keeps one node a member of one coordinator.
+
+    Args:
+        coordinator: the stub.
+        where: the coordinator's address, for messages.
+        identity: what the node says about itself when it joins.
+        current_run: the id of the run that the node works on, empty = none.
+        on_run_over: called from the heartbeat thread if that run is no longer driven; gets the reason.
+        on_gone: called once if the coordinator is gone for good (``rejoin`` is false).
+        rss_bytes: resident memory now.
+        rejoin: whether to join again after the coordinator was gone.
+    """
+
+    def __init__(
+        self,
+        *,
+        coordinator: Coordinator,
+        where: str,
+        identity: control_pb2.JoinRequest,
+        current_run: Callable[[], str],
+        on_run_over: Callable[[str], None],
+        on_gone: Callable[[RingTuneError], None],
+        rss_bytes: Callable[[], int],
+        rejoin: bool = True,
+    ) -> None:
+        self._coordinator = coordinator
+        self._where = where
+        self._identity = identity
+        self._current_run = current_run
+        self._on_run_over = on_run_over
+        self._on_gone = on_gone
+        self._rss_bytes = rss_bytes
+        self._rejoin = rejoin
+        self._lease_s = 10.0
+        self._heard_s = time.monotonic()
+        self._is_lost = False
+        self._leaving = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    @property
+    def lease_s(self) -> float:
+        """How long the coordinator waits for a heartbeat, seconds."""
+        return self._lease_s
+
+    def join(self, *, timeout_s: float, give_up: threading.Event | None = None) -> None:
+        """Become a member and start to renew the lease; a name still held by a dead node is waited for.
+
+        Args:
+            timeout_s: how long to try.
+            give_up: set to return without having joined.
+
+        Raises:
+            ConnectionFailedError: nobody answers within ``timeout_s``.
+            BusyError: the name stays taken.
+            RingTuneError: the coordinator refuses for another reason.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._join_once(min(_JOIN_CALL_S, max(0.1, deadline_s - time.monotonic())))
+                break
+            except (BusyError, ConnectionFailedError) as error:
+                if time.monotonic() + _JOIN_RETRY_S > deadline_s:
+                    raise
+                _LOG.info("can't join yet: %s", error)
+            if (give_up or self._leaving).wait(_JOIN_RETRY_S):
+                return
+        self._thread.start()
+
+    def leave(self, *, timeout_s: float = 2.0) -> None:
+        """Stop the heartbeats and tell the coordinator; a coordinator that is gone is no error."""
+        self._leaving.set()
+        if not self._thread.is_alive():
+            return
+        request = control_pb2.LeaveRequest(node=self._identity.node, instance=self._identity.instance)
+        try:
+            self._coordinator.Leave(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            _LOG.debug("leaving without an answer: %s", error)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _join_once(self, timeout_s: float) -> None:
+        try:
+            reply = self._coordinator.Join(self._identity, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_of_call(error, peer=f"coordinator {self._where}") from error
+        self._lease_s = reply.lease_s if reply.lease_s > 0 else self._lease_s
+        self._heard_s = time.monotonic()
+        self._is_lost = False
+        _LOG.info("node %s joined %s, lease %g s", self._identity.node, self._where, self._lease_s)
+
+    # ---- the heartbeat thread ---------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        while not self._leaving.wait(self._lease_s / 3):
+            try:
+                self.beat_once()
+            except RingTuneError as error:  # another node has our name now
+                _LOG.warning("node %s can't join again yet: %s", self._identity.node, error)
+            if self._is_lost and not self._rejoin:
+                self._on_gone(ConnectionFailedError(self._gone()))
+                return
+
+    def beat_once(self) -> None:
+        """Send one heartbeat and act on the answer.
+
+        Raises:
+            RingTuneError: joining again was refused.
+        """
+        run_id = self._current_run()
+        request = control_pb2.HeartbeatRequest(
+            node=self._identity.node,
+            instance=self._identity.instance,
+            run_id=run_id,
+            rss_bytes=self._rss_bytes(),
+            sent_unix_s=time.time(),
+        )
+        try:
+            reply = self._coordinator.Heartbeat(request, timeout=max(0.5, self._lease_s / 3))
+        except grpc.RpcError as error:
+            self._on_silence(error)
+            return
+        self._heard_s = time.monotonic()
+        self._is_lost = False
+        if not reply.known:
+            self._on_run_over(f"coordinator {self._where} no longer knows node {self._identity.node}")
+            if not self._leaving.is_set():
+                self._join_once(_JOIN_CALL_S)
+        elif run_id and reply.run_id != run_id:
+            self._on_run_over(f"coordinator {self._where} no longer drives run {run_id}")
+
+    def _on_silence(self, error: grpc.RpcError) -> None:
+        _LOG.debug("no answer to a heartbeat: %s", error)
+        if self._is_lost or time.monotonic() - self._heard_s < self._lease_s:
+            return
+        self._is_lost = True
+        _LOG.warning("%s", self._gone())
+        self._on_run_over(self._gone())
+
+    def _gone(self) -> str:
+        return f"coordinator {self._where} has not answered for {self._lease_s:g} s; check that it runs"

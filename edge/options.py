@@ -1,0 +1,130 @@
+"""What an agent is started with, checked once."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringtune.errors import UsageError
+from ringtune.ids import check_node_name, node_name_from_host
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentOptions:
+    """The options of ``ringtune node``.
+
+    Attributes:
+        coordinator: ``host:port``.
+        name: of this node.
+        bind: ``host:port`` to serve at; port 0 = any free one.
+        advertise: ``host`` or ``host:port`` where peers reach this node; empty = found out.
+        data: training rows; None = the node is no owner.
+        eval_data: evaluation rows; None = those of the job.
+        share: which part of the rows is this node's: (index, number of parts).
+        threads: compute threads; 0 = as the job says, or all cores.
+        device: one of ``DEVICES``.
+        memory_bytes: budget for a run; 0 = found out.
+        model: folder that replaces the job's ``model.path``; None = as the job says.
+        insecure: whether to talk beyond this machine without encryption.
+        watch_parent: end when the standard input ends.
+        join_s: how long to try to reach the coordinator, seconds.
+    """
+
+    coordinator: str
+    name: str
+    bind: str = "127.0.0.1:0"
+    advertise: str = ""
+    data: Path | None = None
+    eval_data: Path | None = None
+    share: tuple[int, int] = (0, 1)
+    threads: int = 0
+    device: str = "auto"
+    memory_bytes: int = 0
+    model: Path | None = None
+    insecure: bool = False
+    watch_parent: bool = False
+    join_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense, and whatever would leave this machine unencrypted by accident."""
+        check_node_name(self.name)
+        for option, address in (("--coordinator", self.coordinator), ("--bind", self.bind)):
+            split_address(option, address)
+            if not self.insecure and not is_loopback(address):
+                raise UsageError(
+                    f"{option} {address} is not on this machine, and connections are not encrypted yet; "
+                    "add --insecure if the network is trusted"
+                )
+        if self.device not in DEVICES:
+            raise UsageError(f"--device {self.device!r} is not one of {', '.join(DEVICES)}")
+        if self.threads < 0:
+            raise UsageError(f"--threads is {self.threads}, it has to be at least 0")
+        index, count = self.share
+        if not 0 <= index < count:
+            raise UsageError(f"--share {index}/{count} has to be I/N with 0 <= I < N, e.g. 0/4")
+
+
+def split_address(option: str, address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``; IPv6 hosts stand in brackets.
+
+    Raises:
+        UsageError: not of that form.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{option} {address!r} is not HOST:PORT, e.g. 127.0.0.1:7000")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``host:port`` is on this machine."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def default_name() -> str:
+    """A node name made from this host's."""
+    return node_name_from_host(socket.gethostname())
+
+
+def parse_share(text: str) -> tuple[int, int]:
+    """``i/n`` as two numbers.
+
+    Raises:
+        UsageError: not of that form.
+    """
+    index, slash, count = text.partition("/")
+    if not slash or not index.isdigit() or not count.isdigit():
+        raise UsageError(f"--share {text!r} is not I/N, e.g. 0/4 for the first of four parts")
+    return int(index), int(count)
+
+
+def advertised_address(options: AgentOptions, port: int) -> str:
+    """Where peers reach this node: as told, or the address that leads to the coordinator."""
+    if options.advertise:
+        host, colon, told = options.advertise.rpartition(":")
+        return options.advertise if colon and told.isdigit() else f"{options.advertise}:{port}"
+    host, _ = split_address("--bind", options.bind)
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - it is what was asked for, and it can't be advertised
+        host = _address_towards(*split_address("--coordinator", options.coordinator))
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _address_towards(host: str, port: int) -> str:
+    """This machine's address on the way to ``host``; sends nothing."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))
+        except OSError as error:
+            raise UsageError(f"no way to {host}: {error}; give --advertise HOST") from error
+        return str(probe.getsockname()[0])
