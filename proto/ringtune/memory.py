@@ -7,14 +7,14 @@ What the engine's rules bound, and where it shows here:
 
 * one item at a time keeps graphs: ``microbatches`` of them per trained block;
 * credits bound the hidden states of a (link, boundary), whether they wait at the sender or the receiver;
-* gradients come back for one item only: ``microbatches`` of them per boundary.
+* gradients come back for one item only: ``microbatches`` of them per boundary;
+* an owner that hosts everything embeds ``credits`` micro-batches ahead at most.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringtune.errors import CapacityError
 from ringtune.plan import Plan
 from ringtune.profile import ModelFacts
 from ringtune.schedule import Leg, Op, Payload, lower, lowest_trainable
@@ -106,22 +106,6 @@ def node_memory(
     )
 
 
-def check_fits(plan: Plan, node: str, estimate: MemoryEstimate, budget_bytes: int) -> None:
-    """Refuse a plan that does not fit on a node.
-
-    Raises:
-        CapacityError: with both numbers and a remedy.
-    """
-    if estimate.total_bytes <= budget_bytes:
-        return
-    piece = plan.slice_of(node)
-    what = f"blocks [{piece.start}, {piece.stop})" if piece.num_blocks else "its data, embedding and head"
-    raise CapacityError(
-        f"node {node} needs {estimate} for {what} but has {format_bytes(budget_bytes)}; "
-        "raise microbatches, lower batch_size or max_length, or add a node"
-    )
-
-
 def estimate_activation_block_bytes(
     model: ModelFacts, *, rows: int, tokens: int, dropout: float, dtype: str = "float32"
 ) -> int:
@@ -154,14 +138,11 @@ def _head_bytes(plan: Plan, model: ModelFacts, state: int, tensor: int) -> int:
 
 def _waiting_tensors(plan: Plan, node: str, lowest: int) -> int:
     """How many tensors of full size can wait at ``node``, sent or to be used, plus one being encoded or decoded."""
-    legs = {
-        leg
-        for owner in plan.owners
-        for leg in lower(plan, owner.node, StepKind.TRAIN, lowest).get(node, ())
-        if leg.op in (Op.SEND, Op.RECEIVE)
-    }
-    waiting = sum(_bound(plan, leg) for leg in legs)
-    return waiting + 1 if waiting else 0
+    legs = {leg for owner in plan.owners for leg in lower(plan, owner.node, StepKind.TRAIN, lowest).get(node, ())}
+    moved = [leg for leg in legs if leg.op in (Op.SEND, Op.RECEIVE)]
+    if not moved:
+        return plan.credits if plan.owner(node) is not None else 0
+    return sum(_bound(plan, leg) for leg in moved) + 1
 
 
 def _bound(plan: Plan, leg: Leg) -> int:
