@@ -72,10 +72,19 @@ def make_plan(job: Job, facts: Mapping[str, NodeFacts]) -> Planned:
     split = _single if job.train.method == "single" else _proportional
     slices = split(nodes, check, start=draft.private_blocks, stop=draft.num_blocks)
     plan = dataclasses.replace(draft, phases=(Phase(slices=slices),))
-    memory = {node: check.estimate(plan, node) for node in plan.nodes}
-    for node in plan.nodes:
-        check.require(plan, node, memory[node])
+    memory = plan_memory(job, plan, facts)
+    for node, estimate in memory.items():
+        if estimate.total_bytes > facts[node].memory_bytes:
+            piece = plan.slice_of(node)
+            raise check.refusal(node, piece.start, piece.stop)
     return Planned(plan=plan, memory=memory)
+
+
+def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[str, MemoryEstimate]:
+    """What each node of a plan holds at most."""
+    model = facts[plan.nodes[0]].model
+    check = MemoryCheck(job, model, facts, plan)
+    return {node: check.estimate(plan, node) for node in plan.nodes}
 
 
 def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
@@ -201,23 +210,14 @@ class MemoryCheck:
             low, high = (middle, high) if self.fits(node, start, middle) else (low, middle - 1)
         return low
 
-    def require(self, plan: Plan, node: str, estimate: MemoryEstimate) -> None:
-        """Refuse a plan that ``node`` has no room for.
-
-        Raises:
-            CapacityError: with both numbers.
-        """
-        piece, has = plan.slice_of(node), self._facts[node].memory_bytes
-        if estimate.total_bytes > has:
-            raise self.refusal(node, piece.start, piece.stop, "")
-
-    def refusal(self, node: str, start: int, stop: int, more: str) -> CapacityError:
-        """The error that ``node`` can't host ``[start, stop)``."""
-        needs, has = self.needed_bytes(node, start, stop), self._facts[node].memory_bytes
+    def refusal(self, node: str, start: int, stop: int, more: str = "") -> CapacityError:
+        """The error that ``node`` can't host ``[start, stop)``, with both numbers."""
+        plan, has = self.with_slice(node, start, stop), self._facts[node].memory_bytes
+        needs = self.estimate(plan, node)
         what = f"for blocks [{start}, {stop})" if stop > start else "for embedding and head"
         return CapacityError(
-            f"node {node} needs {format_bytes(needs)} {what} but has {format_bytes(has)}{more}; lower "
-            "train.batch_size or train.max_length, raise train.microbatches, or add a node"
+            f"node {node} needs {needs} {what} but has {format_bytes(has)}{more}; lower train.batch_size or "
+            "train.max_length, or add a node"
         )
 
 

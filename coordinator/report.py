@@ -14,6 +14,7 @@ from typing import Any
 
 from coordinator.trace_file import Span, is_compute
 from ringtune import __version__
+from ringtune.errors import IntegrityError
 from ringtune.job import Train
 from ringtune.learning_rate import learning_rate
 from ringtune.plan import Plan
@@ -29,6 +30,7 @@ class NodeTotals:
 
     Attributes:
         busy_s: seconds of compute actions.
+        cpu_s: processor seconds of its process.
         num_actions: compute actions.
         sent_bytes: payload bytes to each other node.
         received_bytes: payload bytes from the other nodes.
@@ -37,6 +39,7 @@ class NodeTotals:
     """
 
     busy_s: float = 0.0
+    cpu_s: float = 0.0
     num_actions: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -66,13 +69,12 @@ class RunLedger:
     Args:
         plan: of the run.
         train: of the job, for the learning rate.
-        started_unix_s: when training was granted first.
     """
 
-    def __init__(self, plan: Plan, train: Train, *, started_unix_s: float) -> None:
+    def __init__(self, plan: Plan, train: Train) -> None:
         self._plan = plan
         self._train = train
-        self._last_end_unix_s = started_unix_s
+        self._last_end_unix_s = 0.0
         self._steps: dict[int, _Step] = {}
         self._traffic: dict[int, _Traffic] = defaultdict(_Traffic)
         self._links: dict[str, int] = defaultdict(int)
@@ -80,7 +82,12 @@ class RunLedger:
         self._losses: list[float] = []
         self._first_loss: float | None = None
         self._steps_done = 0
+        self._next_seq = 0
         self.nodes = {node: NodeTotals() for node in plan.nodes}
+
+    def begin(self, started_unix_s: float) -> None:
+        """Training begins now; the first step is timed from here."""
+        self._last_end_unix_s = started_unix_s
 
     # ---- what nodes report ------------------------------------------------------------------------
 
@@ -91,7 +98,8 @@ class RunLedger:
         self.nodes[node].sent_bytes += sent_bytes
         if target in self.nodes:
             self.nodes[target].received_bytes += sent_bytes
-        traffic = self._traffic[seq]
+        # a hand-over may be reported after its turn is closed; its bytes then show in the next line
+        traffic = self._traffic[max(seq, self._next_seq)]
         traffic.all[link] += sent_bytes
         if payload == Payload.GRAD:
             traffic.gradients[link] += sent_bytes
@@ -103,6 +111,20 @@ class RunLedger:
             if is_compute(span.action):
                 totals.busy_s += max(0.0, span.end_s - span.start_s)
                 totals.num_actions += 1
+
+    def add_totals(self, node: str, totals: Mapping[str, Any]) -> None:
+        """Note what the node says of itself at the end (``totals.json``).
+
+        Raises:
+            IntegrityError: a figure is missing or no number.
+        """
+        entry = self.nodes[node]
+        try:
+            entry.peak_rss_bytes = max(entry.peak_rss_bytes, int(totals["peak_rss_bytes"]))
+            entry.hosted_bytes = int(totals["hosted_bytes"])
+            entry.cpu_s = float(totals["cpu_s"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"the totals of node {node} are not readable: {error}; use one version") from error
 
     # ---- what the state machine logs --------------------------------------------------------------
 
@@ -138,6 +160,7 @@ class RunLedger:
             The lines of metrics.jsonl for its steps, in order.
         """
         lines = []
+        self._next_seq = turn.end_seq
         for seq in range(turn.first_seq, turn.end_seq):
             traffic = self._traffic.pop(seq, _Traffic())
             step = self._steps.pop(seq, None)
@@ -216,6 +239,7 @@ class RunLedger:
         return {
             "blocks": [piece.start, piece.stop],
             "busy_s": round(totals.busy_s, 6),
+            "cpu_s": round(totals.cpu_s, 6),
             "actions": totals.num_actions,
             "peak_rss_bytes": totals.peak_rss_bytes,
             "hosted_bytes": totals.hosted_bytes,

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ringtune.errors import IntegrityError
 
+RESULT_NAMES = ("adapter_config.json", "adapter.safetensors", "head_config.json", "model_head.safetensors")
 _MAX_HEADER_BYTES = 100_000_000
 _ITEM_BITS = {
     "BOOL": 8,
@@ -134,3 +135,24 @@ def same_everywhere(files: Iterable[tuple[str, bytes]], *, name: str) -> bytes:
         if content != first:
             raise IntegrityError(f"nodes {first_node} and {node} sent different {name}; their versions may differ")
     return first
+
+
+def adapter_folder(files: Mapping[str, Mapping[str, bytes]]) -> dict[str, bytes]:
+    """The AdapterHub folder of a run, from what the nodes handed in.
+
+    Args:
+        files: content by file name, by node.
+
+    Returns:
+        Content by file name.
+
+    Raises:
+        IntegrityError: a file is missing, broken, or not the same everywhere.
+    """
+    sent = {name: {node: own[name] for node, own in files.items() if name in own} for name in RESULT_NAMES}
+    folder = {}
+    for name, by_node in sent.items():
+        if not by_node:
+            raise IntegrityError(f"no node sent {name}; use one version on all machines")
+        folder[name] = merge(by_node) if name.endswith(".safetensors") else same_everywhere(by_node.items(), name=name)
+    return folder
