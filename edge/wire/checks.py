@@ -126,10 +126,10 @@ class FrameCheck:
         if kind == Payload.HIDDEN:
             self.credit_returned(header.boundary, 1)
 
-    def credit_returned(self, boundary: int, credits: int) -> None:
+    def credit_returned(self, boundary: int, count: int) -> None:
         """The inbox has room again for so many hidden states at ``boundary``."""
         with self._lock:
-            self._outstanding[boundary] = max(0, self._outstanding.get(boundary, 0) - credits)
+            self._outstanding[boundary] = max(0, self._outstanding.get(boundary, 0) - count)
 
     def _take_credit(self, header: ring_pb2.FrameHeader) -> None:
         with self._lock:

@@ -311,4 +311,5 @@ def describe(header: ring_pb2.FrameHeader) -> str:
     if kind == Payload.HEAD:
         return f"the head for turn {header.seq} from node {header.source}"
     name = {Payload.HIDDEN.value: "hidden state", Payload.GRAD.value: "gradient"}.get(kind, kind or "payload")
-    return f"the {name} of item {header.seq}, micro-batch {header.micro}, block {header.boundary}, from node {header.source}"
+    where = f"item {header.seq}, micro-batch {header.micro}, block {header.boundary}"
+    return f"the {name} of {where}, from node {header.source}"

@@ -10,10 +10,10 @@ acknowledgements::
 
 from __future__ import annotations
 
+import enum
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,7 +24,7 @@ import torch
 from edge.wire import frames, tensors
 from edge.wire.frames import Ack, Hello
 from edge.wire.options import error_of_call, open_channel
-from ringtune.errors import ConnectionFailedError, FrameError, PeerLostError, error_from_name
+from ringtune.errors import ConnectionFailedError, PeerLostError, RingTuneError, error_from_name
 from ringtune.v1 import ring_pb2
 
 _log = logging.getLogger(__name__)
@@ -35,6 +35,13 @@ ORDERLY_END_S: Final = 0.5
 
 _POLL_S: Final = 1.0
 _JOIN_S: Final = 5.0
+
+
+class _State(enum.Enum):
+    OPENING = enum.auto()
+    OPEN = enum.auto()
+    BROKEN = enum.auto()
+    CLOSED = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +87,14 @@ class OutLink:
         self._hello = hello
         self._on_ack = on_ack
         self._on_broken = on_broken
+        self._peer = f"node {target} at {address}"
         self._queue: queue.SimpleQueue[_Tensor | _Blob | None] = queue.SimpleQueue()
+        self._welcome: queue.SimpleQueue[RingTuneError | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._is_closing = False
-        self._is_over = False
-        self._broken = ""
+        self._state = _State.OPENING
+        self._reason = ""
         self._channel: grpc.Channel | None = None
         self._call: Any = None
-        self._answer: queue.SimpleQueue[ring_pb2.Ack | Exception] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
         self._sender: threading.Thread | None = None
 
@@ -101,20 +108,17 @@ class OutLink:
             FrameError: the peer refuses: it has another run or plan.
         """
         self._channel = open_channel(self.address)
-        method = self._channel.stream_stream(METHOD, response_deserializer=ring_pb2.Ack.FromString)
+        method: Any = self._channel.stream_stream(METHOD, response_deserializer=ring_pb2.Ack.FromString)
         self._call = method(self._messages())
         self._reader = threading.Thread(target=self._read, name=f"link-acks-{self.target}", daemon=True)
         self._reader.start()
         try:
-            answer = self._answer.get(timeout=timeout_s)
+            failure = self._welcome.get(timeout=timeout_s)
         except queue.Empty:
-            answer = ConnectionFailedError(
-                f"node {self.target} at {self.address} did not answer within {timeout_s:g} s; check that it runs"
-            )
-        error = answer if isinstance(answer, Exception) else self._refusal(answer)
-        if error is not None:
+            failure = ConnectionFailedError(f"{self._peer} did not answer within {timeout_s:g} s; check that it runs")
+        if failure is not None:
             self.close()
-            raise error
+            raise failure
 
     def send_tensor(
         self, kind: str, seq: int, micro: int, boundary: int, tensor: torch.Tensor, mask: torch.Tensor | None
@@ -135,8 +139,7 @@ class OutLink:
         Raises:
             PeerLostError: the link is broken or closed.
         """
-        self._check_open()
-        self._queue.put(_Tensor(kind, seq, micro, boundary, tensor, mask))
+        self._put(_Tensor(kind, seq, micro, boundary, tensor, mask))
         return tensors.wire_bytes(tensor.shape, self._hello.wire_dtype, 0 if mask is None else mask.numel())
 
     def send_blob(self, kind: str, seq: int, data: bytes) -> int:
@@ -148,31 +151,36 @@ class OutLink:
         Raises:
             PeerLostError: the link is broken or closed.
         """
-        self._check_open()
-        self._queue.put(_Blob(kind, seq, data))
+        self._put(_Blob(kind, seq, data))
         return len(data)
 
     def close(self) -> None:
         """Drop what is queued, end the stream and every thread of the link. May be called twice."""
         with self._lock:
-            self._is_closing = True
-        self._drain()
+            self._state = _State.CLOSED
+        while not self._queue.empty():
+            self._queue.get_nowait()
         self._queue.put(None)
-        deadline_s = time.monotonic() + ORDERLY_END_S
-        self._join(self._reader, ORDERLY_END_S)
+        _join(self._reader, ORDERLY_END_S)
         if self._call is not None:
             self._call.cancel()
-        self._join(self._reader, _JOIN_S)
-        self._join(self._sender, max(0.0, deadline_s - time.monotonic()) + _JOIN_S)
+        _join(self._reader, _JOIN_S)
+        _join(self._sender, _JOIN_S)
         if self._channel is not None:
             self._channel.close()
 
-    # ---- the sender thread (gRPC's own, which pulls the messages) --------------------------------------
+    def _put(self, entry: _Tensor | _Blob) -> None:
+        with self._lock:
+            if self._state is not _State.OPEN:
+                raise PeerLostError(self._reason or f"the link to {self._peer} is not open")
+            self._queue.put(entry)
+
+    # ---- the sender: gRPC's own thread, which pulls the messages ------------------------------------
 
     def _messages(self) -> Iterator[bytes]:
         self._sender = threading.current_thread()
         yield self._hello.message()
-        while not self._is_over:
+        while self._state in (_State.OPENING, _State.OPEN):
             try:
                 entry = self._queue.get(timeout=_POLL_S)
             except queue.Empty:
@@ -182,7 +190,7 @@ class OutLink:
             try:
                 yield from self._encode(entry)
             except Exception as error:
-                _log.exception("node %s: encoding failed", self.target)
+                _log.exception("encoding for node %s failed", self.target)
                 self._break(f"encoding for node {self.target} failed: {type(error).__name__}: {error}")
                 return
 
@@ -194,46 +202,44 @@ class OutLink:
         header = frames.tensor_header(self._hello, entry.kind, entry.seq, entry.micro, entry.boundary, encoded)
         return frames.messages(header, encoded.parts)
 
-    # ---- the reader thread ----------------------------------------------------------------------------
+    # ---- the reader of acknowledgements -------------------------------------------------------------
 
     def _read(self) -> None:
-        reason = f"node {self.target} closed the link"
+        failure: RingTuneError = PeerLostError(f"{self._peer} closed the link; see its log")
+        in_order = False
         try:
             for ack in self._call:
                 self._take(ack)
+            in_order = True
         except grpc.RpcError as error:
-            failure = error_of_call(error, peer=f"node {self.target} at {self.address}")
-            self._answer.put(failure)
-            reason = str(failure)
-        else:
-            self._answer.put(PeerLostError(f"node {self.target} at {self.address} closed the link; see its log"))
-        self._break(reason)
+            failure = error_of_call(error, peer=self._peer)
+        except Exception as error:
+            _log.exception("taking an acknowledgement of node %s failed", self.target)
+            failure = PeerLostError(f"taking an acknowledgement of {self._peer} failed: {error}")
+        self._welcome.put(failure)
+        self._break(str(failure), in_order=in_order)
 
     def _take(self, ack: ring_pb2.Ack) -> None:
-        if ack.welcome or not self._is_welcome():
-            self._answer.put(ack)
-            return
-        self._on_ack(self.target, Ack(ack.credits, ack.boundary, ack.refusal, ack.error))
+        if self._state is not _State.OPENING:
+            self._on_ack(self.target, Ack(ack.credits, ack.boundary, ack.refusal, ack.error))
+        elif ack.welcome:
+            with self._lock:
+                if self._state is _State.OPENING:
+                    self._state = _State.OPEN
+            self._welcome.put(None)
+        else:
+            self._welcome.put(error_from_name(ack.error, ack.refusal))
 
-    def _is_welcome(self) -> bool:
-        raise NotImplementedError
+    def _break(self, reason: str, *, in_order: bool = False) -> None:
+        """Note the end of the link once; a peer that ends it in order is lost only if we still have to send."""
+        with self._lock:
+            was_open = self._state is _State.OPEN
+            if was_open:
+                self._state, self._reason = _State.BROKEN, reason
+        if was_open and not (in_order and self._queue.empty()):
+            self._on_broken(self.target, reason)
 
-    def _refusal(self, ack: ring_pb2.Ack) -> Exception | None:
-        if ack.welcome:
-            return None
-        return error_from_name(ack.error or FrameError.__name__, ack.refusal)
 
-    # ---- both -----------------------------------------------------------------------------------------
-
-    def _check_open(self) -> None:
-        raise NotImplementedError
-
-    def _drain(self) -> None:
-        raise NotImplementedError
-
-    def _break(self, reason: str) -> None:
-        raise NotImplementedError
-
-    def _join(self, thread: threading.Thread | None, timeout_s: float) -> None:
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout_s)
+def _join(thread: threading.Thread | None, timeout_s: float) -> None:
+    if thread is not None and thread is not threading.current_thread():
+        thread.join(timeout_s)

@@ -1,62 +1,112 @@
-"""The receiving end of all links of a node: checks, decodes, hands to a sink.
+"""The receiving end of all links of a node, for one run at a time.
 
-Each link has a reader thread here, so that receiving and decoding overlap compute. A frame that the plan
-does not foresee is refused (the sender and the sink are told) and dropped; the ring goes on.
+A frame that the plan does not foresee is refused (the sender and the sink are told) and dropped; the ring
+goes on. A link of another run or plan is refused as a whole.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import threading
+from collections.abc import Iterator
+from typing import Final
 
 import grpc
-import torch
 
-from edge.wire.checks import RunExpectation
-from ringtune.errors import RingTuneError
+from edge.wire.checks import FrameCheck, RunExpectation, check_hello
+from edge.wire.inbound import HELLO_WAIT_S, InLink, Sink
+from ringtune.errors import DeadlineError, FrameError
+from ringtune.v1 import ring_pb2
+
+_OLD_LINK_WAIT_S: Final = 2.0
 
 __all__ = ["RingServicer", "RunExpectation", "Sink"]
 
 
-class Sink(Protocol):
-    """Where what arrives goes; called from reader threads, never after ``forget`` returned."""
+class _Run:
+    """What belongs to one run at this node."""
 
-    def on_tensor(
-        self,
-        kind: str,
-        seq: int,
-        micro: int,
-        boundary: int,
-        source: str,
-        tensor: torch.Tensor,
-        mask: torch.Tensor | None,
-    ) -> None:
-        """A whole, checked hidden state or gradient (B, T, D); ``mask`` (B, T) int64 or None."""
+    def __init__(self, expectation: RunExpectation, sink: Sink) -> None:
+        self.expectation = expectation
+        self.sink = sink
+        self.links: dict[str, InLink] = {}
+        self._checks: dict[str, FrameCheck] = {}
 
-    def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
-        """A whole head for turn ``seq`` (kind ``Payload.HEAD``), or a probe."""
-
-    def on_link_lost(self, source: str, reason: str) -> None:
-        """The link from ``source`` broke; not called when ``source`` closed it in order."""
-
-    def on_refused(self, source: str, error: RingTuneError) -> None:
-        """A frame of ``source`` was refused and dropped; ``source`` is told as well."""
+    def check_of(self, source: str) -> FrameCheck:
+        return self._checks.setdefault(source, FrameCheck(self.expectation, source))
 
 
 class RingServicer:
-    """Serves ``ringtune.v1.Ring`` for one run at a time."""
+    """Serves ``ringtune.v1.Ring``: ``add_to(server)`` once, then ``expect`` and ``forget`` per run.
+
+    Safe for threads.
+
+    Args:
+        hello_wait_s: how long an early link waits here until its run is expected.
+    """
+
+    def __init__(self, *, hello_wait_s: float = HELLO_WAIT_S) -> None:
+        self._hello_wait_s = hello_wait_s
+        self._changed = threading.Condition()
+        self._run: _Run | None = None
 
     def add_to(self, server: grpc.Server) -> None:
-        """Register the service; before the server starts."""
-        raise NotImplementedError
+        """Register the service; before the server starts.
+
+        Messages stay bytes on the way in: they are read without protobuf's copy (``edge.wire.frames``).
+        """
+        link: grpc.RpcMethodHandler[bytes, ring_pb2.Ack] = grpc.stream_stream_rpc_method_handler(
+            self._link, request_deserializer=None, response_serializer=ring_pb2.Ack.SerializeToString
+        )
+        service = ring_pb2.DESCRIPTOR.services_by_name["Ring"].full_name
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Link": link}),))
 
     def expect(self, expectation: RunExpectation, sink: Sink) -> None:
         """Take links of this run from now on; a former run is forgotten."""
-        raise NotImplementedError
+        self.forget()
+        with self._changed:
+            self._run = _Run(expectation, sink)
+            self._changed.notify_all()
 
     def forget(self) -> None:
         """End all links; no call to the sink comes after this returned."""
-        raise NotImplementedError
+        with self._changed:
+            run, self._run = self._run, None
+            links = list(run.links.values()) if run else []
+        for link in links:
+            link.forget()
+        for link in links:
+            link.wait()
 
-    def ack(self, source: str, boundary: int, credits: int = 1) -> None:
-        """Return credits for hidden states of ``source`` at ``boundary``."""
-        raise NotImplementedError
+    def ack(self, source: str, boundary: int, credits: int = 1) -> None:  # noqa: A002 - the wire's word
+        """Return credits for hidden states of ``source`` at ``boundary``; nothing happens if its link is gone."""
+        with self._changed:
+            run = self._run
+            link = run.links.get(source) if run else None
+        if run is not None and link is not None:
+            run.check_of(source).credit_returned(boundary, credits)
+            link.credit(boundary, credits)
+
+    # ---- one link -------------------------------------------------------------------------------------
+
+    def _link(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[ring_pb2.Ack]:
+        return InLink(messages, join=self._join, changed=self._on_changed).acks(context)
+
+    def _join(self, link: InLink, header: ring_pb2.FrameHeader | None) -> tuple[str, _Run]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._run is not None or link.is_over, self._hello_wait_s)
+            run = self._run
+            if run is None:
+                raise DeadlineError(f"this node expected no run within {self._hello_wait_s:g} s; start the run again")
+            source = check_hello(run.expectation, header)
+            if not self._changed.wait_for(lambda: source not in run.links, _OLD_LINK_WAIT_S):
+                raise FrameError(f"node {source} has a link to node {run.expectation.node} already; close it first")
+            if self._run is not run:
+                raise FrameError(f"run {run.expectation.run_id!r} has ended at node {run.expectation.node}")
+            run.links[source] = link
+            return source, run
+
+    def _on_changed(self, link: InLink) -> None:
+        with self._changed:
+            if self._run is not None and link.is_done:
+                self._run.links = {name: other for name, other in self._run.links.items() if other is not link}
+            self._changed.notify_all()

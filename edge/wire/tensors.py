@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -97,7 +97,8 @@ def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> Encod
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """A flat writable byte view of a contiguous CPU tensor, without a copy."""
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
 
 
 def _quantize(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

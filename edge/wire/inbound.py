@@ -1,0 +1,214 @@
+"""The receiving end of one link: a reader thread that checks, decodes and hands to the sink.
+
+::
+
+    gRPC --messages--> reader: assemble, check, decode --> sink
+    gRPC <----acks---- worker (one of the server's) <----- queue <-- credits, refusals
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+import grpc
+import torch
+
+from edge.wire import tensors
+from edge.wire.checks import FrameCheck, RunExpectation
+from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, Assembler, Received, unpack
+from ringtune.errors import DeadlineError, FrameError, RingTuneError
+from ringtune.schedule import Payload
+from ringtune.v1 import ring_pb2
+
+_log = logging.getLogger(__name__)
+
+HELLO_WAIT_S: Final = 30.0
+"""How long a link may take from its start to its welcome: HELLO comes, and this node prepares the run."""
+
+_POLL_S: Final = 1.0
+_JOIN_S: Final = 5.0
+
+
+class Sink(Protocol):
+    """Where what arrives goes; called from reader threads, never after ``RingServicer.forget`` returned."""
+
+    def on_tensor(
+        self,
+        kind: str,
+        seq: int,
+        micro: int,
+        boundary: int,
+        source: str,
+        tensor: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> None:
+        """A whole, checked hidden state or gradient (B, T, D); ``mask`` (B, T) int64 or None."""
+
+    def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
+        """A whole head for turn ``seq`` (kind ``Payload.HEAD``), or a probe."""
+
+    def on_link_lost(self, source: str, reason: str) -> None:
+        """The link from ``source`` broke; not called when ``source`` closed it in order."""
+
+    def on_refused(self, source: str, error: RingTuneError) -> None:
+        """A frame of ``source`` was refused and dropped; ``source`` is told as well."""
+
+
+class Admission(Protocol):
+    """What a link needs to know once its HELLO was accepted."""
+
+    expectation: RunExpectation
+    sink: Sink
+
+    def check_of(self, source: str) -> FrameCheck:
+        """The check of that source's frames; one per source and run."""
+
+
+class InLink:
+    """One incoming link.
+
+    Attributes:
+        is_over: the call has ended; what had come before may still be read.
+        is_done: the reader has ended: no more calls to the sink.
+
+    Args:
+        messages: from gRPC; ends or raises when the call is over.
+        join: called with the link and its first frame; returns (source, admission) or raises
+            :class:`FrameError`. May wait.
+        changed: called when ``is_over`` or ``is_done`` became true.
+    """
+
+    def __init__(
+        self,
+        messages: Iterator[bytes],
+        *,
+        join: Callable[[InLink, ring_pb2.FrameHeader | None], tuple[str, Admission]],
+        changed: Callable[[InLink], None],
+    ) -> None:
+        self._messages = messages
+        self._join = join
+        self._changed = changed
+        self._acks: queue.SimpleQueue[ring_pb2.Ack | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, name="link-reader", daemon=True)
+        self._is_welcome = False
+        self._is_forgotten = False
+        self.is_over = False
+        self.is_done = False
+
+    # ---- the worker of the server ---------------------------------------------------------------------
+
+    def acks(self, context: grpc.ServicerContext) -> Iterator[ring_pb2.Ack]:
+        """Run the link until it is over; what it yields goes back to the sender."""
+        deadline_s = time.monotonic() + HELLO_WAIT_S
+        if not context.add_callback(self._end):
+            return
+        self._thread.start()
+        try:
+            while True:
+                try:
+                    ack = self._acks.get(timeout=_POLL_S)
+                except queue.Empty:
+                    if not self._is_welcome and time.monotonic() > deadline_s:
+                        yield _refusal(DeadlineError(f"no HELLO came within {HELLO_WAIT_S:g} s; the link is closed"))
+                        return
+                    continue
+                if ack is None:
+                    return
+                yield ack
+        finally:
+            self._end()
+
+    def forget(self) -> None:
+        """Take no more frames and let the stream end; returns at once."""
+        self._is_forgotten = True
+        self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._acks.put(None)
+        self._changed(self)
+
+    def wait(self) -> None:
+        """Wait until the reader has left the sink."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+
+    def credit(self, boundary: int, count: int) -> None:
+        """Send credits back."""
+        self._acks.put(ring_pb2.Ack(credits=count, boundary=boundary))
+
+    # ---- the reader -----------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            self._welcome_and_take()
+        except Exception:
+            _log.exception("a link's reader failed")
+        finally:
+            self.is_done = True
+            self._end()
+
+    def _welcome_and_take(self) -> None:
+        try:
+            first = next(self._messages, None)
+            if first is None:
+                return
+            source, admission = self._join(self, unpack(first)[0])
+        except grpc.RpcError:
+            return
+        except RingTuneError as error:
+            self._acks.put(_refusal(error))
+            return
+        self._is_welcome = True
+        self._acks.put(ring_pb2.Ack(welcome=True))
+        check = admission.check_of(source)
+        assembler = Assembler(check.admit, check.revoke)
+        try:
+            for message in self._messages:
+                if self._is_forgotten:
+                    return
+                fed = assembler.feed(message)
+                if fed.error is not None:
+                    self._refuse(source, admission, fed.error)
+                if fed.received is not None:
+                    self._deliver(source, admission, check, fed.received)
+        except grpc.RpcError:
+            self._lost(source, admission)
+
+    def _deliver(self, source: str, admission: Admission, check: FrameCheck, received: Received) -> None:
+        header, payload = received
+        kind = NAMES[header.kind]
+        try:
+            if kind in (Payload.HEAD, PROBE):
+                admission.sink.on_blob(kind, header.seq, source, bytes(tensors.bytes_of(payload)))
+                return
+            tensor, mask = tensors.decode(
+                payload,
+                header.shape,
+                DTYPE_NAMES[header.dtype],
+                header.mask_bytes,
+                compute_dtype=admission.expectation.compute_dtype,
+            )
+            admission.sink.on_tensor(kind, header.seq, header.micro, header.boundary, source, tensor, mask)
+        except FrameError as error:
+            check.revoke(header)
+            self._refuse(source, admission, error)
+
+    def _refuse(self, source: str, admission: Admission, error: RingTuneError) -> None:
+        _log.warning("node %s: %s", source, error)
+        self._acks.put(_refusal(error))
+        if not self._is_forgotten:
+            admission.sink.on_refused(source, error)
+
+    def _lost(self, source: str, admission: Admission) -> None:
+        if not self._is_forgotten:
+            admission.sink.on_link_lost(source, f"the link from node {source} broke; see that node's log")
+
+
+def _refusal(error: RingTuneError) -> ring_pb2.Ack:
+    return ring_pb2.Ack(refusal=str(error), error=type(error).__name__)
