@@ -1,16 +1,71 @@
-"""Carry out the compute actions of one node with torch."""
+"""Carry out the compute actions of one node with torch.
+
+The engine decides what runs when; here each action is a few lines on the state of its micro-batch::
+
+    E  ids -> hidden            F  hidden -> hidden, keeps (x, y)    H  hidden -> loss, gradient
+    f  hidden -> hidden         B  y.backward(gradient) -> x.grad    U  optimizer step
+
+A micro-batch holds one hidden state and one gradient at most: it is at one place at a time. What was handed out or
+used up is dropped at once, so a frozen slice holds nothing between two micro-batches.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from edge.data.rows import OwnerDataset
+from edge.data.tokens import Batch
+from edge.hosting import Hosted, host
+from edge.model.activations import saved_tensors, storage_bytes
+from edge.model.optimizers import apply_update
+from edge.model.owner import OwnerParts
+from edge.model.saving import adapter_folder
+from ringtune.errors import PlanError
 from ringtune.job import Job
+from ringtune.learning_rate import learning_rate
 from ringtune.plan import Plan
-from ringtune.schedule import Action
-from ringtune.turns import Turn
+from ringtune.schedule import Action, Op, Payload, lowest_with_graph
+from ringtune.turns import Item, StepKind, Turn, items
+
+Values = tuple[tuple[str, float], ...]
+
+
+@dataclass(slots=True)
+class _Flow:
+    """What this node holds of one micro-batch."""
+
+    boundary: int = 0  # block that ``hidden`` enters
+    hidden: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    context: Any = None  # built from the mask for the blocks of this node
+    has_context: bool = False
+    grad: torch.Tensor | None = None
+    graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def drop_hidden(self) -> None:
+        """The hidden state left for elsewhere, or became a loss."""
+        self.hidden = self.mask = self.context = None
+        self.has_context = False
+
+    @property
+    def is_empty(self) -> bool:
+        return self.hidden is None and self.grad is None and not self.graphs
+
+
+@dataclass(slots=True)
+class _OpenItem:
+    """One item of this node's own data, or of another's that passes here."""
+
+    item: Item
+    offsets: tuple[int, ...]
+    batch: Batch | None = None
+    num_targets: int = 0
+    heads_left: int = 0
 
 
 class NodeExecutor:
@@ -27,7 +82,8 @@ class NodeExecutor:
         device: torch device.
 
     Raises:
-        ModelError: the folder is not what the plan needs, or the adapter configuration can't be split.
+        ModelError: the folder is not what the plan needs.
+        JobError: the adapter configuration can't be split.
         DataError: an owner without data, or a class that the plan doesn't have.
     """
 
@@ -41,32 +97,151 @@ class NodeExecutor:
         *,
         device: str = "cpu",
     ) -> None:
-        raise NotImplementedError
+        self._plan = plan
+        self._job = job
+        self._dataset = dataset if plan.owner(node) else None
+        self._hosted: Hosted = host(plan, node, job, model_folder, dataset, device=torch.device(device))
+        self._items: dict[int, _OpenItem] = {}
+        self._flows: dict[tuple[int, int], _Flow] = {}
+        self._handlers: dict[Op, Callable[[Action, _OpenItem], Values]] = {
+            Op.EMBED: self._embed,
+            Op.FORWARD_FREE: self._forward_free,
+            Op.FORWARD: self._forward,
+            Op.HEAD: self._head,
+            Op.BACKWARD: self._backward,
+            Op.UPDATE: self._update,
+        }
+
+    # ---- what is held -----------------------------------------------------------------------------
 
     @property
     def hosted_bytes(self) -> int:
         """Bytes of weights, adapters and head that this node holds."""
-        raise NotImplementedError
+        return self._hosted.hosted_bytes
 
     def live_bytes(self) -> int:
         """Bytes of batches, hidden states, gradients and graphs that are held now (for tests)."""
-        raise NotImplementedError
+        held: list[torch.Tensor] = [tensor for entry in self._items.values() for tensor in entry.batch or ()]
+        for flow in self._flows.values():
+            held += [item for item in (flow.hidden, flow.mask, flow.grad, flow.context) if torch.is_tensor(item)]
+            for pair in flow.graphs.values():
+                held += [*pair, *saved_tensors(pair[1])]
+        weights = storage_bytes(self._hosted.weights())
+        return sum(size for address, size in storage_bytes(held).items() if address not in weights)
+
+    # ---- turns ------------------------------------------------------------------------------------
 
     def grant(self, turn: Turn) -> None:
         """Learn the items of a turn; has to come before any of their actions."""
-        raise NotImplementedError
+        for item in items(self._plan, turn):
+            sizes = self._plan.microbatch_sizes(item.rows)
+            offsets = tuple(sum(sizes[:index]) for index in range(len(sizes) + 1))
+            self._items[item.seq] = _OpenItem(item=item, offsets=offsets, heads_left=len(sizes))
 
     def forget_turn(self, index: int) -> None:
         """Drop a turn's items; call it when the node has done all its actions of the turn."""
-        raise NotImplementedError
+        done = {seq for seq, entry in self._items.items() if entry.item.turn == index}
+        self._items = {seq: entry for seq, entry in self._items.items() if seq not in done}
+        self._flows = {key: flow for key, flow in self._flows.items() if key[0] not in done}
 
-    def run(self, action: Action) -> tuple[tuple[str, float], ...]:
+    # ---- actions ----------------------------------------------------------------------------------
+
+    def run(self, action: Action) -> Values:
         """Carry out one of E, f, F, H, B, U.
 
         Returns:
             Numbers for the report: an H gives ``loss_sum``, ``count`` and ``correct``; otherwise nothing.
+
+        Raises:
+            PlanError: the action has no input here, or its turn was not granted.
         """
-        raise NotImplementedError
+        entry = self._items.get(action.seq)
+        if entry is None:
+            raise PlanError(f"{action} belongs to no granted turn")
+        handler = self._handlers.get(action.op)
+        if handler is None:
+            raise PlanError(f"{action} is not a compute action that this node knows")
+        return handler(action, entry)
+
+    def _embed(self, action: Action, entry: _OpenItem) -> Values:
+        owner, dataset = self._owner(action)
+        if entry.batch is None:
+            batch = dataset.batch(self._plan, entry.item)
+            entry.num_targets = owner.num_targets(batch)
+            entry.batch = batch.to(self._hosted.device)
+        rows = self._rows(entry, entry.batch, action.micro)
+        self._flows[action.seq, action.micro] = _Flow(hidden=owner.embed(rows), mask=rows.mask)
+        return ()
+
+    def _forward_free(self, action: Action, entry: _OpenItem) -> Values:
+        flow = self._flow(action)
+        hidden, mask = self._hidden(flow, action), self._mask(flow, action)
+        with torch.no_grad():
+            context = self._context(flow, hidden, mask)
+            flow.hidden = self._hosted.blocks.run(hidden, mask, context, action.start, action.stop)
+        flow.boundary = action.stop
+        return ()
+
+    def _forward(self, action: Action, entry: _OpenItem) -> Values:
+        item, flow = entry.item, self._flow(action)
+        hidden, mask = self._hidden(flow, action), self._mask(flow, action)
+        with torch.no_grad():
+            context = self._context(flow, hidden, mask)
+        has_grad_below = action.start > lowest_with_graph(self._plan, item.kind, item.step)
+        with torch.enable_grad():
+            x = hidden.detach().requires_grad_(has_grad_below)
+            at = (item.step, action.micro)
+            y = self._hosted.blocks.run(x, mask, context, action.start, action.stop, train_at=at)
+        flow.graphs[action.start, action.stop] = (x, y)
+        flow.hidden, flow.boundary = y.detach(), action.stop
+        return ()
+
+    def _head(self, action: Action, entry: _OpenItem) -> Values:
+        item, flow = entry.item, self._flow(action)
+        owner, _ = self._owner(action)
+        if entry.batch is None:
+            raise PlanError(f"{action} comes before its batch was embedded")
+        hidden = self._hidden(flow, action)
+        rows = self._rows(entry, entry.batch, action.micro)
+        flow.drop_hidden()
+        if item.kind.has_backward:
+            at = (item.step, action.micro)
+            result = owner.train_step(hidden, rows, num_targets=max(1, entry.num_targets), at=at)
+            flow.grad = result.grad
+            if not item.kind.has_update:
+                owner.drop_grads()
+        else:
+            result = owner.evaluate(hidden, rows)
+        entry.heads_left -= 1
+        if entry.heads_left == 0:
+            entry.batch = None
+        self._drop_if_empty(action)
+        return result.values
+
+    def _backward(self, action: Action, entry: _OpenItem) -> Values:
+        flow = self._flow(action)
+        graph = flow.graphs.pop((action.start, action.stop), None)
+        if graph is None or flow.grad is None:
+            raise PlanError(f"{action} has no {'graph' if graph is None else 'gradient'} here")
+        x, y = graph
+        if y.requires_grad:
+            torch.autograd.backward([y], [flow.grad])
+        flow.grad = x.grad
+        if not entry.item.kind.has_update:
+            for parameter in self._hosted.blocks.parameters(action.start, action.stop).values():
+                parameter.grad = None
+        self._drop_if_empty(action)
+        return ()
+
+    def _update(self, action: Action, entry: _OpenItem) -> Values:
+        rate = learning_rate(self._job.train, entry.item.step, self._plan.num_steps)
+        if action.start == self._plan.num_blocks:
+            self._owner(action)[0].update(rate)
+        elif self._hosted.optimizer is not None:
+            apply_update(self._hosted.optimizer, rate)
+        return ()
+
+    # ---- tensors in and out -----------------------------------------------------------------------
 
     def put_tensor(self, payload: str, seq: int, micro: int, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Give a micro-batch the hidden state (B, T, D) or gradient that came for it.
@@ -78,7 +253,15 @@ class NodeExecutor:
             tensor: any float dtype, on the CPU.
             mask: (B, T) integers with a hidden state that enters a block; None with one that enters the head.
         """
-        raise NotImplementedError
+        flow = self._flows.setdefault((seq, micro), _Flow())
+        device = self._hosted.device
+        moved = tensor.to(device=device, dtype=self._hosted.dtype)
+        if payload == Payload.GRAD:
+            flow.grad = moved
+            return
+        flow.drop_hidden()
+        flow.hidden = moved
+        flow.mask = None if mask is None else mask.to(device=device, dtype=torch.int64)
 
     def take_tensor(self, payload: str, seq: int, micro: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hand a micro-batch's hidden state or gradient out for sending, and forget it.
@@ -86,12 +269,29 @@ class NodeExecutor:
         Returns:
             A tensor (B, T, D) on the CPU in the compute dtype, not written to afterwards; and the mask (B, T)
             if it is a hidden state that enters a block, otherwise None.
+
+        Raises:
+            PlanError: there is none.
         """
-        raise NotImplementedError
+        flow = self._flows.get((seq, micro))
+        tensor = None if flow is None else flow.grad if payload == Payload.GRAD else flow.hidden
+        if flow is None or tensor is None:
+            raise PlanError(f"micro-batch {micro} of item {seq} has nothing to send as {payload!r}")
+        mask = None
+        if payload == Payload.GRAD:
+            flow.grad = None
+        else:
+            mask = flow.mask if flow.boundary < self._plan.num_blocks else None
+            flow.drop_hidden()
+        if flow.is_empty:
+            del self._flows[seq, micro]
+        return tensor.cpu(), None if mask is None else mask.cpu()
+
+    # ---- head and files ---------------------------------------------------------------------------
 
     def head_blob(self) -> bytes:
         """The head, its optimizer moments and step counts as one safetensors file."""
-        raise NotImplementedError
+        return self._owner(None)[0].to_blob()
 
     def load_head_blob(self, data: bytes) -> None:
         """Take over a head from ``head_blob``.
@@ -99,7 +299,7 @@ class NodeExecutor:
         Raises:
             IntegrityError: unreadable, or not a head of this run.
         """
-        raise NotImplementedError
+        self._owner(None)[0].load_blob(data)
 
     def adapter_files(self, *, with_head: bool, with_private: bool = False) -> dict[str, bytes]:
         """This node's part of the AdapterHub folder.
@@ -112,4 +312,42 @@ class NodeExecutor:
             Name to content: ``adapter.safetensors`` (unless it hosts nothing), and with the head
             ``adapter_config.json``, ``head_config.json`` and ``model_head.safetensors``.
         """
-        raise NotImplementedError
+        if with_head:
+            self._owner(None)
+        without = () if with_private else range(self._plan.private_blocks)
+        return adapter_folder(self._hosted.skeleton, without_blocks=without, with_head=with_head)
+
+    # ---- state of a micro-batch -------------------------------------------------------------------
+
+    def _flow(self, action: Action) -> _Flow:
+        flow = self._flows.get((action.seq, action.micro))
+        if flow is None:
+            raise PlanError(f"{action} comes before its input")
+        return flow
+
+    def _hidden(self, flow: _Flow, action: Action) -> torch.Tensor:
+        if flow.hidden is None:
+            raise PlanError(f"{action} has no hidden state here")
+        return flow.hidden
+
+    def _mask(self, flow: _Flow, action: Action) -> torch.Tensor:
+        if flow.mask is None:
+            raise PlanError(f"{action} has a hidden state without attention mask")
+        return flow.mask
+
+    def _context(self, flow: _Flow, hidden: torch.Tensor, mask: torch.Tensor) -> Any:
+        if not flow.has_context:
+            flow.context, flow.has_context = self._hosted.blocks.context(hidden, mask), True
+        return flow.context
+
+    def _drop_if_empty(self, action: Action) -> None:
+        if self._flow(action).is_empty:
+            del self._flows[action.seq, action.micro]
+
+    def _rows(self, entry: _OpenItem, batch: Batch, micro: int) -> Batch:
+        return batch.rows(entry.offsets[micro], entry.offsets[micro + 1])
+
+    def _owner(self, action: Action | None) -> tuple[OwnerParts, OwnerDataset]:
+        if self._hosted.owner is None or self._dataset is None:
+            raise PlanError(f"{action or 'the head'} needs an owner, which this node is not")
+        return self._hosted.owner, self._dataset

@@ -1,0 +1,71 @@
+"""What differs between families of transformers, as one small object each.
+
+To add a family: write ``edge/model/families/<name>.py`` with an object ``FAMILY`` of the shape below, name it in
+``MODULES``, and add its line to the parity test (``tests/edge/test_slice.py``). Everything else (which tensors are
+read, adapters, dropout, graphs, saving) is the same for all.
+
+B batch rows, T tokens, D model width.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import torch
+
+from edge.data.tokens import Batch
+from ringtune.errors import ModelError
+
+# model_type of config.json -> module of this package
+MODULES: Mapping[str, str] = {"bert": "bert"}
+
+
+class Family(Protocol):
+    """How to embed, how to call one block, what the head sees.
+
+    ``base`` is always the Hugging Face base model, of which only hosted modules are real.
+
+    Attributes:
+        blocks_path: dotted path of the block list in ``base``.
+        embedding_paths: dotted paths in ``base`` of everything else that an owner has to hold; what is neither
+            a block nor in this list is never read.
+    """
+
+    blocks_path: str
+    embedding_paths: tuple[str, ...]
+
+    def check(self, config: Any) -> None:
+        """Refuse variants that can't be split.
+
+        Raises:
+            ModelError: names the key of ``config.json``.
+        """
+
+    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
+        """Hidden state (B, T, D) that enters block 0."""
+
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:  # noqa: N803
+        """What every block needs besides the hidden state, rebuilt from the 2-D mask on each node.
+
+        It is built once per micro-batch and node and given to every block there. The blocks may change tensors
+        of another batch size than B in place, so every tensor in it needs B rows.
+        """
+
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
+        """Run one block."""
+
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
+        """What the prediction head is called with: the last hidden state and keyword arguments."""
+
+
+def family_of(model_type: str) -> Family:
+    """The family of a ``config.json``.
+
+    Raises:
+        ModelError: not a supported one.
+    """
+    if model_type not in MODULES:
+        raise ModelError(f"model_type {model_type!r} is not supported; use one of {', '.join(sorted(MODULES))}")
+    return cast(Family, importlib.import_module(f"{__name__}.{MODULES[model_type]}").FAMILY)

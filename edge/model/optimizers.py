@@ -1,0 +1,58 @@
+"""The job's optimizer over what a node hosts, and its state as plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ringtune.job import Train
+
+
+def make_optimizer(train: Train, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
+    """torch's AdamW or SGD; None if there is nothing to train.
+
+    Parameters without a gradient are skipped by ``step``, so their moments and counts start when they first train.
+    """
+    if not parameters:
+        return None
+    if train.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=train.learning_rate, weight_decay=train.weight_decay)
+    return torch.optim.AdamW(parameters, lr=train.learning_rate, weight_decay=train.weight_decay)
+
+
+def apply_update(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """One step at this learning rate; gradients are freed."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def optimizer_tensors(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
+) -> dict[str, torch.Tensor]:
+    """Moments and step counts as ``name/key``; nothing for a parameter that was never updated."""
+    found: dict[str, torch.Tensor] = {}
+    for name, parameter in parameters.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                found[f"{name}/{key}"] = value
+    return found
+
+
+def load_optimizer_tensors(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, torch.nn.Parameter],
+    tensors: Mapping[str, torch.Tensor],
+) -> None:
+    """Replace the state by what ``optimizer_tensors`` gave."""
+    for name, parameter in parameters.items():
+        prefix = f"{name}/"
+        state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
+        optimizer.state.pop(parameter, None)
+        if state:
+            optimizer.state[parameter] = {
+                key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
+                for key, value in state.items()
+            }

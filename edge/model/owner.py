@@ -1,0 +1,176 @@
+"""What only an owner has of the model: the embedding and the head.
+
+The head is the one trained part that moves: at a hand-over it travels with its optimizer state, so that the result
+is that of one process.
+
+B rows of a micro-batch, T tokens, D model width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from edge.data.tokens import Batch
+from edge.model.dropout import HEAD_UNIT, seed_unit
+from edge.model.heads import Task
+from edge.model.optimizers import apply_update, load_optimizer_tensors, make_optimizer, optimizer_tensors
+from edge.model.skeleton import Skeleton
+from edge.model.slice import set_mode
+from ringtune.errors import IntegrityError
+from ringtune.job import Train
+
+
+class HeadResult(NamedTuple):
+    """What the head yields for one micro-batch.
+
+    Attributes:
+        values: ``loss_sum``, ``count``, ``correct``.
+        grad: of the hidden state (B, T, D), None without backward.
+    """
+
+    values: tuple[tuple[str, float], ...]
+    grad: torch.Tensor | None
+
+
+class OwnerParts:
+    """Embedding and head of one owner.
+
+    Args:
+        skeleton: after ``materialise``.
+        head: the head module of the skeleton.
+        task: its loss.
+        train: optimizer, dropout and seed.
+    """
+
+    def __init__(self, skeleton: Skeleton, head: torch.nn.Module, task: Task, train: Train) -> None:
+        self._skeleton = skeleton
+        self.head = head
+        self._task = task
+        self._train = train
+        self._parameters = {name: value for name, value in head.named_parameters() if value.requires_grad}
+        self._optimizer = make_optimizer(train, list(self._parameters.values()))
+
+    def embed(self, batch: Batch) -> torch.Tensor:
+        """Token ids to the hidden state (B, T, D) that enters block 0; frozen, without dropout."""
+        from adapters.context import ForwardContext
+
+        base = self._skeleton.base
+        with torch.no_grad(), ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
+            return self._skeleton.family.embed(base, batch)
+
+    def num_targets(self, batch: Batch) -> int:
+        """Valid targets of a whole batch."""
+        return self._task.num_targets(batch)
+
+    def evaluate(self, hidden_BTD: torch.Tensor, batch: Batch) -> HeadResult:  # noqa: N803
+        """Loss and hits without graph and dropout."""
+        set_mode(self.head, train=False)
+        with torch.no_grad():
+            return self._result(hidden_BTD, batch, None, 1)
+
+    def train_step(
+        self,
+        hidden_BTD: torch.Tensor,  # noqa: N803
+        batch: Batch,
+        *,
+        num_targets: int,
+        at: tuple[int, int],
+    ) -> HeadResult:
+        """Loss, the head's own gradients (added up over micro-batches), and the gradient of the hidden state.
+
+        Args:
+            hidden_BTD: leaves the last block.
+            batch: the rows of this micro-batch.
+            num_targets: valid targets of the whole batch, which the loss is divided by.
+            at: (step, micro-batch), for dropout.
+        """
+        set_mode(self.head, train=True)
+        if self._train.dropout > 0:
+            seed_unit(self._train.seed, *at, HEAD_UNIT)
+        with torch.enable_grad():
+            leaf_BTD = hidden_BTD.detach().requires_grad_(True)  # noqa: N806
+            return self._result(leaf_BTD, batch, leaf_BTD, num_targets)
+
+    def _result(
+        self,
+        hidden_BTD: torch.Tensor,  # noqa: N803
+        batch: Batch,
+        leaf: torch.Tensor | None,
+        num_targets: int,
+    ) -> HeadResult:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        last_BTD, more = self._skeleton.family.finish(self._skeleton.base, hidden_BTD, batch)  # noqa: N806
+        outputs = BaseModelOutput(last_hidden_state=last_BTD)
+        output = self.head(outputs, attention_mask=batch.mask, return_dict=True, **more)
+        counts = self._task.evaluate(output, batch)
+        if leaf is not None:
+            torch.autograd.backward(counts.loss_sum / num_targets)
+        values = (
+            ("loss_sum", float(counts.loss_sum.detach())),
+            ("count", float(counts.count)),
+            ("correct", float(counts.correct)),
+        )
+        return HeadResult(values=values, grad=None if leaf is None else leaf.grad)
+
+    def update(self, learning_rate: float) -> None:
+        """One optimizer step of the head."""
+        if self._optimizer is not None:
+            apply_update(self._optimizer, learning_rate)
+
+    def drop_grads(self) -> None:
+        """Forget gradients that no update will use."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def to_blob(self) -> bytes:
+        """Parameters, moments and step counts as one safetensors file."""
+        from safetensors.torch import save
+
+        tensors = {f"param/{name}": value for name, value in self.head.state_dict().items()}
+        if self._optimizer is not None:
+            state = optimizer_tensors(self._optimizer, self._parameters)
+            tensors |= {f"state/{name}": value for name, value in state.items()}
+        return bytes(save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}))
+
+    def load_blob(self, data: bytes) -> None:
+        """Take over what ``to_blob`` of another owner gave.
+
+        Raises:
+            IntegrityError: unreadable, or tensors with other names, shapes, types or values than a head of this run.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            tensors: dict[str, torch.Tensor] = load(data)
+        except SafetensorError as error:
+            raise IntegrityError(f"the head that was handed over is damaged ({error})") from error
+        own = self.head.state_dict()
+        given = {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
+        state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
+        if given.keys() != own.keys() or len(given) + len(state) != len(tensors):
+            raise IntegrityError(f"the head that was handed over has tensors {sorted(tensors)}, not {sorted(own)}")
+        for name, value in given.items():
+            _check_like(name, value, own[name])
+        for name, value in state.items():
+            parameter = self._parameters.get(name.rpartition("/")[0])
+            if parameter is None:
+                raise IntegrityError(f"the head that was handed over has state {name} of an unknown tensor")
+            if not name.endswith("/step"):
+                _check_like(name, value, parameter)
+        self.head.load_state_dict(given)
+        if self._optimizer is not None:
+            load_optimizer_tensors(self._optimizer, self._parameters, state)
+
+
+def _check_like(name: str, value: torch.Tensor, expected: torch.Tensor) -> None:
+    if value.shape != expected.shape or value.dtype != expected.dtype:
+        raise IntegrityError(
+            f"the head that was handed over has {name} as {value.dtype} {list(value.shape)}, "
+            f"expected {expected.dtype} {list(expected.shape)}"
+        )
+    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        raise IntegrityError(f"the head that was handed over has {name} with numbers that are not finite")

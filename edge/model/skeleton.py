@@ -1,0 +1,165 @@
+"""A model with every adapter and the head in place, and nothing else: the whole architecture in a few megabytes.
+
+Every node builds this same skeleton of the *whole* model with the same seed, so the initial adapters and head are
+those that one process would get, and none has to be shipped. ``slice`` then makes real what the node hosts and
+drops the rest.
+
+Base weights are zeros of stride 0 (4 bytes each), not ``meta`` tensors: some adapters put their own weights on the
+device of the weight that they wrap. Buffers stay real, because no file has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from edge.model.dropout import set_dropout
+from edge.model.families import Family, family_of
+from ringtune.errors import JobError, ModelError
+from ringtune.job import Job
+from ringtune.model_files import read_config
+
+ADAPTER = "ringtune"
+_register_lock = threading.Lock()
+
+
+class Skeleton(NamedTuple):
+    """A model without base weights.
+
+    Attributes:
+        model: an ``AutoAdapterModel``; adapters and head are real float32 tensors, frozen weights stride-0 zeros.
+        family: how to run it.
+    """
+
+    model: Any
+    family: Family
+
+    @property
+    def base(self) -> Any:
+        """The base model inside."""
+        return self.model.base_model
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The list of blocks inside."""
+        blocks = self.base.get_submodule(self.family.blocks_path)
+        if not isinstance(blocks, nn.ModuleList):
+            raise ModelError(f"{self.family.blocks_path} of {type(self.base).__name__} is not a list of blocks")
+        return blocks
+
+
+def build_skeleton(folder: Path, job: Job) -> Skeleton:
+    """Build the architecture of ``folder`` and add the job's adapter, seeded with ``train.seed``.
+
+    The generator is left where ``add_adapter`` left it, so that a head added next gets the values that it would get
+    in one process; call this and ``add_head`` inside ``torch.random.fork_rng``.
+
+    Raises:
+        ModelError: no such folder, or a family that is not supported.
+        JobError: the library refuses the adapter configuration, or it has parts outside the blocks.
+    """
+    from adapters import AutoAdapterModel
+    from transformers import AutoConfig
+
+    family = family_of(str(read_config(folder)["model_type"]))
+    config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    family.check(config)
+    config.name_or_path = folder.resolve().name  # ends up in adapter_config.json: no local path
+    set_dropout(config, job.train.dropout)
+    with _without_weights():
+        model = AutoAdapterModel.from_config(config)
+    _fill_with_zeros(model)
+    skeleton = Skeleton(model=model, family=family)
+    _add_adapter(skeleton, job)
+    return skeleton
+
+
+@contextlib.contextmanager
+def _without_weights() -> Iterator[None]:
+    """While open, parameters of new modules go to ``meta`` at once; buffers stay real."""
+    original = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        original(module, name, parameter)
+        if parameter is not None and not parameter.is_meta:
+            module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+
+    with _register_lock:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+def _fill_with_zeros(model: nn.Module) -> None:
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                zeros = torch.zeros((), dtype=torch.float32).expand(parameter.shape)
+                module._parameters[name] = nn.Parameter(zeros, requires_grad=False)
+
+
+def _add_adapter(skeleton: Skeleton, job: Job) -> None:
+    model = skeleton.model
+    config = _adapter_config(job)
+    before = set(_tensors(model))
+    torch.manual_seed(job.train.seed)
+    try:
+        model.add_adapter(ADAPTER, config=config)
+    except (ValueError, AssertionError, KeyError, NotImplementedError) as error:
+        raise JobError(f"adapter.config = {job.adapter.config!r} is refused by the library: {error}") from error
+    _check_inside_blocks(skeleton, before, job.adapter.config)
+    model.train_adapter(ADAPTER)
+    model.eval()
+
+
+def _adapter_config(job: Job) -> Any:
+    """The job's configuration string as an object, with ``train.dropout`` in each part.
+
+    Only names that the library ships: a path or a hub name would mean something else on each node.
+    """
+    from adapters import AdapterConfig
+    from adapters.configuration import ADAPTER_CONFIG_MAP
+
+    text = job.adapter.config
+    names = [re.split(r"[\[\s]", part.strip(), maxsplit=1)[0] for part in text.split("|")]
+    for name in names:
+        if name not in ADAPTER_CONFIG_MAP:
+            known = ", ".join(sorted(ADAPTER_CONFIG_MAP))
+            raise JobError(f"adapter.config = {text!r}: {name!r} is not a configuration of AdapterHub; use one of {known}")
+    try:
+        config = AdapterConfig.load(text)
+    except (ValueError, TypeError) as error:
+        raise JobError(f"adapter.config = {text!r} is not readable: {error}") from error
+    for part in getattr(config, "configs", [config]):
+        if part.get("use_dora", False):
+            raise JobError(f"adapter.config = {text!r}: DoRA starts from the base weights, which no node has whole")
+        if part.get("stochastic_depth", 0.0):
+            raise JobError(f"adapter.config = {text!r}: stochastic_depth is not supported; use train.dropout")
+    return config.replace(dropout=job.train.dropout)
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return dict([*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)])
+
+
+def _check_inside_blocks(skeleton: Skeleton, before: set[str], text: str) -> None:
+    """Refuse adapters with tensors outside the blocks, or with one tensor in two blocks."""
+    prefix = f"{skeleton.model.base_model_prefix}.{skeleton.family.blocks_path}."
+    homes: dict[int, set[str]] = {}
+    for name, tensor in _tensors(skeleton.model).items():
+        if name in before:
+            continue
+        if not name.startswith(prefix):
+            raise JobError(f"adapter.config = {text!r} has {name} outside the blocks, which can't be split; use seq_bn")
+        homes.setdefault(id(tensor), set()).add(name[len(prefix) :].split(".")[0])
+    if any(len(blocks) > 1 for blocks in homes.values()):
+        raise JobError(f"adapter.config = {text!r} shares a tensor between blocks, which can't be split; use seq_bn")

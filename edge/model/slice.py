@@ -1,0 +1,190 @@
+"""The part of a model that one node makes real, and how its blocks are run.
+
+Only the tensors of hosted blocks (and, at an owner, of the embedding) are read from the file; every other module is
+replaced by an empty one, so using it by mistake fails. Blocks keep their absolute index.
+
+B batch rows, T tokens, D model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from edge.model.dropout import block_unit, seed_unit
+from edge.model.safetensors_files import Checkpoint
+from edge.model.skeleton import ADAPTER, Skeleton
+from ringtune.errors import ModelError
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_LEGACY_SUFFIXES = ((".weight", ".gamma"), (".bias", ".beta"))  # LayerNorm names of the first BERT files
+
+
+class Empty(nn.Module):
+    """Stands where a module is that this node does not host."""
+
+
+def materialise(
+    skeleton: Skeleton,
+    checkpoint: Checkpoint,
+    *,
+    blocks: Iterable[int],
+    with_embedding: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    """Make the hosted modules real in place, and drop all others.
+
+    Args:
+        skeleton: of the whole model.
+        checkpoint: where the base weights are.
+        blocks: absolute indices of hosted blocks.
+        with_embedding: also what an owner holds.
+        dtype: of the computation.
+        device: of the computation.
+
+    Raises:
+        ModelError: a tensor is missing or has another shape.
+    """
+    base, family = skeleton.base, skeleton.family
+    kept = set(blocks)
+    for index in range(len(skeleton.blocks)):
+        if index not in kept:
+            skeleton.blocks[index] = Empty()
+    paths = [f"{family.blocks_path}.{index}" for index in sorted(kept)]
+    paths += list(family.embedding_paths) if with_embedding else []
+    for path in paths:
+        _read_module(skeleton, checkpoint, path, dtype, private=path not in family.embedding_paths)
+        base.get_submodule(path).to(device=device, dtype=dtype)
+    for name, child in list(base.named_children()):
+        if any(_is_unread(parameter) for parameter in child.parameters()):
+            setattr(base, name, Empty())
+
+
+def _read_module(skeleton: Skeleton, checkpoint: Checkpoint, path: str, dtype: torch.dtype, *, private: bool) -> None:
+    """Read the frozen tensors under ``path``.
+
+    Args:
+        skeleton: where to put them.
+        checkpoint: where they are.
+        path: dotted path in the base model.
+        dtype: to convert to.
+        private: copy them out of the mapped file. A table of which only some rows are used stays mapped.
+    """
+    module = skeleton.base.get_submodule(path)
+    state: dict[str, torch.Tensor] = {}
+    for name, target in module.state_dict().items():
+        if f".{ADAPTER}." in f".{name}":
+            continue
+        full = f"{path}.{name}"
+        stored = checkpoint.find(*_stored_names(skeleton.model.base_model_prefix, full))
+        if stored is None and not isinstance(_attribute(module, name), nn.Parameter):
+            continue  # a buffer that the architecture computes
+        if stored is None:
+            raise ModelError(f"{checkpoint.folder}: tensor {full} is missing; fetch the model again")
+        tensor = checkpoint.read(stored)
+        if tensor.shape != target.shape:
+            raise ModelError(
+                f"{checkpoint.folder}: tensor {stored} has shape {list(tensor.shape)}, config.json asks for "
+                f"{list(target.shape)}; fetch the model again"
+            )
+        converted = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        state[name] = converted.clone() if private and converted is tensor else converted
+    module.load_state_dict(state, strict=False, assign=True)
+
+
+def _stored_names(prefix: str, name: str) -> Iterator[str]:
+    """Names under which a file may hold ``name``: with or without the model prefix, with legacy suffixes."""
+    names = [name]
+    names += [name.removesuffix(new) + old for new, old in _LEGACY_SUFFIXES if name.endswith("LayerNorm" + new)]
+    for candidate in names:
+        yield candidate
+        yield f"{prefix}.{candidate}"
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    path, _, last = name.rpartition(".")
+    return getattr(module.get_submodule(path), last)
+
+
+def _is_unread(parameter: torch.Tensor) -> bool:
+    return parameter.dim() > 0 and parameter.numel() > 1 and not any(parameter.stride())
+
+
+def module_bytes(*modules: nn.Module) -> int:
+    """Bytes of all distinct real parameters and buffers."""
+    found: dict[int, int] = {}
+    for module in modules:
+        for tensor in (*module.parameters(), *module.buffers()):
+            storage = tensor.untyped_storage()
+            found[storage.data_ptr()] = min(storage.nbytes(), tensor.numel() * tensor.element_size())
+    return sum(found.values())
+
+
+class BlockRunner:
+    """Runs ranges of hosted blocks; the caller decides about graphs.
+
+    Args:
+        skeleton: after ``materialise``.
+        dropout: probability; with 0 nothing is seeded.
+        seed: of the run.
+    """
+
+    def __init__(self, skeleton: Skeleton, *, dropout: float, seed: int) -> None:
+        self._skeleton = skeleton
+        self._dropout = dropout
+        self._seed = seed
+
+    def parameters(self, start: int, stop: int) -> dict[str, nn.Parameter]:
+        """Trainable parameters of the hosted blocks ``[start, stop)``, by name."""
+        return {
+            f"{index}.{name}": parameter
+            for index in range(start, stop)
+            for name, parameter in self._skeleton.blocks[index].named_parameters()
+            if parameter.requires_grad
+        }
+
+    def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:  # noqa: N803
+        """What the blocks need besides the hidden state; build it once per micro-batch."""
+        return self._skeleton.family.context(self._skeleton.base, hidden_BTD, mask_BT)
+
+    def run(
+        self,
+        hidden_BTD: torch.Tensor,  # noqa: N803
+        mask_BT: torch.Tensor,  # noqa: N803
+        context: Any,
+        start: int,
+        stop: int,
+        *,
+        train_at: tuple[int, int] | None = None,
+    ) -> torch.Tensor:
+        """Run blocks ``[start, stop)``.
+
+        Args:
+            hidden_BTD: enters block ``start``.
+            mask_BT: 1 = token.
+            context: from ``context``.
+            start: first block.
+            stop: first block that is not run.
+            train_at: (step, micro-batch) of a forward with dropout; None = without.
+        """
+        from adapters.context import ForwardContext
+
+        skeleton = self._skeleton
+        with ForwardContext(skeleton.base, inputs_embeds=hidden_BTD, attention_mask=mask_BT):
+            for index in range(start, stop):
+                block = skeleton.blocks[index]
+                set_mode(block, train=train_at is not None)
+                if train_at is not None and self._dropout > 0:
+                    seed_unit(self._seed, *train_at, block_unit(index))
+                hidden_BTD = skeleton.family.block(block, hidden_BTD, context)  # noqa: N806
+        return hidden_BTD
+
+
+def set_mode(module: nn.Module, *, train: bool) -> None:
+    """Switch dropout on or off; costs nothing if it is so already."""
+    if module.training is not train:
+        module.train(train)
