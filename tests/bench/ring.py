@@ -1,0 +1,212 @@
+"""``make bench-ring``: what the ring costs over one process, and what it does to accuracy.
+
+Real MiniLM and the demo's sentences, one compute thread a process. Writes ``build/bench/ring.json`` anew:
+
+=========================== ================================================================== ==========
+one_node_wall_ratio         a one-node ring over the plain loop in one process: same depths,   <= 1.05
+                            batches and micro-batches; after start-up; median of interleaved
+                            pairs
+four_node_cpu_ratio         processor seconds of four nodes over those of one, same steps;     <= 1.25
+                            a short run is subtracted from a long one, so start-up cancels
+channel_ratio               a ring link with its codec over a bare gRPC stream of 4 MB          >= 0.8
+                            messages, bytes per second
+bf16_bytes_ratio            bytes on the wire in bfloat16 over those in float32                 <= 0.505
+same_schedule_accuracy_gap  four-node ring and one plain process, same steps                    <= 0.002
+all_unfrozen_accuracy_gap   everything trainable from the first step, less RingAda's schedule;  reported
+                            same number of steps, mean of three seeds
+=========================== ================================================================== ==========
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from coordinator.demo.fetch import default_cache
+from coordinator.demo.workspace import Workspace, prepare
+from tests.bench.rings import RingRun, run, run_plain, run_ring
+
+OUT = Path("build/bench")
+PAIRS = 5
+CPU_REPEATS = 3
+SHORT_STEPS, LONG_STEPS = 10, 58
+SEEDS = (0, 1, 2)
+TARGETS: dict[str, tuple[str, float]] = {
+    "one_node_wall_ratio": ("<=", 1.05),
+    "four_node_cpu_ratio": ("<=", 1.25),
+    "channel_ratio": (">=", 0.8),
+    "bf16_bytes_ratio": ("<=", 0.505),
+    "same_schedule_accuracy_gap": ("<=", 0.002),
+}
+# One owner and no evaluation: the very same steps on any number of nodes.
+TIMING_JOB = """\
+[model]
+path = {model}
+[data]
+train = {train}
+owners = 1
+[train]
+learning_rate = 1e-3
+batch_size = 16
+microbatches = 4
+max_length = 64
+max_steps = {steps}
+[unfreeze]
+every_steps = 10
+[runtime]
+threads = 1
+"""
+
+Figures = dict[str, Any]
+
+
+def timing_job(workspace: Workspace, steps: int) -> Path:
+    """A job for timings, as a file."""
+    path = OUT / f"steps-{steps}.toml"
+    train = workspace.job.with_name("train.csv")
+    text = TIMING_JOB.format(model=json.dumps(str(workspace.model)), train=json.dumps(str(train)), steps=steps)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def measure_cost(workspace: Workspace) -> Figures:
+    """One node against one process by the clock, four nodes against one by processor seconds."""
+    long, short = timing_job(workspace, LONG_STEPS), timing_job(workspace, SHORT_STEPS)
+    ring_s, plain_s = [], []
+    for pair in range(PAIRS):
+        one = run_ring(long, OUT / "one", nodes=1)
+        ring_s.append(one.wall_s(SHORT_STEPS))
+        plain_s.append(run_plain(one.folder, first_step=SHORT_STEPS)["wall_s"])
+        say(f"pair {pair}: ring {ring_s[-1]:.2f} s, plain {plain_s[-1]:.2f} s, ratio {ring_s[-1] / plain_s[-1]:.3f}")
+    one_cpu_s, four_cpu_s = [], []
+    for repeat in range(CPU_REPEATS):
+        one_cpu_s.append(cpu_of_steps(short, long, nodes=1))
+        four_cpu_s.append(cpu_of_steps(short, long, nodes=4))
+        say(f"repeat {repeat}: one node {one_cpu_s[-1]:.2f} CPU s, four nodes {four_cpu_s[-1]:.2f}")
+    wall_ratios = ratios(ring_s, plain_s)
+    cpu_ratios = ratios(four_cpu_s, one_cpu_s)
+    return {
+        "one_node_wall_ratio": statistics.median(wall_ratios),
+        "four_node_cpu_ratio": statistics.median(cpu_ratios),
+        "samples": {
+            "one_node_wall_ratio": wall_ratios,
+            "one_node_ring_wall_s": ring_s,
+            "plain_wall_s": plain_s,
+            "four_node_cpu_ratio": cpu_ratios,
+            "one_node_cpu_s": one_cpu_s,
+            "four_node_cpu_s": four_cpu_s,
+        },
+    }
+
+
+def cpu_of_steps(short: Path, long: Path, *, nodes: int) -> float:
+    """Processor seconds of the steps that the long run has and the short one has not."""
+    less = run_ring(short, OUT / f"cpu-{nodes}", nodes=nodes).cpu_s
+    return run_ring(long, OUT / f"cpu-{nodes}", nodes=nodes).cpu_s - less
+
+
+def measure_channel(workspace: Workspace) -> Figures:
+    """What ``tests.bench.channel`` measures."""
+    found = json.loads(run([sys.executable, "-m", "tests.bench.channel"]).splitlines()[-1])
+    return {name: found[name] for name in ("channel_ratio", "bf16_bytes_ratio")}
+
+
+def measure_accuracy(workspace: Workspace) -> Figures:
+    """The ring against one process with the same steps, and RingAda's schedule against everything trainable."""
+    start_s = time.monotonic()
+    ring: RingRun = run_ring(workspace.job, OUT / "demo", nodes=4)
+    wall_s = time.monotonic() - start_s
+    say(f"four nodes, {wall_s:.0f} s: accuracy {ring.accuracy:.4f}")
+    cases = [(method, seed) for method in ("ringada", "all") for seed in SEEDS]
+    with ThreadPoolExecutor(max_workers=max(1, os.cpu_count() or 1)) as pool:
+        futures = [pool.submit(run_plain, ring.folder, method=method, seed=seed) for method, seed in cases]
+        accuracy = {case: float(future.result()["accuracy"]) for case, future in zip(cases, futures, strict=True)}
+    for (method, seed), value in accuracy.items():
+        say(f"one process, {method}, seed {seed}: accuracy {value:.4f}")
+    gaps = [accuracy["all", seed] - accuracy["ringada", seed] for seed in SEEDS]
+    return {
+        "same_schedule_accuracy_gap": abs(ring.accuracy - accuracy["ringada", 0]),
+        "all_unfrozen_accuracy_gap": statistics.mean(gaps),
+        "four_node_accuracy": ring.accuracy,
+        "four_node_demo_wall_s": wall_s,
+        "samples": {
+            "ringada_accuracy": [accuracy["ringada", seed] for seed in SEEDS],
+            "all_unfrozen_accuracy": [accuracy["all", seed] for seed in SEEDS],
+            "all_unfrozen_accuracy_gap": gaps,
+        },
+    }
+
+
+PARTS: dict[str, Callable[[Workspace], Figures]] = {
+    "channel": measure_channel,
+    "cost": measure_cost,
+    "accuracy": measure_accuracy,
+}
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Pairwise."""
+    return [one / other for one, other in zip(above, below, strict=True)]
+
+
+def missed(figures: Figures) -> list[str]:
+    """The targets that figures which were measured do not reach, in words."""
+    lines = []
+    for name, (relation, target) in TARGETS.items():
+        value = figures.get(name)
+        if value is not None and not (value <= target if relation == "<=" else value >= target):
+            lines.append(f"{name} is {value:.4f}, the target is {relation} {target}")
+    return lines
+
+
+def machine() -> Figures:
+    """What the figures were measured on."""
+    names = ("torch", "transformers", "adapters", "grpcio", "protobuf")
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{name: version(name) for name in names},
+    }
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def main() -> int:
+    """Measure the parts that are asked for; 1 if a target was missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, action="append", help="measure only this part; may be repeated")
+    options = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    result = OUT / "ring.json"
+    result.unlink(missing_ok=True)
+    workspace = prepare(OUT / "workspace", default_cache())
+    figures: Figures = {}
+    samples: Figures = {}
+    for name in options.only or PARTS:
+        found = PARTS[name](workspace)
+        samples.update(found.pop("samples", {}))
+        figures.update(found)
+    figures = {**figures, "targets": TARGETS, "missed": missed(figures), "samples": samples, "machine": machine()}
+    result.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(figures, indent=1))  # noqa: T201
+    for line in figures["missed"]:
+        say(line)
+    return 1 if figures["missed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
