@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 
 from ringtune.errors import JobError
 from ringtune.job_values import Job
-from ringtune.strict import read_dataclass
-
-# Sections and keys of the design that no code carries out yet. Accepting them silently would be a lie.
-_LATER_SECTIONS = ("memory", "hift", "operations", "offload")
-_LATER_KEYS = {
-    "data.question": "question answering",
-    "data.context": "question answering",
-    "data.answer": "question answering",
-    "data.image": "image classification",
-    "unfreeze.at": "unfreezing at given steps",
-    "unfreeze.auto": "automatic unfreezing",
-}
-_LATER_VALUES = {
-    "model.task": ("question-answering", "causal-lm", "image-classification"),
-    "train.method": ("pipeadapter", "hift"),
-}
-_CLIP_KEYS = ("clip_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping")
 
 
 def load_job(path: str | Path) -> Job:
@@ -58,8 +40,7 @@ def parse_job(text: str, *, source: str) -> Job:
     except tomllib.TOMLDecodeError as error:
         raise JobError(f"{source}: not valid TOML: {error}") from error
     try:
-        refuse_unsupported(tables)
-        return read_dataclass(Job, tables, where="", error=JobError)
+        return Job.from_tables(tables)
     except JobError as error:
         raise JobError(f"{source}: {error}") from error
 
@@ -69,34 +50,6 @@ def with_absolute_paths(job: Job, folder: Path) -> Job:
     model = dataclasses.replace(job.model, path=_absolute(job.model.path, folder))
     train, evaluate = _absolute(job.data.train, folder), _absolute(job.data.eval, folder)
     return dataclasses.replace(job, model=model, data=dataclasses.replace(job.data, train=train, eval=evaluate))
-
-
-def refuse_unsupported(tables: Mapping[str, object]) -> None:
-    """Refuse by name what the design has and this version does not carry out.
-
-    Raises:
-        JobError: names the key and what to do.
-    """
-    for name in _LATER_SECTIONS:
-        if name in tables:
-            raise JobError(f"section [{name}] is not supported yet; remove it")
-    for section, keys in tables.items():
-        if isinstance(keys, Mapping):
-            for key, value in keys.items():
-                _refuse_key(f"{section}.{key}", value)
-
-
-def _refuse_key(name: str, value: object) -> None:
-    section, _, key = name.partition(".")
-    if section == "train" and key in _CLIP_KEYS:
-        raise JobError(
-            f"{name} is not supported: clipping by the global norm needs a sum over the ring before each update; "
-            "remove it"
-        )
-    if name in _LATER_KEYS:
-        raise JobError(f"{name} is not supported yet ({_LATER_KEYS[name]}); remove it")
-    if value in _LATER_VALUES.get(name, ()):
-        raise JobError(f"{name} = {value!r} is not supported yet; leave {name} out or choose another")
 
 
 def _absolute(path: str, folder: Path) -> str:

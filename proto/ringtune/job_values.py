@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ringtune.adapter_config import parse_adapter_config
 from ringtune.errors import JobError
+from ringtune.job_later import refuse_unsupported
 from ringtune.plan import METHODS, WIRE_DTYPES
 from ringtune.strict import check_keys, nearest, read_dataclass
 from ringtune.toml_text import write_toml
@@ -111,7 +112,7 @@ class Train:
         rounds: turns of every owner; None exactly if ``max_steps`` is given.
         max_steps: optimizer steps of the whole run.
         eval_every: steps between evaluations; 0 = at the end only.
-        checkpoint_every: steps between checkpoints; 0 = none.
+        checkpoint_every: steps between checkpoints; 0 = none. Has no effect yet (``Job.notices`` says so).
         seed: of everything random.
     """
 
@@ -256,6 +257,12 @@ class Job:
         """The resolved job as TOML; ``parse_job`` of it gives an equal job."""
         return write_toml(self.to_tables())
 
+    def notices(self) -> tuple[str, ...]:
+        """What the user should know about a valid job: keys that have no effect in this version."""
+        if self.train.checkpoint_every:
+            return ("train.checkpoint_every has no effect yet: nothing is saved before the end of the run",)
+        return ()
+
     def with_overrides(self, overrides: Mapping[str, object]) -> Job:
         """A job with some values replaced.
 
@@ -274,6 +281,16 @@ class Job:
             section, _, key = name.partition(".")
             check_keys([section], tables, where="", error=JobError)
             tables[section][key] = value
+        return Job.from_tables(tables)
+
+    @staticmethod
+    def from_tables(tables: Mapping[str, object]) -> Job:
+        """Build a job from sections as a TOML reader gives them.
+
+        Raises:
+            JobError: unknown key, wrong type, out of range, or not supported yet.
+        """
+        refuse_unsupported(tables)
         return read_dataclass(Job, tables, where="", error=JobError)
 
 
@@ -302,7 +319,9 @@ def _check_text(name: str, value: str) -> None:
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise JobError(f"{name} = {value!r} is not one of {', '.join(choices)}; {nearest(value, choices)}")
+        advice = nearest(value, choices)
+        close = f"; {advice}" if advice.startswith("did") else ""
+        raise JobError(f"{name} = {value!r} is not one of {', '.join(choices)}{close}")
 
 
 def _check_at_least(name: str, value: float, least: float) -> None:

@@ -56,7 +56,7 @@ def read_dataclass(cls: type[T], value: object, *, where: str, error: type[Inval
         if field.name in value:
             found[field.name] = read_value(hints[field.name], value[field.name], where=name, error=error)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise error(f"{name} is missing; add it: {field.name} = {example(hints[field.name])}")
+            raise error(f"{name} is missing; add {_example(field.name, hints[field.name])}")
     return cls(**found)
 
 
@@ -120,10 +120,11 @@ def describe(value: object) -> str:
     return f"{kind.replace('a ', 'the ', 1)} {text}" if not isinstance(value, bool) else str(value).lower()
 
 
-def example(hint: Any) -> str:
-    """A value of the type, as one would write it."""
+def _example(name: str, hint: Any) -> str:
+    if dataclasses.is_dataclass(hint):
+        return f"a table [{name}]"
     examples: dict[Any, str] = {str: '"..."', int: "1", float: "0.1", bool: "true"}
-    return examples.get(hint, "...")
+    return f"it: {name} = {examples.get(hint, '...')}"
 
 
 def _to_float(value: int, *, where: str, error: type[InvalidInputError]) -> float:

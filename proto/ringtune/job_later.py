@@ -1,0 +1,51 @@
+"""What the design of ``job.toml`` has and no code carries out yet: refused by name, because silence would be a lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ringtune.errors import JobError
+
+_LATER_SECTIONS = ("memory", "hift", "operations", "offload")
+_LATER_KEYS = {
+    "data.question": "question answering",
+    "data.context": "question answering",
+    "data.answer": "question answering",
+    "data.image": "image classification",
+    "unfreeze.at": "unfreezing at given steps",
+    "unfreeze.auto": "automatic unfreezing",
+}
+_LATER_VALUES = {
+    "model.task": ("question-answering", "causal-lm", "image-classification"),
+    "train.method": ("pipeadapter", "hift"),
+    "unfreeze.every_steps": ("auto",),
+}
+_CLIP_KEYS = ("clip_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping")
+
+
+def refuse_unsupported(tables: Mapping[str, object]) -> None:
+    """Refuse by name what the design has and this version does not carry out.
+
+    Raises:
+        JobError: names the key and what to do.
+    """
+    for name in _LATER_SECTIONS:
+        if name in tables:
+            raise JobError(f"section [{name}] is not supported yet; remove it")
+    for section, keys in tables.items():
+        if isinstance(keys, Mapping):
+            for key, value in keys.items():
+                _refuse_key(f"{section}.{key}", value)
+
+
+def _refuse_key(name: str, value: object) -> None:
+    section, _, key = name.partition(".")
+    if section == "train" and key in _CLIP_KEYS:
+        raise JobError(
+            f"{name} is not supported: clipping by the global norm needs a sum over the ring before each update; "
+            "remove it"
+        )
+    if name in _LATER_KEYS:
+        raise JobError(f"{name} is not supported yet ({_LATER_KEYS[name]}); remove it")
+    if value in _LATER_VALUES.get(name, ()):
+        raise JobError(f"{name} = {value!r} is not supported yet; leave {name} out or choose another")

@@ -1,0 +1,59 @@
+"""The tree of errors: exit codes, wire statuses, and the drawing of it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ringtune import errors
+from ringtune.errors import RingTuneError, all_errors, error_from_name
+
+# Every class with its parent, exit code and wire status: what users and peers rely on.
+TREE = """
+RingTuneError         Exception           1 INTERNAL
+BusyError             RingTuneError       8 ALREADY_EXISTS
+CapacityError         RingTuneError       6 RESOURCE_EXHAUSTED
+ConnectionFailedError RingTuneError       3 UNAVAILABLE
+IntegrityError        RingTuneError       7 DATA_LOSS
+InterruptedRunError   RingTuneError     130 CANCELLED
+InvalidInputError     RingTuneError       5 INVALID_ARGUMENT
+PeerLostError         RingTuneError       4 ABORTED
+UsageError            RingTuneError       2 INVALID_ARGUMENT
+FrameError            IntegrityError      7 FAILED_PRECONDITION
+DataError             InvalidInputError   5 INVALID_ARGUMENT
+JobError              InvalidInputError   5 INVALID_ARGUMENT
+ModelError            InvalidInputError   5 INVALID_ARGUMENT
+PlanError             InvalidInputError   5 INVALID_ARGUMENT
+DeadlineError         PeerLostError       4 DEADLINE_EXCEEDED
+"""
+
+
+def test_errors_have_the_documented_codes_and_statuses() -> None:
+    """The whole tree, root first, with parent, exit code and status."""
+    lines = [f"{e.__name__:<21} {e.__base__.__name__:<17} {e.exit_code:>3} {e.status}" for e in all_errors()]
+    assert lines == TREE.strip().splitlines()
+
+
+def test_errors_drawing_in_the_docstring_names_every_class_and_code() -> None:
+    """The tree at the top of the module is complete, and its exit codes are the real ones."""
+    drawn = re.findall(r"[ │├└─]*(\w+Error) +(?:exit (\d+))?", errors.__doc__ or "")
+    assert {name for name, _ in drawn} == {cls.__name__ for cls in all_errors()}
+    for name, code in drawn:
+        if code:
+            assert getattr(errors, name).exit_code == int(code)
+
+
+@pytest.mark.parametrize("cls", all_errors(), ids=lambda cls: cls.__name__)
+def test_errors_survive_the_wire(cls: type[RingTuneError]) -> None:
+    """(class name, message) is enough to raise the same error elsewhere."""
+    error = error_from_name(cls.__name__, "node b is gone")
+    assert type(error) is cls
+    assert str(error) == "node b is gone"
+
+
+def test_errors_of_a_newer_party_keep_their_message() -> None:
+    """An unknown class name becomes the root class."""
+    error = error_from_name("QuantumError", "entangled")
+    assert type(error) is RingTuneError
+    assert str(error) == "entangled"
