@@ -1,0 +1,286 @@
+"""How fast the ring's channel is, against a bare gRPC stream on the same machine.
+
+Both run between this process and one child over 127.0.0.1. *Bare* sends 4 MiB ``bytes`` on a stream with
+the same channel options, and does nothing with them. *Ring* sends 4 MiB float32 hidden states through
+``OutLink`` to ``RingServicer``: encoding, chunks, all checks, decoding into a tensor, credits. The two are
+measured in turn, many times, and the median of the ratios of neighbours counts, so that other load on the
+machine hits both alike.
+
+    python -m tests.bench.channel
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import queue
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import grpc
+import torch
+
+from edge.wire import tensors
+from edge.wire.frames import Ack, Hello
+from edge.wire.link import OutLink
+from edge.wire.options import NodeServer, open_channel
+from edge.wire.server import RingServicer, RunExpectation
+from ringtune.errors import RingTuneError
+from ringtune.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule import Payload
+from tests.edge.wire_parts import Tap
+
+MESSAGE_BYTES: Final = 4 * 1024 * 1024
+PAIRS: Final = 15
+MESSAGES: Final = 48  # of one measurement: about 0.2 s
+BARE_METHOD: Final = "/ringtune.bench.Bare/Stream"
+WAIT_S: Final = 60.0
+_ROWS, _TOKENS, _WIDTH = 8, 128, 1024  # 4 MiB of float32
+
+
+def bench_plan(dtype: str, tokens: int = _TOKENS, width: int = _WIDTH) -> Plan:
+    """Node a sends every hidden state to node b; one micro-batch an item."""
+    return Plan(
+        method="all",
+        num_blocks=2,
+        phases=(Phase(slices=(Slice(node="a", start=0, stop=1), Slice(node="b", start=1, stop=2))),),
+        owners=(Owner(node="a", train_rows=1),),
+        num_steps=1 << 20,
+        local_iterations=1 << 20,
+        every_steps=1,
+        batch_size=_ROWS,
+        microbatches=1,
+        max_length=tokens,
+        hidden_size=width,
+        wire_dtype=dtype,
+    )
+
+
+# ---- the receiving process -------------------------------------------------------------------------
+
+
+class _AckingSink:
+    """Returns a credit for every tensor at once."""
+
+    def __init__(self, servicer: RingServicer) -> None:
+        self._servicer = servicer
+
+    def on_tensor(
+        self,
+        kind: str,
+        seq: int,
+        micro: int,
+        boundary: int,
+        source: str,
+        tensor: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> None:
+        """Give the credit back."""
+        self._servicer.ack(source, boundary)
+
+    def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
+        """Not used."""
+
+    def on_link_lost(self, source: str, reason: str) -> None:
+        """Not used."""
+
+    def on_refused(self, source: str, error: RingTuneError) -> None:
+        """A refusal spoils the measurement."""
+        sys.stderr.write(f"refused: {error}\n")
+
+
+def _count(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    yield b"ready"
+    yield sum(len(message) for message in messages).to_bytes(8, "little")
+
+
+def serve(plan: Plan) -> None:
+    """Serve both ends until stdin closes; prints the address."""
+    torch.set_num_threads(1)
+    servicer = RingServicer()
+    bare: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(_count)
+
+    def add(server: grpc.Server) -> None:
+        servicer.add_to(server)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("ringtune.bench.Bare", {"Stream": bare}),)
+        )
+
+    server = NodeServer("127.0.0.1:0", add)
+    expected = RunExpectation(run_id="bench", plan_epoch=1, plan=plan, digest=plan.digest, node="b")
+    servicer.expect(expected, _AckingSink(servicer))
+    sys.stdout.write(server.address + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    servicer.forget()
+    server.stop()
+
+
+@contextlib.contextmanager
+def receiver(plan: Plan) -> Iterator[str]:
+    """A child process that serves; gives its address."""
+    command = [sys.executable, "-m", "tests.bench.channel", "--serve", json.dumps(plan.to_json())]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    if child.stdin is None or child.stdout is None:
+        raise RuntimeError("the child has no pipes")
+    try:
+        yield child.stdout.readline().strip()
+    finally:
+        child.stdin.close()
+        try:
+            child.wait(WAIT_S)
+        finally:
+            child.kill()
+            child.wait()
+            child.stdout.close()
+
+
+# ---- the sending process ---------------------------------------------------------------------------
+
+
+class RingSender:
+    """A link that keeps to its credits."""
+
+    def __init__(self, address: str, plan: Plan) -> None:
+        self._credits: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._num_credits = plan.credits
+        self._seq = 0
+        hello = Hello(run_id="bench", plan_epoch=1, source="a", digest=plan.digest, wire_dtype=plan.wire_dtype)
+        self.link = OutLink("b", address, hello, on_ack=self._on_ack, on_broken=self._on_broken)
+        self.link.open(WAIT_S)
+
+    def _on_ack(self, source: str, ack: Ack) -> None:
+        self._credits.put(ack.refusal)
+
+    def _on_broken(self, target: str, reason: str) -> None:
+        self._credits.put(reason)
+
+    def _take(self) -> None:
+        reason = self._credits.get(timeout=WAIT_S)
+        if reason:
+            raise RuntimeError(reason)
+
+    def run(self, tensor: torch.Tensor, mask: torch.Tensor, count: int) -> float:
+        """Send ``count`` times; seconds until the last credit is back."""
+        began_s = time.perf_counter()
+        for index in range(count):
+            if index >= self._num_credits:
+                self._take()
+            self.link.send_tensor(Payload.HIDDEN, self._seq, 0, 1, tensor, mask)
+            self._seq += 1
+        for _ in range(min(count, self._num_credits)):
+            self._take()
+        return time.perf_counter() - began_s
+
+
+def run_bare(channel: grpc.Channel, message: bytes, count: int) -> float:
+    """Send ``count`` messages on one stream; seconds until the receiver has counted all."""
+    method: Any = channel.stream_stream(BARE_METHOD)
+    ready = threading.Event()
+
+    def produce() -> Iterator[bytes]:
+        ready.wait(WAIT_S)
+        for _ in range(count):
+            yield message
+
+    call = method(produce(), timeout=WAIT_S)
+    next(call)
+    began_s = time.perf_counter()
+    ready.set()
+    received_bytes = int.from_bytes(next(call), "little")
+    took_s = time.perf_counter() - began_s
+    if received_bytes != len(message) * count:
+        raise RuntimeError(f"{received_bytes} bytes arrived of {len(message) * count}")
+    return took_s
+
+
+def channel_ratio(pairs: int = PAIRS, messages: int = MESSAGES, dtype: str = "float32") -> dict[str, float]:
+    """Rate of the ring's channel over that of a bare stream, in payload bytes of float32.
+
+    Returns:
+        ``ratio``: median over neighbouring pairs; ``ratio_low``, ``ratio_high``: their quartiles;
+        ``ring_bytes_per_s``, ``bare_bytes_per_s``: medians; ``message_bytes``; ``pairs``.
+    """
+    plan = bench_plan(dtype)
+    tensor = torch.randn(_ROWS, _TOKENS, _WIDTH, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(_ROWS, _TOKENS, dtype=torch.int64)
+    message = bytes(tensors.bytes_of(tensor))
+    total_bytes = MESSAGE_BYTES * messages
+    ring_s, bare_s = [], []
+    with receiver(plan) as address, open_channel(address) as channel:
+        sender = RingSender(address, plan)
+        try:
+            for index in range(pairs + 1):
+                if index % 2:
+                    ring, bare = sender.run(tensor, mask, messages), run_bare(channel, message, messages)
+                else:
+                    bare, ring = run_bare(channel, message, messages), sender.run(tensor, mask, messages)
+                if index:  # the first pair warms up
+                    ring_s.append(ring)
+                    bare_s.append(bare)
+        finally:
+            sender.link.close()
+    ratios = [bare / ring for ring, bare in zip(ring_s, bare_s, strict=True)]
+    low, ratio, high = statistics.quantiles(ratios, n=4)
+    return {
+        "ratio": ratio,
+        "ratio_low": low,
+        "ratio_high": high,
+        "ring_bytes_per_s": total_bytes / statistics.median(ring_s),
+        "bare_bytes_per_s": total_bytes / statistics.median(bare_s),
+        "message_bytes": MESSAGE_BYTES,
+        "pairs": pairs,
+    }
+
+
+def bf16_bytes_ratio(tokens: int = 64, width: int = 384, count: int = 20) -> float:
+    """Bytes on the socket with bfloat16 over those with float32, all framing included.
+
+    The default is a MiniLM hidden state of 8 x 64 tokens: 0.79 MB in float32, 0.39 MB in bfloat16.
+    """
+    return _socket_bytes("bfloat16", tokens, width, count) / _socket_bytes("float32", tokens, width, count)
+
+
+def _socket_bytes(dtype: str, tokens: int, width: int, count: int) -> int:
+    plan = bench_plan(dtype, tokens, width)
+    tensor = torch.randn(_ROWS, tokens, width, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(_ROWS, tokens, dtype=torch.int64)
+    with receiver(plan) as address:
+        tap = Tap(address)
+        try:
+            sender = RingSender(tap.address, plan)
+            try:
+                before_bytes = len(tap.sent)
+                sender.run(tensor, mask, count)
+                return len(tap.sent) - before_bytes
+            finally:
+                sender.link.close()
+        finally:
+            tap.stop()
+
+
+def main() -> None:
+    """Print the figures as one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--serve", metavar="PLAN_JSON", help="be the receiving process")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--messages", type=int, default=MESSAGES)
+    parser.add_argument("--dtype", default="float32")
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(Plan.from_json(json.loads(arguments.serve)))
+        return
+    torch.set_num_threads(1)
+    figures = channel_ratio(arguments.pairs, arguments.messages, arguments.dtype)
+    found = {"channel_ratio": figures["ratio"], "bf16_bytes_ratio": bf16_bytes_ratio(), "channel": figures}
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
