@@ -35,6 +35,7 @@ ORDERLY_END_S: Final = 0.5
 
 _POLL_S: Final = 1.0
 _JOIN_S: Final = 5.0
+_CLOSE_S: Final = 1.0
 
 
 class _State(enum.Enum):
@@ -155,7 +156,11 @@ class OutLink:
         return len(data)
 
     def close(self) -> None:
-        """Drop what is queued, end the stream and every thread of the link. May be called twice."""
+        """Drop what is queued, end the stream and every thread of the link. May be called twice.
+
+        Takes at most a few seconds. Only with a peer that is frozen while the socket is full does gRPC
+        keep its connection longer than that, until its own watchdog ends it (``ringtune.channel_options``).
+        """
         with self._lock:
             self._state = _State.CLOSED
         while not self._queue.empty():
@@ -167,7 +172,9 @@ class OutLink:
         _join(self._reader, _JOIN_S)
         _join(self._sender, _JOIN_S)
         if self._channel is not None:
-            self._channel.close()
+            closer = threading.Thread(target=self._channel.close, name=f"link-close-{self.target}", daemon=True)
+            closer.start()
+            _join(closer, _CLOSE_S)
 
     def _put(self, entry: _Tensor | _Blob) -> None:
         with self._lock:
