@@ -24,6 +24,7 @@ config = "seq_bn"
 method = "ringada"
 optimizer = "adamw"
 learning_rate = 2e-3
+lr_schedule = "linear"
 batch_size = 16
 microbatches = 4
 max_length = 64
@@ -32,7 +33,7 @@ max_steps = 320
 seed = 0
 
 [unfreeze]
-every_steps = 40
+every_steps = 20
 """
 
 
