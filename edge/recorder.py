@@ -18,7 +18,7 @@ from typing import Any
 
 from ringtune import events as ev
 from ringtune.engine import NodeEngine
-from ringtune.errors import IntegrityError
+from ringtune.errors import IntegrityError, RingTuneError
 from ringtune.plan import Plan
 from ringtune.schedule import Action, Op
 from ringtune.turns import StepKind, Turn
@@ -95,11 +95,18 @@ def replay(lines: Iterable[str], plan: Plan, node: str) -> int:
             event, now_s, expected = event_from_json(entry["event"]), float(entry["now_s"]), entry["commands"]
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"line {number} of the recording is incomplete: {error}; record anew") from error
-        given = json.loads(json.dumps([to_json(command) for command in engine.handle(event, now_s)]))
+        given = json.loads(json.dumps(_handle(engine, event, now_s, number)))
         if given != expected:
             raise IntegrityError(f"line {number}: the engine gave {given} for {entry['event']}, recorded is {expected}")
         count += 1
     return count
+
+
+def _handle(engine: NodeEngine, event: ev.Event, now_s: float, number: int) -> list[list[Any]]:
+    try:
+        return [to_json(command) for command in engine.handle(event, now_s)]
+    except (RingTuneError, LookupError) as error:
+        raise IntegrityError(f"line {number} of the recording does not follow from those before it: {error}") from error
 
 
 def _parse(line: str, number: int) -> dict[str, Any]:

@@ -238,6 +238,11 @@ class AgentRun:
         return self._ended.wait(timeout_s)
 
     @property
+    def num_waiting(self) -> int:
+        """Tensors in the inbox."""
+        return len(self._tensors)
+
+    @property
     def has_failed(self) -> bool:
         """Whether a failure was reported."""
         return self._failed

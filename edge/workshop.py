@@ -15,7 +15,7 @@ import torch
 from edge.active import ActiveRun
 from edge.data.rows import OwnerDataset
 from edge.executor import NodeExecutor
-from edge.model.measure import BlockTimes, measure_block
+from edge.model.measure import BlockCost, measure_block
 from edge.options import AgentOptions
 from edge.threads import available_cores
 from edge.wire.frames import Hello
@@ -28,6 +28,7 @@ from ringtune.plan import Plan
 from ringtune.profile import NodeFacts
 
 _LOG = logging.getLogger(__name__)
+_NOT_MEASURED = BlockCost(forward_s=0.0, graph_s=0.0, backward_s=0.0, activation_bytes=0)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -53,7 +54,7 @@ def inspect(
     folder = Path(job.model.path)
     facts = model_facts(folder, job)
     dataset = load_data(options, job, folder)
-    times = measure_block(folder, job, device=device) if measure else BlockTimes(0.0, 0.0, 0.0, 0)
+    cost = measure_block(folder, job, device=device) if measure else _NOT_MEASURED
     if device == "cuda" and not options.memory_bytes:
         memory_bytes = torch.cuda.mem_get_info()[0]
     node = NodeFacts(
@@ -65,10 +66,10 @@ def inspect(
         memory_bytes=memory_bytes,
         threads=threads,
         device=device,
-        block_forward_s=times.forward_s,
-        block_graph_s=times.graph_s,
-        block_backward_s=times.backward_s,
-        activation_block_bytes=times.activation_bytes,
+        block_forward_s=cost.forward_s,
+        block_graph_s=cost.graph_s,
+        block_backward_s=cost.backward_s,
+        activation_block_bytes=cost.activation_bytes,
         model=facts,
     )
     return node.to_json(), dataset
