@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from coordinator.agent_calls import AgentCalls
 from coordinator.planning import Planned, make_plan
@@ -53,19 +53,17 @@ _MAX_EVENTS = 20_000
 _EMIT_WAIT_S = 30.0
 
 
-class Membership:
-    """What a run wants to know about members; the service answers it under its lock."""
+class Members(Protocol):
+    """What a run wants to know about members."""
 
     def living(self) -> tuple[Member, ...]:
         """Living members by name."""
-        raise NotImplementedError
 
     def silent_for_s(self, node: str) -> float:
         """Seconds since the last sign of life of a node."""
-        raise NotImplementedError
 
 
-class Request(NamedTuple):
+class RunRequest(NamedTuple):
     """What the submitter asked for."""
 
     job: Job
@@ -117,7 +115,7 @@ class RunDriver:
     """
 
     def __init__(
-        self, run_id: str, request: Request, members: Membership, *, lease_s: float, on_end: Callable[[], None]
+        self, run_id: str, request: RunRequest, members: Members, *, lease_s: float, on_end: Callable[[], None]
     ) -> None:
         self.run_id = run_id
         self._job = request.job
@@ -157,6 +155,15 @@ class RunDriver:
         """Stop the run, whatever its state; returns at once."""
         self._queue.put(rounds.StopAsked(reason))
 
+    def node_failed(self, node: str, error: RingTuneError) -> None:
+        """Hear from elsewhere that a node has ended; returns at once."""
+        self._queue.put(rounds.NodeFailed(node, type(error).__name__, str(error)))
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes that work for this run."""
+        return frozenset(self._needed)
+
     def join(self, timeout_s: float) -> bool:
         """Wait for the end of the run; False if it still goes on."""
         self._thread.join(timeout_s)
@@ -192,9 +199,10 @@ class RunDriver:
             _LOG.exception("run %s failed by a bug", self.run_id)
             outcome = RingTuneError(f"internal error, {type(error).__name__}: {error}; please report it")
         try:
-            self._end(outcome)
+            self._release_all(outcome)
         finally:
-            self._on_end()
+            self._on_end()  # before the last event, so that whoever hears it may submit the next run
+            self._say_how_it_ended(outcome)
             self._put_out(None)
 
     def _drive(self) -> RingTuneError | None:
@@ -204,7 +212,7 @@ class RunDriver:
         members = self._await_members()
         self._addresses = {member.node: member.address for member in members}
         self._calls = {
-            node: AgentCalls(node, address, self.run_id, on_failure=self._on_call_failed)
+            node: AgentCalls(node, address, self.run_id, on_failure=self.node_failed)
             for node, address in self._addresses.items()
         }
         self._needed = set(self._addresses)
@@ -241,6 +249,8 @@ class RunDriver:
             entry = self._next()
             if isinstance(entry, rounds.StopAsked):
                 raise InterruptedRunError(entry.reason)
+            if isinstance(entry, rounds.NodeFailed):
+                raise error_from_name(entry.error, entry.message)
 
     def _next(self) -> _Entry | None:
         try:
@@ -290,9 +300,6 @@ class RunDriver:
             return
         self._complainers.add(failed.node)
         self._suspects.setdefault(lost_peer, (time.monotonic() + _SUSPECT_S, failed))
-
-    def _on_call_failed(self, node: str, error: RingTuneError) -> None:
-        self._queue.put(rounds.NodeFailed(node, type(error).__name__, str(error)))
 
     def _check_suspects(self) -> None:
         """Blame a lost peer that did not speak up, rather than one that itself complained of another."""
@@ -408,14 +415,15 @@ class RunDriver:
         )
         self._emit(control_pb2.RunEvent(report_json=json.dumps(report)))
 
-    def _end(self, outcome: RingTuneError | None) -> None:
-        """Release every node, then say how it ended."""
+    def _release_all(self, outcome: RingTuneError | None) -> None:
         reason = str(outcome) if outcome else "the run is done"
         if self._finish is None:  # the state machine did not get as far as to release them
             self._releases = [calls.release(reason) for calls in self._calls.values()]
         wait(self._releases, timeout=_RELEASE_WAIT_S)
         for calls in self._calls.values():
             calls.close()
+
+    def _say_how_it_ended(self, outcome: RingTuneError | None) -> None:
         try:
             if self._books is not None:
                 self._books.close()

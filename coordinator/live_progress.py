@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.progress import evaluation_line, report_lines
+from coordinator.progress import evaluation_line, listening_line, report_lines
 from ringtune.plan import Plan
 from ringtune.units import format_bytes
 
@@ -83,6 +83,10 @@ class LiveProgress:
         """The totals above the bar."""
         for line in report_lines(report):
             self._console.print(line, highlight=False)
+
+    def listening(self, address: str) -> None:
+        """The address above the bar."""
+        self.note(listening_line(address))
 
     def note(self, text: str) -> None:
         """A line above the bar."""

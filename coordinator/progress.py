@@ -41,16 +41,25 @@ class Progress(Protocol):
     def report(self, report: Mapping[str, Any]) -> None:
         """The totals."""
 
+    def listening(self, address: str) -> None:
+        """A coordinator is there."""
+
     def note(self, text: str) -> None:
         """Anything else worth a line."""
 
 
-def make_progress(*, as_json: bool, stream: TextIO | None = None) -> Progress:
-    """The right kind of progress for where the output goes."""
+def make_progress(*, as_json: bool, live: bool = True, stream: TextIO | None = None) -> Progress:
+    """The right kind of progress for where the output goes.
+
+    Args:
+        as_json: JSON lines, wherever it goes.
+        live: whether a terminal may be redrawn.
+        stream: the standard output if not given.
+    """
     stream = sys.stdout if stream is None else stream
     if as_json:
         return JsonProgress(stream)
-    if stream.isatty():
+    if live and stream.isatty():
         from coordinator.live_progress import LiveProgress
 
         return LiveProgress()
@@ -103,6 +112,10 @@ class JsonProgress(_Quiet):
         """A line with the whole report."""
         self._write("report", {"report": dict(report)})
 
+    def listening(self, address: str) -> None:
+        """A line with the address."""
+        self._write("listening", {"address": address})
+
     def note(self, text: str) -> None:
         """A line with a text."""
         self._write("note", {"text": text})
@@ -145,9 +158,18 @@ class PlainProgress(_Quiet):
         for line in report_lines(report):
             self._write(line)
 
+    def listening(self, address: str) -> None:
+        """The address, and how nodes join."""
+        self._write(listening_line(address))
+
     def note(self, text: str) -> None:
         """The text on a line."""
         self._write(text)
+
+
+def listening_line(address: str) -> str:
+    """Where a coordinator is, and how nodes join."""
+    return f"listening at {address}; a node joins with: ringtune node --coordinator {address} --name NAME --data FILE"
 
 
 def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:

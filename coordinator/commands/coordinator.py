@@ -1,10 +1,39 @@
-"""stub."""
+"""``ringtune coordinator``: listen for nodes and jobs."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Annotated
 
 import typer
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_WAIT_S = 3600.0
 
 
 @app.command()
-def coordinator() -> None:
-    """Do coordinator."""
+def coordinator(
+    bind: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen at; port 0 = any.")
+    ] = "127.0.0.1:7070",
+    lease_s: Annotated[
+        float, typer.Option("--lease", min=0.1, help="A node that is silent for so long is lost, in seconds.")
+    ] = 10.0,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow other machines. Nothing is encrypted: trusted networks only.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """Listen for nodes and jobs until stopped with Ctrl-C or SIGTERM."""
+    from coordinator.progress import make_progress
+    from coordinator.server import CoordinatorServer
+
+    ended = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    with CoordinatorServer(bind, lease_s=lease_s, insecure=insecure) as server:
+        progress = make_progress(as_json=json, live=False)
+        progress.listening(server.address)
+        while not ended.wait(_WAIT_S):
+            pass

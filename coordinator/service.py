@@ -1,0 +1,267 @@
+"""The coordinator's gRPC service: decode, one call, encode; and the one object behind it.
+
+``Coordinator`` holds the members and at most one run. A servicer method checks nothing itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NoReturn, TypeVar
+
+import grpc
+
+from coordinator.addresses import require_private
+from coordinator.driver import RunDriver, RunRequest
+from coordinator.registry import Member, Registry
+from ringtune import __version__
+from ringtune.codec import status_of_error
+from ringtune.errors import BusyError, FrameError, JobError, RingTuneError, UsageError
+from ringtune.ids import check_node_name, make_run_id
+from ringtune.job import Job, parse_job
+from ringtune.v1 import control_pb2, control_pb2_grpc
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """Members and the run that is driven; safe to call from any thread.
+
+    Args:
+        lease_s: a node that was not heard of for so long is lost.
+        insecure: whether nodes may be on other machines.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, *, lease_s: float = 10.0, insecure: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.lease_s = lease_s
+        self._insecure = insecure
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._registry = Registry(lease_s)
+        self._driver: RunDriver | None = None
+
+    # ---- members ----------------------------------------------------------------------------------
+
+    def join(self, member: Member) -> None:
+        """Take a member in.
+
+        Raises:
+            BusyError: the name is taken.
+            UsageError: name, address or version can't be used.
+        """
+        check_node_name(member.node)
+        require_private(member.address, option=f"node {member.node}: its address", insecure=self._insecure)
+        if member.version.split(".")[:2] != __version__.split(".")[:2]:
+            raise UsageError(
+                f"node {member.node} runs ringtune {member.version}, this coordinator {__version__}; install the "
+                "same version on both"
+            )
+        with self._lock:
+            self._registry.join(member, self._clock())
+        _LOG.info("node %s at %s joined", member.node, member.address)
+
+    def heartbeat(self, node: str, instance: str, rss_bytes: int) -> tuple[bool, str]:
+        """Renew a lease: whether the node is known, and the run that is driven."""
+        with self._lock:
+            known = self._registry.heartbeat(node, instance, rss_bytes, self._clock())
+            return known, self._driver.run_id if self._driver else ""
+
+    def leave(self, node: str, instance: str) -> None:
+        """Forget a member."""
+        with self._lock:
+            if self._registry.leave(node, instance):
+                _LOG.info("node %s left", node)
+
+    def living(self) -> tuple[Member, ...]:
+        """Living members by name."""
+        with self._lock:
+            return self._registry.living(self._clock())
+
+    def silent_for_s(self, node: str) -> float:
+        """Seconds since the last sign of life of a node; infinite if it is no member."""
+        with self._lock:
+            return self._registry.silent_for_s(node, self._clock())
+
+    def members(self) -> tuple[tuple[Member, str, float], ...]:
+        """Every member with its state (idle, running, lost) and the seconds since its last sign of life."""
+        with self._lock:
+            now_s = self._clock()
+            busy = self._driver.nodes if self._driver else frozenset()
+            return tuple(
+                (member, self._state(member, busy, now_s), now_s - member.seen_at_s)
+                for member in self._registry.all(now_s)
+            )
+
+    def _state(self, member: Member, busy: frozenset[str], now_s: float) -> str:
+        if not self._registry.is_alive(member.node, now_s):
+            return "lost"
+        return "running" if member.node in busy else "idle"
+
+    # ---- runs -------------------------------------------------------------------------------------
+
+    def run(self, job: Job, *, plan_only: bool, num_nodes: int, join_s: float) -> RunDriver:
+        """Start a run.
+
+        Raises:
+            BusyError: there is one already.
+            JobError: the job wants a shorter lease than this coordinator has.
+        """
+        if job.runtime.lease_s < self.lease_s:
+            raise JobError(
+                f"runtime.lease_s = {job.runtime.lease_s:g} is shorter than this coordinator's {self.lease_s:g}; "
+                f"start it with --lease {job.runtime.lease_s:g}"
+            )
+        request = RunRequest(job=job, plan_only=plan_only, num_nodes=num_nodes, join_s=join_s)
+        with self._lock:
+            if self._driver is not None:
+                raise BusyError(
+                    f"this coordinator drives run {self._driver.run_id} already; wait for its end or stop it"
+                )
+            run_id = make_run_id(time.time(), secrets.token_bytes(4))
+            driver = RunDriver(run_id, request, self, lease_s=job.runtime.lease_s, on_end=lambda: self._forget(driver))
+            self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
+            self._driver = driver
+            driver.start()
+        return driver
+
+    def report(self, request: control_pb2.ReportRequest) -> None:
+        """Pass a node's report to its run.
+
+        Raises:
+            FrameError: that run is not driven.
+        """
+        with self._lock:
+            driver = self._driver
+            self._registry.touch(request.node, self._clock())
+        if driver is None or driver.run_id != request.run_id:
+            raise FrameError(f"run {request.run_id} is not driven here; forget it")
+        driver.report(request)
+
+    def node_failed(self, node: str, error: RingTuneError) -> None:
+        """Tell the run, if there is one, that a node has ended."""
+        with self._lock:
+            driver = self._driver
+        if driver is not None:
+            driver.node_failed(node, error)
+
+    def stop(self, reason: str, timeout_s: float) -> bool:
+        """Stop the run, if there is one; False if it has not ended after ``timeout_s`` seconds."""
+        with self._lock:
+            driver = self._driver
+        if driver is None:
+            return True
+        driver.stop(reason)
+        return driver.join(timeout_s)
+
+    def _forget(self, driver: RunDriver) -> None:
+        with self._lock:
+            if self._driver is driver:
+                self._driver = None
+                self._registry.lease_s = self.lease_s
+
+
+class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
+    """What agents and users call."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:  # noqa: N802
+        """Become a member."""
+        _answer(context, lambda: self._coordinator.join(_member(request)))
+        return control_pb2.JoinReply(lease_s=self._coordinator.lease_s, coordinator_version=__version__)
+
+    def Heartbeat(  # noqa: N802
+        self, request: control_pb2.HeartbeatRequest, context: grpc.ServicerContext
+    ) -> control_pb2.HeartbeatReply:
+        """Renew a lease."""
+        beat = _answer(context, lambda: self._coordinator.heartbeat(request.node, request.instance, request.rss_bytes))
+        return control_pb2.HeartbeatReply(known=beat[0], run_id=beat[1])
+
+    def Leave(self, request: control_pb2.LeaveRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """Stop being a member."""
+        _answer(context, lambda: self._coordinator.leave(request.node, request.instance))
+        return control_pb2.Empty()
+
+    def Report(self, request: control_pb2.ReportRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """Tell what happened in a run."""
+        _answer(context, lambda: self._coordinator.report(request))
+        return control_pb2.Empty()
+
+    def Nodes(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.NodesReply:  # noqa: N802
+        """List the members."""
+        members = _answer(context, self._coordinator.members)
+        return control_pb2.NodesReply(
+            nodes=[
+                control_pb2.NodeEntry(joined=_joined(member), state=state, seen_s=seen_s, rss_bytes=member.rss_bytes)
+                for member, state, seen_s in members
+            ]
+        )
+
+    def Run(  # noqa: N802
+        self, request: control_pb2.RunRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.RunEvent]:
+        """Start a run and follow it; the run stops if nobody follows it any more."""
+        driver = _answer(
+            context,
+            lambda: self._coordinator.run(
+                parse_job(request.job_toml, source="the submitted job"),
+                plan_only=request.plan_only,
+                num_nodes=request.num_nodes,
+                join_s=request.join_s,
+            ),
+        )
+        gone = "the submitter stopped the run or is gone"
+        if not context.add_callback(lambda: driver.stop(gone)):
+            driver.stop(gone)
+        yield from driver.events()
+
+
+def _member(request: control_pb2.JoinRequest) -> Member:
+    return Member(
+        node=request.node,
+        address=request.address,
+        instance=request.instance,
+        version=request.version,
+        has_data=request.has_data,
+        memory_bytes=request.memory_bytes,
+        device=request.device,
+        threads=request.threads,
+        system=request.system,
+    )
+
+
+def _joined(member: Member) -> control_pb2.JoinRequest:
+    return control_pb2.JoinRequest(
+        node=member.node,
+        address=member.address,
+        version=member.version,
+        has_data=member.has_data,
+        memory_bytes=member.memory_bytes,
+        device=member.device,
+        threads=member.threads,
+        system=member.system,
+    )
+
+
+def _answer(context: grpc.ServicerContext, call: Callable[[], T]) -> T:
+    """The result of ``call``, or its error as a status."""
+    try:
+        return call()
+    except Exception as error:
+        if not isinstance(error, RingTuneError):
+            _LOG.exception("a call failed by a bug")
+        _abort(context, error)
+
+
+def _abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
+    status = status_of_error(error)
+    context.abort(grpc.StatusCode[status.name], status.details)
+    raise AssertionError("abort raises")

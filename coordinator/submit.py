@@ -1,0 +1,226 @@
+"""The submitter's side of a run: start it on a coordinator, write its folder, show its progress."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import grpc
+
+from coordinator.addresses import require_private
+from coordinator.planning import plan_memory
+from coordinator.progress import Progress
+from coordinator.run_folder import RunFolder
+from ringtune.channel_options import CLIENT_OPTIONS
+from ringtune.codec import error_of_status
+from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError, error_from_name
+from ringtune.job import Job
+from ringtune.plan import Plan
+from ringtune.profile import Profile
+from ringtune.v1 import control_pb2, control_pb2_grpc
+
+T = TypeVar("T")
+CONNECT_S = 5.0
+_CALL_S = 10.0
+
+
+class Client:
+    """A connection to a coordinator, checked when it is made.
+
+    Args:
+        address: ``host:port``.
+        insecure: whether it may be on another machine, without encryption.
+
+    Raises:
+        UsageError: the address is no address, or leaves this machine without ``insecure``.
+        ConnectionFailedError: nobody answers there within a few seconds.
+    """
+
+    def __init__(self, address: str, *, insecure: bool = False) -> None:
+        require_private(address, option="--coordinator", insecure=insecure)
+        self._address = address
+        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=CONNECT_S)
+        except grpc.FutureTimeoutError as error:
+            self.close()
+            raise ConnectionFailedError(
+                f"no coordinator answers at {address} (waited {CONNECT_S:g} s); start it with 'ringtune coordinator' "
+                "or correct --coordinator"
+            ) from error
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Client:
+        """The client itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Drop the connection."""
+        self.close()
+
+    def nodes(self) -> list[control_pb2.NodeEntry]:
+        """The members."""
+        return list(self._checked(lambda: self._stub.Nodes(control_pb2.Empty(), timeout=_CALL_S)).nodes)
+
+    def run(
+        self,
+        job: Job,
+        *,
+        progress: Progress,
+        folder: RunFolder | None,
+        plan_only: bool = False,
+        num_nodes: int = 0,
+        join_s: float = 60.0,
+    ) -> Submission:
+        """Start a run and follow it to its end.
+
+        Args:
+            job: what is wanted; its paths have to be right on the nodes.
+            progress: where it is shown.
+            folder: where its files go; None = nowhere.
+            plan_only: stop after planning.
+            num_nodes: wait until so many nodes have joined; 0 = take those that are there.
+            join_s: how long to wait for them, seconds.
+
+        Raises:
+            InterruptedRunError: Ctrl-C; the coordinator then stops the run.
+            RingTuneError: whatever the run failed with.
+        """
+        request = control_pb2.RunRequest(
+            job_toml=job.to_toml(), plan_only=plan_only, num_nodes=num_nodes, join_s=join_s
+        )
+        submission = Submission(job, progress, folder)
+        call = self._stub.Run(request)  # no deadline: a run may take days; keepalive sees a dead coordinator
+        try:
+            self._checked(lambda: _follow(call, submission))
+        except KeyboardInterrupt as error:
+            raise InterruptedRunError("stopped; every node was told to forget the run") from error
+        finally:
+            call.cancel()
+        return submission
+
+    def _checked(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            if not isinstance(error, grpc.Call):
+                raise ConnectionFailedError(f"coordinator {self._address}: {error}") from error
+            peer = f"coordinator {self._address}"
+            raise error_of_status(error.code().name, error.details() or "", peer=peer) from error
+
+
+def _follow(call: Any, submission: Submission) -> None:
+    for event in call:
+        submission.take(event)
+    submission.require_end()
+
+
+class Submission:
+    """What has come of a run so far.
+
+    Args:
+        job: of the run.
+        progress: where it is shown.
+        folder: where its files go.
+
+    Attributes:
+        plan: once it is made.
+        profile: once it is measured.
+        memory: what each node needs at most, in bytes.
+        report: once the run is done.
+    """
+
+    def __init__(self, job: Job, progress: Progress, folder: RunFolder | None) -> None:
+        self.plan: Plan | None = None
+        self.profile: Profile | None = None
+        self.memory: dict[str, int] = {}
+        self.report: dict[str, Any] = {}
+        self._job = job
+        self._progress = progress
+        self._folder = folder
+        self._is_done = False
+
+    def take(self, event: control_pb2.RunEvent) -> None:
+        """Write and show one event.
+
+        Raises:
+            RingTuneError: the event says that the run failed, or is not readable.
+        """
+        kind = event.WhichOneof("event")
+        match kind:
+            case "state":
+                self._progress.state(event.state)
+            case "job_toml":
+                self._write_text("job.toml", event.job_toml)
+            case "profile_json":
+                self.profile = Profile.from_json(_object(event.profile_json, "profile"))
+                self._write_json("profile.json", event.profile_json)
+            case "plan_json":
+                self._take_plan(event.plan_json)
+            case "metrics_json":
+                if self._folder is not None:
+                    self._folder.add_metrics(event.metrics_json)
+            case "step_json":
+                self._take_step(_object(event.step_json, "step"))
+            case "report_json":
+                self.report = _object(event.report_json, "report")
+                self._write_json("report.json", event.report_json)
+            case "file":
+                self._take_file(event.file)
+            case "failure":
+                raise error_from_name(event.failure.error, event.failure.message)
+            case "done":
+                self._is_done = True
+                if self.report:
+                    self._progress.report(self.report)
+
+    def require_end(self) -> None:
+        """Refuse a stream that ends without saying how the run ended.
+
+        Raises:
+            ConnectionFailedError: it did.
+        """
+        if not self._is_done:
+            raise ConnectionFailedError("the coordinator ended before the run did; see its log and repeat the run")
+
+    def _take_plan(self, text: str) -> None:
+        self.plan = plan = Plan.from_json(_object(text, "plan"))
+        self._write_json("plan.json", text)
+        if self.profile is not None:
+            facts = {node.node: node for node in self.profile.nodes}
+            memory = plan_memory(self._job, plan, facts)
+            self.memory = {node: estimate.total_bytes for node, estimate in memory.items()}
+        self._progress.plan(plan, self.memory)
+
+    def _take_step(self, step: dict[str, Any]) -> None:
+        if step.get("kind") == "evaluation":
+            self._progress.evaluation(step)
+        else:
+            self._progress.step(step)
+
+    def _take_file(self, file: control_pb2.FileChunk) -> None:
+        if self._folder is not None:
+            self._folder.add_chunk(file.path, file.chunk, last=file.last, sha256=file.sha256)
+
+    def _write_text(self, name: str, text: str) -> None:
+        if self._folder is not None:
+            self._folder.write_text(name, text)
+
+    def _write_json(self, name: str, text: str) -> None:
+        if self._folder is not None:
+            self._folder.write_json(name, text)
+
+
+def _object(text: str, what: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise IntegrityError(f"the {what} that came is not JSON: {error}; use one version on all machines") from error
+    if not isinstance(value, dict):
+        raise IntegrityError(f"the {what} that came is not a JSON object; use one version on all machines")
+    return value
