@@ -11,6 +11,7 @@ device of the weight that they wrap. Buffers stay real, because no file has them
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import threading
 from collections.abc import Iterator
@@ -117,8 +118,21 @@ def _add_adapter(skeleton: Skeleton, job: Job) -> None:
     except (ValueError, AssertionError, KeyError, NotImplementedError) as error:
         raise JobError(f"adapter.config = {job.adapter.config!r} is refused by the library: {error}") from error
     _check_inside_blocks(skeleton, before, job.adapter.config)
-    model.train_adapter(ADAPTER)
+    with _quiet():
+        model.train_adapter(ADAPTER)
     model.eval()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """``train_adapter`` resets the adapter before it activates it, and warns that none is active."""
+    logger = logging.getLogger("adapters.model_mixin")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _adapter_config(job: Job) -> Any:
