@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from hypothesis import settings
 
 # Read by the libraries when they are imported, so they have to be set before; child processes inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,6 +17,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 GRACE_S = 5.0
+
+# The same examples in every run, and no limit per example: a busy machine is no failure (pytest has its timeout).
+settings.register_profile("ringtune", deadline=None, derandomize=True, database=None)
+settings.load_profile("ringtune")
 
 
 def _threads() -> set[threading.Thread]:

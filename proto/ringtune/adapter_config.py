@@ -154,9 +154,9 @@ def _part_params(part: AdapterPart, block: int, hidden: int, inner: int) -> int:
     options = {**defaults, **part.options}
     if kind == "other":
         raise ModelError(f"the size of adapter {part.name!r} is known only after building it on a node")
-    if block in options.get("leave_out", ()):
-        return 0
     try:
+        if block in options.get("leave_out", ()):
+            return 0
         if kind == "bottleneck":
             return _bottleneck_params(options, block, hidden)
         return _lora_params(options, hidden, inner) if kind == "lora" else _reft_params(options, block, hidden)

@@ -1,0 +1,60 @@
+"""Names of nodes and runs: what may become part of a path or an address."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtune.errors import UsageError
+from ringtune.ids import check_node_name, check_run_id, make_run_id, node_name_from_host
+
+
+@pytest.mark.parametrize("name", ["a", "0", "jetson-2", "node.local", "a_b", "x" * 63])
+def test_node_name_allows_host_like_names(name: str) -> None:
+    """Small letters, digits, dot, dash, underscore."""
+    assert check_node_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "A", "-a", ".a", "_a", "a b", "a/b", "../a", "a..b", "a\n", "ä", "x" * 64, "a@b", "a:1", "a\x00"]
+)
+def test_node_name_refuses_what_could_leave_a_folder(name: str) -> None:
+    """A name is never a path, an address, or a second line in a log."""
+    with pytest.raises(UsageError, match="is not allowed; use 1 to 63 small letters"):
+        check_node_name(name)
+
+
+@given(host=st.text())
+def test_node_name_from_any_host_is_allowed(host: str) -> None:
+    """Whatever the machine is called."""
+    assert check_node_name(node_name_from_host(host))
+
+
+@pytest.mark.parametrize(
+    ("host", "name"), [("Jetson-2.local", "jetson-2"), ("my host", "my-host"), ("", "node"), ("ÄÖ", "node")]
+)
+def test_node_name_from_host_stays_recognisable(host: str, name: str) -> None:
+    """The first part of the host name, in small letters."""
+    assert node_name_from_host(host) == name
+
+
+def test_run_id_sorts_by_time_and_passes_its_check() -> None:
+    """Start time in UTC and eight random digits."""
+    run_id = make_run_id(1_767_323_045.9, bytes.fromhex("0a1b2c3d"))
+    assert run_id == "r20260102-030405-0a1b2c3d"
+    assert check_run_id(run_id) == run_id
+    assert run_id < make_run_id(1_767_323_046.0, bytes(4))
+
+
+def test_run_id_needs_random_bytes() -> None:
+    """Two runs in one second must not share an id."""
+    with pytest.raises(ValueError, match="needs four random bytes"):
+        make_run_id(0, b"abc")
+
+
+@pytest.mark.parametrize("run_id", ["", "r2026", "../r20260102-030405-0a1b2c3d", "r20260102-030405-0A1B2C3D"])
+def test_run_id_refuses_other_forms(run_id: str) -> None:
+    """What arrives as a run id may become a folder."""
+    with pytest.raises(UsageError, match="is not of the form"):
+        check_run_id(run_id)
