@@ -375,6 +375,8 @@ class RunDriver:
     def _enter(self, phase: str) -> None:
         now_s = time.monotonic()
         name, since_s = self._phase
+        if phase == name:
+            return
         self._phases_s[name] = self._phases_s.get(name, 0.0) + now_s - since_s
         self._phase = (phase, now_s)
         if phase == "training" and self._books is not None:
@@ -384,6 +386,7 @@ class RunDriver:
 
     def _plan(self, facts: Mapping[str, Any]) -> Plan:
         """The planner of the state machine: also tells the submitter and opens the books."""
+        self._enter("planning")  # the state machine says so only after its planner has answered
         profile = Profile(nodes=tuple(facts[node] for node in sorted(facts)))
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
         self._planned = planned = make_plan(self._job, facts)
