@@ -49,13 +49,16 @@ class LocalSetup:
     memory_bytes: int
 
     @staticmethod
-    def of(job: Job, num_nodes: int, *, available_bytes: int | None = None) -> LocalSetup:
+    def of(
+        job: Job, num_nodes: int, *, available_bytes: int | None = None, base_bytes: int | None = None
+    ) -> LocalSetup:
         """Share this machine out.
 
         Args:
             job: names the data, and how many nodes own it.
             num_nodes: at least 1.
             available_bytes: memory that is free here; found out if not given.
+            base_bytes: what an agent takes before it hosts anything; ``BASE_BYTES`` if not given.
 
         Raises:
             UsageError: not even one node.
@@ -70,11 +73,12 @@ class LocalSetup:
         if owners > num_nodes:
             raise JobError(f"data.owners = {owners} is more than --local {num_nodes}; lower it or start more nodes")
         available = available_memory_bytes() if available_bytes is None else available_bytes
-        share = available // num_nodes - BASE_BYTES
+        base = BASE_BYTES if base_bytes is None else base_bytes
+        share = available // num_nodes - base
         if share <= 0:
             raise CapacityError(
-                f"{num_nodes} local nodes need {format_bytes(num_nodes * BASE_BYTES)} before they host anything, but "
-                f"{format_bytes(available)} are free here; use at most --local {max(1, available // BASE_BYTES - 1)}"
+                f"{num_nodes} local nodes need {format_bytes(num_nodes * base)} before they host anything, but "
+                f"{format_bytes(available)} are free here; use at most --local {max(1, available // base - 1)}"
             )
         threads = job.runtime.threads or max(1, available_cores() // num_nodes)
         return LocalSetup(num_nodes=num_nodes, num_owners=owners, threads=threads, memory_bytes=share)

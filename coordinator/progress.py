@@ -79,6 +79,31 @@ class _Quiet:
         """Nothing to restore."""
 
 
+class SilentProgress(_Quiet):
+    """Shows nothing."""
+
+    def state(self, state: str) -> None:
+        """Nothing."""
+
+    def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
+        """Nothing."""
+
+    def step(self, step: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def evaluation(self, entry: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def report(self, report: Mapping[str, Any]) -> None:
+        """Nothing."""
+
+    def listening(self, address: str) -> None:
+        """Nothing."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+
 class JsonProgress(_Quiet):
     """One JSON object a line, each with an ``event``."""
 

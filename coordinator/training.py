@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from coordinator.local import LocalNodes, LocalSetup
-from coordinator.progress import Progress
+from coordinator.progress import Progress, SilentProgress
 from coordinator.run_folder import RunFolder
 from coordinator.server import CoordinatorServer
 from coordinator.submit import Client, Submission
+from ringtune.errors import IntegrityError
 from ringtune.job import Job
+from ringtune.plan import Plan
+from ringtune.profile import NodeFacts
 
 
 def train_local(job: Job, num_nodes: int, *, folder: RunFolder, progress: Progress, join_s: float) -> Submission:
@@ -47,3 +50,20 @@ def train_remote(
     """
     with Client(address, insecure=insecure) as client:
         return client.run(job, progress=progress, folder=folder, num_nodes=num_nodes, join_s=join_s)
+
+
+def plan_remote(
+    job: Job, address: str, *, num_nodes: int, join_s: float, insecure: bool
+) -> tuple[Plan, dict[str, NodeFacts]]:
+    """Let the nodes of a running coordinator measure themselves, and plan for them.
+
+    Raises:
+        RingTuneError: whatever inspecting or planning failed with.
+    """
+    with Client(address, insecure=insecure) as client:
+        came = client.run(
+            job, progress=SilentProgress(), folder=None, plan_only=True, num_nodes=num_nodes, join_s=join_s
+        )
+    if came.plan is None or came.profile is None:
+        raise IntegrityError("the coordinator sent no plan; use one version on all machines")
+    return came.plan, {node.node: node for node in came.profile.nodes}

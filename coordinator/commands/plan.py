@@ -1,10 +1,62 @@
-"""stub."""
+"""``ringtune plan``: who would host what, what it needs, and what happens when; without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
-def plan() -> None:
-    """Do plan."""
+def plan(
+    job: Annotated[Path, typer.Argument(help="The job file (job.toml).")],
+    nodes: Annotated[
+        int, typer.Option(min=0, help="Plan for so many equal nodes; with --coordinator: wait for so many.")
+    ] = 0,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Budget of each assumed node, e.g. 512MiB.")] = "",
+    coordinator: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Ask the nodes of this coordinator and measure them.")
+    ] = "",
+    join_s: Annotated[float, typer.Option(min=0, help="How long to wait for nodes, in seconds.")] = 60.0,
+    at_step: Annotated[int, typer.Option(min=0, help="First step of the table of actions.")] = 0,
+    steps: Annotated[int, typer.Option(min=0, max=100, help="Steps in the table; 0 = no table.")] = 1,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the job.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow a coordinator on another machine, without encryption.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+) -> None:
+    """Show slices, memory and the table of actions of a job, without training.
+
+    Without --coordinator nothing is started: sizes come from the model's files, and nodes are taken as equal.
+    """
+    from coordinator.changes import parse_changes
+    from coordinator.plan_text import plan_json, plan_text
+    from coordinator.planning import make_plan, plan_memory
+    from ringtune.errors import UsageError
+    from ringtune.job import load_job
+    from ringtune.units import parse_bytes
+
+    wanted = load_job(job).with_overrides(parse_changes(change or []))
+    if coordinator:
+        from coordinator.training import plan_remote
+
+        if memory:
+            raise UsageError("--memory is for assumed nodes; with --coordinator every node says what it has")
+        made, facts = plan_remote(wanted, coordinator, num_nodes=nodes, join_s=join_s, insecure=insecure)
+        needs = plan_memory(wanted, made, facts)
+    else:
+        from coordinator.estimates import estimated_facts
+
+        planned = make_plan(wanted, estimated_facts(wanted, nodes, memory_bytes=parse_bytes(memory) if memory else 0))
+        made, needs = planned.plan, dict(planned.memory)
+    if json:
+        typer.echo(plan_json(made, needs))
+        return
+    for line in plan_text(made, needs, at_step=at_step, num_steps=steps, measured=bool(coordinator)):
+        typer.echo(line)

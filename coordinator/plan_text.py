@@ -1,0 +1,86 @@
+"""A plan as text: slices, memory, what travels in the clear, and the action table of some steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from coordinator.progress import plan_lines
+from ringtune.errors import UsageError
+from ringtune.memory import MemoryEstimate
+from ringtune.plan import Plan
+from ringtune.schedule import depth
+from ringtune.table import build_table, format_table
+from ringtune.turns import StepKind, Turn
+
+
+def plan_text(
+    plan: Plan, memory: Mapping[str, MemoryEstimate], *, at_step: int = 0, num_steps: int = 1, measured: bool
+) -> list[str]:
+    """The plan for people.
+
+    Args:
+        plan: the plan.
+        memory: what each node holds at most.
+        at_step: first step of the table.
+        num_steps: steps in the table; 0 = no table.
+        measured: whether nodes were asked, or equal ones assumed.
+    """
+    source = "measured nodes" if measured else "assumed equal nodes"
+    lines = [
+        f"{plan.method}, {plan.num_blocks} blocks, {plan.num_steps} steps of {plan.batch_size} rows in "
+        f"{plan.microbatches} micro-batches, {source}, digest {plan.digest[:12]}"
+    ]
+    lines += plan_lines(plan, {node: estimate.total_bytes for node, estimate in memory.items()})
+    lines += [f"  {node}: {estimate}" for node, estimate in memory.items()]
+    lines.append(_privacy(plan))
+    if num_steps:
+        lines.append(f"actions from step {at_step}, depth {depth(plan, at_step)}:")
+        lines += table_text(plan, at_step=at_step, num_steps=num_steps).splitlines()
+    return lines
+
+
+def _privacy(plan: Plan) -> str:
+    if len(plan.nodes) == 1:
+        return "there is one node, nothing leaves it"
+    if plan.private_blocks:
+        return f"owners run blocks [0, {plan.private_blocks}) themselves; later hidden states travel to the other nodes"
+    return (
+        "embeddings travel to the first host, which can tell the tokens from them; "
+        "privacy.private_blocks keeps the lower blocks with the owner"
+    )
+
+
+def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
+    """The action table of some steps of the first owner.
+
+    Raises:
+        UsageError: the run has no such step.
+    """
+    if not 0 <= at_step < plan.num_steps:
+        raise UsageError(f"--at-step {at_step} is not in [0, {plan.num_steps})")
+    turn = Turn(
+        index=0,
+        kind=StepKind.TRAIN,
+        owner=plan.owners[0].node,
+        round=0,
+        first_seq=at_step,
+        num_items=min(num_steps, plan.num_steps - at_step),
+        first_step=at_step,
+        first_batch=0,
+    )
+    return format_table(build_table(plan, [turn]), plan.num_blocks)
+
+
+def plan_json(plan: Plan, memory: Mapping[str, MemoryEstimate]) -> str:
+    """The plan for machines: one line."""
+    value: dict[str, Any] = {
+        "event": "plan",
+        "plan": plan.to_json(),
+        "memory": {
+            node: {"total_bytes": estimate.total_bytes, **{f"{k}_bytes": v for k, v in estimate.parts().items()}}
+            for node, estimate in memory.items()
+        },
+    }
+    return json.dumps(value)
