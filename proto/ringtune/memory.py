@@ -8,7 +8,7 @@ What the engine's rules bound, and where it shows here:
 * one item at a time keeps graphs: ``microbatches`` of them per trained block;
 * credits bound the hidden states of a (link, boundary), whether they wait at the sender or the receiver;
 * gradients come back for one item only: ``microbatches`` of them per boundary;
-* an owner that hosts everything embeds ``credits`` micro-batches ahead at most.
+* an owner that hosts the bottom embeds without a credit, but only ``credits`` per segment of its route.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ringtune.plan import Plan
 from ringtune.profile import ModelFacts
-from ringtune.schedule import Leg, Op, Payload, lower, lowest_trainable
+from ringtune.schedule import Leg, Op, Payload, lower, lowest_trainable, route
 from ringtune.turns import StepKind
 from ringtune.units import format_bytes
 
@@ -139,10 +139,10 @@ def _head_bytes(plan: Plan, model: ModelFacts, state: int, tensor: int) -> int:
 def _waiting_tensors(plan: Plan, node: str, lowest: int) -> int:
     """How many tensors of full size can wait at ``node``, sent or to be used, plus one being encoded or decoded."""
     legs = {leg for owner in plan.owners for leg in lower(plan, owner.node, StepKind.TRAIN, lowest).get(node, ())}
-    moved = [leg for leg in legs if leg.op in (Op.SEND, Op.RECEIVE)]
-    if not moved:
-        return plan.credits if plan.owner(node) is not None else 0
-    return sum(_bound(plan, leg) for leg in moved) + 1
+    moved = sum(_bound(plan, leg) for leg in legs if leg.op in (Op.SEND, Op.RECEIVE))
+    path = route(plan, node)
+    embeds_ahead = plan.owner(node) is not None and path[0].node == node and path[0].stop > plan.private_blocks
+    return moved + (1 if moved else 0) + (plan.credits * len(path) if embeds_ahead else 0)
 
 
 def _bound(plan: Plan, leg: Leg) -> int:

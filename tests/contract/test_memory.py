@@ -1,0 +1,149 @@
+"""The memory estimate, part by part, against sums written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringtune.memory import MemoryEstimate, estimate_activation_block_bytes, node_memory
+from ringtune.plan import Plan
+from ringtune.profile import ModelFacts
+from tests.suites.plans import make_plan
+
+MODEL = ModelFacts(
+    model_type="bert",
+    num_blocks=4,
+    hidden_size=32,
+    intermediate_size=128,
+    num_heads=4,
+    vocab_size=100,
+    block_bytes=1000,
+    embedding_bytes=5000,
+    head_bytes=300,
+    adapter_block_bytes=10,
+    digest="d",
+    head_class_bytes=50,
+)
+MINILM = ModelFacts(
+    model_type="bert",
+    num_blocks=6,
+    hidden_size=384,
+    intermediate_size=1536,
+    num_heads=12,
+    vocab_size=30522,
+    block_bytes=7_097_856,
+    embedding_bytes=48_265_728,
+    head_bytes=591_360,
+    adapter_block_bytes=75_360,
+    digest="d",
+)
+TENSOR = 2 * 16 * 32 * 4  # rows of a micro-batch x tokens x width x bytes
+MIB = 2**20
+
+
+def _plan(slices: list[tuple[str, int, int]], owners: list[str], **more: object) -> Plan:
+    return make_plan(slices, owners, credits_per_channel=3, num_steps=8, every_steps=2, **more)  # type: ignore[arg-type]
+
+
+def _memory(plan: Plan, node: str, optimizer: str = "adamw") -> MemoryEstimate:
+    return node_memory(plan, node, MODEL, optimizer=optimizer, activation_block_bytes=7)
+
+
+def test_memory_of_a_host_counts_its_slice() -> None:
+    """A host in the middle of the ring: blocks, adapters, moments, graphs, and six boundaries' tensors."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    assert _memory(plan, "b") == MemoryEstimate(
+        weights_bytes=2 * 1000,
+        adapters_bytes=2 * 10,
+        optimizer_bytes=2 * 3 * 10,  # gradient and two moments
+        activations_bytes=(2 * 2 + 1) * 7,  # two blocks x two micro-batches, and work space
+        head_bytes=0,
+        buffers_bytes=(3 + 3 + 2 + 2 + 1) * TENSOR,  # h in, h out, g in, g out, one being encoded
+    )
+
+
+def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
+    """Embedding, head with its state, and the tensors of its two ends."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    assert _memory(plan, "c") == MemoryEstimate(
+        weights_bytes=5000,
+        head_bytes=4 * (300 + 2 * 50) + 2 * TENSOR,  # weights, gradient, two moments; hidden and its gradient
+        buffers_bytes=(3 + 3 + 2 + 1) * TENSOR,
+    )
+
+
+def test_memory_of_one_node_alone_counts_what_is_embedded_ahead() -> None:
+    """Method single: no message, but the engine embeds ``credits`` micro-batches ahead."""
+    plan = _plan([("a", 0, 4)], ["a"], method="single")
+    estimate = _memory(plan, "a")
+    assert estimate.weights_bytes == 4 * 1000 + 5000
+    assert estimate.activations_bytes == (4 * 2 + 1) * 7
+    assert estimate.buffers_bytes == 3 * TENSOR
+
+
+def test_memory_of_an_owner_at_the_bottom_counts_what_is_embedded_ahead() -> None:
+    """Its own first blocks need no credit before the embedding: up to ``credits`` per segment wait there."""
+    bottom = _memory(_plan([("a", 0, 2), ("b", 2, 4)], ["a"]), "a").buffers_bytes
+    assert bottom == (3 + 3 + 2 + 2 + 1 + 2 * 3) * TENSOR  # h out, h back, g out, g back, one encoded, ahead
+
+
+def test_memory_of_a_slice_that_never_trains_has_no_optimizer_and_no_gradients() -> None:
+    """A short run unfreezes two blocks: the lower slice is frozen to the end, and cheaper."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    short = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], credits_per_channel=3, num_steps=4, every_steps=2)
+    frozen = _memory(short, "a")
+    assert (frozen.optimizer_bytes, frozen.activations_bytes) == (0, 7)
+    assert frozen.buffers_bytes == (3 + 3 + 1) * TENSOR
+    assert frozen.total_bytes < _memory(plan, "a").total_bytes
+
+
+def test_memory_of_plain_sgd_has_no_moments() -> None:
+    """Only the gradient."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    assert _memory(plan, "b", optimizer="sgd").optimizer_bytes == 2 * 10
+
+
+def test_memory_of_private_blocks_is_paid_by_every_owner() -> None:
+    """Each owner holds the private blocks; no host does, and they have no state."""
+    plan = _plan([("a", 1, 2), ("b", 2, 4)], ["c", "b"], private_blocks=1)
+    assert _memory(plan, "c").weights_bytes == 5000 + 1000
+    assert _memory(plan, "b").weights_bytes == 5000 + 3 * 1000
+    assert _memory(plan, "b").optimizer_bytes == 2 * 3 * 10
+    assert _memory(plan, "a").weights_bytes == 1000
+
+
+def test_memory_grows_with_each_owner_that_sends_here() -> None:
+    """Credits are per link: a second owner doubles what may wait at the first host."""
+    one = _memory(_plan([("a", 0, 2), ("b", 2, 4)], ["c"]), "a").buffers_bytes
+    two = _memory(_plan([("a", 0, 2), ("b", 2, 4)], ["c", "d"]), "a").buffers_bytes
+    assert two - one == 3 * TENSOR
+
+
+def test_memory_in_float64_doubles_the_buffers() -> None:
+    """Checks in double precision need twice the room."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    single = node_memory(plan, "b", MODEL, optimizer="sgd", activation_block_bytes=0)
+    double = node_memory(plan, "b", MODEL, optimizer="sgd", activation_block_bytes=0, dtype="float64")
+    assert double.buffers_bytes == 2 * single.buffers_bytes
+
+
+def test_memory_total_is_the_sum_and_prints_its_parts() -> None:
+    """A capacity error shows where the bytes are."""
+    estimate = MemoryEstimate(weights_bytes=3 * MIB, head_bytes=MIB)
+    assert estimate.total_bytes == 4 * MIB
+    assert str(estimate) == "4.0 MiB (weights 3.0 MiB, head 1.0 MiB)"
+
+
+@pytest.mark.parametrize(
+    ("dropout", "measured_bytes"), [(0.0, 37.3 * MIB), (0.1, 75.2 * MIB)], ids=["without dropout", "with dropout"]
+)
+def test_activation_estimate_is_a_little_above_the_measurement(dropout: float, measured_bytes: float) -> None:
+    """One MiniLM block with seq_bn at 16 x 128 tokens, as measured by saved-tensor hooks."""
+    estimate = estimate_activation_block_bytes(MINILM, rows=16, tokens=128, dropout=dropout)
+    assert measured_bytes <= estimate <= 1.15 * measured_bytes
+
+
+def test_activation_estimate_is_linear_in_rows() -> None:
+    """Twice the rows, twice the bytes; twice the bytes per number as well."""
+    one = estimate_activation_block_bytes(MINILM, rows=4, tokens=64, dropout=0.1)
+    assert estimate_activation_block_bytes(MINILM, rows=8, tokens=64, dropout=0.1) == 2 * one
+    assert estimate_activation_block_bytes(MINILM, rows=4, tokens=64, dropout=0.1, dtype="float64") == 2 * one

@@ -1,0 +1,96 @@
+"""The memory estimate bounds what really waits at a node, for any plan and any timing."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ringtune import events as ev
+from ringtune.memory import node_memory
+from ringtune.plan import Plan
+from ringtune.profile import ModelFacts
+from ringtune.schedule import Op, lowest_trainable
+from ringtune.turns import items, turn_sequence
+from sim.ring import Handled, VirtualRing
+from tests.suites.plans import random_plan
+
+WEIGHTLESS = ModelFacts(
+    model_type="bert",
+    num_blocks=1,
+    hidden_size=1,
+    intermediate_size=1,
+    num_heads=1,
+    vocab_size=1,
+    block_bytes=1,
+    embedding_bytes=0,
+    head_bytes=0,
+    adapter_block_bytes=0,
+    digest="",
+)
+
+
+def peak_waiting(plan: Plan, handled: list[Handled]) -> int:
+    """Most hidden states and gradients that one node held at once, in its inbox or between two actions."""
+    kinds = {item.seq: item.kind for turn in turn_sequence(plan) for item in items(plan, turn)}
+    inbox = peak = 0
+    held: set[tuple[int, int]] = set()
+    for _, event, commands in handled:
+        if isinstance(event, ev.TensorArrived):
+            inbox += 1
+        if isinstance(event, ev.ActionDone):
+            action = event.action
+            is_last = action.op is Op.BACKWARD or (action.op is Op.HEAD and not kinds[action.seq].has_backward)
+            if action.op is Op.EMBED:
+                held.add((action.seq, action.micro))
+            elif is_last:
+                held.discard((action.seq, action.micro))
+        peak = max(peak, inbox + len(held))
+        for command in commands:
+            if isinstance(command, ev.Accept):
+                inbox -= 1
+                held.add((command.seq, command.micro))
+            elif isinstance(command, ev.SendTensor):
+                held.discard((command.seq, command.micro))
+            peak = max(peak, inbox + len(held))
+    return peak
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_memory_buffers_bound_what_waits_at_every_node(seed: int) -> None:
+    """No timing makes a node hold more tensors than the planner counted."""
+    rng = random.Random(seed)
+    plan = random_plan(rng)
+    speeds = {node: rng.choice([0.01, 1.0, 10.0]) for node in plan.nodes}
+    result = VirtualRing(
+        plan,
+        action_s=lambda node, action: speeds[node] * rng.random(),
+        message_s=lambda source, target, payload: rng.choice([0.0, 0.1, 5.0]) * rng.random(),
+    ).run()
+    tensor_bytes = plan.microbatch_sizes()[0] * plan.max_length * plan.hidden_size * 4
+    for node in plan.nodes:
+        estimate = node_memory(plan, node, WEIGHTLESS, optimizer="sgd", activation_block_bytes=0)
+        assert peak_waiting(plan, result.handled[node]) * tensor_bytes <= estimate.buffers_bytes, node
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_memory_activations_bound_the_graphs_that_are_kept(seed: int) -> None:
+    """No timing makes a node keep more graphs than those of one item, as deep as the run ever trains."""
+    rng = random.Random(seed)
+    plan = random_plan(rng)
+    result = VirtualRing(
+        plan,
+        action_s=lambda node, action: rng.random(),
+        message_s=lambda source, target, payload: rng.choice([0.0, 5.0]) * rng.random(),
+    ).run()
+    lowest = lowest_trainable(plan, plan.num_steps - 1)
+    for node in plan.nodes:
+        graphs = peak = 0
+        for action in result.order[node]:
+            if action.op in (Op.FORWARD, Op.BACKWARD):
+                graphs += (action.stop - action.start) * (1 if action.op is Op.FORWARD else -1)
+                assert action.start >= lowest
+            peak = max(peak, graphs)
+        estimate = node_memory(plan, node, WEIGHTLESS, optimizer="sgd", activation_block_bytes=1)
+        assert graphs == 0
+        assert peak <= estimate.activations_bytes
