@@ -11,6 +11,7 @@ Pure of grpc. Nothing is allocated from what a header claims before the header w
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,16 @@ PROBE: Final = "probe"
 MAX_HEADER_BYTES: Final = 4096
 
 _NOTHING: Final = torch.empty(0, dtype=torch.uint8)
+
+with warnings.catch_warnings():  # torch warns once that bytes are not writable; nobody else holds these
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"\0", dtype=torch.uint8)
+
+ALIGNMENT_BYTES: Final = 64
+"""A chunk after a header starts at such an address, as tensors of torch do, where the allocator allows."""
+
+_CHUNK_OFFSET: Final = 16
+"""Where that is in a message: CPython's ``bytes`` and glibc's large blocks begin 48 bytes before it."""
 
 _HEADER_TAG: Final = 0x0A
 _CHUNK_TAG: Final = 0x12
@@ -107,14 +118,26 @@ class Ack(NamedTuple):
 
 
 def pack(header: ring_pb2.FrameHeader | None, chunk: Sequence[memoryview]) -> bytes:
-    """One message; the bytes of ``chunk`` are copied once."""
-    parts: list[bytes | memoryview] = []
+    """One message; the bytes of ``chunk`` are copied once.
+
+    The header is padded so that the chunk starts aligned: a receiver that gets a whole tensor in one
+    message computes on it where it lies.
+    """
+    start = b"" if header is None else _header_field(header, 0)
+    if not chunk:
+        return start
+    length = bytes((_CHUNK_TAG,)) + _varint(sum(part.nbytes for part in chunk))
     if header is not None:
-        text = header.SerializeToString()
-        parts += [bytes((_HEADER_TAG,)), _varint(len(text)), text]
-    if chunk:
-        parts += [bytes((_CHUNK_TAG,)), _varint(sum(part.nbytes for part in chunk)), *chunk]
-    return b"".join(parts)
+        short = _header_field(header, ALIGNMENT_BYTES)
+        at = len(short) + len(length)
+        start = _header_field(header, ALIGNMENT_BYTES + (_CHUNK_OFFSET - at) % ALIGNMENT_BYTES)
+    return b"".join((start, length, *chunk))
+
+
+def _header_field(header: ring_pb2.FrameHeader, padding_bytes: int) -> bytes:
+    header.padding = bytes(padding_bytes)
+    text = header.SerializeToString()
+    return bytes((_HEADER_TAG,)) + _varint(len(text)) + text
 
 
 def unpack(message: bytes) -> tuple[ring_pb2.FrameHeader | None, memoryview]:
@@ -243,23 +266,23 @@ class Assembler:
         self._is_dropping = False
 
     def feed(self, message: bytes) -> Fed:
-        """Take one message."""
+        """Take one message; a payload that it holds entirely stays in its memory."""
         cut: IntegrityError | None = None
         try:
             header, chunk = unpack(message)
-            if header is not None:
-                cut = self._cut()
-                self._begin(header)
+            if header is None:
+                return Fed(self._fill(chunk))
+            cut = self._cut()
+            self._admit(header)
+            self._header, self._filled_bytes = header, 0
+            if chunk.nbytes == header.payload_bytes > 0:
+                return Fed(self._complete(header, torch.frombuffer(chunk, dtype=torch.uint8)), cut)
+            self._payload = torch.empty(header.payload_bytes, dtype=torch.uint8)
+            self._view = bytes_of(self._payload)
             return Fed(self._fill(chunk), cut)
         except IntegrityError as error:
             self._abandon()
             return Fed(None, error if cut is None else FrameError(f"{cut}; then: {error}"))
-
-    def _begin(self, header: ring_pb2.FrameHeader) -> None:
-        self._admit(header)
-        self._payload = torch.empty(header.payload_bytes, dtype=torch.uint8)
-        self._view = bytes_of(self._payload)
-        self._header, self._filled_bytes, self._is_dropping = header, 0, False
 
     def _cut(self) -> FrameError | None:
         """The error of a payload that the next header cuts short; None if none is under way."""
@@ -283,11 +306,11 @@ class Assembler:
             raise FrameError(f"{describe(header)} has more than its {header.payload_bytes} bytes; it is dropped")
         self._view[self._filled_bytes : end] = chunk
         self._filled_bytes = end
-        if end < header.payload_bytes:
-            return None
-        if header.crc32 and zlib.crc32(self._view) != header.crc32:
+        return self._complete(header, self._payload) if end == header.payload_bytes else None
+
+    def _complete(self, header: ring_pb2.FrameHeader, payload: torch.Tensor) -> Received:
+        if header.crc32 and zlib.crc32(bytes_of(payload)) != header.crc32:
             raise IntegrityError(f"{describe(header)} arrived damaged (its checksum differs); it is dropped")
-        payload = self._payload
         self._reset()
         return Received(header, payload)
 
@@ -300,7 +323,7 @@ class Assembler:
             self._revoke(header)
 
     def _reset(self) -> None:
-        self._header = None
+        self._header, self._is_dropping = None, False
         self._payload = _NOTHING
         self._view = bytes_of(_NOTHING)
 

@@ -48,7 +48,7 @@ class Frame(_message.Message):
     def __init__(self, header: _Optional[_Union[FrameHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class FrameHeader(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "kind", "source", "seq", "micro", "boundary", "dtype", "shape", "payload_bytes", "mask_bytes", "crc32", "plan_digest")
+    __slots__ = ("run_id", "plan_epoch", "kind", "source", "seq", "micro", "boundary", "dtype", "shape", "payload_bytes", "mask_bytes", "crc32", "plan_digest", "padding")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class FrameHeader(_message.Message):
     MASK_BYTES_FIELD_NUMBER: _ClassVar[int]
     CRC32_FIELD_NUMBER: _ClassVar[int]
     PLAN_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     plan_epoch: int
     kind: FrameKind
@@ -75,7 +76,8 @@ class FrameHeader(_message.Message):
     mask_bytes: int
     crc32: int
     plan_digest: str
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., kind: _Optional[_Union[FrameKind, str]] = ..., source: _Optional[str] = ..., seq: _Optional[int] = ..., micro: _Optional[int] = ..., boundary: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., payload_bytes: _Optional[int] = ..., mask_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., plan_digest: _Optional[str] = ...) -> None: ...
+    padding: bytes
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., kind: _Optional[_Union[FrameKind, str]] = ..., source: _Optional[str] = ..., seq: _Optional[int] = ..., micro: _Optional[int] = ..., boundary: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., payload_bytes: _Optional[int] = ..., mask_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., plan_digest: _Optional[str] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("credits", "boundary", "refusal", "error", "welcome")
