@@ -1,0 +1,78 @@
+"""Sizes that planning computes without torch, against the model that the libraries really build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from adapters import BertAdapterModel
+from transformers import BertConfig
+
+from ringtune.adapter_config import adapter_block_params
+from ringtune.job import Job, Model
+from ringtune.model_files import model_facts, read_config
+from tests.edge.tiny import write_model
+
+CONFIGS = (
+    "seq_bn",
+    "double_seq_bn[reduction_factor=8]",
+    "par_bn[reduction_factor=7]",
+    "scaled_par_bn",
+    "seq_bn[ln_before=True,ln_after=True,use_gating=True]",
+    "lora[r=4,attn_matrices=['q','k','v']]",
+    "lora[intermediate_lora=True,output_lora=True]",
+    "ia3",
+    "dora",
+    "loreft[r=2]",
+    "par_bn|lora",
+)
+
+
+@pytest.fixture(scope="module")
+def config() -> BertConfig:
+    """Two small blocks; the width divides by nothing that a formula could hide behind."""
+    return BertConfig(hidden_size=60, num_hidden_layers=2, num_attention_heads=4, intermediate_size=100, vocab_size=30)
+
+
+@pytest.mark.parametrize("adapter", CONFIGS)
+def test_sizes_of_adapters_equal_the_built_ones(config: BertConfig, adapter: str) -> None:
+    """Each block gets as many weights as planning counted, and nothing is added outside the blocks."""
+    model = BertAdapterModel(BertConfig(**config.to_dict()))
+    before = {name for name, _ in model.named_parameters()}
+    model.add_adapter("t", config=adapter)
+    added = {name: parameter.numel() for name, parameter in model.named_parameters() if name not in before}
+    per_block = [
+        sum(count for name, count in added.items() if f".layer.{block}." in name)
+        for block in range(config.num_hidden_layers)
+    ]
+    counted = adapter_block_params(adapter, hidden_size=60, intermediate_size=100, num_blocks=2)
+    assert per_block == [counted, counted]
+    assert sum(added.values()) == 2 * counted
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_sizes_of_a_model_equal_the_loaded_one(tmp_path: Path, prefix: bool) -> None:
+    """Blocks, embedding with pooler, and head of a real folder, in float32."""
+    folder = write_model(tmp_path, prefix=prefix)
+    facts = model_facts(folder, Job(model=Model(path=str(folder))).with_overrides({"train.max_length": 64}))
+    model = BertAdapterModel.from_pretrained(folder)
+    model.add_classification_head("h", num_labels=3)
+    sizes = {name: parameter.numel() * 4 for name, parameter in model.named_parameters()}
+    assert facts.num_blocks == len(model.bert.encoder.layer)
+    assert facts.block_bytes == sum(size for name, size in sizes.items() if ".layer.0." in name)
+    outside = [size for name, size in sizes.items() if name.startswith("bert.") and ".layer." not in name]
+    assert facts.embedding_bytes == sum(outside)
+    head = sum(size for name, size in sizes.items() if name.startswith("heads."))
+    assert facts.head_bytes + 3 * facts.head_class_bytes == head
+
+
+def test_allowed_config_builds_the_same_model(tmp_path: Path) -> None:
+    """The keys that are taken over are enough for the library to build an equal configuration."""
+    folder = write_model(tmp_path)
+    allowed = read_config(folder)
+    allowed.pop("model_type")
+    built, whole = BertConfig(**allowed).to_dict(), BertConfig.from_pretrained(folder).to_dict()
+    ignored = {"_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype"}
+    assert {key: built[key] for key in built if key not in ignored} == {
+        key: whole[key] for key in whole if key not in ignored
+    }
