@@ -45,6 +45,9 @@ ALIGNMENT_BYTES: Final = 64
 _CHUNK_OFFSET: Final = 16
 """Where that is in a message: CPython's ``bytes`` and glibc's large blocks begin 48 bytes before it."""
 
+_PADDING_BYTES: Final = 128
+"""Least padding: from here on one more byte of it is one more byte of header, lengths included."""
+
 _HEADER_TAG: Final = 0x0A
 _CHUNK_TAG: Final = 0x12
 
@@ -123,19 +126,19 @@ def pack(header: ring_pb2.FrameHeader | None, chunk: Sequence[memoryview]) -> by
     The header is padded so that the chunk starts aligned: a receiver that gets a whole tensor in one
     message computes on it where it lies.
     """
-    start = b"" if header is None else _header_field(header, 0)
     if not chunk:
-        return start
+        return b"" if header is None else _header_field(header)
+    start = b""
     length = bytes((_CHUNK_TAG,)) + _varint(sum(part.nbytes for part in chunk))
     if header is not None:
-        short = _header_field(header, ALIGNMENT_BYTES)
-        at = len(short) + len(length)
-        start = _header_field(header, ALIGNMENT_BYTES + (_CHUNK_OFFSET - at) % ALIGNMENT_BYTES)
+        header.padding = bytes(_PADDING_BYTES)
+        at = len(_header_field(header)) + len(length)
+        header.padding = bytes(_PADDING_BYTES + (_CHUNK_OFFSET - at) % ALIGNMENT_BYTES)
+        start = _header_field(header)
     return b"".join((start, length, *chunk))
 
 
-def _header_field(header: ring_pb2.FrameHeader, padding_bytes: int) -> bytes:
-    header.padding = bytes(padding_bytes)
+def _header_field(header: ring_pb2.FrameHeader) -> bytes:
     text = header.SerializeToString()
     return bytes((_HEADER_TAG,)) + _varint(len(text)) + text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 import pytest
@@ -140,7 +141,7 @@ def test_link_waits_for_a_peer_that_still_prepares() -> None:
         ({"source": "d"}, ""),
     ],
 )
-def test_link_of_another_run_is_refused(changes: dict[str, object], message: str) -> None:
+def test_link_of_another_run_is_refused(changes: dict[str, Any], message: str) -> None:
     """Another run, epoch, plan or stranger is turned away at the door, with the reason."""
     with receiver(expectation()) as node:
         out = Sender(node.address, hello(**changes))
@@ -331,7 +332,7 @@ def _raw(node: Receiver, messages: list[bytes]) -> list[ring_pb2.Ack]:
     """Send messages as they are, then end; the answers."""
     channel = open_channel(node.address)
     try:
-        method = channel.stream_stream(METHOD, response_deserializer=ring_pb2.Ack.FromString)
+        method: Any = channel.stream_stream(METHOD, response_deserializer=ring_pb2.Ack.FromString)
         return list(method(iter(messages), timeout=WAIT_S))
     finally:
         channel.close()

@@ -245,7 +245,7 @@ class Tap:
                     if key.fileobj is self._listener:
                         self._accept()
                     elif not self._is_frozen and key.fileobj in self._peers:
-                        self._pass_on(key.fileobj)  # type: ignore[arg-type]
+                        self._pass_on(key.fileobj)
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
