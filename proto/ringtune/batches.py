@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 
 from ringtune.errors import DataError
-from ringtune.job_values import split_alpha
+from ringtune.job_sections import split_alpha
 from ringtune.random_stream import RandomStream
 
 

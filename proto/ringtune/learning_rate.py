@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ringtune.job_values import Train
+from ringtune.job_sections import Train
 
 
 def learning_rate(train: Train, step: int, num_steps: int) -> float:

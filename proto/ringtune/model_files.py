@@ -17,7 +17,7 @@ from typing import Any
 
 from ringtune.adapter_config import adapter_block_params
 from ringtune.errors import JobError, ModelError
-from ringtune.job_values import Job
+from ringtune.job import Job
 from ringtune.model_family import FAMILIES, ConfigKey, Family
 from ringtune.profile import ModelFacts
 from ringtune.safetensors_header import TensorInfo, read_safetensors_header

@@ -1,0 +1,1 @@
+"""The pure packages: values, rules and files that every party agrees on."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.job import Train
-from ringtune.job_values import LR_SCHEDULES
+from ringtune.job_sections import LR_SCHEDULES
 from ringtune.learning_rate import learning_rate
 
 # Ten steps, peak 1, as transformers 4.57 get_scheduler gives them.

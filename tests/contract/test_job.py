@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ringtune.errors import JobError
 from ringtune.job import Adapter, Data, Job, Model, Privacy, Runtime, Train, Unfreeze, Wire, parse_job
-from ringtune.job_values import LR_SCHEDULES, MODEL_DTYPES, OPTIMIZERS, split_alpha
+from ringtune.job_sections import LR_SCHEDULES, MODEL_DTYPES, OPTIMIZERS, split_alpha
 from ringtune.plan import METHODS, WIRE_DTYPES
 
 JOB = Job(model=Model(path="models/tiny"))

@@ -1,20 +1,13 @@
-"""The sections of ``job.toml`` as frozen values; each checks its own ranges when it is built.
-
-A job says what is wanted; it is the same on every node. What was decided is the plan's matter.
-"""
+"""The sections of ``job.toml`` as frozen values; each checks its own ranges when it is built."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ringtune.adapter_config import parse_adapter_config
 from ringtune.errors import JobError
-from ringtune.job_later import refuse_unsupported
 from ringtune.plan import METHODS, WIRE_DTYPES
-from ringtune.strict import check_keys, nearest, read_dataclass
-from ringtune.toml_text import write_toml
+from ringtune.strict import nearest
 
 TASKS = ("sequence-classification",)
 MODEL_DTYPES = ("float32", "float64")
@@ -233,65 +226,6 @@ class Runtime:
         for name in ("lease_s", "wait_s"):
             if not getattr(self, name) > 0:
                 raise JobError(f"runtime.{name} is {getattr(self, name)}, it has to be above 0")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """A whole ``job.toml``."""
-
-    model: Model
-    data: Data = field(default_factory=Data)
-    adapter: Adapter = field(default_factory=Adapter)
-    train: Train = field(default_factory=Train)
-    unfreeze: Unfreeze = field(default_factory=Unfreeze)
-    wire: Wire = field(default_factory=Wire)
-    privacy: Privacy = field(default_factory=Privacy)
-    runtime: Runtime = field(default_factory=Runtime)
-
-    def to_tables(self) -> dict[str, dict[str, object]]:
-        """Sections with their keys, defaults included; ``None`` values left out."""
-        tables = dataclasses.asdict(self)
-        return {name: {key: item for key, item in keys.items() if item is not None} for name, keys in tables.items()}
-
-    def to_toml(self) -> str:
-        """The resolved job as TOML; ``parse_job`` of it gives an equal job."""
-        return write_toml(self.to_tables())
-
-    def notices(self) -> tuple[str, ...]:
-        """What the user should know about a valid job: keys that have no effect in this version."""
-        if self.train.checkpoint_every:
-            return ("train.checkpoint_every has no effect yet: nothing is saved before the end of the run",)
-        return ()
-
-    def with_overrides(self, overrides: Mapping[str, object]) -> Job:
-        """A job with some values replaced.
-
-        Args:
-            overrides: dotted keys as in the file, e.g. ``{"train.seed": 1}``. Setting one of ``train.rounds``
-                and ``train.max_steps`` clears the other.
-
-        Raises:
-            JobError: unknown key, wrong type, out of range; the same rules as in the file.
-        """
-        tables = self.to_tables()
-        length = {"train.rounds": "max_steps", "train.max_steps": "rounds"}
-        for name in overrides.keys() & length.keys():
-            tables["train"].pop(length[name], None)
-        for name, value in overrides.items():
-            section, _, key = name.partition(".")
-            check_keys([section], tables, where="", error=JobError)
-            tables[section][key] = value
-        return Job.from_tables(tables)
-
-    @staticmethod
-    def from_tables(tables: Mapping[str, object]) -> Job:
-        """Build a job from sections as a TOML reader gives them.
-
-        Raises:
-            JobError: unknown key, wrong type, out of range, or not supported yet.
-        """
-        refuse_unsupported(tables)
-        return read_dataclass(Job, tables, where="", error=JobError)
 
 
 def split_alpha(split: str) -> float | None:
