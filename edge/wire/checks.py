@@ -153,6 +153,7 @@ class FrameCheck:
                 f"{describe(header)} came to node {self._expectation.node}, but that turn's head goes from node "
                 f"{before or 'none'} to node {turn.owner}; it is dropped"
             )
+        self._check_new(turn, header, kind)
         self._remember(turn, header, kind)
 
     # ---- tensors ------------------------------------------------------------------------------------
@@ -166,9 +167,10 @@ class FrameCheck:
                 f"{describe(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
             )
         self._check_shape(header, item, kind)
-        self._remember(turn, header, kind)
+        self._check_new(turn, header, kind)
         if kind == Payload.HIDDEN:
             self._take_credit(header)
+        self._remember(turn, header, kind)
 
     def _check_shape(self, header: ring_pb2.FrameHeader, item: Item, kind: str) -> None:
         plan = self._plan
@@ -219,12 +221,12 @@ class FrameCheck:
                 return
             self._turns.append(turn)
 
-    def _remember(self, turn: Turn, header: ring_pb2.FrameHeader, kind: str) -> None:
-        seen = self._seen.setdefault(turn.index, set())
-        key = _key(header, kind)
-        if key in seen:
+    def _check_new(self, turn: Turn, header: ring_pb2.FrameHeader, kind: str) -> None:
+        if _key(header, kind) in self._seen.get(turn.index, ()):
             raise FrameError(f"{describe(header)} came twice; the second one is dropped")
-        seen.add(key)
+
+    def _remember(self, turn: Turn, header: ring_pb2.FrameHeader, kind: str) -> None:
+        self._seen.setdefault(turn.index, set()).add(_key(header, kind))
         self._newest_turn = max(self._newest_turn, turn.index)
         oldest = self._newest_turn - self._window
         for index in [index for index in self._seen if index < oldest]:
