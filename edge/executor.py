@@ -5,23 +5,20 @@ The engine decides what runs when; here each action is a few lines on the state 
     E  ids -> hidden            F  hidden -> hidden, keeps (x, y)    H  hidden -> loss, gradient
     f  hidden -> hidden         B  y.backward(gradient) -> x.grad    U  optimizer step
 
-A micro-batch holds one hidden state and one gradient at most: it is at one place at a time. What was handed out or
-used up is dropped at once, so a frozen slice holds nothing between two micro-batches.
+What was handed out or used up is dropped at once, so a frozen slice holds nothing between two micro-batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from edge.data.rows import OwnerDataset
-from edge.data.tokens import Batch
 from edge.hosting import Hosted, host
-from edge.model.activations import saved_tensors, storage_bytes
+from edge.micro_batches import MicroBatch, OpenItem
+from edge.model.activations import storage_bytes
 from edge.model.optimizers import apply_update
 from edge.model.owner import OwnerParts
 from edge.model.saving import adapter_folder
@@ -30,42 +27,9 @@ from ringtune.job import Job
 from ringtune.learning_rate import learning_rate
 from ringtune.plan import Plan
 from ringtune.schedule import Action, Op, Payload, lowest_with_graph
-from ringtune.turns import Item, StepKind, Turn, items
+from ringtune.turns import Turn, items
 
 Values = tuple[tuple[str, float], ...]
-
-
-@dataclass(slots=True)
-class _Flow:
-    """What this node holds of one micro-batch."""
-
-    boundary: int = 0  # block that ``hidden`` enters
-    hidden: torch.Tensor | None = None
-    mask: torch.Tensor | None = None
-    context: Any = None  # built from the mask for the blocks of this node
-    has_context: bool = False
-    grad: torch.Tensor | None = None
-    graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-
-    def drop_hidden(self) -> None:
-        """The hidden state left for elsewhere, or became a loss."""
-        self.hidden = self.mask = self.context = None
-        self.has_context = False
-
-    @property
-    def is_empty(self) -> bool:
-        return self.hidden is None and self.grad is None and not self.graphs
-
-
-@dataclass(slots=True)
-class _OpenItem:
-    """One item of this node's own data, or of another's that passes here."""
-
-    item: Item
-    offsets: tuple[int, ...]
-    batch: Batch | None = None
-    num_targets: int = 0
-    heads_left: int = 0
 
 
 class NodeExecutor:
@@ -101,9 +65,9 @@ class NodeExecutor:
         self._job = job
         self._dataset = dataset if plan.owner(node) else None
         self._hosted: Hosted = host(plan, node, job, model_folder, dataset, device=torch.device(device))
-        self._items: dict[int, _OpenItem] = {}
-        self._flows: dict[tuple[int, int], _Flow] = {}
-        self._handlers: dict[Op, Callable[[Action, _OpenItem], Values]] = {
+        self._items: dict[int, OpenItem] = {}
+        self._flows: dict[tuple[int, int], MicroBatch] = {}
+        self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
             Op.EMBED: self._embed,
             Op.FORWARD_FREE: self._forward_free,
             Op.FORWARD: self._forward,
@@ -121,11 +85,8 @@ class NodeExecutor:
 
     def live_bytes(self) -> int:
         """Bytes of batches, hidden states, gradients and graphs that are held now (for tests)."""
-        held: list[torch.Tensor] = [tensor for entry in self._items.values() for tensor in entry.batch or ()]
-        for flow in self._flows.values():
-            held += [item for item in (flow.hidden, flow.mask, flow.grad, flow.context) if torch.is_tensor(item)]
-            for pair in flow.graphs.values():
-                held += [*pair, *saved_tensors(pair[1])]
+        held = [tensor for entry in self._items.values() for tensor in entry.batch or ()]
+        held += [tensor for flow in self._flows.values() for tensor in flow.tensors()]
         weights = storage_bytes(self._hosted.weights())
         return sum(size for address, size in storage_bytes(held).items() if address not in weights)
 
@@ -134,9 +95,7 @@ class NodeExecutor:
     def grant(self, turn: Turn) -> None:
         """Learn the items of a turn; has to come before any of their actions."""
         for item in items(self._plan, turn):
-            sizes = self._plan.microbatch_sizes(item.rows)
-            offsets = tuple(sum(sizes[:index]) for index in range(len(sizes) + 1))
-            self._items[item.seq] = _OpenItem(item=item, offsets=offsets, heads_left=len(sizes))
+            self._items[item.seq] = OpenItem.of(self._plan, item)
 
     def forget_turn(self, index: int) -> None:
         """Drop a turn's items; call it when the node has done all its actions of the turn."""
@@ -163,46 +122,39 @@ class NodeExecutor:
             raise PlanError(f"{action} is not a compute action that this node knows")
         return handler(action, entry)
 
-    def _embed(self, action: Action, entry: _OpenItem) -> Values:
+    def _embed(self, action: Action, entry: OpenItem) -> Values:
         owner, dataset = self._owner(action)
         if entry.batch is None:
             batch = dataset.batch(self._plan, entry.item)
             entry.num_targets = owner.num_targets(batch)
             entry.batch = batch.to(self._hosted.device)
-        rows = self._rows(entry, entry.batch, action.micro)
-        self._flows[action.seq, action.micro] = _Flow(hidden=owner.embed(rows), mask=rows.mask)
+        rows = entry.rows(action)
+        self._flows[action.seq, action.micro] = MicroBatch(hidden=owner.embed(rows), mask=rows.mask)
         return ()
 
-    def _forward_free(self, action: Action, entry: _OpenItem) -> Values:
-        flow = self._flow(action)
-        hidden, mask = self._hidden(flow, action), self._mask(flow, action)
+    def _forward_free(self, action: Action, entry: OpenItem) -> Values:
+        flow, blocks = self._flow(action), self._hosted.blocks
+        hidden, mask, context = flow.block_inputs(action, blocks)
         with torch.no_grad():
-            context = self._context(flow, hidden, mask)
-            flow.hidden = self._hosted.blocks.run(hidden, mask, context, action.start, action.stop)
+            flow.hidden = blocks.run(hidden, mask, context, action.start, action.stop)
         flow.boundary = action.stop
         return ()
 
-    def _forward(self, action: Action, entry: _OpenItem) -> Values:
-        item, flow = entry.item, self._flow(action)
-        hidden, mask = self._hidden(flow, action), self._mask(flow, action)
-        with torch.no_grad():
-            context = self._context(flow, hidden, mask)
+    def _forward(self, action: Action, entry: OpenItem) -> Values:
+        item, flow, blocks = entry.item, self._flow(action), self._hosted.blocks
+        hidden, mask, context = flow.block_inputs(action, blocks)
         has_grad_below = action.start > lowest_with_graph(self._plan, item.kind, item.step)
         with torch.enable_grad():
             x = hidden.detach().requires_grad_(has_grad_below)
             at = (item.step, action.micro)
-            y = self._hosted.blocks.run(x, mask, context, action.start, action.stop, train_at=at)
+            y = blocks.run(x, mask, context, action.start, action.stop, train_at=at)
         flow.graphs[action.start, action.stop] = (x, y)
         flow.hidden, flow.boundary = y.detach(), action.stop
         return ()
 
-    def _head(self, action: Action, entry: _OpenItem) -> Values:
-        item, flow = entry.item, self._flow(action)
-        owner, _ = self._owner(action)
-        if entry.batch is None:
-            raise PlanError(f"{action} comes before its batch was embedded")
-        hidden = self._hidden(flow, action)
-        rows = self._rows(entry, entry.batch, action.micro)
+    def _head(self, action: Action, entry: OpenItem) -> Values:
+        item, flow, (owner, _) = entry.item, self._flow(action), self._owner(action)
+        hidden, rows = flow.head_input(action), entry.rows(action)
         flow.drop_hidden()
         if item.kind.has_backward:
             at = (item.step, action.micro)
@@ -218,7 +170,7 @@ class NodeExecutor:
         self._drop_if_empty(action)
         return result.values
 
-    def _backward(self, action: Action, entry: _OpenItem) -> Values:
+    def _backward(self, action: Action, entry: OpenItem) -> Values:
         flow = self._flow(action)
         graph = flow.graphs.pop((action.start, action.stop), None)
         if graph is None or flow.grad is None:
@@ -233,7 +185,7 @@ class NodeExecutor:
         self._drop_if_empty(action)
         return ()
 
-    def _update(self, action: Action, entry: _OpenItem) -> Values:
+    def _update(self, action: Action, entry: OpenItem) -> Values:
         rate = learning_rate(self._job.train, entry.item.step, self._plan.num_steps)
         if action.start == self._plan.num_blocks:
             self._owner(action)[0].update(rate)
@@ -253,7 +205,7 @@ class NodeExecutor:
             tensor: any float dtype, on the CPU.
             mask: (B, T) integers with a hidden state that enters a block; None with one that enters the head.
         """
-        flow = self._flows.setdefault((seq, micro), _Flow())
+        flow = self._flows.setdefault((seq, micro), MicroBatch())
         device = self._hosted.device
         moved = tensor.to(device=device, dtype=self._hosted.dtype)
         if payload == Payload.GRAD:
@@ -319,33 +271,15 @@ class NodeExecutor:
 
     # ---- state of a micro-batch -------------------------------------------------------------------
 
-    def _flow(self, action: Action) -> _Flow:
+    def _flow(self, action: Action) -> MicroBatch:
         flow = self._flows.get((action.seq, action.micro))
         if flow is None:
             raise PlanError(f"{action} comes before its input")
         return flow
 
-    def _hidden(self, flow: _Flow, action: Action) -> torch.Tensor:
-        if flow.hidden is None:
-            raise PlanError(f"{action} has no hidden state here")
-        return flow.hidden
-
-    def _mask(self, flow: _Flow, action: Action) -> torch.Tensor:
-        if flow.mask is None:
-            raise PlanError(f"{action} has a hidden state without attention mask")
-        return flow.mask
-
-    def _context(self, flow: _Flow, hidden: torch.Tensor, mask: torch.Tensor) -> Any:
-        if not flow.has_context:
-            flow.context, flow.has_context = self._hosted.blocks.context(hidden, mask), True
-        return flow.context
-
     def _drop_if_empty(self, action: Action) -> None:
         if self._flow(action).is_empty:
             del self._flows[action.seq, action.micro]
-
-    def _rows(self, entry: _OpenItem, batch: Batch, micro: int) -> Batch:
-        return batch.rows(entry.offsets[micro], entry.offsets[micro + 1])
 
     def _owner(self, action: Action | None) -> tuple[OwnerParts, OwnerDataset]:
         if self._hosted.owner is None or self._dataset is None:

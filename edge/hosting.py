@@ -113,5 +113,3 @@ def _check_model(plan: Plan, skeleton: Skeleton, folder: Path) -> None:
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and plan.max_length > longest:
         raise ModelError(f"train.max_length is {plan.max_length}, {folder} can take {longest} tokens; lower it")
-
-

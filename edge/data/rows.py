@@ -146,8 +146,7 @@ def read_rows(path: Path, *, text: str, label: str) -> list[Row]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = [
-                _row(path, number, found, text, label)
-                for number, found in readers[path.suffix.lower()](path, file)
+                _row(path, number, found, text, label) for number, found in readers[path.suffix.lower()](path, file)
             ]
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error}); convert it") from error
@@ -182,7 +181,9 @@ def _row(path: Path, number: int, found: Mapping[str, object], text: str, label:
     for column in (text, label):
         if found.get(column) is None:
             known = ", ".join(repr(name) for name in found)
-            raise DataError(f"{path}, line {number} has no column {column!r}; it has {known}; set data.text, data.label")
+            raise DataError(
+                f"{path}, line {number} has no column {column!r}; it has {known}; set data.text, data.label"
+            )
     words, name = found[text], found[label]
     if not isinstance(words, str):
         raise DataError(f"{path}, line {number}: column {text!r} is not text")

@@ -20,13 +20,13 @@ class HeadCounts(NamedTuple):
 
     Attributes:
         loss_sum: scalar tensor, sum over valid targets; keeps its graph.
-        count: valid targets.
-        correct: of these, how many the largest logit hits.
+        num_targets: valid targets.
+        num_correct: of these, how many the largest logit hits.
     """
 
     loss_sum: torch.Tensor
-    count: int
-    correct: int
+    num_targets: int
+    num_correct: int
 
 
 class Task(Protocol):
@@ -61,7 +61,7 @@ class SequenceClassification:
         logits_BC, labels_B = output.logits, batch.labels  # noqa: N806 - B rows, C classes
         loss = nn.functional.cross_entropy(logits_BC, labels_B, ignore_index=IGNORED, reduction="sum")
         correct = int((logits_BC.detach().argmax(dim=-1) == labels_B).sum())
-        return HeadCounts(loss_sum=loss, count=self.num_targets(batch), correct=correct)
+        return HeadCounts(loss_sum=loss, num_targets=self.num_targets(batch), num_correct=correct)
 
 
 TASKS: Mapping[str, Task] = {"sequence-classification": SequenceClassification()}

@@ -43,9 +43,7 @@ class BlockCost:
     activation_bytes: int
 
 
-def measure_block(
-    folder: Path, job: Job, *, device: str = "cpu", repeats: int = 7, budget_s: float = 3.0
-) -> BlockCost:
+def measure_block(folder: Path, job: Job, *, device: str = "cpu", repeats: int = 7, budget_s: float = 3.0) -> BlockCost:
     """Measure the last block with the job's adapter, dtype, dropout and largest micro-batch.
 
     Rows are padded unevenly, because the mask costs time and memory and most batches have one.

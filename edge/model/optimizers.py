@@ -10,7 +10,7 @@ from ringtune.job import Train
 
 
 def make_optimizer(train: Train, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
-    """torch's AdamW or SGD; None if there is nothing to train.
+    """AdamW or SGD of torch; None if there is nothing to train.
 
     Parameters without a gradient are skipped by ``step``, so their moments and counts start when they first train.
     """

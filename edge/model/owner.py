@@ -110,8 +110,8 @@ class OwnerParts:
             torch.autograd.backward(counts.loss_sum / num_targets)
         values = (
             ("loss_sum", float(counts.loss_sum.detach())),
-            ("count", float(counts.count)),
-            ("correct", float(counts.correct)),
+            ("count", float(counts.num_targets)),
+            ("correct", float(counts.num_correct)),
         )
         return HeadResult(values=values, grad=None if leaf is None else leaf.grad)
 

@@ -93,7 +93,7 @@ def _without_weights() -> Iterator[None]:
             module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
     with _register_lock:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        nn.Module.register_parameter = register  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
@@ -148,7 +148,9 @@ def _adapter_config(job: Job) -> Any:
     for name in names:
         if name not in ADAPTER_CONFIG_MAP:
             known = ", ".join(sorted(ADAPTER_CONFIG_MAP))
-            raise JobError(f"adapter.config = {text!r}: {name!r} is not a configuration of AdapterHub; use one of {known}")
+            raise JobError(
+                f"adapter.config = {text!r}: {name!r} is not a configuration of AdapterHub; use one of {known}"
+            )
     try:
         config = AdapterConfig.load(text)
     except (ValueError, TypeError) as error:
@@ -156,6 +158,10 @@ def _adapter_config(job: Job) -> Any:
     for part in getattr(config, "configs", [config]):
         if part.get("use_dora", False):
             raise JobError(f"adapter.config = {text!r}: DoRA starts from the base weights, which no node has whole")
+        if part.get("architecture") == "reft" and job.model.dtype == "float64":
+            raise JobError(
+                f"adapter.config = {text!r}: the library can't run it in float64; set model.dtype = 'float32'"
+            )
         if part.get("stochastic_depth", 0.0):
             raise JobError(f"adapter.config = {text!r}: stochastic_depth is not supported; use train.dropout")
     return config.replace(dropout=job.train.dropout)

@@ -49,13 +49,16 @@ class Trained:
         return {name: value for name, value in state if name.startswith(f"heads.{NAME}.")}
 
 
-def whole_model(job: Job, plan: Plan, model_folder: Path) -> Any:
+def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str = "sdpa") -> Any:
     """The untrained whole model with adapter and head, in the job's dtype and with its dropout."""
     from adapters import AdapterConfig, AutoAdapterModel
 
     rate = job.train.dropout
     model = AutoAdapterModel.from_pretrained(
-        str(model_folder), hidden_dropout_prob=rate, attention_probs_dropout_prob=rate
+        str(model_folder),
+        hidden_dropout_prob=rate,
+        attention_probs_dropout_prob=rate,
+        attn_implementation=attention,
     )
     torch.manual_seed(job.train.seed)
     model.add_adapter(NAME, config=AdapterConfig.load(job.adapter.config).replace(dropout=rate))
@@ -64,7 +67,9 @@ def whole_model(job: Job, plan: Plan, model_folder: Path) -> Any:
     return model.to(getattr(torch, job.model.dtype))
 
 
-def train(job: Job, plan: Plan, model_folder: Path, datasets: Mapping[str, OwnerDataset]) -> Trained:
+def train(
+    job: Job, plan: Plan, model_folder: Path, datasets: Mapping[str, OwnerDataset], *, attention: str = "sdpa"
+) -> Trained:
     """Train the whole model on the very items of the plan's turn sequence.
 
     Args:
@@ -72,9 +77,10 @@ def train(job: Job, plan: Plan, model_folder: Path, datasets: Mapping[str, Owner
         plan: owners, batches and unfreezing; its slices don't matter.
         model_folder: of the base model.
         datasets: per owner; ``set_labels`` is called here.
+        attention: implementation of the attention.
     """
     generator_state = torch.get_rng_state()
-    model = whole_model(job, plan, model_folder)
+    model = whole_model(job, plan, model_folder, attention=attention)
     for dataset in datasets.values():
         dataset.set_labels(plan.labels)
     result = Trained(model=model)

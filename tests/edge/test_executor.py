@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,7 +96,7 @@ def test_executor_equals_one_process_after_50_steps(
     ids=str,
 )
 def test_executor_equals_one_process_with_options(
-    model_folder: Path, tmp_path: Path, overrides: dict[str, object]
+    model_folder: Path, tmp_path: Path, overrides: dict[str, Any]
 ) -> None:
     """Optimizers, schedules, dropout, methods and private blocks keep the equality."""
     private = int(str(overrides.get("privacy__private_blocks", 0)))
@@ -132,7 +133,7 @@ def test_executor_hands_the_head_over(model_folder: Path, tmp_path: Path, dropou
 def test_executor_in_float32_equals_with_the_same_micro_batches(model_folder: Path, tmp_path: Path) -> None:
     """In fp32 the same kernels run on the same shapes, so 1e-6 relative holds, dropout or not."""
     for dropout in (0.0, 0.1):
-        options = {"model__dtype": "float32", "train__microbatches": 3, "train__dropout": dropout}
+        options: dict[str, Any] = {"model__dtype": "float32", "train__microbatches": 3, "train__dropout": dropout}
         difference, hand, _ = _compare(model_folder, tmp_path, THREE, train__max_steps=30, **options)
         norm = torch.cat([value.flatten() for value in hand.tensors().values()]).norm()
         assert difference <= 1e-6 * float(norm)
@@ -249,7 +250,14 @@ def test_executor_leaves_no_gradient_of_an_item_without_update(
     mixed = ring.HandRing(plan, job, model_folder, datasets)
     for index, (item_kind, step) in enumerate([(StepKind.TRAIN, 0), (kind, 1), (StepKind.TRAIN, 1)]):
         turn = Turn(
-            index=index, kind=item_kind, owner="a", round=0, first_seq=index, num_items=1, first_step=step, first_batch=step
+            index=index,
+            kind=item_kind,
+            owner="a",
+            round=0,
+            first_seq=index,
+            num_items=1,
+            first_step=step,
+            first_batch=step,
         )
         mixed.start_turn(turn)
         for item in items(plan, turn):
@@ -338,6 +346,9 @@ def test_executor_trains_only_what_the_schedule_unfroze(model_folder: Path, tmp_
     before = hand.tensors()
     after = hand.train().tensors()
     assert lowest_trainable(plan, 5) == 2
-    changed = {int(name.split(".layer.")[1].split(".")[0]) for name in before
-               if ".layer." in name and not torch.equal(before[name], after[name])}
+    changed = {
+        int(name.split(".layer.")[1].split(".")[0])
+        for name in before
+        if ".layer." in name and not torch.equal(before[name], after[name])
+    }
     assert changed == {2, 3}

@@ -80,21 +80,19 @@ def make_rows(
     num_rows: int, *, seed: int = 0, labels: Sequence[str] = LABELS, longest: int = 14
 ) -> list[tuple[str, str]]:
     """Make (text, label) pairs of different lengths whose words depend on the label."""
-    rng = random.Random(f"rows/{seed}")  # noqa: S311 - test data
+    rng = random.Random(f"rows/{seed}")
     known = words()
     rows = []
     for _ in range(num_rows):
         label = rng.randrange(len(labels))
-        share = known[label::len(labels)]
+        share = known[label :: len(labels)]
         length = rng.randint(2, longest)
         picked = [rng.choice(share if rng.random() < 0.7 else known) for _ in range(length)]
         rows.append((" ".join(picked), labels[label]))
     return rows
 
 
-def write_rows(
-    path: Path, num_rows: int, *, seed: int = 0, labels: Sequence[str] = LABELS, longest: int = 14
-) -> Path:
+def write_rows(path: Path, num_rows: int, *, seed: int = 0, labels: Sequence[str] = LABELS, longest: int = 14) -> Path:
     """Write ``make_rows`` to a ``.csv`` or ``.jsonl`` file with the columns ``text`` and ``label``.
 
     Returns:
