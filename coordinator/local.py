@@ -169,17 +169,21 @@ class LocalNodes:
 
     def _stop(self) -> None:
         self._stopping.set()
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+        running = [process for process in self._processes.values() if process.poll() is None]
+        for process in running:
+            process.send_signal(signal.SIGTERM)
         deadline_s = time.monotonic() + _TERM_S
-        for process in self._processes.values():
-            if not _ended(process, deadline_s - time.monotonic()):
-                process.kill()
-        for process in self._processes.values():
-            _ended(process, _KILL_S)
-            if process.stdin is not None:
-                process.stdin.close()
+        try:
+            for process in running:
+                _ended(process, deadline_s - time.monotonic())
+        finally:  # also if a second Ctrl-C cuts the waiting short
+            for process in running:
+                if process.poll() is None:
+                    process.kill()
+            for process in self._processes.values():
+                _ended(process, _KILL_S)
+                if process.stdin is not None:
+                    process.stdin.close()
 
 
 def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:

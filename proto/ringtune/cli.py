@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import os
 import sys
 import tomllib
 import traceback
@@ -162,6 +163,7 @@ def _options(
 
 def main() -> None:
     """Run the command line; never returns."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say more than what the C core logs beside them
     try:
         app()
     except Exception:
