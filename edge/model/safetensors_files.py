@@ -43,6 +43,10 @@ class Checkpoint:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Unmap the files, so that what was copied out of them is not resident twice; reading maps them again."""
         self._handles.clear()
 
     def find(self, *candidates: str) -> str | None:

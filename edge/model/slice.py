@@ -59,6 +59,7 @@ def materialise(
     for path in paths:
         _read_module(skeleton, checkpoint, path, dtype, private=path not in family.embedding_paths)
         base.get_submodule(path).to(device=device, dtype=dtype)
+        checkpoint.release()
     for name, child in list(base.named_children()):
         if any(_is_unread(parameter) for parameter in child.parameters()):
             setattr(base, name, Empty())
