@@ -18,10 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from coordinator.agent_calls import AgentCalls
+from coordinator.answers import Answer, Facts, Files, Hosted, Reported, read_facts, read_object
+from coordinator.blame import Blame
+from coordinator.outbox import Outbox
 from coordinator.planning import Planned, make_plan
+from coordinator.recruiting import Members, choose, lost_message, too_few
 from coordinator.registry import Member
 from coordinator.result_files import adapter_folder
 from coordinator.run_books import RunBooks
@@ -29,8 +33,6 @@ from coordinator.run_files import send_file
 from ringtune import rounds
 from ringtune.codec import numbers_from_proto
 from ringtune.errors import (
-    CapacityError,
-    DeadlineError,
     IntegrityError,
     InterruptedRunError,
     PeerLostError,
@@ -41,26 +43,12 @@ from ringtune.errors import (
 from ringtune.events import CancelTimer, SetTimer, TimerFired
 from ringtune.job import Job
 from ringtune.plan import Plan
-from ringtune.profile import NodeFacts, Profile
+from ringtune.profile import Profile
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.25
 _RELEASE_WAIT_S = 4.0
-# A node that fails closes its links: its neighbours must not be quicker to explain it than itself.
-_SUSPECT_S = 1.0
-_MAX_EVENTS = 20_000
-_EMIT_WAIT_S = 30.0
-
-
-class Members(Protocol):
-    """What a run wants to know about members."""
-
-    def living(self) -> tuple[Member, ...]:
-        """Living members by name."""
-
-    def silent_for_s(self, node: str) -> float:
-        """Seconds since the last sign of life of a node."""
 
 
 class RunRequest(NamedTuple):
@@ -73,34 +61,7 @@ class RunRequest(NamedTuple):
     measure: bool = True
 
 
-class _Report(NamedTuple):
-    """A node's report."""
-
-    request: control_pb2.ReportRequest
-
-
-class _Facts(NamedTuple):
-    """A node's facts, not read yet."""
-
-    node: str
-    facts_json: str
-
-
-class _Hosted(NamedTuple):
-    """A node is prepared."""
-
-    node: str
-    hosted_bytes: int
-
-
-class _Files(NamedTuple):
-    """A node's results."""
-
-    node: str
-    files: dict[str, bytes]
-
-
-_Entry = rounds.Event | _Report | _Facts | _Hosted | _Files
+_Entry = rounds.Event | Answer
 
 
 class RunDriver:
@@ -126,8 +87,8 @@ class RunDriver:
         self._on_end = on_end
         self._started_s = time.monotonic()
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
-        self._out: queue.Queue[control_pb2.RunEvent | None] = queue.Queue(_MAX_EVENTS)
-        self._nobody_listens = threading.Event()
+        self._outbox = Outbox()
+        self._emit = self._outbox.emit
         self._rounds = rounds.Rounds(self._plan, plan_only=request.plan_only, wait_s=request.job.runtime.wait_s)
         self._timers: dict[str, float] = {}
         self._addresses: dict[str, str] = {}
@@ -136,9 +97,8 @@ class RunDriver:
         self._books: RunBooks | None = None
         self._files: dict[str, dict[str, bytes]] = {}
         self._seen_steps: set[int] = set()
-        self._suspects: dict[str, tuple[float, rounds.NodeFailed]] = {}
-        self._complainers: set[str] = set()
-        self._needed: set[str] = set()
+        self._blame = Blame()
+        self._needed: frozenset[str] = frozenset()
         self._phase = ("joining", self._started_s)
         self._phases_s: dict[str, float] = {}
         self._releases: list[Any] = []
@@ -162,7 +122,7 @@ class RunDriver:
     @property
     def nodes(self) -> frozenset[str]:
         """The nodes that work for this run."""
-        return frozenset(self._needed)
+        return self._needed
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end of the run; False if it still goes on."""
@@ -177,15 +137,11 @@ class RunDriver:
         """
         if request.node not in self._addresses:
             raise IntegrityError(f"node {request.node} is not in run {self.run_id}")
-        self._queue.put(_Report(request))
+        self._queue.put(Reported(request))
 
     def events(self) -> Iterator[control_pb2.RunEvent]:
         """What happens, until the run is over."""
-        try:
-            while (event := self._out.get()) is not None:
-                yield event
-        finally:
-            self._nobody_listens.set()
+        return self._outbox.events()
 
     # ---- the run's thread -------------------------------------------------------------------------
 
@@ -203,7 +159,7 @@ class RunDriver:
         finally:
             self._on_end()  # before the last event, so that whoever hears it may submit the next run
             self._say_how_it_ended(outcome)
-            self._put_out(None)
+            self._outbox.close()
 
     def _drive(self) -> RingTuneError | None:
         """Run the state machine to its end; the error of a failed run."""
@@ -215,14 +171,13 @@ class RunDriver:
             node: AgentCalls(node, address, self.run_id, on_failure=self.node_failed)
             for node, address in self._addresses.items()
         }
-        self._needed = set(self._addresses)
+        self._needed = frozenset(self._addresses)
         self._feed(rounds.Started(tuple(sorted(self._addresses))))
         while self._finish is None:
             entry = self._next()
             if entry is not None:
                 self._take(entry)
             self._fire_timers()
-            self._check_suspects()
             self._check_leases()
         if self._finish.error:
             return error_from_name(self._finish.error, self._finish.message)
@@ -230,22 +185,15 @@ class RunDriver:
         return None
 
     def _await_members(self) -> tuple[Member, ...]:
-        """The nodes of this run: all that are there, or as many as asked for, those with data first."""
         wanted = self._request.num_nodes
         deadline_s = self._started_s + self._request.join_s
         while True:
             living = self._members.living()
-            if living and len(living) >= wanted:
-                ranked = sorted(living, key=lambda member: (not member.has_data, member.node))
-                return tuple(ranked[: wanted or len(ranked)])
-            names = ", ".join(member.node for member in living) or "none"
-            if not wanted:
-                raise CapacityError("no node has joined this coordinator; start some with 'ringtune node'")
-            if time.monotonic() >= deadline_s:
-                raise DeadlineError(
-                    f"waited {self._request.join_s:g} s for {wanted} nodes, {len(living)} have joined ({names}); "
-                    "start the others or ask for fewer"
-                )
+            chosen = choose(living, wanted)
+            if chosen is not None:
+                return chosen
+            if not wanted or time.monotonic() >= deadline_s:
+                raise too_few(living, wanted, self._request.join_s)
             entry = self._next()
             if isinstance(entry, rounds.StopAsked):
                 raise InterruptedRunError(entry.reason)
@@ -262,15 +210,15 @@ class RunDriver:
 
     def _take(self, entry: _Entry) -> None:
         match entry:
-            case _Report(request):
+            case Reported(request):
                 self._on_report(request)
-            case _Facts(node, facts_json):
-                self._feed(rounds.Inspected(node, _read_facts(facts_json, node)))
-            case _Hosted(node, hosted_bytes):
+            case Facts(node, _):
+                self._feed(rounds.Inspected(node, read_facts(entry)))
+            case Hosted(node, hosted_bytes):
                 if self._books is not None:
                     self._books.ledger.nodes[node].hosted_bytes = hosted_bytes
                 self._feed(rounds.Prepared(node))
-            case _Files(node, files):
+            case Files(node, files):
                 self._files[node] = files
                 self._feed(rounds.Collected(node))
             case _:
@@ -291,30 +239,19 @@ class RunDriver:
             self._feed(rounds.TurnReported(request.node, turn))
         if request.error:
             failed = rounds.NodeFailed(request.node, request.error, request.message)
-            self._on_failure(failed, request.lost_peer)
-
-    def _on_failure(self, failed: rounds.NodeFailed, lost_peer: str) -> None:
-        """Give the node that others complain about a moment to say itself what happened."""
-        if not lost_peer:
-            self._feed(failed)
-            return
-        self._complainers.add(failed.node)
-        self._suspects.setdefault(lost_peer, (time.monotonic() + _SUSPECT_S, failed))
-
-    def _check_suspects(self) -> None:
-        """Blame a lost peer that did not speak up, rather than one that itself complained of another."""
-        now_s = time.monotonic()
-        due = {peer: failed for peer, (until_s, failed) in self._suspects.items() if now_s >= until_s}
-        silent = [failed for peer, failed in due.items() if peer not in self._complainers]
-        for failed in [*silent, *due.values()][:1]:
-            self._feed(failed)
+            if request.lost_peer:
+                self._blame.add(failed, request.lost_peer, time.monotonic())
+            else:
+                self._feed(failed)
 
     def _check_leases(self) -> None:
+        verdict = self._blame.verdict(time.monotonic())
+        if verdict is not None:
+            self._feed(verdict)
         for node in sorted(self._needed):
             silent_s = self._members.silent_for_s(node)
             if silent_s >= self._lease_s:
-                since = "it has left" if silent_s == float("inf") else f"last heard of {silent_s:.1f} s ago"
-                message = f"node {node} is lost: {since}, its lease is {self._lease_s:g} s; start it again and repeat"
+                message = lost_message(node, silent_s, self._lease_s)
                 self._feed(rounds.NodeFailed(node, PeerLostError.__name__, message))
 
     def _fire_timers(self) -> None:
@@ -351,7 +288,7 @@ class RunDriver:
                     with_head=with_head, with_private=with_private, timeout_s=wait_s, on_result=self._put_files(node)
                 )
             case rounds.Release(node, reason):
-                self._needed.discard(node)
+                self._needed -= {node}
                 self._releases.append(self._calls[node].release(reason))
             case SetTimer(timer, at_s):
                 self._timers[timer] = at_s
@@ -364,13 +301,13 @@ class RunDriver:
                     self._books.log(command)
 
     def _put_facts(self, node: str) -> Callable[[str], None]:
-        return lambda facts_json: self._queue.put(_Facts(node, facts_json))
+        return lambda facts_json: self._queue.put(Facts(node, facts_json))
 
     def _put_hosted(self, node: str) -> Callable[[int], None]:
-        return lambda hosted_bytes: self._queue.put(_Hosted(node, hosted_bytes))
+        return lambda hosted_bytes: self._queue.put(Hosted(node, hosted_bytes))
 
     def _put_files(self, node: str) -> Callable[[dict[str, bytes]], None]:
-        return lambda files: self._queue.put(_Files(node, files))
+        return lambda files: self._queue.put(Files(node, files))
 
     def _enter(self, phase: str) -> None:
         now_s = time.monotonic()
@@ -406,7 +343,7 @@ class RunDriver:
         if self._request.plan_only or self._books is None:
             return
         for node, files in self._files.items():
-            totals = _read_json(files.get("totals.json", b""), f"totals.json of node {node}")
+            totals = read_object(files.get("totals.json", b""), f"totals.json of node {node}")
             self._books.ledger.add_totals(node, totals)
         for name, content in sorted(adapter_folder(self._files).items()):
             send_file(f"adapter/{name}", content, self._emit)
@@ -437,36 +374,3 @@ class RunDriver:
                 self._emit(control_pb2.RunEvent(failure=failure))
         except InterruptedRunError as error:
             _LOG.info("run %s: %s", self.run_id, error)
-
-    def _emit(self, event: control_pb2.RunEvent) -> None:
-        if not self._put_out(event):
-            raise InterruptedRunError(f"the submitter did not take events for {_EMIT_WAIT_S:g} s; submit again")
-
-    def _put_out(self, event: control_pb2.RunEvent | None) -> bool:
-        """Queue an event for the submitter; False if it does not read any more."""
-        deadline_s = time.monotonic() + _EMIT_WAIT_S
-        while not self._nobody_listens.is_set():
-            try:
-                self._out.put(event, timeout=_TICK_S)
-                return True
-            except queue.Full:
-                if time.monotonic() >= deadline_s:
-                    return False
-        return True
-
-
-def _read_facts(facts_json: str, node: str) -> NodeFacts:
-    facts = NodeFacts.from_json(_read_json(facts_json.encode(), f"the facts of node {node}"))
-    if facts.node != node:
-        raise IntegrityError(f"node {node} sent the facts of node {facts.node}; use one version on all machines")
-    return facts
-
-
-def _read_json(content: bytes, what: str) -> dict[str, Any]:
-    try:
-        value = json.loads(content)
-    except ValueError as error:
-        raise IntegrityError(f"{what}: not JSON ({error}); use one version on all machines") from error
-    if not isinstance(value, dict):
-        raise IntegrityError(f"{what}: not a JSON object; use one version on all machines")
-    return value

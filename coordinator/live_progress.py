@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.progress import evaluation_line, listening_line, report_lines
+from coordinator.progress import evaluation_line, figure, listening_line, report_lines
 from ringtune.plan import Plan
 from ringtune.units import format_bytes
 
@@ -66,7 +66,7 @@ class LiveProgress:
     def step(self, step: Mapping[str, Any]) -> None:
         """Move the bar."""
         self._initiator = str(step["initiator"])
-        loss = "-" if step["loss"] is None else f"{step['loss']:.4f}"
+        loss = figure(step["loss"])
         if step["kind"] == "train":
             if self._plan:
                 self._lowest = self._plan.num_blocks - int(step["depth"])

@@ -210,9 +210,14 @@ def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:
     return lines
 
 
+def figure(value: float | None) -> str:
+    """A loss or accuracy with four digits; ``-`` if there is none."""
+    return "-" if value is None else f"{value:.4f}"
+
+
 def step_line(step: Mapping[str, Any]) -> str:
     """An item in words."""
-    loss = "-" if step["loss"] is None else f"{step['loss']:.4f}"
+    loss = figure(step["loss"])
     if step["kind"] != "train":
         return f"{step['kind']} at step {step['step']}: {step['initiator']}, loss {loss}"
     return (
@@ -225,10 +230,11 @@ def evaluation_line(entry: Mapping[str, Any]) -> str:
     """An evaluation in words."""
     if not entry["count"]:
         return f"evaluation after {entry['step']} steps: no rows"
-    return (
-        f"evaluation after {entry['step']} steps: accuracy {entry['accuracy']:.4f}, loss {entry['loss']:.4f} "
-        f"({entry['count']} rows)"
-    )
+    return f"evaluation after {entry['step']} steps: {_evaluation(entry)}"
+
+
+def _evaluation(entry: Mapping[str, Any]) -> str:
+    return f"accuracy {figure(entry['accuracy'])}, loss {figure(entry['loss'])} on {entry['count']} rows"
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
@@ -239,8 +245,5 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         busy, peak = format_seconds(totals["busy_s"]), format_bytes(totals["peak_rss_bytes"])
         lines.append(f"  {node:<{width}}  busy {busy}, peak {peak}, sent {format_bytes(totals['sent_bytes'])}")
     if report["eval"]["count"]:
-        evaluation = report["eval"]
-        lines.append(
-            f"accuracy {evaluation['accuracy']:.4f}, loss {evaluation['loss']:.4f} on {evaluation['count']} rows"
-        )
+        lines.append(_evaluation(report["eval"]))
     return lines

@@ -7,6 +7,7 @@ are forgotten, so that memory does not grow with the run.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,13 @@ from ringtune.schedule import Payload
 from ringtune.turns import StepKind, Turn
 
 REPORT_SCHEMA = 1
+
+
+def mean(values: Mapping[str, float], name: str) -> float | None:
+    """``values[name]`` by count; None if nothing was counted, or training diverged (JSON has no NaN)."""
+    count = values.get("count", 0.0)
+    quotient = values.get(name, 0.0) / count if count else math.nan
+    return quotient if math.isfinite(quotient) else None
 
 
 @dataclass(slots=True)
@@ -142,11 +150,11 @@ class RunLedger:
             "round": turn.round,
             "initiator": turn.owner,
             "depth": depth,
-            "loss": values.get("loss_sum", 0.0) / count if count else None,
+            "loss": mean(values, "loss_sum"),
             "count": int(count),
         }
-        if "correct" in values and count:
-            line["accuracy"] = values["correct"] / count
+        if "correct" in values:
+            line["accuracy"] = mean(values, "correct")
         if turn.kind is StepKind.TRAIN:
             line["lr"] = learning_rate(self._train, step, self._plan.num_steps)
             self._steps[seq] = _Step(line, ended_unix_s)
@@ -192,11 +200,8 @@ class RunLedger:
         Returns:
             Its entry in the report.
         """
-        count = values.get("count", 0.0)
-        entry: dict[str, Any] = {"step": step, "count": int(count), "loss": None, "accuracy": None}
-        if count:
-            entry["loss"] = values.get("loss_sum", 0.0) / count
-            entry["accuracy"] = values.get("correct", 0.0) / count
+        entry: dict[str, Any] = {"step": step, "count": int(values.get("count", 0.0))}
+        entry |= {"loss": mean(values, "loss_sum"), "accuracy": mean(values, "correct")}
         self._evaluations.append(entry)
         return entry
 
@@ -214,7 +219,6 @@ class RunLedger:
             predicted_bytes: what the planner expected each node to need.
         """
         final = self._evaluations[-1] if self._evaluations else {"count": 0, "loss": None, "accuracy": None}
-        last_losses = self._losses or [float("nan")]
         return {
             "schema": REPORT_SCHEMA,
             "run_id": run_id,
@@ -226,7 +230,7 @@ class RunLedger:
             "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
             "train": {
                 "first_loss": self._first_loss,
-                "last_loss": sum(last_losses) / len(last_losses) if self._losses else None,
+                "last_loss": sum(self._losses) / len(self._losses) if self._losses else None,
             },
             "eval": {key: final[key] for key in ("accuracy", "loss", "count")},
             "evaluations": self._evaluations,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import grpc
 
 from coordinator.addresses import require_private
+from coordinator.answers import read_object
 from coordinator.planning import plan_memory
 from coordinator.progress import Progress
 from coordinator.run_folder import RunFolder
 from ringtune.channel_options import CLIENT_OPTIONS
 from ringtune.codec import error_of_status
-from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError, error_from_name
+from ringtune.errors import ConnectionFailedError, InterruptedRunError, error_from_name
 from ringtune.job import Job
 from ringtune.plan import Plan
 from ringtune.profile import Profile
@@ -158,7 +158,7 @@ class Submission:
             case "job_toml":
                 self._write_text("job.toml", event.job_toml)
             case "profile_json":
-                self.profile = Profile.from_json(_object(event.profile_json, "profile"))
+                self.profile = Profile.from_json(read_object(event.profile_json, "the profile"))
                 self._write_json("profile.json", event.profile_json)
             case "plan_json":
                 self._take_plan(event.plan_json)
@@ -166,9 +166,9 @@ class Submission:
                 if self._folder is not None:
                     self._folder.add_metrics(event.metrics_json)
             case "step_json":
-                self._take_step(_object(event.step_json, "step"))
+                self._take_step(read_object(event.step_json, "a step"))
             case "report_json":
-                self.report = _object(event.report_json, "report")
+                self.report = read_object(event.report_json, "the report")
                 self._write_json("report.json", event.report_json)
             case "file":
                 self._take_file(event.file)
@@ -189,7 +189,7 @@ class Submission:
             raise ConnectionFailedError("the coordinator ended before the run did; see its log and repeat the run")
 
     def _take_plan(self, text: str) -> None:
-        self.plan = plan = Plan.from_json(_object(text, "plan"))
+        self.plan = plan = Plan.from_json(read_object(text, "the plan"))
         self._write_json("plan.json", text)
         if self.profile is not None:
             facts = {node.node: node for node in self.profile.nodes}
@@ -214,13 +214,3 @@ class Submission:
     def _write_json(self, name: str, text: str) -> None:
         if self._folder is not None:
             self._folder.write_json(name, text)
-
-
-def _object(text: str, what: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise IntegrityError(f"the {what} that came is not JSON: {error}; use one version on all machines") from error
-    if not isinstance(value, dict):
-        raise IntegrityError(f"the {what} that came is not a JSON object; use one version on all machines")
-    return value

@@ -1,0 +1,44 @@
+"""Which members take part in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from coordinator.registry import Member
+from ringtune.errors import CapacityError, DeadlineError, RingTuneError
+
+
+class Members(Protocol):
+    """What a run wants to know about members."""
+
+    def living(self) -> tuple[Member, ...]:
+        """Living members by name."""
+
+    def silent_for_s(self, node: str) -> float:
+        """Seconds since the last sign of life of a node; infinite if it has left."""
+
+
+def choose(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:
+    """All that are there (``wanted`` 0), or so many, those with data first; None if there are too few."""
+    if not living or len(living) < wanted:
+        return None
+    ranked = sorted(living, key=lambda member: (not member.has_data, member.node))
+    return tuple(ranked[: wanted or len(ranked)])
+
+
+def too_few(living: Sequence[Member], wanted: int, waited_s: float) -> RingTuneError:
+    """The error that ends waiting for members."""
+    if not wanted:
+        return CapacityError("no node has joined this coordinator; start some with 'ringtune node'")
+    names = ", ".join(member.node for member in living) or "none"
+    return DeadlineError(
+        f"waited {waited_s:g} s for {wanted} nodes, {len(living)} have joined ({names}); start the others or ask "
+        "for fewer"
+    )
+
+
+def lost_message(node: str, silent_s: float, lease_s: float) -> str:
+    """Why a node counts as lost."""
+    since = "it has left" if silent_s == float("inf") else f"last heard of {silent_s:.1f} s ago"
+    return f"node {node} is lost: {since}, its lease is {lease_s:g} s; start it again and repeat the run"
