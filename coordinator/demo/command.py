@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -39,7 +40,7 @@ def demo(
     typer.echo(closing_lines(report, model=workspace.model, adapter=workspace.run / "adapter"))
 
 
-def closing_lines(report: dict[str, object], *, model: Path, adapter: Path) -> str:
+def closing_lines(report: Mapping[str, object], *, model: Path, adapter: Path) -> str:
     """What the demo ends with: the accuracy, and plain AdapterHub code that loads the result."""
     evaluation = report["eval"]
     if not isinstance(evaluation, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def run_plain(run_folder: Path, *, first_step: int = 0, method: str = "", seed: 
 
 
 def run(command: list[str]) -> str:
-    """Run a command to its end.
+    """Run a command to its end, in a session of its own: the scheduler shares the cores out by session.
 
     Returns:
         Its standard output.
@@ -82,7 +83,14 @@ def run(command: list[str]) -> str:
         RuntimeError: it failed; has the end of what it said.
     """
     done = subprocess.run(  # noqa: S603
-        command, capture_output=True, text=True, timeout=RUN_DEADLINE_S, check=False, stdin=subprocess.DEVNULL
+        command,
+        capture_output=True,
+        text=True,
+        timeout=RUN_DEADLINE_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
     )
     if done.returncode:
         raise RuntimeError(
