@@ -210,9 +210,8 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         """What Collect sends."""
         assert self.plan is not None
         piece = self.plan.slice_of(self.node)
-        tensors = {
-            f"block.{block}": numpy.full(3, block, dtype=numpy.float32) for block in range(piece.start, piece.stop)
-        }
+        blocks = range(piece.start, piece.stop) if self._claims is None else self._claims
+        tensors = {f"block.{block}": numpy.full(3, block, dtype=numpy.float32) for block in blocks}
         found = {
             "adapter.safetensors": save(tensors),
             "adapter_config.json": b"{}",

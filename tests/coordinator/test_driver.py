@@ -272,8 +272,10 @@ def test_run_refuses_facts_of_another_model() -> None:
 
 def test_run_refuses_a_tensor_that_two_nodes_sent(tmp_path: Path) -> None:
     """Results that contradict each other are no results: no adapter is written."""
-    with Cluster("a", "b", agents={"b": {"claims": (0, 1)}}) as cluster:
-        with pytest.raises(IntegrityError, match=r"both sent tensor block\.0"):
-            run(cluster, tmp_path)
+    with (
+        Cluster("a", "b", agents={"b": {"claims": (0, 1)}}) as cluster,
+        pytest.raises(IntegrityError, match=r"both sent tensor block\.0"),
+    ):
+        run(cluster, tmp_path)
     assert not (tmp_path / "adapter").exists()
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
