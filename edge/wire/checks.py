@@ -9,6 +9,7 @@ follow from the plan, nothing is ever allocated on a stranger's word.
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import threading
 from dataclasses import dataclass
 from typing import Final
@@ -96,7 +97,6 @@ class FrameCheck:
         self._sequence = turn_sequence(self._plan)
         self._window = (len(self._plan.owners) + 1) ** 2 + 1
         self._newest_turn = 0
-        self._items: dict[int, tuple[Item, ...]] = {}
         self._seen: dict[int, set[tuple[str, int, int, int]]] = {}
         self._outstanding: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -210,9 +210,16 @@ class FrameCheck:
         if position < 0 or header.seq >= self._turns[position].end_seq:
             raise FrameError(f"{describe(header)} is of no turn near turn {self._newest_turn} that is on now")
         turn = self._turn(position, header)
-        if position not in self._items:
-            self._items[position] = items(self._plan, turn)
-        return turn, self._items[position][header.seq - turn.first_seq]
+        offset = header.seq - turn.first_seq
+        steps = offset if turn.kind.has_update else 0
+        single = dataclasses.replace(
+            turn,
+            first_seq=header.seq,
+            num_items=1,
+            first_step=turn.first_step + steps,
+            first_batch=turn.first_batch + offset,
+        )
+        return turn, items(self._plan, single)[0]
 
     def _extend(self, index: int) -> None:
         while len(self._turns) <= index:
@@ -231,7 +238,6 @@ class FrameCheck:
         oldest = self._newest_turn - self._window
         for index in [index for index in self._seen if index < oldest]:
             del self._seen[index]
-            self._items.pop(index, None)
 
 
 def _key(header: ring_pb2.FrameHeader, kind: str) -> tuple[str, int, int, int]:
