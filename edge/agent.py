@@ -39,6 +39,9 @@ _FLUSH_S = 5.0
 class Workshop(Protocol):
     """The part of an agent that needs torch; ``edge.workshop``, loaded when first needed."""
 
+    def warm_up(self) -> None:
+        """Load the libraries that a run needs."""
+
     def inspect(
         self, options: AgentOptions, job: Job, *, measure: bool, memory_bytes: int
     ) -> tuple[dict[str, Any], Any]:
@@ -94,7 +97,7 @@ class Agent:
 
     def warm_up(self) -> None:
         """Load torch in the background; an error shows up when a run needs it."""
-        self._compute.submit(self._workshop)
+        self._compute.submit(lambda: self._workshop().warm_up())
 
     # ---- what the coordinator asks ----------------------------------------------------------------
 

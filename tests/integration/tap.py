@@ -1,0 +1,83 @@
+"""A TCP tap between two processes: passes bytes on, keeps a copy, and may slow them down."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+
+_PIECE_BYTES = 1 << 16
+
+
+@dataclass(slots=True)
+class Flow:
+    """One connection: what the opener sent and what it got."""
+
+    sent: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_ring(self) -> bool:
+        """Whether it carried a link of the ring; control calls use other connections."""
+        return b"/ringtune.v1.Ring/Link" in self.sent
+
+
+class Tap:
+    """Listens on ``port`` and connects through to ``target_port``.
+
+    Args:
+        target_port: on loopback.
+        delay_s: longest time that a piece is held back, drawn anew for each.
+    """
+
+    def __init__(self, target_port: int, *, delay_s: float = 0.0) -> None:
+        self.flows: list[Flow] = []
+        self._target_port = target_port
+        self._delay_s = delay_s
+        self._random = random.Random(5)
+        self._sockets: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        """End every connection."""
+        for end in [self._listener, *self._sockets]:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target_port))
+            except OSError:
+                near.close()
+                continue
+            for end in (near, far):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            flow = Flow()
+            self.flows.append(flow)
+            self._sockets += [near, far]
+            threading.Thread(target=self._pump, args=(near, far, flow.sent), daemon=True).start()
+            threading.Thread(target=self._pump, args=(far, near, flow.received), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket, copy: bytearray) -> None:
+        try:
+            while piece := source.recv(_PIECE_BYTES):
+                copy += piece
+                if self._delay_s:
+                    time.sleep(self._random.uniform(0, self._delay_s))
+                target.sendall(piece)
+        except OSError:
+            pass
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

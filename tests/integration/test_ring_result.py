@@ -1,0 +1,63 @@
+"""Real processes on loopback give the result of one process, and their recordings replay."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge.recorder import replay
+from tests.integration.cluster import Cluster
+from tests.integration.results import largest_difference, reference_of, trained
+
+pytestmark = pytest.mark.slow
+
+
+def test_ring_equals_one_process_and_replays(cluster: Cluster) -> None:
+    """Float64, two owners, unfreezing, hand-overs: equal to 1e-9; every engine's recording gives the very commands."""
+    job = cluster.job(runtime__record=True)
+    outcome = cluster.run(job)
+    assert outcome.is_done, outcome.message
+    wanted = reference_of(cluster, job, outcome)
+    assert largest_difference(trained(outcome), {**wanted.adapter(), **wanted.head()}) < 1e-9
+    losses = {
+        line["step"]: line["loss"]
+        for line in outcome.metrics
+        if "loss" in line and line.get("kind", "train") == "train"
+    }
+    assert [losses[step] for step in sorted(losses)] == pytest.approx(wanted.losses, abs=1e-9)
+    assert outcome.plan is not None
+    for node in outcome.plan.nodes:
+        lines = outcome.files[f"recordings/{node}.jsonl"].decode().splitlines()
+        assert replay(lines, outcome.plan, node) == len(lines) - 1 > 0
+
+
+@pytest.mark.parametrize("method", ["all", "single"])
+def test_ring_other_methods_equal_one_process(cluster: Cluster, method: str) -> None:
+    """The same agents, run after run, with other methods."""
+    job = cluster.job(train__method=method, train__max_steps=6, train__optimizer="sgd")
+    outcome = cluster.run(job)
+    assert outcome.is_done, outcome.message
+    wanted = reference_of(cluster, job, outcome)
+    assert largest_difference(trained(outcome), {**wanted.adapter(), **wanted.head()}) < 1e-9
+
+
+def test_ring_agents_keep_nothing_of_a_run(cluster: Cluster) -> None:
+    """After run upon run an idle agent has the threads, connections and (nearly) the memory that it had before."""
+    cluster.run(cluster.job())
+    before = {name: usage(cluster, name) for name in cluster.names}
+    for _ in range(3):
+        assert cluster.run(cluster.job()).is_done
+    for name in cluster.names:
+        threads, files, rss_bytes = usage(cluster, name)
+        # a server keeps a few idle workers, as many as calls once came at a time
+        assert threads <= before[name][0] + 2
+        assert files <= before[name][1]
+        assert rss_bytes < before[name][2] + (24 << 20)
+
+
+def usage(cluster: Cluster, name: str) -> tuple[int, int, int]:
+    """Threads, open files and resident bytes of an agent that has become idle."""
+    import psutil
+
+    cluster.wait_idle(name)
+    process = psutil.Process(cluster.agents[name].pid)
+    return process.num_threads(), process.num_fds(), process.memory_info().rss

@@ -1,0 +1,110 @@
+"""What is on the wire: hidden states, and neither token ids nor texts nor labels."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.edge import tiny
+from tests.integration.cluster import Cluster, Outcome
+from tests.integration.tap import Tap
+
+pytestmark = pytest.mark.slow
+
+WIDTHS = {"b": 1, "<h": 2, ">h": 2, "<i": 4, ">i": 4, "<q": 8, ">q": 8, "<f": 4, "<d": 8}
+IDS_IN_A_ROW = 6
+
+
+def encodings(numbers: Sequence[int]) -> Iterator[tuple[str, bytes]]:
+    """The numbers one after the other in every width, byte order and as protobuf varints."""
+    for code in WIDTHS:
+        order, kind = (code[0], code[1]) if len(code) == 2 else ("<", "B")
+        yield code, struct.pack(f"{order}{len(numbers)}{kind}", *numbers)
+    yield "varint", b"".join(varint(number) for number in numbers)
+
+
+def varint(number: int) -> bytes:
+    """One protobuf varint."""
+    parts = bytearray()
+    while number > 127:
+        parts.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*parts, number])
+
+
+def find_numbers(haystack: bytes, rows: Sequence[Sequence[int]]) -> list[str]:
+    """Which rows of numbers are somewhere in the bytes, in any encoding."""
+    return [f"{row} as {name}" for row in rows for name, needle in encodings(row) if needle in haystack]
+
+
+def secrets_of(cluster: Cluster) -> tuple[list[str], list[list[int]]]:
+    """Every text of the owners, and the first token ids of every text that is long enough."""
+    texts = []
+    for path in (cluster.train, cluster.eval):
+        with Path(path).open(encoding="utf-8") as file:
+            texts += [row["text"] for row in csv.DictReader(file)]
+    number = {word: index for index, word in enumerate(tiny.vocabulary())}
+    ids = [[number["[CLS]"], *(number[word] for word in text.split())] for text in texts]
+    return texts, [row[:IDS_IN_A_ROW] for row in ids if len(row) >= IDS_IN_A_ROW]
+
+
+@contextlib.contextmanager
+def tapped(folder: Path, *, delay_s: float = 0.0) -> Iterator[tuple[Cluster, dict[str, Tap]]]:
+    """A cluster whose agents are reached through taps."""
+    cluster = Cluster(folder, owners=["node-0", "node-1"], hosts=["node-2"])
+    taps = {name: Tap(cluster.ports[name], delay_s=delay_s) for name in cluster.names}
+    cluster.advertised = {name: tap.port for name, tap in taps.items()}
+    with cluster.listening():
+        yield cluster, taps
+    for tap in taps.values():
+        tap.close()
+
+
+def ring_bytes(taps: dict[str, Tap]) -> bytes:
+    """Everything that went over links of the ring, both ways."""
+    flows = [flow for tap in taps.values() for flow in tap.flows if flow.is_ring]
+    return b"".join(bytes(flow.sent) + bytes(flow.received) for flow in flows)
+
+
+def control_bytes(taps: dict[str, Tap]) -> bytes:
+    """Everything that the coordinator and the agents told each other through the taps."""
+    flows = [flow for tap in taps.values() for flow in tap.flows if not flow.is_ring]
+    return b"".join(bytes(flow.sent) + bytes(flow.received) for flow in flows)
+
+
+def test_traffic_search_finds_what_is_there() -> None:
+    """The search itself can fail: ids are found in each encoding."""
+    row = [2, 300, 70, 9, 150, 3]
+    for name, needle in [(code, found) for code, found in encodings([n & 127 for n in row])]:
+        assert find_numbers(b"xx" + needle + b"yy", [[n & 127 for n in row]]), name
+    assert find_numbers(b"".join(varint(n) for n in row), [[n & 127 for n in row]]) == []
+
+
+def test_traffic_has_no_token_ids_and_no_labels(tmp_path: Path) -> None:
+    """A run's links carry as many bytes as reported, and none of an owner's ids, texts or class names."""
+    with tapped(tmp_path) as (cluster, taps):
+        outcome: Outcome = cluster.run(cluster.job())
+        assert outcome.is_done, outcome.message
+        texts, rows = secrets_of(cluster)
+        ring, control = ring_bytes(taps), control_bytes(taps)
+        assert len(ring) > sum(outcome.report["links"].values()) > 500_000
+        assert len(rows) > 50
+        assert find_numbers(ring, rows) == []
+        assert [label for label in tiny.LABELS if label.encode() in ring] == []
+        assert [text for text in texts if text.encode() in ring + control] == []
+        assert find_numbers(control, rows) == []
+
+
+def test_traffic_delays_do_not_change_the_result(cluster: Cluster, tmp_path: Path) -> None:
+    """Every piece of every message held back for up to 5 ms: the same adapter and head, to the last bit."""
+    wanted = cluster.run(cluster.job())
+    with tapped(tmp_path, delay_s=0.005) as (slow, _):
+        found = slow.run(slow.job())
+    assert found.is_done, found.message
+    for name in ("adapter/adapter.safetensors", "adapter/model_head.safetensors"):
+        assert found.files[name] == wanted.files[name]
