@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from ringtune.errors import InterruptedRunError
 from ringtune.v1 import control_pb2
@@ -40,7 +40,7 @@ class Outbox:
         """There are no more events."""
         self._put(None)
 
-    def events(self) -> Iterator[control_pb2.RunEvent]:
+    def events(self) -> Generator[control_pb2.RunEvent, None, None]:
         """The events, until closed."""
         try:
             while (event := self._queue.get()) is not None:

@@ -1,0 +1,113 @@
+"""From facts to a plan, and what is refused on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from coordinator.planning import make_plan
+from ringtune.errors import CapacityError, DataError, ModelError, PlanError
+from ringtune.job import Job
+from ringtune.plan import Plan
+from ringtune.profile import NodeFacts
+from tests.coordinator.fake_agents import MODEL, facts, job
+
+
+def plan_for(wanted: Job, *nodes: NodeFacts) -> Plan:
+    """The plan for these nodes."""
+    return make_plan(wanted, {node.node: node for node in nodes}).plan
+
+
+def slices(plan: Plan) -> dict[str, tuple[int, int]]:
+    """Blocks by node."""
+    return {piece.node: (piece.start, piece.stop) for piece in plan.slices}
+
+
+def test_plan_orders_ring_and_owners_by_name() -> None:
+    """Hosts and owners come in the order of their names, whatever the order of the answers."""
+    plan = plan_for(job(), facts("c"), facts("a"), facts("b", rows=0))
+    assert [piece.node for piece in plan.slices] == ["a", "b", "c"]
+    assert [owner.node for owner in plan.owners] == ["a", "c"]
+    assert plan.num_steps == 2 * 2 * 2
+
+
+def test_plan_follows_measured_speed() -> None:
+    """A node that is three times as fast hosts three of four blocks."""
+    fast: dict[str, Any] = {"block_graph_s": 0.001, "block_backward_s": 0.001}
+    slow: dict[str, Any] = {"block_graph_s": 0.003, "block_backward_s": 0.003}
+    assert slices(plan_for(job(), facts("a", **slow), facts("b", **fast))) == {"a": (0, 1), "b": (1, 4)}
+
+
+def test_plan_without_measurement_is_even() -> None:
+    """If one node was not measured, all count as equal."""
+    unknown: dict[str, Any] = {"block_forward_s": 0.0, "block_graph_s": 0.0, "block_backward_s": 0.0}
+    fast: dict[str, Any] = {"block_graph_s": 1e-6, "block_backward_s": 1e-6}
+    assert slices(plan_for(job(), facts("a", **unknown), facts("b", **fast))) == {"a": (0, 2), "b": (2, 4)}
+
+
+def test_plan_moves_blocks_away_from_a_small_node() -> None:
+    """A node with room for one block hosts one, embedding and head counted in."""
+    need = make_plan(job(), {"a": facts("a"), "b": facts("b")}).memory["a"].total_bytes
+    plan = plan_for(job(), facts("a", memory_bytes=need - 1), facts("b"))
+    assert slices(plan) == {"a": (0, 1), "b": (1, 4)}
+
+
+def test_plan_that_fits_nowhere_is_refused_with_both_numbers() -> None:
+    """The error names a node, what it needs for which blocks, and what it has."""
+    with pytest.raises(CapacityError, match=r"node a needs .*KiB.* for blocks \[0, 2\) but has 100 B, and no other"):
+        plan_for(job(), facts("a", memory_bytes=100), facts("b", memory_bytes=100))
+
+
+def test_plan_refuses_an_owner_without_room_for_its_head() -> None:
+    """An owner that hosts no block still needs embedding and head."""
+    with pytest.raises(CapacityError, match=r"node a needs .* but has 10 B"):
+        plan_for(job(), facts("a", memory_bytes=10), facts("b"))
+
+
+def test_plan_single_takes_the_fastest_node_with_room() -> None:
+    """Method single puts all blocks on one node: the fastest, unless it is too small."""
+    fast: dict[str, Any] = {"block_graph_s": 1e-4, "block_backward_s": 1e-4}
+    single = job(train__method="single")
+    assert slices(plan_for(single, facts("a"), facts("b", **fast))) == {"b": (0, 4)}
+    assert slices(plan_for(single, facts("a"), facts("b", rows=0, memory_bytes=100, **fast))) == {"a": (0, 4)}
+    with pytest.raises(CapacityError, match="no other node has more"):
+        plan_for(single, facts("a", memory_bytes=100))
+
+
+def test_plan_leaves_private_blocks_to_the_owners() -> None:
+    """Slices begin behind the private blocks."""
+    plan = plan_for(job(privacy__private_blocks=2), facts("a"), facts("b"))
+    assert slices(plan) == {"a": (2, 3), "b": (3, 4)}
+    with pytest.raises(PlanError, match="private_blocks = 4 leaves nothing"):
+        plan_for(job(privacy__private_blocks=4), facts("a"))
+
+
+def test_plan_agrees_on_labels() -> None:
+    """Without labels in the job the classes are the sorted union of what the owners have."""
+    plan = plan_for(job(), facts("a", labels=("neg",), eval_labels=("neg",)), facts("b", labels=("pos", "so-so")))
+    assert plan.labels == ("neg", "pos", "so-so")
+
+
+def test_plan_refuses_labels_that_do_not_agree() -> None:
+    """A class that only evaluation has, a single class, and a class outside the job's list are named."""
+    with pytest.raises(DataError, match="node a has evaluation rows of class 'odd'"):
+        plan_for(job(), facts("a", eval_labels=("neg", "odd")))
+    with pytest.raises(DataError, match="needs two"):
+        plan_for(job(), facts("a", labels=("neg",), eval_labels=()))
+    with pytest.raises(DataError, match="node a has training rows of class 'neg'"):
+        plan_for(job(data__labels=["pos", "maybe"]), facts("a"))
+
+
+def test_plan_refuses_nodes_with_different_models() -> None:
+    """Two digests of the model are two models."""
+    other = dataclasses.replace(MODEL, digest="cd" * 32)
+    with pytest.raises(ModelError, match="nodes a and b have different models"):
+        plan_for(job(), facts("a"), facts("b", model=other))
+
+
+def test_plan_needs_an_owner() -> None:
+    """Somebody has to have rows."""
+    with pytest.raises(DataError, match="no node has training rows"):
+        plan_for(job(), facts("a", rows=0))
