@@ -15,11 +15,13 @@ def main() -> int:
     level = os.environ.get("RINGTUNE_LOG", "WARNING").upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        result = app(prog_name="python -m edge", standalone_mode=False)
+        app(prog_name="python -m edge")
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except RingTuneError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
-    return result if isinstance(result, int) else 0
+    return 0
 
 
 if __name__ == "__main__":

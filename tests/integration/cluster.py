@@ -107,7 +107,8 @@ class Follower:
 
 def _plan_part(value: dict[str, Any]) -> dict[str, Any]:
     """The plan of plan.json, which may stand among other things."""
-    return value.get("plan", value)
+    plan: dict[str, Any] = value.get("plan", value)
+    return plan
 
 
 class Cluster:

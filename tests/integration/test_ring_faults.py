@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
@@ -91,13 +93,19 @@ def test_fault_forged_frames_are_refused_and_the_run_goes_on(cluster: Cluster) -
     follower.wait_for_steps(20)
     outcome = follower.outcome
     assert outcome.plan is not None
-    good = {"run_id": follower.driver.run_id, "plan_epoch": 0, "digest": outcome.plan.digest, "wire_dtype": "float64"}
+    good = Hello(
+        run_id=follower.driver.run_id,
+        plan_epoch=0,
+        source="node-0",
+        digest=outcome.plan.digest,
+        wire_dtype="float64",
+    )
     address = f"127.0.0.1:{cluster.ports['node-2']}"
     assert refusal(address, [b"\xff\xfe garbage"])
-    assert refusal(address, [Hello(source="node-0", **{**good, "run_id": "r20200101-000000-00000000"}).message()])
-    assert refusal(address, [Hello(source="node-0", **{**good, "digest": "0" * 64}).message()])
-    assert refusal(address, [Hello(source="mallory", **good).message()])
-    assert refusal(address, [Hello(source="node-0", **good).message(), *forged_tensor(Hello(source="node-0", **good))])
+    assert refusal(address, [replace(good, run_id="r20200101-000000-00000000").message()])
+    assert refusal(address, [replace(good, digest="0" * 64).message()])
+    assert refusal(address, [replace(good, source="mallory").message()])
+    assert refusal(address, [good.message(), *forged_tensor(good)])
     assert follower.wait().is_done, outcome.message
     for name in ("adapter/adapter.safetensors", "adapter/model_head.safetensors"):
         assert outcome.files[name] == wanted.files[name]
@@ -112,11 +120,11 @@ def forged_tensor(hello: Hello) -> list[bytes]:
 def refusal(address: str, messages: list[bytes]) -> str:
     """Why a stream of these messages is refused, by an answer or by the end of the stream."""
     with grpc.insecure_channel(address) as channel:
-        call = channel.stream_stream("/ringtune.v1.Ring/Link", response_deserializer=ring_pb2.Ack.FromString)
+        call: Any = channel.stream_stream("/ringtune.v1.Ring/Link", response_deserializer=ring_pb2.Ack.FromString)
         try:
             for ack in call(iter(messages), timeout=20):
                 if ack.refusal:
-                    return ack.refusal
+                    return str(ack.refusal)
         except grpc.RpcError as error:
             return f"{error.code()}: {error.details()}"
     return ""
