@@ -99,7 +99,7 @@ class _LazyCommands(MutableMapping[str, Any]):
         return len(self._targets)
 
 
-class _LazyGroup(TyperGroup):
+class LazyGroup(TyperGroup):
     """A group whose commands are imported when they are called."""
 
     def __init__(self, **attrs: Any) -> None:
@@ -135,7 +135,7 @@ def _show(error: RingTuneError) -> None:
 
 
 app = typer.Typer(
-    cls=_LazyGroup,
+    cls=LazyGroup,
     name="ringtune",
     no_args_is_help=True,
     add_completion=False,
@@ -151,12 +151,13 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
-def _options(
+def options(
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log more; twice for debugging.")] = 0,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
+    """Options of every command."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbose, 2)]
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 

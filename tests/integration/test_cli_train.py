@@ -1,0 +1,115 @@
+"""``ringtune train --local`` as a user types it, with real agents: its folder, and its end by signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from ringtune.errors import InterruptedRunError, PeerLostError
+from tests.edge import tiny
+
+REPOSITORY = Path(__file__).parents[2]
+RUN_S = 100.0
+JOB = """
+[model]
+path = "model"
+[data]
+train = "train.csv"
+eval = "eval.csv"
+[train]
+batch_size = 8
+microbatches = 2
+max_length = 16
+local_iterations = 4
+rounds = {rounds}
+[unfreeze]
+every_steps = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with rows."""
+    path = tmp_path_factory.mktemp("job")
+    tiny.write_model(path / "model")
+    tiny.write_rows(path / "train.csv", 48, seed=1)
+    tiny.write_rows(path / "eval.csv", 20, seed=2)
+    return path
+
+
+def start(folder: Path, out: Path, *, rounds: int) -> subprocess.Popen[str]:
+    """Begin to train on two local nodes, with JSON lines."""
+    job = folder / f"job-{rounds}.toml"
+    job.write_text(JOB.format(rounds=rounds))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
+    return subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-m", "ringtune.cli", "train", str(job), "--local", "2", "--out", str(out), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def events_until(process: subprocess.Popen[str], kind: str) -> list[dict[str, Any]]:
+    """The events up to the first of a kind."""
+    assert process.stdout is not None
+    found = []
+    for line in process.stdout:
+        found.append(json.loads(line))
+        if found[-1]["event"] == kind:
+            return found
+    raise AssertionError(f"no {kind} came: {process.communicate(timeout=RUN_S)[1]}")
+
+
+def test_train_local_writes_a_complete_folder(folder: Path, tmp_path: Path) -> None:
+    """Two processes train eight steps; report, metrics and adapter are there and agree."""
+    process = start(folder, tmp_path / "out", rounds=1)
+    _, errors = process.communicate(timeout=RUN_S)
+    assert process.returncode == 0, errors
+    report = json.loads((tmp_path / "out/report.json").read_text())
+    metrics = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics] == list(range(8))
+    assert report["eval"]["count"] == 20
+    assert all(node["busy_s"] > 0 and node["peak_rss_bytes"] > 2**20 for node in report["nodes"].values())
+    assert sorted(path.name for path in (tmp_path / "out/adapter").iterdir()) == [
+        "adapter.safetensors",
+        "adapter_config.json",
+        "head_config.json",
+        "model_head.safetensors",
+    ]
+    assert not list((tmp_path / "out").rglob("*.part"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_train_local_stops_in_order(folder: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """One signal stops the run with exit code 130; no agent is left, and the trace opens."""
+    process = start(folder, tmp_path / "out", rounds=500)
+    events_until(process, "step")
+    agents = psutil.Process(process.pid).children()
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=RUN_S)
+    assert process.returncode == InterruptedRunError.exit_code
+    assert "Traceback" not in errors
+    assert len(agents) == 2
+    assert not [agent for agent in agents if agent.is_running()]
+
+
+def test_train_local_names_a_killed_node(folder: Path, tmp_path: Path) -> None:
+    """If an agent is killed, the run ends with its name and exit code 4."""
+    process = start(folder, tmp_path / "out", rounds=500)
+    events_until(process, "step")
+    victim = next(agent for agent in psutil.Process(process.pid).children() if "node-1" in agent.cmdline())
+    victim.kill()
+    output, errors = process.communicate(timeout=RUN_S)
+    assert process.returncode == PeerLostError.exit_code
+    assert "node-1" in errors
+    assert json.loads(output.splitlines()[-1])["error"] == "PeerLostError"
