@@ -48,10 +48,16 @@ def node(
 
     Stop it with Ctrl-C or SIGTERM; it then leaves in order.
     """
+    from importlib.util import find_spec
+
     from edge.options import AgentOptions, default_name, parse_share
     from edge.process import run_agent
+    from ringtune.errors import UsageError
     from ringtune.units import parse_bytes
 
+    missing = [module for module in ("torch", "transformers", "adapters") if find_spec(module) is None]
+    if missing:
+        raise UsageError(f"a node needs {', '.join(missing)}, not installed here; run: pip install 'ringtune[node]'")
     options = AgentOptions(
         coordinator=coordinator,
         name=name or default_name(),
