@@ -14,6 +14,7 @@ from ringtune.errors import ConnectionFailedError
 from ringtune.v1 import control_pb2_grpc
 
 _MAX_WORKERS = 64
+_MAX_CALLS = 256
 _STOP_RUN_S = 8.0
 _GRACE_S = 1.0
 
@@ -35,7 +36,7 @@ class CoordinatorServer:
         require_private(bind, option="--bind", insecure=insecure)
         self.coordinator = Coordinator(lease_s=lease_s, insecure=insecure)
         self._pool = ThreadPoolExecutor(max_workers=_MAX_WORKERS, thread_name_prefix="grpc")
-        self._server = grpc.server(self._pool, options=SERVER_OPTIONS)
+        self._server = grpc.server(self._pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
         control_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorServicer(self.coordinator), self._server)
         host, _ = split_address(bind, option="--bind")
         port = _bind(self._server, bind)
