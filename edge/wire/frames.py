@@ -1,4 +1,4 @@
-"""Frames on the wire: packing payloads into messages of about 1 MiB, and putting them together again.
+"""Frames on the wire: packing payloads into messages of some MiB, and putting them together again.
 
 A message is a ``ringtune.v1.Frame``. It is written here by hand, field by field, because protobuf's own
 ``bytes`` field would cost one more copy of every tensor; ``Frame.FromString`` reads the same bytes::
@@ -25,8 +25,13 @@ from ringtune.errors import FrameError, IntegrityError
 from ringtune.schedule import Payload
 from ringtune.v1 import ring_pb2
 
-CHUNK_BYTES: Final = 1024 * 1024
-"""Payload bytes of one message."""
+CHUNK_BYTES: Final = 4 * 1024 * 1024 + 64 * 1024
+"""Most payload bytes of one message: 4 MiB of hidden state and its mask.
+
+Every message costs gRPC's Python layer a dozen thread switches at either end, and a payload that fits one
+message is not copied by the receiver. On a 2-core machine 4 MiB tensors took 2.7 ms of CPU time (both ends
+together) in one message, 2.9 ms in chunks of 2 MiB, 3.3 ms in chunks of 1 MiB.
+"""
 
 PROBE: Final = "probe"
 """Kind of a blob that only measures a link."""

@@ -30,9 +30,19 @@ class _Run:
         self.sink = sink
         self.links: dict[str, InLink] = {}
         self._checks: dict[str, FrameCheck] = {}
+        self._held: dict[tuple[str, int], int] = {}
+        self._batch = max(1, expectation.plan.credits // 4)
 
     def check_of(self, source: str) -> FrameCheck:
         return self._checks.setdefault(source, FrameCheck(self.expectation, source))
+
+    def credits_due(self, source: str, boundary: int, count: int) -> int:
+        """Credits to send now: all that are held back, once they are a batch."""
+        held = self._held.pop((source, boundary), 0) + count
+        if held >= self._batch:
+            return held
+        self._held[source, boundary] = held
+        return 0
 
 
 class RingServicer:
@@ -78,13 +88,19 @@ class RingServicer:
             link.wait()
 
     def ack(self, source: str, boundary: int, credits: int = 1) -> None:  # noqa: A002 - the wire's word
-        """Return credits for hidden states of ``source`` at ``boundary``; nothing happens if its link is gone."""
+        """Return credits for hidden states of ``source`` at ``boundary``; nothing happens if its link is gone.
+
+        They travel together, a quarter of the plan's credits at a time: the sender always has the rest.
+        """
         with self._changed:
             run = self._run
             link = run.links.get(source) if run else None
-        if run is not None and link is not None:
-            run.check_of(source).credit_returned(boundary, credits)
-            link.credit(boundary, credits)
+            if run is None or link is None:
+                return
+            due = run.credits_due(source, boundary, credits)
+        if due:
+            run.check_of(source).credit_returned(boundary, due)
+            link.credit(boundary, due)
 
     # ---- one link -------------------------------------------------------------------------------------
 

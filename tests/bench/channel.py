@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import grpc
@@ -145,49 +145,58 @@ def receiver(plan: Plan) -> Iterator[str]:
 
 
 class RingSender:
-    """A link that keeps to its credits."""
+    """A link that keeps to its credits: each one that comes back sends the next tensor."""
 
     def __init__(self, address: str, plan: Plan) -> None:
-        self._credits: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._num_credits = plan.credits
-        self._seq = 0
+        self._seq = self._end = self._left = 0
+        self._tensors: Sequence[torch.Tensor] = ()
+        self._mask = torch.empty(0)
+        self._lock = threading.Lock()
+        self._done: queue.SimpleQueue[str] = queue.SimpleQueue()
         hello = Hello(run_id="bench", plan_epoch=1, source="a", digest=plan.digest, wire_dtype=plan.wire_dtype)
         self.link = OutLink("b", address, hello, on_ack=self._on_ack, on_broken=self._on_broken)
         self.link.open(WAIT_S)
 
     def _on_ack(self, source: str, ack: Ack) -> None:
-        self._credits.put(ack.refusal)
+        with self._lock:
+            self._left -= ack.credits
+            if ack.refusal or self._left == 0:
+                self._done.put(ack.refusal)
+            for _ in range(min(ack.credits, self._end - self._seq)):
+                self._send()
 
     def _on_broken(self, target: str, reason: str) -> None:
-        self._credits.put(reason)
+        self._done.put(reason)
 
-    def _take(self) -> None:
-        reason = self._credits.get(timeout=WAIT_S)
+    def _send(self) -> None:
+        self._seq += 1
+        tensor = self._tensors[self._seq % len(self._tensors)]
+        self.link.send_tensor(Payload.HIDDEN, self._seq, 0, 1, tensor, self._mask)
+
+    def run(self, hidden: Sequence[torch.Tensor], mask: torch.Tensor, count: int) -> float:
+        """Send ``count`` tensors, in turn; seconds until the last credit is back."""
+        self._tensors, self._mask = hidden, mask
+        self._end, self._left = self._seq + count, count
+        began_s = time.perf_counter()
+        with self._lock:
+            for _ in range(min(count, self._num_credits)):
+                self._send()
+        reason = self._done.get(timeout=WAIT_S)
         if reason:
             raise RuntimeError(reason)
-
-    def run(self, tensor: torch.Tensor, mask: torch.Tensor, count: int) -> float:
-        """Send ``count`` times; seconds until the last credit is back."""
-        began_s = time.perf_counter()
-        for index in range(count):
-            if index >= self._num_credits:
-                self._take()
-            self.link.send_tensor(Payload.HIDDEN, self._seq, 0, 1, tensor, mask)
-            self._seq += 1
-        for _ in range(min(count, self._num_credits)):
-            self._take()
         return time.perf_counter() - began_s
 
 
-def run_bare(channel: grpc.Channel, message: bytes, count: int) -> float:
-    """Send ``count`` messages on one stream; seconds until the receiver has counted all."""
+def run_bare(channel: grpc.Channel, messages: Sequence[bytes], count: int) -> float:
+    """Send ``count`` messages, in turn, on one stream; seconds until the receiver has counted all."""
     method: Any = channel.stream_stream(BARE_METHOD)
     ready = threading.Event()
 
     def produce() -> Iterator[bytes]:
         ready.wait(WAIT_S)
-        for _ in range(count):
-            yield message
+        for index in range(count):
+            yield messages[index % len(messages)]
 
     call = method(produce(), timeout=WAIT_S)
     next(call)
@@ -195,8 +204,8 @@ def run_bare(channel: grpc.Channel, message: bytes, count: int) -> float:
     ready.set()
     received_bytes = int.from_bytes(next(call), "little")
     took_s = time.perf_counter() - began_s
-    if received_bytes != len(message) * count:
-        raise RuntimeError(f"{received_bytes} bytes arrived of {len(message) * count}")
+    if received_bytes != len(messages[0]) * count:
+        raise RuntimeError(f"{received_bytes} bytes arrived of {len(messages[0]) * count}")
     return took_s
 
 
@@ -208,9 +217,10 @@ def channel_ratio(pairs: int = PAIRS, messages: int = MESSAGES, dtype: str = "fl
         ``ring_bytes_per_s``, ``bare_bytes_per_s``: medians; ``message_bytes``; ``pairs``.
     """
     plan = bench_plan(dtype)
-    tensor = torch.randn(_ROWS, _TOKENS, _WIDTH, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    hidden = [torch.randn(_ROWS, _TOKENS, _WIDTH, generator=generator) for _ in range(plan.credits)]
     mask = torch.ones(_ROWS, _TOKENS, dtype=torch.int64)
-    message = bytes(tensors.bytes_of(tensor))
+    payloads = [bytes(tensors.bytes_of(tensor)) for tensor in hidden]
     total_bytes = MESSAGE_BYTES * messages
     ring_s, bare_s = [], []
     with receiver(plan) as address, open_channel(address) as channel:
@@ -218,9 +228,9 @@ def channel_ratio(pairs: int = PAIRS, messages: int = MESSAGES, dtype: str = "fl
         try:
             for index in range(pairs + 1):
                 if index % 2:
-                    ring, bare = sender.run(tensor, mask, messages), run_bare(channel, message, messages)
+                    ring, bare = sender.run(hidden, mask, messages), run_bare(channel, payloads, messages)
                 else:
-                    bare, ring = run_bare(channel, message, messages), sender.run(tensor, mask, messages)
+                    bare, ring = run_bare(channel, payloads, messages), sender.run(hidden, mask, messages)
                 if index:  # the first pair warms up
                     ring_s.append(ring)
                     bare_s.append(bare)
@@ -257,7 +267,7 @@ def _socket_bytes(dtype: str, tokens: int, width: int, count: int) -> int:
             sender = RingSender(tap.address, plan)
             try:
                 before_bytes = len(tap.sent)
-                sender.run(tensor, mask, count)
+                sender.run([tensor], mask, count)
                 return len(tap.sent) - before_bytes
             finally:
                 sender.link.close()
