@@ -6,7 +6,7 @@
 #   make proto       regenerate the code of the wire's messages
 #   make bench-ring  measure the ring against one process: build/bench/ring.json
 #
-#   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+#   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url URL"
 #   PYTHON   the interpreter that .venv is made with (3.11 or newer)
 #   ARGS     passed on to pytest, to `ringtune demo` and to the benchmark
 
