@@ -22,7 +22,9 @@ _LOG = logging.getLogger(__name__)
 # When a run fails or is stopped, all nodes are released one after another; a peer that was first closes its
 # links. Only a link that is still missed after so long is a failure.
 _LOST_GRACE_S = 0.25
-_END_S = 5.0
+_CLOSE_S = 2.0
+# An action on a slow board takes longer; what is left of the run then ends behind the caller's back.
+_END_S = 1.0
 
 
 class AckLike(Protocol):
@@ -122,7 +124,7 @@ class ActiveRun:
     # ---- the end ----------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """Stop computing and close the links; ``cancelled`` has to be set. Waits a few seconds at most."""
+        """Stop computing and close the links; ``cancelled`` has to be set. Takes a few seconds at most."""
         if self.run is not None:
             self.run.stop(reason)
         closers = [threading.Thread(target=link.close, daemon=True) for link in list(self.links.values())]
@@ -131,7 +133,7 @@ class ActiveRun:
         if self.reporter is not None:
             self.reporter.close()
         for closer in closers:
-            closer.join(_END_S)
+            closer.join(_CLOSE_S)
         if self.run is not None:
             self.run.wait(_END_S)
 

@@ -150,6 +150,7 @@ class Agent:
         active = ActiveRun(run_id, self._options.name, plan_epoch, plan)
         with self._lock:
             self._active = active
+        _LOG.info("run %s begins, blocks %s", run_id, _blocks(plan, self._options.name))
         try:
             self._build(active, job, deadline_s)
             self._open_links(active, addresses, deadline_s)
@@ -333,6 +334,11 @@ class Agent:
         job = parse_job(job_toml, source=f"the job of run {run_id}")
         path = self._options.model
         return job.with_overrides({"model.path": str(path)}) if path is not None else job
+
+
+def _blocks(plan: Plan, node: str) -> str:
+    piece = plan.slice_of(node)
+    return f"[{piece.start}, {piece.stop})" if piece.num_blocks else "none"
 
 
 def _plan(plan_json: str) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -55,6 +56,7 @@ def node(
     from ringtune.errors import UsageError
     from ringtune.units import parse_bytes
 
+    logging.getLogger("edge").setLevel(logging.INFO)  # a device's log tells what it takes part in
     missing = [module for module in ("torch", "transformers", "adapters") if find_spec(module) is None]
     if missing:
         raise UsageError(f"a node needs {', '.join(missing)}, not installed here; run: pip install 'ringtune[node]'")

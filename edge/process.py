@@ -91,28 +91,30 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending) -> int
     )
     try:
         membership.join(timeout_s=options.join_s, give_up=ending.wanted)
-        agent.warm_up()
+        if not ending.wanted.is_set():
+            agent.warm_up()
         while not ending.wanted.wait(_WAIT_S):
             pass
         _LOG.info("node %s ends: %s", options.name, ending.reason)
         agent.abandon(PeerLostError(f"node {options.name} was stopped ({ending.reason}); start it again"))
     finally:
         membership.leave()
-        is_free = agent.close(_CLOSE_S)
+        if not agent.close(_CLOSE_S):
+            _exit_now(ending)
         server.stop()
     if ending.error is not None:
         raise ending.error
-    if not is_free:
-        _exit_now(ending.code)
     return ending.code
 
 
-def _exit_now(code: int) -> None:
-    """Without waiting for a thread that is inside a long torch call."""
+def _exit_now(ending: _Ending) -> None:
+    """Without waiting for a thread that is inside a long torch call, or for calls that wait for it."""
+    if ending.error is not None:
+        sys.stderr.write(f"error: {ending.error}\n")
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(ending.code)
 
 
 def _listen(ending: _Ending, options: AgentOptions) -> None:

@@ -283,6 +283,22 @@ def test_agent_can_be_released_while_it_prepares(ring: Ring) -> None:
     assert ring.network["a"].active is None
 
 
+def test_agent_close_does_not_wait_for_a_long_action(ring: Ring) -> None:
+    """The process can end within seconds although torch is in the middle of something."""
+    started, go_on = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:
+        started.set()
+        assert go_on.wait(WAIT_S)
+
+    ring.shops["a"].executor = FakeExecutor(hold)
+    ring.prepare_all()
+    ring.agents["a"].grant(RUN, 0, tuple(turn_sequence(PLAN)))
+    assert started.wait(WAIT_S)
+    assert not ring.agents["a"].close(0.0)
+    go_on.set()
+
+
 def test_agent_takes_a_new_run_over_a_left_over_one(ring: Ring) -> None:
     """If a Release got lost, the next run wins: the coordinator drives one at a time."""
     ring.prepare_all()

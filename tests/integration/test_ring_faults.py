@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from tests.integration.cluster import LEASE_S, Cluster, Follower
 
 pytestmark = pytest.mark.slow
 
+WAIT_S = 20.0
 LONG = {"train__max_steps": 4000, "train__local_iterations": 50}
 
 
@@ -74,6 +76,27 @@ def test_fault_agent_that_is_told_to_end_leaves_in_order(cluster: Cluster, numbe
     assert "node-2" not in cluster.states()
     cluster.start("node-2")
     assert cluster.run(cluster.job()).is_done
+
+
+def test_fault_stuttering_node_changes_nothing(cluster: Cluster) -> None:
+    """One node runs 20 ms of every 40: slower, and the same adapter and head to the last bit."""
+    wanted = cluster.run(cluster.job())
+    over = threading.Event()
+
+    def stutter() -> None:
+        while not over.wait(0.02):
+            cluster.signal("node-1", signal.SIGSTOP)
+            over.wait(0.02)
+            cluster.signal("node-1", signal.SIGCONT)
+
+    helper = threading.Thread(target=stutter)
+    helper.start()
+    found = cluster.run(cluster.job())
+    over.set()
+    helper.join(WAIT_S)
+    assert found.is_done, found.message
+    for name in ("adapter/adapter.safetensors", "adapter/model_head.safetensors"):
+        assert found.files[name] == wanted.files[name]
 
 
 def test_fault_user_stops_the_run(cluster: Cluster) -> None:
