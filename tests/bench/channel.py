@@ -1,10 +1,11 @@
 """How fast the ring's channel is, against a bare gRPC stream on the same machine.
 
-Both run between this process and one child over 127.0.0.1. *Bare* sends 4 MiB ``bytes`` on a stream with
-the same channel options, and does nothing with them. *Ring* sends 4 MiB float32 hidden states through
-``OutLink`` to ``RingServicer``: encoding, chunks, all checks, decoding into a tensor, credits. The two are
-measured in turn, many times, and the median of the ratios of neighbours counts, so that other load on the
-machine hits both alike.
+Both run between this process and a child over 127.0.0.1. *Bare* sends 4 MiB ``bytes`` on a stream with the
+same channel options, without protobuf, and does nothing with them. *Ring* sends 4 MiB float32 hidden states
+through ``OutLink`` to ``RingServicer``: encoding, chunks, all checks, decoding into a tensor, credits; its
+child keeps freed memory as every agent does (``--plain-allocator``: it does not). The two are measured in
+turn, many times, and the median of the ratios of neighbours counts, so that other load on the machine hits
+both alike.
 
     python -m tests.bench.channel
 """
@@ -26,6 +27,7 @@ from typing import Any, Final
 import grpc
 import torch
 
+from edge.allocator import keep_freed_memory
 from edge.wire import tensors
 from edge.wire.frames import Ack, Hello
 from edge.wire.link import OutLink
@@ -100,9 +102,11 @@ def _count(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator
     yield sum(len(message) for message in messages).to_bytes(8, "little")
 
 
-def serve(plan: Plan) -> None:
+def serve(plan: Plan, *, as_agent: bool) -> None:
     """Serve both ends until stdin closes; prints the address."""
     torch.set_num_threads(1)
+    if as_agent:
+        keep_freed_memory()
     servicer = RingServicer()
     bare: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(_count)
 
@@ -123,9 +127,11 @@ def serve(plan: Plan) -> None:
 
 
 @contextlib.contextmanager
-def receiver(plan: Plan) -> Iterator[str]:
+def receiver(plan: Plan, *, as_agent: bool = True) -> Iterator[str]:
     """A child process that serves; gives its address."""
     command = [sys.executable, "-m", "tests.bench.channel", "--serve", json.dumps(plan.to_json())]
+    if not as_agent:
+        command.append("--plain-allocator")
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603
     if child.stdin is None or child.stdout is None:
         raise RuntimeError("the child has no pipes")
@@ -209,8 +215,16 @@ def run_bare(channel: grpc.Channel, messages: Sequence[bytes], count: int) -> fl
     return took_s
 
 
-def channel_ratio(pairs: int = PAIRS, messages: int = MESSAGES, dtype: str = "float32") -> dict[str, float]:
+def channel_ratio(
+    pairs: int = PAIRS, messages: int = MESSAGES, dtype: str = "float32", *, as_agent: bool = True
+) -> dict[str, float]:
     """Rate of the ring's channel over that of a bare stream, in payload bytes of float32.
+
+    Args:
+        pairs: measurements of each.
+        messages: of one measurement; rounded down to whole batches of credits.
+        dtype: of the ring's wire.
+        as_agent: whether the ring's receiver keeps freed memory, as an agent does.
 
     Returns:
         ``ratio``: median over neighbouring pairs; ``ratio_low``, ``ratio_high``: their quartiles;
@@ -221,9 +235,11 @@ def channel_ratio(pairs: int = PAIRS, messages: int = MESSAGES, dtype: str = "fl
     hidden = [torch.randn(_ROWS, _TOKENS, _WIDTH, generator=generator) for _ in range(plan.credits)]
     mask = torch.ones(_ROWS, _TOKENS, dtype=torch.int64)
     payloads = [bytes(tensors.bytes_of(tensor)) for tensor in hidden]
+    messages -= messages % plan.credits
     total_bytes = MESSAGE_BYTES * messages
     ring_s, bare_s = [], []
-    with receiver(plan) as address, open_channel(address) as channel:
+    with receiver(plan, as_agent=as_agent) as address, receiver(plan, as_agent=False) as bare_address:
+        channel = open_channel(bare_address)
         sender = RingSender(address, plan)
         try:
             for index in range(pairs + 1):
@@ -236,6 +252,7 @@ def channel_ratio(pairs: int = PAIRS, messages: int = MESSAGES, dtype: str = "fl
                     bare_s.append(bare)
         finally:
             sender.link.close()
+            channel.close()
     ratios = [bare / ring for ring, bare in zip(ring_s, bare_s, strict=True)]
     low, ratio, high = statistics.quantiles(ratios, n=4)
     return {
@@ -249,7 +266,7 @@ def channel_ratio(pairs: int = PAIRS, messages: int = MESSAGES, dtype: str = "fl
     }
 
 
-def bf16_bytes_ratio(tokens: int = 64, width: int = 384, count: int = 20) -> float:
+def bf16_bytes_ratio(tokens: int = 64, width: int = 384, count: int = 24) -> float:
     """Bytes on the socket with bfloat16 over those with float32, all framing included.
 
     The default is a MiniLM hidden state of 8 x 64 tokens: 0.79 MB in float32, 0.39 MB in bfloat16.
@@ -282,12 +299,14 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--messages", type=int, default=MESSAGES)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--plain-allocator", action="store_true")
     arguments = parser.parse_args()
+    as_agent = not arguments.plain_allocator
     if arguments.serve:
-        serve(Plan.from_json(json.loads(arguments.serve)))
+        serve(Plan.from_json(json.loads(arguments.serve)), as_agent=as_agent)
         return
     torch.set_num_threads(1)
-    figures = channel_ratio(arguments.pairs, arguments.messages, arguments.dtype)
+    figures = channel_ratio(arguments.pairs, arguments.messages, arguments.dtype, as_agent=as_agent)
     found = {"channel_ratio": figures["ratio"], "bf16_bytes_ratio": bf16_bytes_ratio(), "channel": figures}
     sys.stdout.write(json.dumps(found) + "\n")
 

@@ -1,0 +1,33 @@
+"""Keep freed memory in the process instead of giving it back to the kernel for every tensor.
+
+glibc takes blocks of some MiB fresh from the kernel and returns them when they are freed, so that each
+tensor that arrives costs a thousand page faults: a third of the receiver's CPU time for 4 MiB tensors
+(measured: 1.7 ms instead of 2.9 ms each). An agent calls this once at its start; it costs at most
+``KEPT_BYTES`` of resident memory per allocator arena.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+KEPT_BYTES: Final = 32 * 1024 * 1024
+"""Free memory at the end of an arena that is kept; larger single blocks still come from the kernel."""
+
+_M_TRIM_THRESHOLD: Final = -1  # of glibc's malloc.h
+_M_MMAP_THRESHOLD: Final = -3
+
+
+def keep_freed_memory(kept_bytes: int = KEPT_BYTES) -> bool:
+    """Tell glibc to keep up to ``kept_bytes`` of freed memory.
+
+    Returns:
+        Whether it took effect; with another C library nothing changes.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
+    took = [mallopt(_M_MMAP_THRESHOLD, kept_bytes), mallopt(_M_TRIM_THRESHOLD, kept_bytes)]
+    return all(took)
