@@ -3,7 +3,7 @@
 Both run between this process and a child over 127.0.0.1. *Bare* sends 4 MiB ``bytes`` on a stream with the
 same channel options, without protobuf, and does nothing with them. *Ring* sends 4 MiB float32 hidden states
 through ``OutLink`` to ``RingServicer``: encoding, chunks, all checks, decoding into a tensor, credits; its
-child keeps freed memory as every agent does (``--plain-allocator``: it does not). The two are measured in
+ends keep freed memory as every agent does (``--plain-allocator``: they do not). The two are measured in
 turn, many times, and the median of the ratios of neighbours counts, so that other load on the machine hits
 both alike.
 
@@ -39,7 +39,7 @@ from ringtune.schedule import Payload
 from tests.edge.wire_parts import Tap
 
 MESSAGE_BYTES: Final = 4 * 1024 * 1024
-PAIRS: Final = 15
+PAIRS: Final = 25
 MESSAGES: Final = 48  # of one measurement: about 0.2 s
 BARE_METHOD: Final = "/ringtune.bench.Bare/Stream"
 WAIT_S: Final = 60.0
@@ -306,6 +306,8 @@ def main() -> None:
         serve(Plan.from_json(json.loads(arguments.serve)), as_agent=as_agent)
         return
     torch.set_num_threads(1)
+    if as_agent:
+        keep_freed_memory()
     figures = channel_ratio(arguments.pairs, arguments.messages, arguments.dtype, as_agent=as_agent)
     found = {"channel_ratio": figures["ratio"], "bf16_bytes_ratio": bf16_bytes_ratio(), "channel": figures}
     sys.stdout.write(json.dumps(found) + "\n")
