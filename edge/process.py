@@ -20,6 +20,7 @@ import grpc
 
 from edge import memory_budget
 from edge.agent import Agent
+from edge.allocator import keep_freed_memory
 from edge.membership import Membership
 from edge.options import AgentOptions, advertised_address
 from edge.service import AgentServer
@@ -64,6 +65,7 @@ def run_agent(options: AgentOptions) -> int:
     ending = _Ending()
     _listen(ending, options)
     limit_library_threads(options.threads or available_cores())
+    keep_freed_memory()
     channel = open_channel(options.coordinator)
     try:
         return _serve(options, channel, ending)
