@@ -45,12 +45,13 @@ class Planned:
         return {node: estimate.total_bytes for node, estimate in self.memory.items()}
 
 
-def make_plan(job: Job, facts: Mapping[str, NodeFacts]) -> Planned:
+def make_plan(job: Job, facts: Mapping[str, NodeFacts], *, evaluation_only: bool = False) -> Planned:
     """Decide everything that a run needs.
 
     Args:
         job: what the user asked for.
         facts: of every node that takes part, by name.
+        evaluation_only: plan no step, only one evaluation.
 
     Raises:
         CapacityError: no split fits; names a node with what it needs and has.
@@ -68,6 +69,8 @@ def make_plan(job: Job, facts: Mapping[str, NodeFacts]) -> Planned:
             f"{model.num_blocks} blocks; lower it"
         )
     draft = _draft(job, nodes, model)
+    if evaluation_only:
+        draft = dataclasses.replace(draft, num_steps=0)
     check = MemoryCheck(job, model, {node.node: node for node in nodes}, draft)
     split = _single if job.train.method == "single" else _proportional
     slices = split(nodes, check, start=draft.private_blocks, stop=draft.num_blocks)

@@ -61,7 +61,7 @@ class Plan:
         num_blocks: transformer blocks of the model, N.
         phases: exactly one; its slices are in ring order and cover ``[private_blocks, N)``.
         owners: in initiator order.
-        num_steps: optimizer steps of the whole run.
+        num_steps: optimizer steps of the whole run; 0 = only an evaluation.
         local_iterations: steps of one turn.
         every_steps: RingAda unfreezes one more block every so many steps.
         batch_size: rows of one step.
@@ -69,6 +69,7 @@ class Plan:
         max_length: longest sequence in tokens; bounds the shape of every frame.
         hidden_size: width of the hidden state; bounds the shape of every frame.
         eval_every: steps between evaluations (at turn boundaries); 0 = at the end only.
+        checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = none.
         credits: tensors in flight per (link, boundary).
         wire_dtype: one of ``WIRE_DTYPES``.
         private_blocks: frozen blocks ``[0, p)`` that every owner runs itself.
@@ -88,6 +89,7 @@ class Plan:
     max_length: int
     hidden_size: int
     eval_every: int = 0
+    checkpoint_every: int = 0
     credits: int = 8
     wire_dtype: str = "float32"
     private_blocks: int = 0
@@ -167,12 +169,13 @@ def _check(plan: Plan) -> None:
         raise PlanError(f"wire dtype {plan.wire_dtype!r} is not one of {', '.join(WIRE_DTYPES)}")
     if len(plan.phases) != 1:
         raise PlanError(f"a plan has exactly one phase for now, this one has {len(plan.phases)}")
-    positive = ("num_blocks", "num_steps", "local_iterations", "every_steps", "batch_size", "microbatches", "credits")
+    positive = ("num_blocks", "local_iterations", "every_steps", "batch_size", "microbatches", "credits")
     for name in (*positive, "max_length", "hidden_size"):
         if getattr(plan, name) < 1:
             raise PlanError(f"{name} is {getattr(plan, name)}, it has to be at least 1")
-    if plan.eval_every < 0:
-        raise PlanError(f"eval_every is {plan.eval_every}, it has to be at least 0")
+    for name in ("num_steps", "eval_every"):
+        if getattr(plan, name) < 0:
+            raise PlanError(f"{name} is {getattr(plan, name)}, it has to be at least 0")
     if plan.microbatches > plan.batch_size:
         raise PlanError(f"{plan.microbatches} micro-batches do not fit a batch of {plan.batch_size} rows")
     _check_slices(plan)

@@ -13,6 +13,7 @@ import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ringtune.errors import PlanError
 from ringtune.plan import Plan
 
 
@@ -23,11 +24,12 @@ class StepKind(enum.StrEnum):
     EVALUATE = "evaluate"  # forward and counts
     SCORE = "score"  # forward and backward of everything, no update (D2FT)
     MEASURE = "measure"  # forward and backward as at this step, no update
+    CHECKPOINT = "checkpoint"  # every node saves what it trained; no batch passes
 
     @property
     def has_backward(self) -> bool:
         """Whether gradients flow."""
-        return self is not StepKind.EVALUATE
+        return self in (StepKind.TRAIN, StepKind.SCORE, StepKind.MEASURE)
 
     @property
     def has_update(self) -> bool:
@@ -68,6 +70,35 @@ class Turn:
     def end_seq(self) -> int:
         """``seq`` of the first item after the turn."""
         return self.first_seq + self.num_items
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartPoint:
+    """Where a run begins, or goes on after a checkpoint.
+
+    Attributes:
+        step: optimizer steps done; at a turn boundary.
+        holder: the owner that has the head.
+    """
+
+    step: int
+    holder: str
+
+    @staticmethod
+    def of(plan: Plan, *, step: int = 0, holder: str = "") -> StartPoint:
+        """A start point that fits the plan; by default its very beginning.
+
+        Raises:
+            PlanError: the step is not at a turn boundary, or the holder is no owner.
+        """
+        if not 0 <= step <= plan.num_steps or (step % plan.local_iterations and step != plan.num_steps):
+            raise PlanError(
+                f"step {step} is not at a turn boundary of {plan.local_iterations} steps within {plan.num_steps}"
+            )
+        holder = holder or plan.owners[0].node
+        if plan.owner(holder) is None:
+            raise PlanError(f"node {holder!r} is no owner of the plan, so it can't hold the head")
+        return StartPoint(step=step, holder=holder)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,58 +146,119 @@ def items(plan: Plan, turn: Turn) -> tuple[Item, ...]:
     return tuple(expanded)
 
 
-def turn_sequence(plan: Plan) -> Iterator[Turn]:
-    """All turns of a run, in order: rounds of training turns, with evaluations at turn boundaries.
+def turn_sequence(plan: Plan, *, start: StartPoint | None = None) -> Iterator[Turn]:
+    """All turns of a run, in order: rounds of training turns, with the rest at turn boundaries.
 
-    An evaluation comes after the turn in which a multiple of ``eval_every`` steps was passed, and always
-    at the end; it starts at the owner that holds the head, then follows the initiator order.
+    A checkpoint or an evaluation comes after the turn in which a multiple of ``checkpoint_every`` or
+    ``eval_every`` steps was passed; both come at the end too. The checkpoint is first; the evaluation starts
+    at the owner that holds the head, then follows the initiator order.
+
+    Args:
+        plan: the plan.
+        start: continue a run from there. Indices and ``seq`` count from 0 again; the evaluation that was due
+            at that step is repeated.
+
+    Raises:
+        PlanError: ``start`` is not at a turn boundary of this plan.
     """
-    index = seq = step = round_index = 0
+    start = start or StartPoint.of(plan)
+    last: Turn | None = None
+    step = start.step
+    num_turns = -(-step // plan.local_iterations)
+    if step and _evaluation_is_due(plan, step - 1 - (step - 1) % plan.local_iterations, step):
+        evaluation = _evaluation(plan, step, start.holder, (num_turns - 1) // len(plan.owners), last)
+        yield from evaluation
+        last = evaluation[-1] if evaluation else last
     while step < plan.num_steps:
-        for position, owner in enumerate(plan.owners):
-            num_items = min(plan.local_iterations, plan.num_steps - step)
-            if num_items == 0:
-                break
-            turn = Turn(
-                index=index,
-                kind=StepKind.TRAIN,
-                owner=owner.node,
-                round=round_index,
-                first_seq=seq,
-                num_items=num_items,
-                first_step=step,
-                first_batch=round_index * plan.local_iterations,
-            )
-            yield turn
-            index, seq = index + 1, turn.end_seq
-            if _evaluation_is_due(plan, step, turn.end_step):
-                for evaluation in _evaluation(plan, turn, position):
-                    yield evaluation
-                    index, seq = evaluation.index + 1, evaluation.end_seq
-            step = turn.end_step
-        round_index += 1
+        round_index, position = divmod(num_turns, len(plan.owners))
+        last = _next_turn(
+            last,
+            kind=StepKind.TRAIN,
+            owner=plan.owners[position].node,
+            round=round_index,
+            num_items=min(plan.local_iterations, plan.num_steps - step),
+            first_step=step,
+            first_batch=round_index * plan.local_iterations,
+        )
+        yield last
+        before, step, holder = step, last.end_step, last.owner
+        if _checkpoint_is_due(plan, before, step):
+            last = checkpoint_turn(last, holder=holder)
+            yield last
+        if _evaluation_is_due(plan, before, step):
+            evaluation = _evaluation(plan, step, holder, round_index, last)
+            yield from evaluation
+            last = evaluation[-1] if evaluation else last
+        num_turns += 1
+
+
+def checkpoint_turn(last: Turn, *, holder: str) -> Turn:
+    """The turn after ``last`` in which every node saves; ``holder`` has the head."""
+    return _next_turn(
+        last,
+        kind=StepKind.CHECKPOINT,
+        owner=holder,
+        round=last.round,
+        num_items=1,
+        first_step=last.end_step,
+        first_batch=0,
+    )
+
+
+def _next_turn(
+    last: Turn | None,
+    *,
+    kind: StepKind,
+    owner: str,
+    round: int,  # noqa: A002 - the word of the protocol
+    num_items: int,
+    first_step: int,
+    first_batch: int,
+) -> Turn:
+    return Turn(
+        index=last.index + 1 if last else 0,
+        kind=kind,
+        owner=owner,
+        round=round,
+        first_seq=last.end_seq if last else 0,
+        num_items=num_items,
+        first_step=first_step,
+        first_batch=first_batch,
+    )
+
+
+def _passes_multiple(every: int, before: int, after: int) -> bool:
+    return every > 0 and before // every != after // every
+
+
+def _checkpoint_is_due(plan: Plan, before: int, after: int) -> bool:
+    return plan.checkpoint_every > 0 and (
+        after == plan.num_steps or _passes_multiple(plan.checkpoint_every, before, after)
+    )
+
+
+_START = Turn(index=-1, kind=StepKind.TRAIN, owner="", round=0, first_seq=0, num_items=0, first_step=0, first_batch=0)
+"""Stands for the turn before the first one."""
 
 
 def _evaluation_is_due(plan: Plan, before: int, after: int) -> bool:
-    if after == plan.num_steps:
-        return True
-    return plan.eval_every > 0 and before // plan.eval_every != after // plan.eval_every
+    return after == plan.num_steps or _passes_multiple(plan.eval_every, before, after)
 
 
-def _evaluation(plan: Plan, last: Turn, position: int) -> Iterator[Turn]:
-    index, seq = last.index + 1, last.end_seq
-    for owner in plan.owners[position:] + plan.owners[:position]:
+def _evaluation(plan: Plan, step: int, holder: str, round_index: int, last: Turn | None) -> list[Turn]:
+    turns: list[Turn] = []
+    first = next((index for index, owner in enumerate(plan.owners) if owner.node == holder), 0)
+    for owner in plan.owners[first:] + plan.owners[:first]:
         if owner.eval_rows == 0:
             continue
-        turn = Turn(
-            index=index,
+        last = _next_turn(
+            last,
             kind=StepKind.EVALUATE,
             owner=owner.node,
-            round=last.round,
-            first_seq=seq,
+            round=round_index,
             num_items=plan.eval_batches(owner),
-            first_step=last.end_step,
+            first_step=step,
             first_batch=0,
         )
-        yield turn
-        index, seq = index + 1, turn.end_seq
+        turns.append(last)
+    return turns

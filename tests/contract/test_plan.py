@@ -88,6 +88,7 @@ OTHER: dict[str, Any] = {
     "max_length": 17,
     "hidden_size": 33,
     "eval_every": 1,
+    "checkpoint_every": 1,
     "credits": 3,
     "wire_dtype": "int8",
     "private_blocks": 1,
@@ -141,7 +142,7 @@ def test_plan_allows_empty_slices_anywhere() -> None:
     [
         ("method", "magic", "method 'magic' is not one of ringada, all, single"),
         ("wire_dtype", "int4", "wire dtype 'int4' is not one of"),
-        ("num_steps", 0, "num_steps is 0, it has to be at least 1"),
+        ("num_steps", -1, "num_steps is -1, it has to be at least 0"),
         ("local_iterations", 0, "local_iterations is 0"),
         ("every_steps", 0, "every_steps is 0"),
         ("microbatches", 0, "microbatches is 0"),

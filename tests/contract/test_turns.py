@@ -55,6 +55,15 @@ def test_turns_without_evaluation_rows_only_train() -> None:
     assert {turn.kind for turn in turn_sequence(plan)} == {StepKind.TRAIN}
 
 
+def test_turns_of_no_steps_are_one_evaluation() -> None:
+    """A plan without steps evaluates once, every owner with rows."""
+    plan = make_plan(RING, ["c", "a"], num_steps=0, eval_rows=5)
+    assert _show(plan) == [
+        " 0 r0 evaluate c seq [ 0, 2) steps [0,0) batch 0",
+        " 1 r0 evaluate a seq [ 2, 4) steps [0,0) batch 0",
+    ]
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_turns_count_steps_and_items_without_gaps(seed: int) -> None:
     """For any plan: indices, seqs and steps are consecutive, and each owner's batches are its own stream."""

@@ -212,6 +212,62 @@ class RunFailure(_message.Message):
     message: str
     def __init__(self, error: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
+class EvaluateRequest(_message.Message):
+    __slots__ = ("job_toml", "owner")
+    JOB_TOML_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    job_toml: str
+    owner: str
+    def __init__(self, job_toml: _Optional[str] = ..., owner: _Optional[str] = ...) -> None: ...
+
+class EvaluateInput(_message.Message):
+    __slots__ = ("request", "file")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    request: EvaluateRequest
+    file: FileChunk
+    def __init__(self, request: _Optional[_Union[EvaluateRequest, _Mapping]] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("version", "now_unix_s", "run", "nodes")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NOW_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    now_unix_s: float
+    run: RunStatus
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeEntry]
+    def __init__(self, version: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., run: _Optional[_Union[RunStatus, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ...) -> None: ...
+
+class RunStatus(_message.Message):
+    __slots__ = ("run_id", "is_over", "phase", "phase_s", "run_s", "num_steps", "steps_done", "round", "initiator", "depth", "loss", "message")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_OVER_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PHASE_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    INITIATOR_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    is_over: bool
+    phase: str
+    phase_s: float
+    run_s: float
+    num_steps: int
+    steps_done: int
+    round: int
+    initiator: str
+    depth: int
+    loss: float
+    message: str
+    def __init__(self, run_id: _Optional[str] = ..., is_over: _Optional[bool] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., run_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., steps_done: _Optional[int] = ..., round: _Optional[int] = ..., initiator: _Optional[str] = ..., depth: _Optional[int] = ..., loss: _Optional[float] = ..., message: _Optional[str] = ...) -> None: ...
+
 class InspectRequest(_message.Message):
     __slots__ = ("run_id", "job_toml", "measure")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +310,14 @@ class PrepareReply(_message.Message):
     HOSTED_BYTES_FIELD_NUMBER: _ClassVar[int]
     hosted_bytes: int
     def __init__(self, hosted_bytes: _Optional[int] = ...) -> None: ...
+
+class LoadChunk(_message.Message):
+    __slots__ = ("run_id", "file")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    file: FileChunk
+    def __init__(self, run_id: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ...) -> None: ...
 
 class TurnMessage(_message.Message):
     __slots__ = ("index", "kind", "owner", "round", "first_seq", "num_items", "first_step", "first_batch")

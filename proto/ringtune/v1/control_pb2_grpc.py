@@ -65,6 +65,16 @@ class CoordinatorStub:
                 request_serializer=ringtune_dot_v1_dot_control__pb2.RunRequest.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_control__pb2.RunEvent.FromString,
                 _registered_method=True)
+        self.Evaluate = channel.stream_stream(
+                '/ringtune.v1.Coordinator/Evaluate',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.EvaluateInput.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.RunEvent.FromString,
+                _registered_method=True)
+        self.Status = channel.unary_unary(
+                '/ringtune.v1.Coordinator/Status',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.StatusReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -113,6 +123,20 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Evaluate(self, request_iterator, context):
+        """User: evaluate a saved adapter on the nodes: first the request, then the files. Cancelling the call stops it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Status(self, request, context):
+        """User: the run that is driven, and the members.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +169,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Run,
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.RunRequest.FromString,
                     response_serializer=ringtune_dot_v1_dot_control__pb2.RunEvent.SerializeToString,
+            ),
+            'Evaluate': grpc.stream_stream_rpc_method_handler(
+                    servicer.Evaluate,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.EvaluateInput.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.RunEvent.SerializeToString,
+            ),
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.StatusReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -320,6 +354,60 @@ class Coordinator:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def Evaluate(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ringtune.v1.Coordinator/Evaluate',
+            ringtune_dot_v1_dot_control__pb2.EvaluateInput.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.RunEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringtune.v1.Coordinator/Status',
+            ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class AgentStub:
     """Agent is what the coordinator calls on every node.
@@ -340,6 +428,11 @@ class AgentStub:
                 '/ringtune.v1.Agent/Prepare',
                 request_serializer=ringtune_dot_v1_dot_control__pb2.PrepareRequest.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_control__pb2.PrepareReply.FromString,
+                _registered_method=True)
+        self.Load = channel.stream_unary(
+                '/ringtune.v1.Agent/Load',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.LoadChunk.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
         self.Grant = channel.unary_unary(
                 '/ringtune.v1.Agent/Grant',
@@ -371,6 +464,13 @@ class AgentServicer:
 
     def Prepare(self, request, context):
         """Build the slice, embedding and head for a plan, open the links.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Load(self, request_iterator, context):
+        """Take a saved adapter and head over instead of the initial ones; between Prepare and the first Grant.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -409,6 +509,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Prepare,
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.PrepareRequest.FromString,
                     response_serializer=ringtune_dot_v1_dot_control__pb2.PrepareReply.SerializeToString,
+            ),
+            'Load': grpc.stream_unary_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.LoadChunk.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
             ),
             'Grant': grpc.unary_unary_rpc_method_handler(
                     servicer.Grant,
@@ -481,6 +586,33 @@ class Agent:
             '/ringtune.v1.Agent/Prepare',
             ringtune_dot_v1_dot_control__pb2.PrepareRequest.SerializeToString,
             ringtune_dot_v1_dot_control__pb2.PrepareReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Load(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/ringtune.v1.Agent/Load',
+            ringtune_dot_v1_dot_control__pb2.LoadChunk.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,
