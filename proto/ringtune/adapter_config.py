@@ -14,7 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ringtune.errors import JobError, ModelError
+from ringtune.errors import JobError
+from ringtune.model_family import Widths
 from ringtune.strict import nearest
 
 _BOTTLENECK: dict[str, Any] = {
@@ -55,7 +56,7 @@ _KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
         "lora",
         {**_LORA, "intermediate_lora": True, "r": 1, "attn_matrices": ["k", "v"], "composition_mode": "scale"},
     ),
-    "mtl_lora": ("other", {}),
+    "mtl_lora": ("mtl_lora", {**_LORA, "n_up_projection": 1}),
     "loreft": ("reft", _REFT),
     "noreft": ("reft", _REFT),
     "direft": ("reft", _REFT),
@@ -129,37 +130,31 @@ def _parse_part(text: str) -> AdapterPart:
 _ADVICE = "use seq_bn, double_seq_bn, par_bn, lora or ia3"
 
 
-def adapter_block_params(config: str, *, hidden_size: int, intermediate_size: int, num_blocks: int) -> int:
-    """Trainable weights that the configuration adds to a block of a BERT-like model; the largest of all blocks.
+def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
+    """Trainable weights that the configuration adds to a block; the largest of all blocks.
 
     Args:
         config: the configuration string.
         hidden_size: width of the hidden state.
-        intermediate_size: width of the feed-forward part.
+        widths: of the matrices that LoRA wraps.
         num_blocks: of the model; per-block options are looked up for each.
 
     Raises:
-        JobError: as ``parse_adapter_config``.
-        ModelError: the size of this method can't be told without building it.
+        JobError: as ``parse_adapter_config``, or an option of a wrong kind.
     """
     parts = parse_adapter_config(config)
-    sizes = [
-        sum(_part_params(part, block, hidden_size, intermediate_size) for part in parts) for block in range(num_blocks)
-    ]
-    return max(sizes)
+    return max(sum(_part_params(part, block, hidden_size, widths) for part in parts) for block in range(num_blocks))
 
 
-def _part_params(part: AdapterPart, block: int, hidden: int, inner: int) -> int:
+def _part_params(part: AdapterPart, block: int, hidden: int, widths: Widths) -> int:
     kind, defaults = _KNOWN[part.name]
     options = {**defaults, **part.options}
-    if kind == "other":
-        raise ModelError(f"the size of adapter {part.name!r} is known only after building it on a node")
     try:
         if block in options.get("leave_out", ()):
             return 0
         if kind == "bottleneck":
             return _bottleneck_params(options, block, hidden)
-        return _lora_params(options, hidden, inner) if kind == "lora" else _reft_params(options, block, hidden)
+        return _reft_params(options, block, hidden) if kind == "reft" else _lora_params(options, widths, kind)
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
         raise JobError(f"adapter.config {part.name!r} has an option of a wrong kind: {part.options}") from error
 
@@ -177,18 +172,23 @@ def _bottleneck_params(options: Mapping[str, Any], block: int, hidden: int) -> i
     return size * (bool(options["mh_adapter"]) + bool(options["output_adapter"]))
 
 
-def _lora_params(options: Mapping[str, Any], hidden: int, inner: int) -> int:
-    """A and B of every wrapped matrix; a scaling vector alone for (IA)3; magnitudes for DoRA."""
-    if options["use_gating"]:
-        raise ModelError("the size of a gated LoRA is known only after building it on a node")
-    shapes = [(hidden, hidden)] * (len(options["attn_matrices"]) if options["selfattn_lora"] else 0)
-    shapes += [(hidden, inner)] if options["intermediate_lora"] else []
-    shapes += [(inner, hidden)] if options["output_lora"] else []
-    rank = int(options["r"])
-    if options["composition_mode"] == "scale":
-        return sum(rank * target for _, target in shapes)
-    magnitudes = sum(target for _, target in shapes) if options["use_dora"] else 0
-    return sum(rank * (source + target) for source, target in shapes) + magnitudes
+def _lora_params(options: Mapping[str, Any], widths: Widths, kind: str) -> int:
+    """A and B of every wrapped matrix; a scaling vector alone for (IA)3; and what DoRA, MTL-LoRA and gates add."""
+    by_letter = {"q": widths.query, "k": widths.key, "v": widths.value}
+    attention = [by_letter[letter] for letter in options["attn_matrices"]] if options["selfattn_lora"] else []
+    others = [widths.intermediate] if options["intermediate_lora"] else []
+    others += [widths.output] if options["output_lora"] else []
+    modules = [attention] if attention and widths.merged else [[shape] for shape in attention]
+    modules += [[shape] for shape in others]
+    rank, targets = int(options["r"]), sum(target for module in modules for _, target in module)
+    sources = sum(source for module in modules for source, _ in module)
+    size = rank * targets + (rank * sources if options["composition_mode"] != "scale" else 0)
+    size += targets if options["use_dora"] else 0
+    size += sum(len(module) * (module[0][0] + 1) for module in modules) if options["use_gating"] else 0
+    if kind == "mtl_lora":  # more copies of B with a weight each, and one number per rank
+        copies = int(options["n_up_projection"])
+        size += (copies - 1) * rank * targets + len(modules) * (copies + rank)
+    return size
 
 
 def _reft_params(options: Mapping[str, Any], block: int, hidden: int) -> int:

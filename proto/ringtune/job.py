@@ -15,6 +15,7 @@ from pathlib import Path
 from ringtune.errors import JobError
 from ringtune.job_later import refuse_unsupported
 from ringtune.job_sections import Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
+from ringtune.model_family import CLASS_TASKS
 from ringtune.strict import check_keys, read_dataclass
 from ringtune.toml_text import write_toml
 
@@ -46,6 +47,18 @@ class Job:
     wire: Wire = field(default_factory=Wire)
     privacy: Privacy = field(default_factory=Privacy)
     runtime: Runtime = field(default_factory=Runtime)
+
+    def __post_init__(self) -> None:
+        """Check what concerns two sections: keys that the task has no use for."""
+        if self.model.task in CLASS_TASKS:
+            return
+        if self.data.labels:
+            raise JobError(f"data.labels has no meaning for model.task = {self.model.task!r}; remove it")
+        if self.data.split != "iid":
+            raise JobError(
+                f"data.split = {self.data.split!r} shares classes out, model.task = {self.model.task!r} has none; "
+                "use 'iid'"
+            )
 
     def to_tables(self) -> dict[str, dict[str, object]]:
         """Sections with their keys, defaults included; ``None`` values left out."""

@@ -8,15 +8,10 @@ from ringtune.errors import JobError
 
 _LATER_SECTIONS = ("memory", "hift", "operations", "offload")
 _LATER_KEYS = {
-    "data.question": "question answering",
-    "data.context": "question answering",
-    "data.answer": "question answering",
-    "data.image": "image classification",
     "unfreeze.at": "unfreezing at given steps",
     "unfreeze.auto": "automatic unfreezing",
 }
 _LATER_VALUES = {
-    "model.task": ("question-answering", "causal-lm", "image-classification"),
     "train.method": ("pipeadapter", "hift"),
     "unfreeze.every_steps": ("auto",),
 }

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from ringtune.adapter_config import parse_adapter_config
 from ringtune.errors import JobError
+from ringtune.model_family import TASKS
 from ringtune.plan import METHODS, WIRE_DTYPES
 from ringtune.strict import nearest
 
-TASKS = ("sequence-classification",)
 MODEL_DTYPES = ("float32", "float64")
 OPTIMIZERS = ("adamw", "sgd")
 LR_SCHEDULES = ("constant", "linear", "cosine")
@@ -42,11 +42,17 @@ class Data:
     """``[data]``: where rows come from, and how ``--local N`` shares them out.
 
     Attributes:
-        train: csv or jsonl file; empty: every owner names its own.
-        eval: csv or jsonl file; empty: no evaluation, unless an owner names one.
+        train: csv or jsonl file, for images npz or a folder per class, for causal-lm also plain text; empty: every
+            owner names its own.
+        eval: the same for evaluation; empty: none, unless an owner names one.
         text: column of the text.
-        label: column of the class name.
+        label: column of the class name; name of the labels' array in an npz file.
         labels: class names; empty: the sorted union of what the owners have.
+        question: column of the question.
+        context: column of the text that has the answer.
+        answer: column of the answer: a text, a list of texts, or a table with lists ``text`` and ``answer_start``.
+        image: name of the images' array in an npz file.
+        stride: tokens that two windows of a long context share; 0 = a third of ``train.max_length``.
         split: ``iid`` or ``dirichlet:ALPHA``.
         owners: how many nodes own data with ``--local N``; 0 = all.
     """
@@ -56,19 +62,35 @@ class Data:
     text: str = "text"
     label: str = "label"
     labels: tuple[str, ...] = ()
+    question: str = "question"
+    context: str = "context"
+    answer: str = "answer"
+    image: str = "image"
+    stride: int = 0
     split: str = "iid"
     owners: int = 0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        _check_text("data.text", self.text)
-        _check_text("data.label", self.label)
-        if self.text == self.label:
-            raise JobError(f"data.text and data.label are both column {self.text!r}; they have to differ")
+        for names in (("text", "label"), ("image", "label"), ("question", "context", "answer")):
+            self._check_columns(names)
         if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
             raise JobError(f"data.labels has to be two or more distinct names, not {list(self.labels)}")
+        _check_at_least("data.stride", self.stride, 0)
         _check_at_least("data.owners", self.owners, 0)
         split_alpha(self.split)
+
+    def _check_columns(self, names: tuple[str, ...]) -> None:
+        """The columns of one task have names, and different ones."""
+        columns = [getattr(self, name) for name in names]
+        for name, column in zip(names, columns, strict=True):
+            _check_text(f"data.{name}", column)
+        for index, column in enumerate(columns):
+            if column in columns[:index]:
+                raise JobError(
+                    f"data.{names[columns.index(column)]} and data.{names[index]} are both column {column!r}; they "
+                    "have to differ"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,16 +1,31 @@
 """What a family of models looks like on disk: which config keys count, which tensors a block has.
 
 A pure table beside the code that computes (``edge.model.families``): planning needs sizes, loading needs
-names, and a damaged or foreign folder has to be refused before torch is asked. Adding a family is one entry.
+names, and a damaged or foreign folder has to be refused before torch is asked. Adding a family is one entry
+(``model_families``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+Config = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
+
+CLASSIFICATION = "sequence-classification"
+QUESTION_ANSWERING = "question-answering"
+CAUSAL_LM = "causal-lm"
+IMAGE_CLASSIFICATION = "image-classification"
+TASKS = (CLASSIFICATION, QUESTION_ANSWERING, CAUSAL_LM, IMAGE_CLASSIFICATION)
+CLASS_TASKS = (CLASSIFICATION, IMAGE_CLASSIFICATION)
+"""Tasks whose targets are classes with names."""
+
+LM_HEAD = "lm_head.weight"
+"""The decoder of a causal language model, in every file that has one of its own."""
+
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,11 +36,67 @@ class ConfigKey:
         default: the value that the family assumes when the key is absent; its type is the key's type.
         at_least: smallest allowed number.
         choices: allowed values; empty: any.
+        nullable: type of a key that may also be null; None: null means the default.
     """
 
     default: Any
     at_least: float = 0
     choices: tuple[Any, ...] = ()
+    nullable: type | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """What planning needs of a config, whatever its keys are called.
+
+    Attributes:
+        num_blocks: transformer blocks.
+        hidden: width of the hidden state.
+        inner: width of the feed-forward part.
+        num_heads: attention heads.
+        vocab: rows of the token table; 0 without one.
+        longest: tokens that the model takes at most.
+        fixed: whether every row has exactly ``longest`` tokens.
+        inner_kept: tensors of width ``inner`` that the feed-forward part keeps for backward.
+    """
+
+    num_blocks: int
+    hidden: int
+    inner: int
+    num_heads: int
+    vocab: int
+    longest: int
+    fixed: bool = False
+    inner_kept: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Widths:
+    """The matrices that LoRA and its relatives wrap, each as (inputs, outputs).
+
+    Attributes:
+        query: of the attention.
+        key: of the attention.
+        value: of the attention.
+        intermediate: what the library calls ``intermediate_lora``.
+        output: what it calls ``output_lora``.
+        merged: query, key and value are one matrix.
+    """
+
+    query: tuple[int, int]
+    key: tuple[int, int]
+    value: tuple[int, int]
+    intermediate: tuple[int, int]
+    output: tuple[int, int]
+    merged: bool = False
+
+    @staticmethod
+    def plain(hidden: int, inner: int, *, merged: bool = False) -> Widths:
+        """Those of a block with square attention matrices."""
+        square = (hidden, hidden)
+        return Widths(
+            query=square, key=square, value=square, intermediate=(hidden, inner), output=(inner, hidden), merged=merged
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,86 +105,45 @@ class Family:
 
     Attributes:
         model_type: of ``config.json``.
+        tasks: of ``TASKS``, those that it has a head for.
         config_keys: allowed keys; any other is dropped, because a config may name code to run.
         refused: keys that must be absent, null or falsy, with the reason.
         prefix: of all names in files that were saved with a task head, e.g. ``bert.``.
         block_prefix: of a block's names; the block index follows.
+        sizes: config -> sizes.
+        widths: config -> matrices that LoRA wraps.
         block_shapes: config -> name inside the block -> shape.
         owner_shapes: config -> name -> shape of what an owner needs besides blocks.
         optional: owner names that a file may lack.
+        problem: config -> why these values don't fit together; empty if they do.
     """
 
     model_type: str
+    tasks: tuple[str, ...]
     config_keys: Mapping[str, ConfigKey]
-    refused: Mapping[str, str]
     prefix: str
     block_prefix: str
-    block_shapes: Callable[[Mapping[str, Any]], Shapes]
-    owner_shapes: Callable[[Mapping[str, Any]], Shapes]
+    sizes: Callable[[Config], Sizes]
+    widths: Callable[[Config], Widths]
+    block_shapes: Callable[[Config], Shapes]
+    owner_shapes: Callable[[Config], Shapes]
+    refused: Mapping[str, str] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()
+    problem: Callable[[Config], str] = lambda config: ""
 
 
-_ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh")
+def linear(name: str, rows: int, columns: int, *, bias: bool = True) -> Shapes:
+    """Weight and bias of a linear layer with ``rows`` outputs."""
+    shapes: Shapes = {f"{name}.weight": (rows, columns)}
+    return shapes | ({f"{name}.bias": (rows,)} if bias else {})
 
 
-def _linear(name: str, rows: int, columns: int) -> Shapes:
-    return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+def norm(name: str, width: int, *, bias: bool = True) -> Shapes:
+    """Weight and bias of a normalisation."""
+    shapes: Shapes = {f"{name}.weight": (width,)}
+    return shapes | ({f"{name}.bias": (width,)} if bias else {})
 
 
-def _norm(name: str, width: int) -> Shapes:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
-
-
-def _bert_block(config: Mapping[str, Any]) -> Shapes:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    shapes: Shapes = {}
-    for name in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"):
-        shapes |= _linear(name, hidden, hidden)
-    shapes |= _norm("attention.output.LayerNorm", hidden)
-    shapes |= _linear("intermediate.dense", inner, hidden)
-    shapes |= _linear("output.dense", hidden, inner)
-    return shapes | _norm("output.LayerNorm", hidden)
-
-
-def _bert_owner(config: Mapping[str, Any]) -> Shapes:
-    hidden = config["hidden_size"]
-    tables = {
-        "word": config["vocab_size"],
-        "position": config["max_position_embeddings"],
-        "token_type": config["type_vocab_size"],
-    }
-    shapes: Shapes = {f"embeddings.{name}_embeddings.weight": (rows, hidden) for name, rows in tables.items()}
-    return shapes | _norm("embeddings.LayerNorm", hidden) | _linear("pooler.dense", hidden, hidden)
-
-
-BERT = Family(
-    model_type="bert",
-    config_keys={
-        "vocab_size": ConfigKey(default=30522, at_least=1),
-        "hidden_size": ConfigKey(default=768, at_least=1),
-        "num_hidden_layers": ConfigKey(default=12, at_least=1),
-        "num_attention_heads": ConfigKey(default=12, at_least=1),
-        "intermediate_size": ConfigKey(default=3072, at_least=1),
-        "hidden_act": ConfigKey(default="gelu", choices=_ACTIVATIONS),
-        "hidden_dropout_prob": ConfigKey(default=0.1),
-        "attention_probs_dropout_prob": ConfigKey(default=0.1),
-        "max_position_embeddings": ConfigKey(default=512, at_least=1),
-        "type_vocab_size": ConfigKey(default=2, at_least=1),
-        "initializer_range": ConfigKey(default=0.02),
-        "layer_norm_eps": ConfigKey(default=1e-12),
-        "pad_token_id": ConfigKey(default=0),
-        "position_embedding_type": ConfigKey(default="absolute", choices=("absolute",)),
-    },
-    refused={
-        "is_decoder": "a decoder attends only backwards",
-        "add_cross_attention": "cross-attention has a second input",
-        "pruned_heads": "its blocks differ in shape",
-    },
-    prefix="bert.",
-    block_prefix="encoder.layer.",
-    block_shapes=_bert_block,
-    owner_shapes=_bert_owner,
-    optional=frozenset({"pooler.dense.weight", "pooler.dense.bias"}),
-)
-
-FAMILIES: Mapping[str, Family] = {family.model_type: family for family in (BERT,)}
+def indivisible(hidden: int, heads: int) -> str:
+    """Why a width can't be shared by heads; empty if it can."""
+    return f"hidden_size {hidden} can't be shared by {heads} heads" if hidden % heads else ""

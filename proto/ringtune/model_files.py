@@ -8,33 +8,47 @@ Source: CVE-2026-4372 (code execution from a crafted config.json) and its siblin
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringtune.adapter_config import adapter_block_params
 from ringtune.errors import JobError, ModelError
 from ringtune.job import Job
-from ringtune.model_family import FAMILIES, ConfigKey, Family
+from ringtune.model_families import FAMILIES, check_task, family_named
+from ringtune.model_family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    LM_HEAD,
+    QUESTION_ANSWERING,
+    ConfigKey,
+    Family,
+    Sizes,
+)
+from ringtune.model_tensors import INDEX_FILE, WEIGHTS_FILE, StoredTensor, read_headers
 from ringtune.profile import ModelFacts
 from ringtune.safetensors_header import TensorInfo, read_safetensors_header
 
 __all__ = [
     "COMPUTE_BYTES",
     "CONFIG_FILE",
+    "INDEX_FILE",
     "WEIGHTS_FILE",
     "TensorInfo",
     "base_tensors",
+    "check_job",
     "model_facts",
+    "model_sizes",
     "read_config",
     "read_safetensors_header",
 ]
 
 CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
 COMPUTE_BYTES = {"float32": 4, "float64": 8}
 
 _MAX_CONFIG_BYTES = 1_000_000
@@ -45,6 +59,7 @@ _RUNS_CODE = {
 _ATTENTIONS = ("eager", "sdpa", None)
 _ATTENTION_KEYS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 _SAMPLE_BYTES = 64
+_LEGACY_ENDS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm names of the first BERT files
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -62,7 +77,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / CONFIG_FILE
     values = _read_json(path)
-    family = _family(path, values)
+    family = family_named(values.get("model_type"), where=str(path))
     for key, reason in {**_RUNS_CODE, **family.refused}.items():
         if values.get(key):
             raise ModelError(f"{path}: {key} is refused: {reason}; use a model without it")
@@ -70,37 +85,47 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         if values.get(key) not in _ATTENTIONS:
             raise ModelError(f"{path}: {key} = {values[key]!r} is refused; remove it, or use eager or sdpa")
     config = {key: _config_value(path, key, spec, values) for key, spec in family.config_keys.items()}
-    if config["hidden_size"] % config["num_attention_heads"]:
-        raise ModelError(
-            f"{path}: hidden_size {config['hidden_size']} can't be shared by {config['num_attention_heads']} heads"
-        )
+    problem = family.problem(config)
+    if problem:
+        raise ModelError(f"{path}: {problem}")
     return {"model_type": family.model_type, **config}
 
 
-def base_tensors(folder: str | Path, config: Mapping[str, Any]) -> dict[str, TensorInfo]:
+def model_sizes(config: Mapping[str, Any]) -> Sizes:
+    """The sizes in a config from ``read_config``, whatever its keys are called."""
+    return FAMILIES[config["model_type"]].sizes(config)
+
+
+def base_tensors(
+    folder: str | Path, config: Mapping[str, Any], *, with_decoder: bool = False
+) -> dict[str, StoredTensor]:
     """The base model's tensors by their name without the model prefix, checked against the config.
+
+    Args:
+        folder: of the model, with one safetensors file or several and their index.
+        config: from ``read_config``.
+        with_decoder: also the language model's head, unless it is the token table itself.
 
     Returns:
         ``encoder.layer.0...`` and so on; what else the file has (position ids, a task head) is left out.
 
     Raises:
         ModelError: no safetensors file, a tensor is missing or has another shape than the config says.
-        IntegrityError: the file is damaged.
+        IntegrityError: a file is damaged.
     """
     folder = Path(folder)
-    path = folder / WEIGHTS_FILE
-    if not path.is_file():
-        raise ModelError(_no_weights(folder))
     family = FAMILIES[config["model_type"]]
-    found = {name.removeprefix(family.prefix): info for name, info in read_safetensors_header(path).items()}
-    tensors: dict[str, TensorInfo] = {}
-    for name, shape in _expected(family, config).items():
+    found = {_base_name(name, family): stored for name, stored in read_headers(folder).items()}
+    tensors: dict[str, StoredTensor] = {}
+    for name, shape in _expected(family, config, with_decoder).items():
         if name not in found and name in family.optional:
             continue
         if name not in found:
-            raise ModelError(f"{path} has no tensor {name!r}, which {CONFIG_FILE} asks for; is the folder complete?")
+            raise ModelError(f"{folder} has no tensor {name!r}, which {CONFIG_FILE} asks for; is the folder complete?")
         if found[name].shape != shape:
-            raise ModelError(f"{path}: tensor {name!r} has shape {found[name].shape}, {CONFIG_FILE} means {shape}")
+            raise ModelError(
+                f"{found[name].path}: tensor {name!r} has shape {found[name].shape}, {CONFIG_FILE} means {shape}"
+            )
         tensors[name] = found[name]
     return tensors
 
@@ -110,44 +135,84 @@ def model_facts(folder: str | Path, job: Job, *, adapter_params: int | None = No
 
     Args:
         folder: the model folder.
-        job: for adapter, dtype, longest text and private blocks.
+        job: for task, adapter, dtype, longest text and private blocks.
         adapter_params: trainable weights of one block, if they were counted on the built model.
 
     Raises:
-        ModelError: not a folder of a supported family, a tensor is missing or has another shape.
+        ModelError: not a folder of a supported family or task, a tensor is missing or has another shape.
         JobError: the job asks for longer texts or more private blocks than the model has.
-        IntegrityError: the safetensors file is damaged.
+        IntegrityError: a safetensors file is damaged.
     """
     config = read_config(folder)
-    tensors = base_tensors(folder, config)
-    _check_job(job, config)
+    family, sizes = FAMILIES[config["model_type"]], model_sizes(config)
+    check_job(job, config, where=str(Path(folder) / CONFIG_FILE))
+    tensors = base_tensors(folder, config, with_decoder=job.model.task == CAUSAL_LM)
     item_bytes = COMPUTE_BYTES[job.model.dtype]
-    hidden, num_blocks = config["hidden_size"], config["num_hidden_layers"]
     if adapter_params is None:
         adapter_params = adapter_block_params(
-            job.adapter.config,
-            hidden_size=hidden,
-            intermediate_size=config["intermediate_size"],
-            num_blocks=num_blocks,
+            job.adapter.config, hidden_size=sizes.hidden, widths=family.widths(config), num_blocks=sizes.num_blocks
         )
-    prefix = FAMILIES[config["model_type"]].block_prefix
-    in_block = sum(math.prod(info.shape) for name, info in tensors.items() if name.startswith(f"{prefix}0."))
-    outside = sum(math.prod(info.shape) for name, info in tensors.items() if not name.startswith(prefix))
+    in_block = sum(
+        math.prod(stored.shape) for name, stored in tensors.items() if name.startswith(f"{family.block_prefix}0.")
+    )
+    outside = sum(math.prod(stored.shape) for name, stored in tensors.items() if not _in_block(name, family))
+    head = _head_sizes(job.model.task, sizes)
     return ModelFacts(
         model_type=config["model_type"],
-        num_blocks=num_blocks,
-        hidden_size=hidden,
-        intermediate_size=config["intermediate_size"],
-        num_heads=config["num_attention_heads"],
-        vocab_size=config["vocab_size"],
+        num_blocks=sizes.num_blocks,
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.inner,
+        num_heads=sizes.num_heads,
+        vocab_size=sizes.vocab,
         block_bytes=in_block * item_bytes,
         embedding_bytes=outside * item_bytes,
-        # AdapterHub's classification head: a square layer with bias, then one row with bias per class.
-        head_bytes=(hidden * hidden + hidden) * item_bytes,
-        head_class_bytes=(hidden + 1) * item_bytes,
+        head_bytes=head.params * item_bytes,
+        head_class_bytes=head.class_params * item_bytes,
+        head_token_logits=head.token_logits,
+        inner_kept=sizes.inner_kept,
         adapter_block_bytes=adapter_params * item_bytes,
-        digest=_digest(Path(folder) / WEIGHTS_FILE, config, tensors),
+        digest=_digest(config, tensors),
     )
+
+
+def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) -> None:
+    """Whether a model can do what a job asks for.
+
+    Raises:
+        ModelError: its family has no head for the task.
+        JobError: longer texts or more private blocks than it has.
+    """
+    family, sizes = FAMILIES[config["model_type"]], model_sizes(config)
+    check_task(family, job.model.task, where=where)
+    longest, asked = sizes.longest, job.train.max_length
+    if sizes.fixed and asked < longest:
+        raise JobError(f"train.max_length is {asked}, an image of this model has {longest} tokens; set it to {longest}")
+    if not sizes.fixed and asked > longest:
+        raise JobError(f"train.max_length is {asked}, the model takes {longest} tokens at most; lower it")
+    if job.privacy.private_blocks >= sizes.num_blocks:
+        raise JobError(
+            f"privacy.private_blocks is {job.privacy.private_blocks}, the model has {sizes.num_blocks} blocks; "
+            "leave at least one to train"
+        )
+
+
+class _HeadSizes(NamedTuple):
+    """Trainable weights of a head, what each class adds, and its logits for each token."""
+
+    params: int
+    class_params: int
+    token_logits: int
+
+
+def _head_sizes(task: str, sizes: Sizes) -> _HeadSizes:
+    """What AdapterHub's default heads have; a language model's head is frozen and counts as embedding."""
+    row = sizes.hidden + 1
+    return {
+        CLASSIFICATION: _HeadSizes(sizes.hidden * row, row, 0),
+        IMAGE_CLASSIFICATION: _HeadSizes(0, row, 0),
+        QUESTION_ANSWERING: _HeadSizes(2 * row, 0, 2),
+        CAUSAL_LM: _HeadSizes(0, 0, sizes.vocab),
+    }[task]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -166,23 +231,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _family(path: Path, values: Mapping[str, Any]) -> Family:
-    model_type = values.get("model_type")
-    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    if family is None:
-        raise ModelError(f"{path}: model_type {model_type!r} is not supported yet; supported: {', '.join(FAMILIES)}")
-    return family
-
-
 def _config_value(path: Path, key: str, spec: ConfigKey, values: Mapping[str, Any]) -> Any:
     value = values.get(key)
     if value is None:
-        return spec.default
-    if isinstance(spec.default, float) and type(value) is int:
+        return None if spec.nullable and key in values else spec.default
+    kind = spec.nullable or type(spec.default)
+    if kind is float and type(value) is int:
         value = float(value)
-    if type(value) is not type(spec.default):
-        kind = type(spec.default).__name__
-        raise ModelError(f"{path}: {key} has to be {kind}, but is {type(value).__name__} {value!r}")
+    if type(value) is not kind:
+        raise ModelError(f"{path}: {key} has to be {kind.__name__}, but is {type(value).__name__} {value!r}")
     if spec.choices and value not in spec.choices:
         raise ModelError(f"{path}: {key} = {value!r} is not supported; supported: {', '.join(spec.choices)}")
     if isinstance(value, int | float) and not spec.at_least <= value < math.inf:
@@ -190,40 +247,41 @@ def _config_value(path: Path, key: str, spec: ConfigKey, values: Mapping[str, An
     return value
 
 
-def _expected(family: Family, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _base_name(name: str, family: Family) -> str:
+    """The name in the base model: without prefix, and as it is written today."""
+    name = name.removeprefix(family.prefix)
+    for old, new in _LEGACY_ENDS.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def _in_block(name: str, family: Family) -> bool:
+    return name.startswith(family.block_prefix)
+
+
+def _expected(family: Family, config: Mapping[str, Any], with_decoder: bool) -> dict[str, tuple[int, ...]]:
     shapes = dict(family.owner_shapes(config))
-    for block in range(config["num_hidden_layers"]):
-        inside = family.block_shapes(config)
+    sizes = family.sizes(config)
+    if with_decoder and not config["tie_word_embeddings"]:
+        shapes[LM_HEAD] = (sizes.vocab, sizes.hidden)
+    inside = family.block_shapes(config)
+    for block in range(sizes.num_blocks):
         shapes |= {f"{family.block_prefix}{block}.{name}": shape for name, shape in inside.items()}
     return shapes
 
 
-def _no_weights(folder: Path) -> str:
-    if (folder / f"{WEIGHTS_FILE}.index.json").exists():
-        return f"{folder} has its weights in several files, which is not supported yet; save them as one {WEIGHTS_FILE}"
-    if any(folder.glob("*.bin")):
-        return f"{folder} has pickled weights only, which are never opened; save them as {WEIGHTS_FILE}"
-    return f"{folder} has no {WEIGHTS_FILE}; give a folder that has one"
+def _digest(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> str:
+    """Config, names, types, shapes, and a sample of each tensor: tells two trainings of one architecture apart.
 
-
-def _check_job(job: Job, config: Mapping[str, Any]) -> None:
-    longest, num_blocks = config["max_position_embeddings"], config["num_hidden_layers"]
-    if job.train.max_length > longest:
-        raise JobError(
-            f"train.max_length is {job.train.max_length}, the model takes {longest} tokens at most; lower it"
-        )
-    if job.privacy.private_blocks >= num_blocks:
-        raise JobError(
-            f"privacy.private_blocks is {job.privacy.private_blocks}, the model has {num_blocks} blocks; "
-            "leave at least one to train"
-        )
-
-
-def _digest(path: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> str:
-    """Config, names, types, shapes, and a sample of each tensor: tells two trainings of one architecture apart."""
+    The number of files does not matter, only what is in them.
+    """
     digest = hashlib.sha256(json.dumps(dict(config), sort_keys=True).encode())
-    with path.open("rb") as file:
-        for name, info in sorted(tensors.items()):
+    with contextlib.ExitStack() as stack:
+        paths = {stored.path for stored in tensors.values()}
+        files = {path: stack.enter_context(path.open("rb")) for path in paths}
+        for name, stored in sorted(tensors.items()):
+            info, file = stored.info, files[stored.path]
             digest.update(json.dumps([name, info.dtype, info.shape]).encode())
             file.seek(info.offset + max(0, info.nbytes - _SAMPLE_BYTES) // 2)
             digest.update(file.read(min(info.nbytes, _SAMPLE_BYTES)))

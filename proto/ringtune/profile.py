@@ -25,13 +25,15 @@ class ModelFacts:
         hidden_size: width of the hidden state.
         intermediate_size: width of the feed-forward part.
         num_heads: attention heads.
-        vocab_size: rows of the token table.
+        vocab_size: rows of the token table; 0 without one.
         block_bytes: frozen weights of one block.
         embedding_bytes: embedding and what else only an owner holds of the base (pooler).
         head_bytes: the head without what grows with the number of classes.
         adapter_block_bytes: trainable weights of one block.
         digest: SHA-256 over the config and the names, types and shapes of the tensors.
         head_class_bytes: what each class adds to the head.
+        head_token_logits: numbers that the head computes for each token; 0 if it looks at one token of a row.
+        inner_kept: tensors of width ``intermediate_size`` that a block keeps for backward.
     """
 
     model_type: str
@@ -46,12 +48,21 @@ class ModelFacts:
     adapter_block_bytes: int
     digest: str
     head_class_bytes: int = 0
+    head_token_logits: int = 0
+    inner_kept: int = 1
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("num_blocks", "hidden_size", "intermediate_size", "num_heads", "vocab_size", "block_bytes"):
+        for name in ("num_blocks", "hidden_size", "intermediate_size", "num_heads", "block_bytes", "inner_kept"):
             _check_at_least(f"model.{name}", getattr(self, name), 1)
-        for name in ("embedding_bytes", "head_bytes", "adapter_block_bytes", "head_class_bytes"):
+        for name in (
+            "vocab_size",
+            "embedding_bytes",
+            "head_bytes",
+            "adapter_block_bytes",
+            "head_class_bytes",
+            "head_token_logits",
+        ):
             _check_at_least(f"model.{name}", getattr(self, name), 0)
 
 
@@ -65,6 +76,7 @@ class NodeFacts:
         eval_rows: rows it evaluates on.
         labels: class names in its training rows, sorted.
         eval_labels: class names in its evaluation rows, sorted.
+        skipped_rows: rows of its files that can't be used (answers that are not in their context).
         memory_bytes: budget for a run.
         threads: compute threads.
         device: ``cpu`` or ``cuda``.
@@ -88,10 +100,11 @@ class NodeFacts:
     block_backward_s: float
     activation_block_bytes: int
     model: ModelFacts
+    skipped_rows: int = 0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("train_rows", "eval_rows", "memory_bytes", "activation_block_bytes"):
+        for name in ("train_rows", "eval_rows", "skipped_rows", "memory_bytes", "activation_block_bytes"):
             _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
         for name in ("block_forward_s", "block_graph_s", "block_backward_s"):
             _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ringtune.adapter_config import AdapterPart, adapter_block_params, parse_adapter_config
-from ringtune.errors import JobError, ModelError
+from ringtune.errors import JobError
+from ringtune.model_family import Widths
 
+WIDTHS = Widths.plain(64, 256)
 # Trainable weights that adapters 1.3.0 really added to one block of a BERT with width 64 and inner width 256.
 BUILT = {
     "seq_bn": 580,
@@ -30,34 +32,27 @@ BUILT = {
     "seq_bn[leave_out=[0]]": 580,
     "lora[r=4]": 1024,
     "lora[intermediate_lora=True,output_lora=True]": 7168,
+    "lora[use_gating=True]": 2178,
+    "mtl_lora": 2066,
 }
 
 
 @pytest.mark.parametrize(("config", "params"), BUILT.items())
 def test_adapter_block_params_equal_the_library(config: str, params: int) -> None:
     """Planning without torch counts what a node will build."""
-    assert adapter_block_params(config, hidden_size=64, intermediate_size=256, num_blocks=2) == params
+    assert adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2) == params
 
 
 def test_adapter_block_params_of_a_union_add_up() -> None:
     """A union has the weights of all its parts."""
-    assert (
-        adapter_block_params("par_bn | lora[r=4]", hidden_size=64, intermediate_size=256, num_blocks=2) == 4192 + 1024
-    )
+    assert adapter_block_params("par_bn | lora[r=4]", hidden_size=64, widths=WIDTHS, num_blocks=2) == 4192 + 1024
 
 
 def test_adapter_block_params_take_the_largest_block() -> None:
     """Per-block options: the block with most weights counts; leaving all out gives none."""
     config = "seq_bn[reduction_factor={'1': 8, 'default': 16}]"
-    assert adapter_block_params(config, hidden_size=64, intermediate_size=256, num_blocks=2) == 1096
-    assert adapter_block_params("seq_bn[leave_out=[0,1]]", hidden_size=64, intermediate_size=256, num_blocks=2) == 0
-
-
-@pytest.mark.parametrize("config", ["mtl_lora", "lora[use_gating=True]"])
-def test_adapter_block_params_say_when_only_building_tells(config: str) -> None:
-    """No guess where the size depends on more than the configuration."""
-    with pytest.raises(ModelError, match="known only after building it on a node"):
-        adapter_block_params(config, hidden_size=64, intermediate_size=256, num_blocks=2)
+    assert adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2) == 1096
+    assert adapter_block_params("seq_bn[leave_out=[0,1]]", hidden_size=64, widths=WIDTHS, num_blocks=2) == 0
 
 
 @pytest.mark.parametrize(
@@ -66,7 +61,7 @@ def test_adapter_block_params_say_when_only_building_tells(config: str) -> None:
 def test_adapter_block_params_refuse_options_of_a_wrong_kind(config: str) -> None:
     """A wrong option is the user's mistake, with the option in the message."""
     with pytest.raises(JobError, match="has an option of a wrong kind"):
-        adapter_block_params(config, hidden_size=64, intermediate_size=256, num_blocks=2)
+        adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2)
 
 
 def test_parse_adapter_config_reads_options_and_unions() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ringtune.errors import JobError
 from ringtune.job import Adapter, Data, Job, Model, Privacy, Runtime, Train, Unfreeze, Wire, parse_job
 from ringtune.job_sections import LR_SCHEDULES, MODEL_DTYPES, OPTIMIZERS, split_alpha
+from ringtune.model_family import CLASS_TASKS
 from ringtune.plan import METHODS, WIRE_DTYPES
 
 JOB = Job(model=Model(path="models/tiny"))
@@ -29,6 +30,11 @@ eval = ""
 text = "text"
 label = "label"
 labels = []
+question = "question"
+context = "context"
+answer = "answer"
+image = "image"
+stride = 0
 split = "iid"
 owners = 0
 
@@ -115,7 +121,7 @@ def trains(draw: st.DrawFn) -> Train:
 
 JOBS = st.builds(
     Job,
-    model=st.builds(Model, path=TEXT, task=st.just("sequence-classification"), dtype=st.sampled_from(MODEL_DTYPES)),
+    model=st.builds(Model, path=TEXT, task=st.sampled_from(CLASS_TASKS), dtype=st.sampled_from(MODEL_DTYPES)),
     data=st.builds(
         Data,
         train=st.text(st.characters(exclude_categories=["Cs"])),
@@ -123,6 +129,11 @@ JOBS = st.builds(
         label=TEXT.map(lambda text: f"l{text}"),
         labels=st.just(()) | st.lists(TEXT, min_size=2, unique=True).map(tuple),
         split=st.sampled_from(["iid", "dirichlet:0.3", "dirichlet:10"]),
+        question=TEXT.map(lambda text: f"q{text}"),
+        context=TEXT.map(lambda text: f"c{text}"),
+        answer=TEXT.map(lambda text: f"a{text}"),
+        image=TEXT.map(lambda text: f"i{text}"),
+        stride=COUNT,
         owners=COUNT,
     ),
     adapter=st.builds(Adapter, config=st.sampled_from(["seq_bn", "lora[r=4]|ia3", "lora[attn_matrices=['q','k']]"])),
@@ -149,7 +160,7 @@ def test_job_survives_toml(job: Job) -> None:
 BAD: list[tuple[type[Any], dict[str, Any], str]] = [
     (Model, {"path": " "}, "model.path is empty; give it a value"),
     (Model, {"path": "x", "dtype": "float16"}, "model.dtype = 'float16' is not one of float32, float64"),
-    (Model, {"path": "x", "task": "causal-lm"}, "model.task = 'causal-lm' is not one of sequence-classification"),
+    (Model, {"path": "x", "task": "causal_lm"}, "model.task = 'causal_lm' is not one of sequence-classification"),
     (Data, {"text": "x", "label": "x"}, "data.text and data.label are both column 'x'; they have to differ"),
     (Data, {"text": ""}, "data.text is empty"),
     (Data, {"labels": ("a", "a")}, "data.labels has to be two or more distinct names, not ['a', 'a']"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ringtune.memory import MemoryEstimate, estimate_activation_block_bytes, node_memory
@@ -147,3 +149,22 @@ def test_activation_estimate_is_linear_in_rows() -> None:
     one = estimate_activation_block_bytes(MINILM, rows=4, tokens=64, dropout=0.1)
     assert estimate_activation_block_bytes(MINILM, rows=8, tokens=64, dropout=0.1) == 2 * one
     assert estimate_activation_block_bytes(MINILM, rows=4, tokens=64, dropout=0.1, dtype="float64") == 2 * one
+
+
+def test_memory_of_a_language_models_owner_counts_logits() -> None:
+    """Logits of every token of a micro-batch are there three times; other heads look at one token of a row."""
+    plan = _plan([("a", 0, 4)], ["a"])
+    speaking = dataclasses.replace(MODEL, head_bytes=0, head_class_bytes=0, head_token_logits=100)
+    silent = dataclasses.replace(speaking, head_token_logits=0)
+    heads = [
+        node_memory(plan, "a", model, optimizer="adamw", activation_block_bytes=7).head_bytes
+        for model in (speaking, silent)
+    ]
+    assert heads == [2 * TENSOR + 3 * 2 * 16 * 100 * 4, 2 * TENSOR]
+
+
+def test_estimate_of_a_gated_block_keeps_more_of_the_inner_width() -> None:
+    """Gate, its activation, up and their product instead of one tensor."""
+    gated = dataclasses.replace(MINILM, inner_kept=4)
+    plain, more = (estimate_activation_block_bytes(model, rows=2, tokens=8, dropout=0.0) for model in (MINILM, gated))
+    assert more - plain == 3 * 2 * 8 * 1536 * 4

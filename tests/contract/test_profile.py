@@ -61,6 +61,7 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "block_backward_s": 0.02,
         "activation_block_bytes": 10000000,
         "model": dataclasses.asdict(MODEL),
+        "skipped_rows": 0,
     }
 
 
