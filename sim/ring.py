@@ -15,7 +15,7 @@ from ringtune import rounds as rd
 from ringtune.engine import NodeEngine
 from ringtune.plan import Plan
 from ringtune.schedule import Action, Op, Payload
-from ringtune.turns import Turn
+from ringtune.turns import StartPoint, Turn
 from sim.clock import VirtualClock
 
 
@@ -130,6 +130,9 @@ class VirtualRing:
         carrier: what actions and messages do.
         wait_s: deadline of every wait of engines and rounds.
         drop: messages for which it returns True never arrive (fault injection).
+        items_ahead: as for ``Rounds``.
+        start: where the run goes on; by default its very beginning.
+        drain_at_s: when the user asks to stop after the granted turns; None = never.
     """
 
     def __init__(
@@ -143,18 +146,21 @@ class VirtualRing:
         wait_s: float = 1e6,
         drop: Callable[[Message], bool] = lambda message: False,
         items_ahead: int = 16,
+        start: StartPoint | None = None,
+        drain_at_s: float | None = None,
     ) -> None:
         self.plan = plan
         self.clock = VirtualClock()
         self.result = RingResult()
         self._action_s, self._message_s, self._control_s, self._drop = action_s, message_s, control_s, drop
         self._carrier: Carrier = carrier or NullCarrier()
-        self._rounds = rd.Rounds(lambda facts: plan, wait_s=wait_s, items_ahead=items_ahead)
-        self._engines = {node: NodeEngine(plan, node, wait_s=wait_s) for node in plan.nodes}
+        self._rounds = rd.Rounds(lambda facts: plan, wait_s=wait_s, items_ahead=items_ahead, start=start)
+        self._engines = {node: NodeEngine(plan, node, wait_s=wait_s, start=start) for node in plan.nodes}
         self._inbox: dict[tuple[str, str, int, int, int], Any] = {}
         self._heads: dict[tuple[str, int], Any] = {}
         self._link_free_s: dict[tuple[str, str, str], float] = {}
         self._timers: dict[tuple[str, str], int] = {}
+        self._drain_at_s = drain_at_s
         for node in plan.nodes:
             self.result.order[node], self.result.spans[node], self.result.handled[node] = [], [], []
             self.result.peak_inbox[node] = 0
@@ -162,6 +168,8 @@ class VirtualRing:
     def run(self) -> RingResult:
         """Run to the end (or to a dead stop) and say what happened."""
         self._tell_rounds(rd.Started(tuple(sorted(self.plan.nodes))))
+        if self._drain_at_s is not None:
+            self.clock.at(self._drain_at_s, lambda: self._tell_rounds(rd.DrainAsked("stopped by the user")))
         self.clock.run()
         self.result.wall_s = max((s[-1].end_s for s in self.result.spans.values() if s), default=0.0)
         return self.result

@@ -29,7 +29,7 @@ from ringtune.errors import PlanError
 from ringtune.flows import Flow, ItemState, Path, forward_range
 from ringtune.plan import Plan
 from ringtune.schedule import Action, Leg, Op, Payload, item_legs, route, weight_version
-from ringtune.turns import Turn, items
+from ringtune.turns import StartPoint, Turn, items
 
 _PRIORITY = {Op.HEAD: 1, Op.BACKWARD: 2, Op.FORWARD: 3, Op.SKIP: 4, Op.FORWARD_FREE: 4, Op.EMBED: 4}
 WAIT_TIMER = "wait"
@@ -42,12 +42,13 @@ class NodeEngine:
         plan: the plan of the run.
         node: which node this is; has to be in the plan.
         wait_s: longest time without any progress, in seconds, before the run is given up.
+        start: where the run goes on; by default its very beginning.
 
     Raises:
         PlanError: the plan does not know the node.
     """
 
-    def __init__(self, plan: Plan, node: str, *, wait_s: float = 300.0) -> None:
+    def __init__(self, plan: Plan, node: str, *, wait_s: float = 300.0, start: StartPoint | None = None) -> None:
         if node not in plan.nodes:
             raise PlanError(f"node {node!r} is not in the plan, which has {', '.join(plan.nodes)}")
         self.plan = plan
@@ -56,10 +57,12 @@ class NodeEngine:
         self._is_owner = plan.owner(node) is not None
         piece = plan.slice_of(node)
         self._floor = 0 if self._is_owner and plan.private_blocks else piece.start
-        self._versions = dict.fromkeys(range(piece.start, piece.stop), 0)
-        self._head_version = 0
-        self._held_since: int | None = 0 if node == plan.owners[0].node else None
-        self._holds_since: dict[int, int] = {}
+        self._start_point = start or StartPoint.of(plan)
+        step, is_holder = self._start_point.step, self._start_point.holder == node
+        self._versions = {block: weight_version(plan, block, step) for block in range(piece.start, piece.stop)}
+        self._head_version = step
+        self._held_since: int | None = -1 if is_holder else None
+        self._holds_since: dict[int, int] = {-1: -1} if is_holder else {}
         self._turns: dict[int, Turn] = {}
         self._next_turn = 0
         self._turn_items_left: dict[int, int] = {}
@@ -121,11 +124,10 @@ class NodeEngine:
         self._next_turn = turn.index + 1
         self._last_progress_s = now_s
         self._turns[turn.index] = turn
-        previous = self._turns.get(turn.index - 1)
         if turn.owner == self.node:
             self._holds_since[turn.index] = self._holds_since.get(turn.index - 1, turn.index)
-        elif previous and previous.owner == self.node:
-            self._handovers.append((turn, self._holds_since[previous.index]))
+        elif turn.index - 1 in self._holds_since:
+            self._handovers.append((turn, self._holds_since[turn.index - 1]))
         left = 0
         for item in items(self.plan, turn):
             legs = item_legs(self.plan, item, self.node)
@@ -180,7 +182,7 @@ class NodeEngine:
         self._running = self._running_flow = self._running_state = None
         for name, value in event.values:
             state.values[name] = state.values.get(name, 0.0) + value
-        if action.op is Op.UPDATE:
+        if action.op in (Op.UPDATE, Op.SAVE):
             self._on_updated(action, state)
         elif flow is not None:
             if action.op is Op.HEAD:
@@ -194,6 +196,8 @@ class NodeEngine:
 
     def _on_updated(self, action: Action, state: ItemState) -> None:
         state.updates.remove(action)
+        if action.op is Op.SAVE:
+            return
         if action.start == self.plan.num_blocks:
             self._head_version += 1
             return
@@ -254,7 +258,7 @@ class NodeEngine:
             self._updating.popleft()
         if self._updating:
             update = self._updating[0].ready_update(self.plan.num_blocks)
-            if update is not None:
+            if update is not None and self._may_save(update, self._updating[0]):
                 self._start(update, None, self._updating[0], commands)
                 return
         best = self._best_flow()
@@ -275,6 +279,11 @@ class NodeEngine:
             self._embeds.popleft()
             self._embeds_in_flight += 1
         self._start(leg.bind(flow.seq, flow.micro), flow, flow.state, commands)
+
+    def _may_save(self, action: Action, state: ItemState) -> bool:
+        """The owner of a checkpoint saves the head too, so it has to have it."""
+        is_owner = state.item.owner == self.node
+        return action.op is not Op.SAVE or not is_owner or self._has_head(state)
 
     def _start(self, action: Action, flow: Flow | None, state: ItemState, commands: list[ev.Command]) -> None:
         self._running, self._running_flow, self._running_state = action, flow, state
@@ -321,15 +330,15 @@ class NodeEngine:
         if leg.op is Op.BACKWARD:
             return position if flow.state.next_backward == flow.micro else None
         if leg.op is Op.HEAD:
-            return position if flow.state.next_head == flow.micro and self._has_head(flow) else None
+            return position if flow.state.next_head == flow.micro and self._has_head(flow.state) else None
         if forward_range(leg, self.plan.num_blocks)[1] > barrier or not self._has_credit(path, position):
             return None
         if leg.op is Op.FORWARD and graph_owner is not None and graph_owner is not flow.state:
             return None
         return position if self._has_versions(leg, flow.state.item.step) else None
 
-    def _has_head(self, flow: Flow) -> bool:
-        item = flow.state.item
+    def _has_head(self, state: ItemState) -> bool:
+        item = state.item
         return self._head_version == item.step and self._held_since == self._holds_since.get(item.turn)
 
     def _has_versions(self, leg: Leg, step: int) -> bool:
@@ -379,7 +388,7 @@ class NodeEngine:
         credit = flow.state.path.credit[flow.position]
         if credit is not None and not self._has_credit(flow.state.path, flow.position):
             return f"{after} room in the inbox of node {credit[0]} for the hidden state {where}"
-        if flow.leg is not None and flow.leg.op is Op.HEAD and not self._has_head(flow):
+        if flow.leg is not None and flow.leg.op is Op.HEAD and not self._has_head(flow.state):
             source = self._turns.get(item.turn - 1)
             return f"{after} the head {where}, from node {source.owner if source else '?'}"
         return f"{after} {flow.leg.op.name if flow.leg else 'its update'} {where} to become possible"

@@ -126,7 +126,7 @@ class ItemState:
 
     def uses_head(self, num_blocks: int) -> bool:
         """Whether the head is still to be run or updated for this item."""
-        return self.heads_left > 0 or any(action.start == num_blocks for action in self.updates)
+        return self.heads_left > 0 or any(action.op is Op.SAVE or action.start == num_blocks for action in self.updates)
 
     @property
     def holds_graph(self) -> bool:

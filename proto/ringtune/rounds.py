@@ -20,7 +20,7 @@ from ringtune.errors import DeadlineError, PlanError, RingTuneError
 from ringtune.events import CancelTimer, SetTimer, TimerFired
 from ringtune.plan import Plan
 from ringtune.schedule import depth
-from ringtune.turns import StepKind, Turn, turn_sequence
+from ringtune.turns import StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
 
 # ---- events --------------------------------------------------------------------------------------
 
@@ -76,12 +76,29 @@ class NodeFailed(NamedTuple):
 
 
 class StopAsked(NamedTuple):
-    """The user stops the run."""
+    """The user stops the run at once."""
 
     reason: str
 
 
-Event = Started | Inspected | Prepared | StepReported | TurnReported | Collected | NodeFailed | StopAsked | TimerFired
+class DrainAsked(NamedTuple):
+    """The user stops the run after the turns that were granted, with a checkpoint."""
+
+    reason: str
+
+
+Event = (
+    Started
+    | Inspected
+    | Prepared
+    | StepReported
+    | TurnReported
+    | Collected
+    | NodeFailed
+    | StopAsked
+    | DrainAsked
+    | TimerFired
+)
 
 # ---- commands ------------------------------------------------------------------------------------
 
@@ -127,6 +144,13 @@ class LogTurn(NamedTuple):
     turn: Turn
 
 
+class LogCheckpoint(NamedTuple):
+    """Every node has saved what it trained up to ``step``; ``holder`` saved the head."""
+
+    step: int
+    holder: str
+
+
 class LogEvaluation(NamedTuple):
     """An evaluation is complete: counts summed over the owners."""
 
@@ -163,6 +187,7 @@ Command = (
     | Grant
     | LogStep
     | LogTurn
+    | LogCheckpoint
     | LogEvaluation
     | Collect
     | Release
@@ -184,12 +209,19 @@ class Rounds:
         plan_only: stop after planning.
         wait_s: longest time without progress in each phase, in seconds; in training one half more, so that
             the node that misses a message speaks first.
+        start: where the run goes on; by default the plan's very beginning.
         items_ahead: grant turns until at least so many items are granted beyond the finished ones; at
             least one whole turn ahead.
     """
 
     def __init__(
-        self, planner: Planner, *, plan_only: bool = False, wait_s: float = 300.0, items_ahead: int = 16
+        self,
+        planner: Planner,
+        *,
+        plan_only: bool = False,
+        wait_s: float = 300.0,
+        items_ahead: int = 16,
+        start: StartPoint | None = None,
     ) -> None:
         self.phase = "new"
         self.plan: Plan | None = None
@@ -197,6 +229,8 @@ class Rounds:
         self._plan_only = plan_only
         self._wait_s = wait_s
         self._items_ahead = items_ahead
+        self._start_point = start
+        self._drain_reason = ""
         self._nodes: tuple[str, ...] = ()
         self._facts: dict[str, Any] = {}
         self._waiting: set[str] = set()
@@ -238,6 +272,8 @@ class Rounds:
                 self._on_turn_done(node, turn, now_s, commands)
             case NodeFailed(_, error, message):
                 self._fail(error, message, commands)
+            case DrainAsked(reason):
+                self._drain(reason, commands)
             case StopAsked(reason):
                 self._fail("InterruptedRunError", reason, commands)
             case TimerFired():
@@ -265,8 +301,9 @@ class Rounds:
             self._make_plan(now_s, commands)
         elif phase == "preparing":
             self._enter("training", now_s, commands)
-            self._sequence = turn_sequence(self._made_plan)
+            self._sequence = turn_sequence(self._made_plan, start=self._start_point)
             self._grant_ahead(commands)
+            self._end_training(now_s, commands)
         else:
             self._release(commands, "the run is done")
             self.phase = "done"
@@ -302,12 +339,15 @@ class Rounds:
                 self._is_exhausted = True
                 break
             granted.append(turn)
-            self._last_granted = turn
-            self._open[turn.index] = turn
-            self._turn_waits[turn.index] = set(self._nodes)
-            self._reported_items[turn.index] = 0
+            self._note(turn)
         if granted:
             commands.append(Grant(tuple(granted)))
+
+    def _note(self, turn: Turn) -> None:
+        self._last_granted = turn
+        self._open[turn.index] = turn
+        self._turn_waits[turn.index] = set(self._nodes)
+        self._reported_items[turn.index] = 0
 
     def _needs_more(self) -> bool:
         """At least one turn beyond the current one, and enough items to keep the frozen part busy."""
@@ -337,18 +377,40 @@ class Rounds:
             turn = self._open.pop(first)
             del self._turn_waits[first], self._reported_items[first]
             commands.append(LogTurn(turn))
+            if turn.kind is StepKind.CHECKPOINT:
+                commands.append(LogCheckpoint(turn.first_step, turn.owner))
             self._grant_ahead(commands)
             following = self._open.get(first + 1)
             if turn.kind is StepKind.EVALUATE and (following is None or following.kind is not StepKind.EVALUATE):
                 commands.append(LogEvaluation(turn.end_step, tuple(sorted(self._evaluation.items()))))
                 self._evaluation = {}
-        if not self._open and self._is_exhausted:
+        self._end_training(now_s, commands)
+
+    def _end_training(self, now_s: float, commands: list[Command]) -> None:
+        """Collect once every turn is closed; a resumed run may have none left."""
+        if self._open or not self._is_exhausted:
+            return
+        if self._drain_reason:
+            self._fail("InterruptedRunError", self._drain_reason, commands)
+        else:
             self._collect(now_s, commands)
+
+    def _drain(self, reason: str, commands: list[Command]) -> None:
+        """Let the granted turns end, then save; what was not granted yet is left for a resumed run."""
+        last = self._last_granted
+        if self.phase != "training" or last is None or self._drain_reason:
+            self._fail("InterruptedRunError", reason, commands)
+            return
+        self._drain_reason, self._is_exhausted = reason, True
+        if last.kind is not StepKind.CHECKPOINT:
+            turn = checkpoint_turn(last, holder=last.owner)
+            self._note(turn)
+            commands.append(Grant((turn,)))
 
     def _collect(self, now_s: float, commands: list[Command]) -> None:
         self._enter("collecting", now_s, commands)
-        holder = self._last_granted.owner if self._last_granted else ""
         plan = self._made_plan
+        holder = self._last_granted.owner if self._last_granted else (self._start_point or StartPoint.of(plan)).holder
         commands += [
             Collect(node, with_head=node == holder, with_private=node == holder and plan.private_blocks > 0)
             for node in self._nodes

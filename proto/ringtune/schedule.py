@@ -33,6 +33,7 @@ class Op(enum.StrEnum):
     HEAD = "H"  # owner: head and loss, and the head's backward
     BACKWARD = "B"  # backward through what F kept
     UPDATE = "U"  # one optimizer step of a slice's trainable blocks, or of the head
+    SAVE = "K"  # checkpoint: what this node trained, with its optimizer state
     SHIP = "C"  # (input, gradient) to a helper (ColA)
     SEND = ">"
     RECEIVE = "<"
@@ -195,12 +196,16 @@ def _forward_legs(segment: Segment, lowest: int) -> list[Leg]:
 
 def item_legs(plan: Plan, item: Item, node: str) -> tuple[Leg, ...]:
     """The legs of one micro-batch of ``item`` at ``node``; empty if it does not pass there."""
+    if item.kind is StepKind.CHECKPOINT:
+        return ()
     lowest = lowest_with_graph(plan, item.kind, item.step)
     return lower(plan, item.owner, item.kind, lowest).get(node, ())
 
 
 def item_updates(plan: Plan, item: Item, node: str) -> tuple[Action, ...]:
-    """The updates of ``node`` after the last micro-batch of ``item``: its trainable blocks, then the head."""
+    """What ``node`` does after the last micro-batch of ``item``: update its trainable blocks, the head; or save."""
+    if item.kind is StepKind.CHECKPOINT:
+        return (Action(Op.SAVE, item.seq),)
     if not item.kind.has_update:
         return ()
     updates = []

@@ -5,6 +5,7 @@ One action is one word::
     E12.0        embed micro-batch 0 of item 12       f12.0[0,1)   forward of block 0 without graph
     F12.0[3,4)   forward with graph                   B12.0[3,4)   backward
     H12.0        head and loss                        U12[3,4)     update of blocks, U12[head] of the head
+    K12          save what this node trained
     >h12.0#2@b   send the hidden state that enters block 2 to node b       <h12.0#2@a   receive it
     >g12.0#4@b   send the gradient of that hidden state                    >t3@b  <t3@a  hand the head over
 
@@ -37,12 +38,13 @@ from ringtune.schedule import (
     num_microbatches,
     weight_version,
 )
-from ringtune.turns import Item, Turn, items
+from ringtune.turns import Item, StartPoint, Turn, items
 
 Table = Mapping[str, Sequence[Action]]
 
 _NODE = r"[a-z0-9][a-z0-9._-]*"
 _PATTERNS = (
+    re.compile(r"(?P<op>K)(?P<seq>\d+)"),
     re.compile(r"(?P<op>[EH])(?P<seq>\d+)\.(?P<micro>\d+)"),
     re.compile(r"(?P<op>[fFSBC])(?P<seq>\d+)\.(?P<micro>\d+)\[(?P<start>\d+),(?P<stop>\d+)\)"),
     re.compile(r"(?P<op>U)(?P<seq>\d+)\[(?:(?P<start>\d+),(?P<stop>\d+)\)|(?P<head>head)\])"),
@@ -56,6 +58,8 @@ def format_action(action: Action, num_blocks: int) -> str:
     op, seq, micro, start, stop, peer, payload = action
     if op in (Op.SEND, Op.RECEIVE):
         return f"{op}t{start}@{peer}" if payload == Payload.HEAD else f"{op}{payload}{seq}.{micro}#{start}@{peer}"
+    if op is Op.SAVE:
+        return f"{op}{seq}"
     if op is Op.UPDATE:
         return f"U{seq}[head]" if start == num_blocks else f"U{seq}[{start},{stop})"
     if op in (Op.EMBED, Op.HEAD):
@@ -86,21 +90,21 @@ def parse_action(text: str, num_blocks: int) -> Action:
     raise PlanError(f"{text!r} is not an action; one looks like f12.0[0,1) or >h12.0#2@node-1")
 
 
-def build_table(plan: Plan, turns: Iterable[Turn]) -> dict[str, list[Action]]:
+def build_table(plan: Plan, turns: Iterable[Turn], *, start: StartPoint | None = None) -> dict[str, list[Action]]:
     """The actions of every node for these turns, item after item (nothing runs ahead).
 
     Within an item a node takes each stretch up to its next receive for all micro-batches in turn.
     """
     table: dict[str, list[Action]] = {node: [] for node in plan.nodes}
-    previous: Turn | None = None
+    holder = start.holder if start else ""
     for turn in turns:
-        if previous is not None and previous.owner != turn.owner:
-            table[previous.owner].append(_hand_over(Op.SEND, turn, turn.owner))
-            table[turn.owner].append(_hand_over(Op.RECEIVE, turn, previous.owner))
+        if holder not in ("", turn.owner):
+            table[holder].append(_hand_over(Op.SEND, turn, turn.owner))
+            table[turn.owner].append(_hand_over(Op.RECEIVE, turn, holder))
         for item in items(plan, turn):
             for node in plan.nodes:
                 table[node].extend(_item_actions(plan, item, node))
-        previous = turn
+        holder = turn.owner
     return table
 
 
@@ -214,7 +218,7 @@ def _replay(table: Table) -> tuple[list[dict[str, int]], dict[str, int]]:
 # ---- validation ----------------------------------------------------------------------------------
 
 
-def validate_table(plan: Plan, turns: Iterable[Turn], table: Table) -> None:
+def validate_table(plan: Plan, turns: Iterable[Turn], table: Table, *, start: StartPoint | None = None) -> None:
     """Check that a table carries these turns out correctly, in whatever order it runs ahead.
 
     Every node has exactly the actions of the lowering; each receive has its send; nothing deadlocks; every
@@ -225,12 +229,12 @@ def validate_table(plan: Plan, turns: Iterable[Turn], table: Table) -> None:
     """
     granted = tuple(turns)
     by_seq = {item.seq: item for turn in granted for item in items(plan, turn)}
-    expected = build_table(plan, granted)
+    expected = build_table(plan, granted, start=start)
     for node, actions in table.items():
         _check_actions(plan, table, node, actions, expected.get(node, []))
     _check_messages(plan, table)
     for node in table:
-        _check_versions(plan, granted, by_seq, table, node)
+        _check_versions(plan, granted, by_seq, table, node, start.holder if start else granted[0].owner)
 
 
 def _refuse(plan: Plan, table: Table, node: str, position: int, why: str) -> PlanError:
@@ -264,11 +268,13 @@ def _check_messages(plan: Plan, table: Table) -> None:
         raise _refuse(plan, table, node, position, "deadlock: this action never becomes possible")
 
 
-def _check_versions(plan: Plan, turns: tuple[Turn, ...], by_seq: Mapping[int, Item], table: Table, node: str) -> None:
+def _check_versions(
+    plan: Plan, turns: tuple[Turn, ...], by_seq: Mapping[int, Item], table: Table, node: str, holder: str
+) -> None:
     """Walk one node's column with the number of updates that each of its units has had."""
     piece = plan.slice_of(node)
     versions = {block: weight_version(plan, block, turns[0].first_step) for block in range(piece.start, piece.stop)}
-    head: int | None = turns[0].first_step if node == turns[0].owner else None
+    head: int | None = turns[0].first_step if node == holder else None
     first_steps = {turn.index: turn.first_step for turn in turns}
     forwarded: set[tuple[int, int]] = set()
     backwards: dict[int, int] = {}
@@ -294,6 +300,10 @@ def _check_versions(plan: Plan, turns: tuple[Turn, ...], by_seq: Mapping[int, It
             why = f"update before {missing} of its backwards" if missing else ""
             for block in range(action.start, action.stop):
                 versions[block] += 1
+        elif action.op is Op.SAVE:
+            why = _stale(plan, versions, item, Action(Op.FORWARD_FREE, item.seq, -1, piece.start, piece.stop))
+            if not why and node == item.owner and head != item.step:
+                why = f"saves a head of version {head} at step {item.step}"
         if why:
             raise _refuse(plan, table, node, position, why)
 

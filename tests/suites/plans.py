@@ -22,6 +22,7 @@ def make_plan(
     train_rows: int = 10,
     eval_rows: int = 3,
     eval_every: int = 0,
+    checkpoint_every: int = 0,
     credits_per_channel: int = 4,
     private_blocks: int = 0,
     wire_dtype: str = "float32",
@@ -44,6 +45,7 @@ def make_plan(
         max_length=max_length,
         hidden_size=hidden_size,
         eval_every=eval_every,
+        checkpoint_every=checkpoint_every,
         credits=credits_per_channel,
         wire_dtype=wire_dtype,
         private_blocks=private_blocks,
@@ -72,6 +74,7 @@ def random_plan(rng: random.Random) -> Plan:
         method=rng.choice(["ringada", "ringada", "all"]),
         eval_rows=rng.choice([0, 3, 9]),
         eval_every=rng.choice([0, 3]),
+        checkpoint_every=rng.choice([0, 2, 5]),
         credits_per_channel=rng.choice([1, 2, 4, 8]),
         private_blocks=private_blocks,
     )
