@@ -28,9 +28,9 @@ from ringtune.v1 import ring_pb2
 _log = logging.getLogger(__name__)
 
 HELLO_WAIT_S: Final = 30.0
-"""How long a link may take from its start to its welcome: HELLO comes, and this node prepares the run."""
+"""How long a link may take from its start to its welcome: HELLO has to come, the run has to be expected."""
 
-_POLL_S: Final = 1.0
+_POLL_S: Final = 0.5
 _JOIN_S: Final = 5.0
 
 
@@ -81,6 +81,7 @@ class InLink:
         join: called with the link and its first frame; returns (source, admission) or raises
             :class:`FrameError`. May wait.
         changed: called when ``is_over`` or ``is_done`` became true.
+        hello_wait_s: how long the link may take from its start to its welcome.
     """
 
     def __init__(
@@ -89,10 +90,12 @@ class InLink:
         *,
         join: Callable[[InLink, ring_pb2.FrameHeader | None], tuple[str, Admission]],
         changed: Callable[[InLink], None],
+        hello_wait_s: float = HELLO_WAIT_S,
     ) -> None:
         self._messages = messages
         self._join = join
         self._changed = changed
+        self._hello_wait_s = hello_wait_s
         self._acks: queue.SimpleQueue[ring_pb2.Ack | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read, name="link-reader", daemon=True)
         self._is_welcome = False
@@ -104,7 +107,7 @@ class InLink:
 
     def acks(self, context: grpc.ServicerContext) -> Iterator[ring_pb2.Ack]:
         """Run the link until it is over; what it yields goes back to the sender."""
-        deadline_s = time.monotonic() + HELLO_WAIT_S
+        deadline_s = time.monotonic() + self._hello_wait_s + _POLL_S
         if not context.add_callback(self._end):
             return
         self._thread.start()
@@ -114,7 +117,7 @@ class InLink:
                     ack = self._acks.get(timeout=_POLL_S)
                 except queue.Empty:
                     if not self._is_welcome and time.monotonic() > deadline_s:
-                        yield _refusal(DeadlineError(f"no HELLO came within {HELLO_WAIT_S:g} s; the link is closed"))
+                        yield _refusal(DeadlineError(f"no HELLO came within {self._hello_wait_s:g} s; link closed"))
                         return
                     continue
                 if ack is None:

@@ -51,7 +51,7 @@ class RingServicer:
     Safe for threads.
 
     Args:
-        hello_wait_s: how long an early link waits here until its run is expected.
+        hello_wait_s: how long a link waits here for its HELLO and until its run is expected.
     """
 
     def __init__(self, *, hello_wait_s: float = HELLO_WAIT_S) -> None:
@@ -105,7 +105,8 @@ class RingServicer:
     # ---- one link -------------------------------------------------------------------------------------
 
     def _link(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[ring_pb2.Ack]:
-        return InLink(messages, join=self._join, changed=self._on_changed).acks(context)
+        link = InLink(messages, join=self._join, changed=self._on_changed, hello_wait_s=self._hello_wait_s)
+        return link.acks(context)
 
     def _join(self, link: InLink, header: ring_pb2.FrameHeader | None) -> tuple[str, _Run]:
         with self._changed:

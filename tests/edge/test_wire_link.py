@@ -74,6 +74,40 @@ def test_link_carries_credits_back() -> None:
         assert out.acks.get(timeout=WAIT_S) == ("b", frames.Ack(1, 2))
 
 
+def test_link_returns_credits_a_quarter_at_a_time() -> None:
+    """With 8 credits they travel in pairs, so that the sender never lacks more than one."""
+    of = plan(credits=8)
+    with receiver(expectation(of)) as node, sender(node.address, hello(of)) as out:
+        for micro in (0, 1):
+            out.link.send_tensor(Payload.HIDDEN, 0, micro, 2, *hidden())
+            node.sink.next()
+            assert out.acks.empty()
+            node.servicer.ack("a", 2)
+        assert out.acks.get(timeout=WAIT_S) == ("b", frames.Ack(2, 2))
+
+
+def test_link_to_a_server_without_a_ring_names_the_peer() -> None:
+    """A port where something else answers is told apart from a node."""
+    server = NodeServer("127.0.0.1:0", lambda server: None)
+    out = Sender(server.address)
+    with pytest.raises(ConnectionFailedError, match="another version"):
+        out.link.open(WAIT_S)
+    server.stop(grace_s=0.0)
+
+
+def test_link_with_a_silent_opener_is_closed() -> None:
+    """Who opens a link and says nothing holds a worker for a bounded time only."""
+    with receiver(expectation(), hello_wait_s=0.0) as node:
+        silence = threading.Event()
+        channel = open_channel(node.address)
+        method: Any = channel.stream_stream(METHOD, response_deserializer=ring_pb2.Ack.FromString)
+        acks = list(method((message for message in (b"",) if silence.wait(WAIT_S)), timeout=WAIT_S))
+        silence.set()
+        channel.close()
+        assert [ack.error for ack in acks] == ["DeadlineError"]
+        assert "no HELLO came" in acks[0].refusal
+
+
 def test_link_goes_on_after_a_refusal() -> None:
     """A bad frame is refused at both ends and dropped; the next good one arrives."""
     tensor, mask = hidden()
