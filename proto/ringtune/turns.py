@@ -151,7 +151,7 @@ def turn_sequence(plan: Plan, *, start: StartPoint | None = None) -> Iterator[Tu
 
     A checkpoint or an evaluation comes after the turn in which a multiple of ``checkpoint_every`` or
     ``eval_every`` steps was passed; both come at the end too. The checkpoint is first; the evaluation starts
-    at the owner that holds the head, then follows the initiator order.
+    at the owner that holds the head, then follows the initiator order. A plan of no steps is one evaluation.
 
     Args:
         plan: the plan.
@@ -165,8 +165,9 @@ def turn_sequence(plan: Plan, *, start: StartPoint | None = None) -> Iterator[Tu
     last: Turn | None = None
     step = start.step
     num_turns = -(-step // plan.local_iterations)
-    if step and _evaluation_is_due(plan, step - 1 - (step - 1) % plan.local_iterations, step):
-        evaluation = _evaluation(plan, step, start.holder, (num_turns - 1) // len(plan.owners), last)
+    before = max(0, step - 1 - (step - 1) % plan.local_iterations)
+    if (step or not plan.num_steps) and _evaluation_is_due(plan, before, step):
+        evaluation = _evaluation(plan, step, start.holder, max(0, num_turns - 1) // len(plan.owners), last)
         yield from evaluation
         last = evaluation[-1] if evaluation else last
     while step < plan.num_steps:
@@ -235,10 +236,6 @@ def _checkpoint_is_due(plan: Plan, before: int, after: int) -> bool:
     return plan.checkpoint_every > 0 and (
         after == plan.num_steps or _passes_multiple(plan.checkpoint_every, before, after)
     )
-
-
-_START = Turn(index=-1, kind=StepKind.TRAIN, owner="", round=0, first_seq=0, num_items=0, first_step=0, first_batch=0)
-"""Stands for the turn before the first one."""
 
 
 def _evaluation_is_due(plan: Plan, before: int, after: int) -> bool:
