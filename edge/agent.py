@@ -13,9 +13,11 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from edge import memory_budget
@@ -25,6 +27,7 @@ from edge.reporter import Reporter
 from edge.run import AgentRun, Link
 from edge.threads import ComputeThread
 from ringtune.errors import ConnectionFailedError, FrameError, IntegrityError, RingTuneError
+from ringtune.file_chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
 from ringtune.job import Job, parse_job
 from ringtune.plan import Plan
 from ringtune.schedule import links as plan_links
@@ -160,6 +163,22 @@ class Agent:
             self._end(active, "preparing failed")
             raise
         return int(active.executor.hosted_bytes)
+
+    def load(self, run_id: str, chunks: Iterable[control_pb2.FileChunk], *, timeout_s: float) -> None:
+        """Take a saved adapter and head over instead of the initial ones; before the first turn.
+
+        Raises:
+            FrameError: this run is not the one that is prepared here.
+            IntegrityError: the files are damaged or belong to another job.
+        """
+        active, run = self._of(run_id, None)
+        executor = active.executor
+        with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
+            folder = Path(name)
+            write_files(
+                chunks, folder, names=ADAPTER_FILES, max_bytes=MAX_ADAPTER_BYTES, source=f"the coordinator of {run_id}"
+            )
+            run.call(lambda: executor.load_saved(folder), timeout_s=timeout_s, what="the saved adapter to be loaded")
 
     def grant(self, run_id: str, plan_epoch: int, turns: Sequence[Turn]) -> None:
         """Work on these turns.

@@ -19,6 +19,7 @@ from edge.data.rows import OwnerDataset
 from edge.hosting import Hosted, host
 from edge.micro_batches import MicroBatch, OpenItem
 from edge.model.activations import storage_bytes
+from edge.model.loading import load_saved
 from edge.model.optimizers import apply_update
 from edge.model.owner import OwnerParts
 from edge.model.saving import adapter_folder
@@ -268,6 +269,14 @@ class NodeExecutor:
             self._owner(None)
         without = () if with_private else range(self._plan.private_blocks)
         return adapter_folder(self._hosted.skeleton, without_blocks=without, with_head=with_head)
+
+    def load_saved(self, folder: Path) -> None:
+        """Replace the initial adapters, and at an owner the head, by those of an AdapterHub folder.
+
+        Raises:
+            IntegrityError: the folder is damaged or belongs to another job.
+        """
+        load_saved(self._hosted.skeleton, folder, with_head=self._hosted.owner is not None)
 
     # ---- state of a micro-batch -------------------------------------------------------------------
 

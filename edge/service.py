@@ -6,6 +6,7 @@ The ring's servicer needs torch, which is loaded after the agent has joined, so 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -60,6 +61,18 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             ),
         )
         return control_pb2.PrepareReply(hosted_bytes=hosted_bytes)
+
+    def Load(  # noqa: N802
+        self, request_iterator: Iterator[control_pb2.LoadChunk], context: grpc.ServicerContext
+    ) -> control_pb2.Empty:
+        """Take a saved adapter over."""
+        _answer(context, lambda: self._load(request_iterator, _left_s(context)))
+        return control_pb2.Empty()
+
+    def _load(self, chunks: Iterator[control_pb2.LoadChunk], timeout_s: float) -> None:
+        first = next(chunks, control_pb2.LoadChunk())
+        files = (chunk.file for chunk in itertools.chain([first], chunks))
+        self._agent.load(first.run_id, files, timeout_s=timeout_s)
 
     def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
         """Work on turns."""
