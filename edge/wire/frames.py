@@ -104,6 +104,10 @@ class Hello:
         header.plan_digest = self.digest
         return pack(header, ())
 
+    def goodbye(self) -> bytes:
+        """The last message of a link that ends in order; a stream that ends without it broke."""
+        return pack(self.header(ring_pb2.FRAME_KIND_BYE), ())
+
     def header(self, kind: ring_pb2.FrameKind) -> ring_pb2.FrameHeader:
         """A header of this link, still without a payload."""
         return ring_pb2.FrameHeader(run_id=self.run_id, plan_epoch=self.plan_epoch, kind=kind, source=self.source)
@@ -245,10 +249,17 @@ class Received(NamedTuple):
 
 
 class Fed(NamedTuple):
-    """What one message led to: a whole payload, a refusal, both (a new payload after a cut one), or nothing."""
+    """What one message led to.
+
+    Attributes:
+        received: a whole payload.
+        error: a refusal; with ``received`` it is about the payload before, which was cut short.
+        is_goodbye: the opener ends the link in order.
+    """
 
     received: Received | None = None
     error: IntegrityError | None = None
+    is_goodbye: bool = False
 
 
 class Assembler:
@@ -281,6 +292,8 @@ class Assembler:
             if header is None:
                 return Fed(self._fill(chunk))
             cut = self._cut()
+            if header.kind == ring_pb2.FRAME_KIND_BYE:
+                return Fed(None, cut, is_goodbye=True)
             self._admit(header)
             self._header, self._filled_bytes = header, 0
             if chunk.nbytes == header.payload_bytes > 0:

@@ -180,8 +180,11 @@ class InLink:
                     self._refuse(source, admission, fed.error)
                 if fed.received is not None:
                     self._deliver(source, admission, check, fed.received)
+                if fed.is_goodbye:
+                    return
         except grpc.RpcError:
-            self._lost(source, admission)
+            _log.debug("the link from node %s ended with an error", source)
+        self._lost(source, admission)
 
     def _deliver(self, source: str, admission: Admission, check: FrameCheck, received: Received) -> None:
         header, payload = received

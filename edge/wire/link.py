@@ -30,7 +30,7 @@ from ringtune.v1 import ring_pb2
 _log = logging.getLogger(__name__)
 
 METHOD: Final = "/ringtune.v1.Ring/Link"
-ORDERLY_END_S: Final = 0.5
+ORDERLY_END_S: Final = 2.0
 """How long ``close`` lets the peer end the stream before it cancels."""
 
 _POLL_S: Final = 1.0
@@ -162,11 +162,12 @@ class OutLink:
         keep its connection longer than that, until its own watchdog ends it (``ringtune.channel_options``).
         """
         with self._lock:
-            self._state = _State.CLOSED
+            was_open, self._state = self._state is _State.OPEN, _State.CLOSED
         while not self._queue.empty():
             self._queue.get_nowait()
         self._queue.put(None)
-        _join(self._reader, ORDERLY_END_S)
+        if was_open:
+            _join(self._reader, ORDERLY_END_S)
         if self._call is not None:
             self._call.cancel()
         _join(self._reader, _JOIN_S)
@@ -187,12 +188,13 @@ class OutLink:
     def _messages(self) -> Iterator[bytes]:
         self._sender = threading.current_thread()
         yield self._hello.message()
-        while self._state in (_State.OPENING, _State.OPEN):
+        while self._state is not _State.BROKEN:
             try:
                 entry = self._queue.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
             if entry is None:
+                yield self._hello.goodbye()
                 return
             try:
                 yield from self._encode(entry)

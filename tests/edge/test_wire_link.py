@@ -220,6 +220,15 @@ def test_link_that_breaks_is_told_at_both_ends() -> None:
         assert out.broken.empty()
 
 
+def test_link_that_ends_without_goodbye_is_lost() -> None:
+    """A stream that just ends is not taken for an orderly end: gRPC can report a dead peer that way."""
+    with receiver(expectation()) as node:
+        assert [ack.welcome for ack in _raw(node, [hello().message()])] == [True]
+        assert node.sink.next().source == "a"
+        assert [ack.welcome for ack in _raw(node, [hello().message(), hello().goodbye()])] == [True]
+    assert node.sink.came.empty()
+
+
 def test_link_to_a_node_that_forgot_the_run_ends_in_order() -> None:
     """A peer that has ended its run is no broken link, until we still want to send to it."""
     with receiver(expectation()) as node, sender(node.address) as out:
@@ -253,7 +262,7 @@ def test_link_close_is_quick_with_a_frozen_peer() -> None:
             out.link.send_tensor(Payload.HIDDEN, 0, micro, 2, *hidden(2, 512, 4096))
         began_s = time.monotonic()
         out.link.close()
-        assert time.monotonic() - began_s < 3.0
+        assert time.monotonic() - began_s < 6.0
         assert out.broken.empty()
 
 
@@ -326,7 +335,8 @@ def test_server_survives_garbage() -> None:
     with receiver(expectation()) as node:
         for messages in ([b"\xff" * 100], [b""], [frames.pack(ring_pb2.FrameHeader(), ())]):
             assert [ack.error for ack in _raw(node, messages)] == ["FrameError"]
-        acks = _raw(node, [hello().message(), b"\xff" * 100, b"", b"\x12\x01x", b"\x0a\xff\xff\xff\xff\x0f"])
+        garbage = [b"\xff" * 100, b"", b"\x12\x01x", b"\x0a\xff\xff\xff\xff\x0f"]
+        acks = _raw(node, [hello().message(), *garbage, hello().goodbye()])
         assert [ack.welcome for ack in acks] == [True, False, False]
         with sender(node.address) as out:
             out.link.send_tensor(Payload.HIDDEN, 0, 0, 2, *hidden())
