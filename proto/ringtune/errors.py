@@ -16,6 +16,7 @@ The tree::
     ├── IntegrityError           exit 7   a digest, a truncated file, a corrupt frame
     │   └── FrameError                    a frame for another run, epoch, step, shape or dtype
     ├── BusyError                exit 8   the coordinator already drives a run
+    ├── StorageError             exit 9   a disk is full, or a folder can't be written
     └── InterruptedRunError      exit 130 Ctrl-C
 
 A message says what is wrong, where, and what to do about it.
@@ -113,6 +114,13 @@ class BusyError(RingTuneError):
 
     exit_code = 8
     status = "ALREADY_EXISTS"
+
+
+class StorageError(RingTuneError):
+    """A disk is full, or a folder can't be written; what was there before is still intact."""
+
+    exit_code = 9
+    status = "RESOURCE_EXHAUSTED"
 
 
 class InterruptedRunError(RingTuneError):

@@ -69,12 +69,6 @@ class Job:
         """The resolved job as TOML; ``parse_job`` of it gives an equal job."""
         return write_toml(self.to_tables())
 
-    def notices(self) -> tuple[str, ...]:
-        """What the user should know about a valid job: keys that have no effect in this version."""
-        if self.train.checkpoint_every:
-            return ("train.checkpoint_every has no effect yet: nothing is saved before the end of the run",)
-        return ()
-
     def with_overrides(self, overrides: Mapping[str, object]) -> Job:
         """A job with some values replaced.
 

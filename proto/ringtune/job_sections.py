@@ -127,7 +127,7 @@ class Train:
         rounds: turns of every owner; None exactly if ``max_steps`` is given.
         max_steps: optimizer steps of the whole run.
         eval_every: steps between evaluations; 0 = at the end only.
-        checkpoint_every: steps between checkpoints; 0 = none. Has no effect yet (``Job.notices`` says so).
+        checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = only when interrupted.
         seed: of everything random.
     """
 
@@ -145,7 +145,7 @@ class Train:
     rounds: int | None = None
     max_steps: int | None = None
     eval_every: int = 0
-    checkpoint_every: int = 0
+    checkpoint_every: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -196,7 +196,7 @@ Command = (
     | CancelTimer
 )
 
-Planner = Callable[[Mapping[str, Any]], Plan]
+Planner = Callable[[Mapping[str, Any]], Plan | tuple[Plan, StartPoint]]
 _PHASE_TIMER = "phase"
 _TRAINING_PATIENCE = 1.5
 
@@ -205,7 +205,8 @@ class Rounds:
     """The state machine.
 
     Args:
-        planner: facts by node name -> plan; may raise any ``RingTuneError``.
+        planner: facts by node name -> plan, or the plan of an earlier run with where it goes on; may raise any
+            ``RingTuneError``.
         plan_only: stop after planning.
         wait_s: longest time without progress in each phase, in seconds; in training one half more, so that
             the node that misses a message speaks first.
@@ -311,7 +312,10 @@ class Rounds:
 
     def _make_plan(self, now_s: float, commands: list[Command]) -> None:
         commands.append(EnterPhase("planning"))
-        self.plan = self._planner(dict(sorted(self._facts.items())))
+        made = self._planner(dict(sorted(self._facts.items())))
+        if isinstance(made, tuple):
+            made, self._start_point = made
+        self.plan = made
         if self._plan_only:
             self._release(commands, "only a plan was asked for")
             self.phase = "done"

@@ -19,6 +19,7 @@ IntegrityError        RingTuneError       7 DATA_LOSS
 InterruptedRunError   RingTuneError     130 CANCELLED
 InvalidInputError     RingTuneError       5 INVALID_ARGUMENT
 PeerLostError         RingTuneError       4 ABORTED
+StorageError          RingTuneError       9 RESOURCE_EXHAUSTED
 UsageError            RingTuneError       2 INVALID_ARGUMENT
 FrameError            IntegrityError      7 FAILED_PRECONDITION
 DataError             InvalidInputError   5 INVALID_ARGUMENT

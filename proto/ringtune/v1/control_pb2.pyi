@@ -115,7 +115,7 @@ class Span(_message.Message):
     def __init__(self, action: _Optional[str] = ..., start_unix_s: _Optional[float] = ..., end_unix_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording")
+    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class ReportRequest(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LOST_PEER_FIELD_NUMBER: _ClassVar[int]
     RECORDING_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node: str
     steps: _containers.RepeatedCompositeFieldContainer[StepReport]
@@ -136,7 +137,20 @@ class ReportRequest(_message.Message):
     message: str
     lost_peer: str
     recording: str
-    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ...) -> None: ...
+    saved: _containers.RepeatedCompositeFieldContainer[Saved]
+    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ...) -> None: ...
+
+class Saved(_message.Message):
+    __slots__ = ("turn", "step", "sha256", "bytes")
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    turn: int
+    step: int
+    sha256: str
+    bytes: int
+    def __init__(self, turn: _Optional[int] = ..., step: _Optional[int] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class NodeEntry(_message.Message):
     __slots__ = ("joined", "state", "seen_s", "rss_bytes")
@@ -157,19 +171,37 @@ class NodesReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("job_toml", "plan_only", "num_nodes", "join_s")
+    __slots__ = ("job_toml", "plan_only", "num_nodes", "join_s", "resume_json")
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     PLAN_ONLY_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     JOIN_S_FIELD_NUMBER: _ClassVar[int]
+    RESUME_JSON_FIELD_NUMBER: _ClassVar[int]
     job_toml: str
     plan_only: bool
     num_nodes: int
     join_s: float
-    def __init__(self, job_toml: _Optional[str] = ..., plan_only: _Optional[bool] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ...) -> None: ...
+    resume_json: str
+    def __init__(self, job_toml: _Optional[str] = ..., plan_only: _Optional[bool] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ..., resume_json: _Optional[str] = ...) -> None: ...
+
+class DrainRequest(_message.Message):
+    __slots__ = ("run_id", "reason")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    reason: str
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class CheckpointNoted(_message.Message):
+    __slots__ = ("run_id", "step")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    step: int
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json", "file", "failure", "done")
+    __slots__ = ("state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json", "file", "failure", "done", "run_id", "checkpoint_json", "resumed_json")
     STATE_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +212,9 @@ class RunEvent(_message.Message):
     FILE_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_JSON_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_JSON_FIELD_NUMBER: _ClassVar[int]
     state: str
     job_toml: str
     profile_json: str
@@ -190,7 +225,10 @@ class RunEvent(_message.Message):
     file: FileChunk
     failure: RunFailure
     done: bool
-    def __init__(self, state: _Optional[str] = ..., job_toml: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., metrics_json: _Optional[str] = ..., step_json: _Optional[str] = ..., report_json: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., failure: _Optional[_Union[RunFailure, _Mapping]] = ..., done: _Optional[bool] = ...) -> None: ...
+    run_id: str
+    checkpoint_json: str
+    resumed_json: str
+    def __init__(self, state: _Optional[str] = ..., job_toml: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., metrics_json: _Optional[str] = ..., step_json: _Optional[str] = ..., report_json: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., failure: _Optional[_Union[RunFailure, _Mapping]] = ..., done: _Optional[bool] = ..., run_id: _Optional[str] = ..., checkpoint_json: _Optional[str] = ..., resumed_json: _Optional[str] = ...) -> None: ...
 
 class FileChunk(_message.Message):
     __slots__ = ("path", "chunk", "last", "sha256")
@@ -269,23 +307,45 @@ class RunStatus(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., is_over: _Optional[bool] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., run_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., steps_done: _Optional[int] = ..., round: _Optional[int] = ..., initiator: _Optional[str] = ..., depth: _Optional[int] = ..., loss: _Optional[float] = ..., message: _Optional[str] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
-    __slots__ = ("run_id", "job_toml", "measure")
+    __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_RUN_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_toml: str
     measure: bool
-    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ...) -> None: ...
+    checkpoint_run: str
+    shards: _containers.RepeatedCompositeFieldContainer[ShardRef]
+    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ..., checkpoint_run: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardRef, _Mapping]]] = ...) -> None: ...
+
+class ShardRef(_message.Message):
+    __slots__ = ("step", "sha256")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    sha256: str
+    def __init__(self, step: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
+
+class ShardState(_message.Message):
+    __slots__ = ("step", "problem")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    problem: str
+    def __init__(self, step: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class InspectReply(_message.Message):
-    __slots__ = ("facts_json",)
+    __slots__ = ("facts_json", "shards")
     FACTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     facts_json: str
-    def __init__(self, facts_json: _Optional[str] = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[ShardState]
+    def __init__(self, facts_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardState, _Mapping]]] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "plan_json", "job_toml", "addresses")
+    __slots__ = ("run_id", "plan_epoch", "plan_json", "job_toml", "addresses", "checkpoint_run", "start_holder", "shard")
     class AddressesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -298,12 +358,18 @@ class PrepareRequest(_message.Message):
     PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_RUN_FIELD_NUMBER: _ClassVar[int]
+    START_HOLDER_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     plan_epoch: int
     plan_json: str
     job_toml: str
     addresses: _containers.ScalarMap[str, str]
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., plan_json: _Optional[str] = ..., job_toml: _Optional[str] = ..., addresses: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    checkpoint_run: str
+    start_holder: str
+    shard: ShardRef
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., plan_json: _Optional[str] = ..., job_toml: _Optional[str] = ..., addresses: _Optional[_Mapping[str, str]] = ..., checkpoint_run: _Optional[str] = ..., start_holder: _Optional[str] = ..., shard: _Optional[_Union[ShardRef, _Mapping]] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
     __slots__ = ("hosted_bytes",)
@@ -340,14 +406,16 @@ class TurnMessage(_message.Message):
     def __init__(self, index: _Optional[int] = ..., kind: _Optional[str] = ..., owner: _Optional[str] = ..., round: _Optional[int] = ..., first_seq: _Optional[int] = ..., num_items: _Optional[int] = ..., first_step: _Optional[int] = ..., first_batch: _Optional[int] = ...) -> None: ...
 
 class GrantRequest(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "turns")
+    __slots__ = ("run_id", "plan_epoch", "turns", "keep_from_step")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FROM_STEP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     plan_epoch: int
     turns: _containers.RepeatedCompositeFieldContainer[TurnMessage]
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[TurnMessage, _Mapping]]] = ...) -> None: ...
+    keep_from_step: int
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[TurnMessage, _Mapping]]] = ..., keep_from_step: _Optional[int] = ...) -> None: ...
 
 class CollectRequest(_message.Message):
     __slots__ = ("run_id", "with_head", "with_private")

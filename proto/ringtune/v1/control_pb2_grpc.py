@@ -75,6 +75,16 @@ class CoordinatorStub:
                 request_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_control__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/ringtune.v1.Coordinator/Drain',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
+                _registered_method=True)
+        self.Noted = channel.unary_unary(
+                '/ringtune.v1.Coordinator/Noted',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.CheckpointNoted.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -137,6 +147,20 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """User: end the run after the turns that were granted, with a checkpoint; again = at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Noted(self, request, context):
+        """User: the manifest of a checkpoint is on disk, so nodes may drop what is older than the one before it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +203,16 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
                     response_serializer=ringtune_dot_v1_dot_control__pb2.StatusReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.DrainRequest.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
+            ),
+            'Noted': grpc.unary_unary_rpc_method_handler(
+                    servicer.Noted,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.CheckpointNoted.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +432,60 @@ class Coordinator:
             '/ringtune.v1.Coordinator/Status',
             ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
             ringtune_dot_v1_dot_control__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringtune.v1.Coordinator/Drain',
+            ringtune_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Noted(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringtune.v1.Coordinator/Noted',
+            ringtune_dot_v1_dot_control__pb2.CheckpointNoted.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

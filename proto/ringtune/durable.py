@@ -1,0 +1,82 @@
+"""Files that survive a crash: either the old content or the new one is there, never half of it.
+
+A file is written beside its place, forced to the disk, then renamed, and the rename is forced to the disk too.
+Without the second, a power cut may bring the old name back; without the first, a file full of zeros.
+
+Source: rename(2), fsync(2); "All File Systems Are Not Created Equal", Pillai and others, OSDI 2014.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ringtune.errors import StorageError
+
+PARTIAL_SUFFIX = ".tmp"
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace a file at once.
+
+    Args:
+        path: of the file; its folder is made if it is missing.
+        content: the new content.
+
+    Raises:
+        StorageError: it can't be written; the old content is still there.
+    """
+    partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    with storage_errors(path):
+        make_folder(path.parent)
+        try:
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, and force their names to the disk."""
+    missing = [folder, *folder.parents]
+    missing = [entry for entry in missing if not entry.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for entry in reversed(missing):
+        sync_folder(entry.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Remove what a crash left half written; nobody else may be writing there."""
+    for path in folder.glob(f"*{PARTIAL_SUFFIX}"):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Say what can't be written instead of raising ``OSError``.
+
+    Raises:
+        StorageError: an ``OSError`` was raised inside.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"can't write {path}: {reason}; make room or choose another folder, then resume") from error
