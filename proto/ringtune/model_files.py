@@ -40,6 +40,7 @@ __all__ = [
     "INDEX_FILE",
     "WEIGHTS_FILE",
     "TensorInfo",
+    "base_name",
     "base_tensors",
     "check_job",
     "model_facts",
@@ -115,7 +116,7 @@ def base_tensors(
     """
     folder = Path(folder)
     family = FAMILIES[config["model_type"]]
-    found = {_base_name(name, family): stored for name, stored in read_headers(folder).items()}
+    found = {base_name(name, family): stored for name, stored in read_headers(folder).items()}
     tensors: dict[str, StoredTensor] = {}
     for name, shape in _expected(family, config, with_decoder).items():
         if name not in found and name in family.optional:
@@ -247,8 +248,8 @@ def _config_value(path: Path, key: str, spec: ConfigKey, values: Mapping[str, An
     return value
 
 
-def _base_name(name: str, family: Family) -> str:
-    """The name in the base model: without prefix, and as it is written today."""
+def base_name(name: str, family: Family) -> str:
+    """The name in the base model of a tensor in a file: without prefix, and as it is written today."""
     name = name.removeprefix(family.prefix)
     for old, new in _LEGACY_ENDS.items():
         if name.endswith(old):
