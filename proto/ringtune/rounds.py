@@ -241,7 +241,7 @@ class Rounds:
         self._last_granted: Turn | None = None
         self._is_exhausted = False
         self._reported_items: dict[int, int] = {}
-        self._evaluation: dict[str, float] = {}
+        self._evaluation: dict[int, tuple[tuple[str, float], ...]] = {}
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take one event at time ``now_s`` (monotonic seconds), answer with commands in order."""
@@ -366,8 +366,7 @@ class Rounds:
         self._reported_items[turn.index] += 1
         commands.append(LogStep(turn, event.seq, event.step, depth(self._made_plan, event.step), event.values))
         if turn.kind is StepKind.EVALUATE:
-            for name, value in event.values:
-                self._evaluation[name] = self._evaluation.get(name, 0.0) + value
+            self._evaluation[event.seq] = event.values
         self._grant_ahead(commands)
 
     def _on_turn_done(self, node: str, index: int, now_s: float, commands: list[Command]) -> None:
@@ -386,7 +385,7 @@ class Rounds:
             self._grant_ahead(commands)
             following = self._open.get(first + 1)
             if turn.kind is StepKind.EVALUATE and (following is None or following.kind is not StepKind.EVALUATE):
-                commands.append(LogEvaluation(turn.end_step, tuple(sorted(self._evaluation.items()))))
+                commands.append(LogEvaluation(turn.end_step, _summed(self._evaluation)))
                 self._evaluation = {}
         self._end_training(now_s, commands)
 
@@ -442,3 +441,12 @@ class Rounds:
         nodes = ", ".join(sorted(self._turn_waits[first]))
         waited = f"waited {_TRAINING_PATIENCE * self._wait_s:g} s"
         return f"{waited} for turn {first} of node {turn.owner} (from step {turn.first_step}): not done by {nodes}"
+
+
+def _summed(values: Mapping[int, tuple[tuple[str, float], ...]]) -> tuple[tuple[str, float], ...]:
+    """Sums by name, added in the order of ``seq``: arrival must not change the last bits."""
+    sums: dict[str, float] = {}
+    for seq in sorted(values):
+        for name, value in values[seq]:
+            sums[name] = sums.get(name, 0.0) + value
+    return tuple(sorted(sums.items()))

@@ -154,3 +154,21 @@ def test_rounds_every_phase_sets_its_deadline() -> None:
     timers.append(rounds.handle(rd.Prepared("a"), 3.0) + rounds.handle(rd.Prepared("b"), 3.0))
     found = [[command.at_s for command in commands if isinstance(command, SetTimer)] for commands in timers]
     assert found == [[11.0], [12.0], [18.0]]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
+def test_rounds_evaluation_is_summed_in_the_order_of_items(order: list[int]) -> None:
+    """Whichever owner reports first, the sums are bit-equal, and a repeated report counts once."""
+    rounds = trained_rounds(items_ahead=100)
+    turns = [turn for turn in turn_sequence(PLAN) if turn.kind is StepKind.EVALUATE]
+    seqs = [turn.first_seq for turn in turns] + [turns[-1].first_seq]
+    losses = [0.1, 1e17, 1e17]
+    for index in order:
+        turn = turns[min(index, len(turns) - 1)]
+        values = (("loss_sum", losses[index]),)
+        rounds.handle(rd.StepReported(turn.owner, seqs[index], 8, "evaluate", values), 1.0)
+    log: list[rd.Command] = []
+    for turn in turn_sequence(PLAN):
+        for node in ("a", "b"):
+            log += rounds.handle(rd.TurnReported(node, turn.index), 1.0)
+    assert [entry.values for entry in log if isinstance(entry, rd.LogEvaluation)] == [(("loss_sum", 0.1 + 1e17),)]
