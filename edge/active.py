@@ -14,9 +14,11 @@ from typing import Any, Protocol
 from edge.memory_budget import give_memory_back
 from edge.reporter import Reporter
 from edge.run import AgentRun
+from edge.saver import Saver
 from ringtune.errors import FrameError, InterruptedRunError, RingTuneError, error_from_name
 from ringtune.plan import Plan
 from ringtune.schedule import Payload
+from ringtune.turns import StartPoint
 
 _LOG = logging.getLogger(__name__)
 # When a run fails or is stopped, all nodes are released one after another; a peer that was first closes its
@@ -55,9 +57,11 @@ class ActiveRun:
     node: str
     plan_epoch: int
     plan: Plan
+    start: StartPoint | None = None
     is_collected: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
     executor: Any = None
+    saver: Saver | None = None
     links: dict[str, Any] = field(default_factory=dict)
     run: AgentRun | None = None
     reporter: Reporter | None = None
@@ -139,6 +143,8 @@ class ActiveRun:
 
     def drop(self) -> None:
         """Let go of everything; on the compute thread, after the loop has ended."""
-        self.executor = self.run = self.reporter = None
+        if self.saver is not None:
+            self.saver.close()
+        self.executor = self.run = self.reporter = self.saver = None
         self.links.clear()
         give_memory_back()

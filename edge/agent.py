@@ -25,13 +25,14 @@ from edge.active import ActiveRun
 from edge.options import AgentOptions, is_loopback
 from edge.reporter import Reporter
 from edge.run import AgentRun, Link
+from edge.saver import GoesOn, ShardAsked, check_shards, open_saver
 from edge.threads import ComputeThread
 from ringtune.errors import ConnectionFailedError, FrameError, IntegrityError, RingTuneError
 from ringtune.file_chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
 from ringtune.job import Job, parse_job
 from ringtune.plan import Plan
 from ringtune.schedule import links as plan_links
-from ringtune.turns import Turn
+from ringtune.turns import StartPoint, Turn
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -135,8 +136,9 @@ class Agent:
         job_toml: str,
         addresses: Mapping[str, str],
         timeout_s: float,
+        goes_on: GoesOn | None = None,
     ) -> int:
-        """Build the slice and open the links.
+        """Build the slice and open the links; with ``goes_on`` load the shard of a checkpoint.
 
         Returns:
             Bytes of weights that were materialised.
@@ -145,17 +147,20 @@ class Agent:
             PlanError: the plan is not readable or does not have this node.
             ConnectionFailedError: a peer can't be reached.
             InterruptedRunError: the run was released meanwhile.
+            IntegrityError: the shard is missing or damaged.
+            StorageError: the folder for shards can't be used.
         """
         deadline_s = time.monotonic() + timeout_s
         self._release_other("")
         plan = _plan(plan_json)
         job = self._job(run_id, job_toml)
-        active = ActiveRun(run_id, self._options.name, plan_epoch, plan)
+        start = StartPoint.of(plan, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
+        active = ActiveRun(run_id, self._options.name, plan_epoch, plan, start)
         with self._lock:
             self._active = active
         _LOG.info("run %s begins, blocks %s", run_id, _blocks(plan, self._options.name))
         try:
-            self._build(active, job, deadline_s)
+            self._build(active, job, deadline_s, goes_on)
             self._open_links(active, addresses, deadline_s)
             self._start(active, job)
             active.check_wanted()
@@ -180,13 +185,29 @@ class Agent:
             )
             run.call(lambda: executor.load_saved(folder), timeout_s=timeout_s, what="the saved adapter to be loaded")
 
-    def grant(self, run_id: str, plan_epoch: int, turns: Sequence[Turn]) -> None:
-        """Work on these turns.
+    def check_shards(self, run_id: str, asked: Sequence[ShardAsked], *, timeout_s: float) -> list[str]:
+        """What is wrong with each of these shards of ``run_id`` here; empty = intact.
+
+        Raises:
+            BusyError: another process uses this node's folder.
+        """
+        name, state = self._options.name, self._options.state
+        return self._compute.call(
+            lambda: check_shards(state, name, run_id, asked, timeout_s=timeout_s),
+            timeout_s=timeout_s,
+            what=f"node {name} to check its shards",
+        )
+
+    def grant(self, run_id: str, plan_epoch: int, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
+        """Work on these turns; shards of steps before ``keep_from_step`` are not needed any more.
 
         Raises:
             FrameError: this run or plan is not the one that is prepared here.
         """
-        self._of(run_id, plan_epoch)[1].grant(turns)
+        run = self._of(run_id, plan_epoch)[1]
+        run.grant(turns)
+        if keep_from_step:
+            run.keep_shards_from(keep_from_step)
 
     def collect(self, run_id: str, *, with_head: bool, with_private: bool, timeout_s: float) -> dict[str, bytes]:
         """The trained tensors and this node's totals, as files by name.
@@ -240,7 +261,7 @@ class Agent:
 
     # ---- parts of prepare -------------------------------------------------------------------------
 
-    def _build(self, active: ActiveRun, job: Job, deadline_s: float) -> None:
+    def _build(self, active: ActiveRun, job: Job, deadline_s: float, goes_on: GoesOn | None) -> None:
         def work() -> None:
             active.check_wanted()
             memory_budget.reset_peak()
@@ -254,6 +275,16 @@ class Agent:
             active.executor = workshop.build(
                 self._options, job, active.plan, dataset if data_run == active.run_id else None
             )
+            active.saver = open_saver(
+                self._options.state,
+                active.plan,
+                active.node,
+                goes_on.run_id if goes_on else active.run_id,
+                is_resumed=goes_on is not None,
+                timeout_s=deadline_s - time.monotonic(),
+            )
+            if goes_on is not None and active.saver is not None:
+                active.saver.load(goes_on.shard.step, goes_on.shard.sha256, active.executor)
 
         left_s = deadline_s - time.monotonic()
         self._compute.call(work, timeout_s=left_s, what=f"node {self._options.name} to build its slice")
@@ -305,6 +336,8 @@ class Agent:
             reports=active.reporter,
             wait_s=job.runtime.wait_s,
             record=job.runtime.record,
+            start=active.start,
+            saver=active.saver,
         )
         self._compute.submit(active.run.loop)
 

@@ -28,6 +28,12 @@ def node(
     model: Annotated[
         Path | None, typer.Option(help="Model folder on this device; replaces the job's model.path.")
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where this node keeps its parts of checkpoints. Default: ~/.local/state/ringtune/NAME."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int, typer.Option(help="Compute threads; 0 = as the job says, or all cores.")] = 0,
     memory: Annotated[
@@ -51,18 +57,22 @@ def node(
     """
     from importlib.util import find_spec
 
+    from edge.checkpoints import default_state
     from edge.options import AgentOptions, default_name, parse_share
     from edge.process import run_agent
     from ringtune.errors import UsageError
+    from ringtune.ids import check_node_name
     from ringtune.units import parse_bytes
 
     logging.getLogger("edge").setLevel(logging.INFO)  # a device's log tells what it takes part in
     missing = [module for module in ("torch", "transformers", "adapters") if find_spec(module) is None]
     if missing:
         raise UsageError(f"a node needs {', '.join(missing)}, not installed here; run: pip install 'ringtune[node]'")
+    name = name or default_name()
     options = AgentOptions(
         coordinator=coordinator,
-        name=name or default_name(),
+        name=name,
+        state=state or default_state(check_node_name(name)),
         bind=bind,
         advertise=advertise,
         data=data,

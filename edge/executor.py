@@ -10,7 +10,7 @@ What was handed out or used up is dropped at once, so a frozen slice holds nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from edge.model.loading import load_saved
 from edge.model.optimizers import apply_update
 from edge.model.owner import OwnerParts
 from edge.model.saving import adapter_folder
+from edge.model.shard import load_shard, to_shard
 from ringtune.errors import PlanError
 from ringtune.job import Job
 from ringtune.learning_rate import learning_rate
@@ -63,6 +64,7 @@ class NodeExecutor:
         device: str = "cpu",
     ) -> None:
         self._plan = plan
+        self._slice = plan.slice_of(node)
         self._job = job
         self._dataset = dataset if plan.owner(node) else None
         self._hosted: Hosted = host(plan, node, job, model_folder, dataset, device=torch.device(device))
@@ -256,6 +258,29 @@ class NodeExecutor:
 
     def adapter_files(self, *, with_head: bool, with_private: bool = False) -> dict[str, bytes]:
         """This node's part of the AdapterHub folder.
+
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
+        """What a checkpoint needs of this node: trained tensors, moments, step counts.
+
+        Args:
+            metadata: says what it is of.
+            with_head: also the head; ask the owner that holds it.
+        """
+        head = self.head_blob() if with_head else None
+        return to_shard(self._trained(), self._hosted.optimizer, head, metadata)
+
+    def load_shard(self, data: bytes, metadata: Mapping[str, str]) -> None:
+        """Go on from what ``shard`` gave.
+
+        Raises:
+            IntegrityError: unreadable, of something else, or it does not fit this node's slice.
+        """
+        head = load_shard(data, self._trained(), self._hosted.optimizer, metadata)
+        if head is not None:
+            self.load_head_blob(head)
+
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        return self._hosted.blocks.parameters(self._slice.start, self._slice.stop)
 
         Args:
             with_head: also the head and both configs; ask the node that holds the newest head.

@@ -29,6 +29,7 @@ class AgentOptions:
         device: one of ``DEVICES``.
         memory_bytes: budget for a run; 0 = found out.
         model: folder that replaces the job's ``model.path``; None = as the job says.
+        state: folder for this node's parts of checkpoints; None = it can't keep any.
         insecure: whether to talk beyond this machine without encryption.
         watch_parent: end when the standard input ends.
         join_s: how long to try to reach the coordinator, seconds.
@@ -46,6 +47,7 @@ class AgentOptions:
     memory_bytes: int = 0
     model: Path | None = None
     insecure: bool = False
+    state: Path | None = None
     watch_parent: bool = False
     join_s: float = 30.0
 

@@ -21,15 +21,16 @@ from ringtune.engine import NodeEngine
 from ringtune.errors import IntegrityError, RingTuneError
 from ringtune.plan import Plan
 from ringtune.schedule import Action, Op
-from ringtune.turns import StepKind, Turn
+from ringtune.turns import StartPoint, StepKind, Turn
 
 _FORMAT = 1
 _EVENTS: dict[str, Any] = {cls.__name__: cls for cls in ev.Event.__args__}
 
 
-def header_line(plan: Plan, node: str, wait_s: float) -> str:
+def header_line(plan: Plan, node: str, wait_s: float, start: StartPoint | None = None) -> str:
     """The first line of a recording."""
-    return json.dumps({"recording": _FORMAT, "node": node, "plan_digest": plan.digest, "wait_s": wait_s})
+    header = {"recording": _FORMAT, "node": node, "plan_digest": plan.digest, "wait_s": wait_s}
+    return json.dumps(header | ({"start": dataclasses.asdict(start)} if start else {}))
 
 
 def record_line(now_s: float, event: ev.Event, commands: Sequence[ev.Command]) -> str:
@@ -125,4 +126,5 @@ def _engine_of(header: dict[str, Any], plan: Plan, node: str) -> NodeEngine:
     if header.get("node") != node or header.get("plan_digest") != plan.digest:
         said = f"node {header.get('node')}, plan {str(header.get('plan_digest'))[:12]}"
         raise IntegrityError(f"the recording is of {said}, not of node {node}, plan {plan.digest[:12]}; take the other")
-    return NodeEngine(plan, node, wait_s=float(header["wait_s"]))
+    start = StartPoint.of(plan, **header["start"]) if "start" in header else None
+    return NodeEngine(plan, node, wait_s=float(header["wait_s"]), start=start)

@@ -17,6 +17,7 @@ import grpc
 
 from edge.recorder import record_line
 from ringtune import events as ev
+from ringtune.checkpoint import Shard
 from ringtune.schedule import Action
 from ringtune.table import format_action
 from ringtune.v1 import control_pb2
@@ -40,6 +41,14 @@ class TurnDone(NamedTuple):
     """All actions of a turn are done here."""
 
     turn: int
+
+
+class ShardSaved(NamedTuple):
+    """This node's shard of a checkpoint is on its disk."""
+
+    turn: int
+    step: int
+    shard: Shard
 
 
 class Sent(NamedTuple):
@@ -87,7 +96,7 @@ class Flushed(NamedTuple):
     event: threading.Event
 
 
-Entry = StepDone | TurnDone | Sent | Spanned | Handled | HeaderLine | Failed | Flushed
+Entry = StepDone | TurnDone | ShardSaved | Sent | Spanned | Handled | HeaderLine | Failed | Flushed
 
 
 class Reporter:
@@ -220,5 +229,7 @@ class Reporter:
                     step.values.add(name=name, value=value)
             case TurnDone(turn):
                 request.turns_done.append(turn)
+            case ShardSaved(turn, step, shard):
+                request.saved.add(turn=turn, step=step, sha256=shard.sha256, bytes=shard.size_bytes)
             case Failed(error, message, lost_peer) if not request.error:
                 request.error, request.message, request.lost_peer = error, message, lost_peer

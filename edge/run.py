@@ -24,11 +24,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from edge import reporter as rp
 from edge.recorder import header_line
 from ringtune import events as ev
+from ringtune.checkpoint import Shard
 from ringtune.engine import NodeEngine
-from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, error_from_name
+from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name
 from ringtune.plan import Plan
-from ringtune.schedule import Action, Payload
-from ringtune.turns import Turn
+from ringtune.schedule import Action, Op, Payload
+from ringtune.turns import StartPoint, Turn
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -62,6 +63,9 @@ class Executor(Protocol):
     def load_head_blob(self, data: bytes) -> None:
         """Replace the head."""
 
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
+        """This node's part of a checkpoint."""
+
 
 class Link(Protocol):
     """What the loop needs from a link to a peer; both sends return at once with the payload bytes."""
@@ -81,6 +85,16 @@ class Reports(Protocol):
 
     def put(self, entry: rp.Entry) -> None:
         """Queue an entry."""
+
+
+class Saver(Protocol):
+    """What the loop needs from ``edge.saver.Saver``."""
+
+    def save(self, step: int, executor: Executor, *, with_head: bool) -> Shard:
+        """Put this node's shard on the disk."""
+
+    def keep_from(self, step: int) -> None:
+        """Drop the shards of earlier steps."""
 
 
 class _Call(NamedTuple):
@@ -126,6 +140,8 @@ class AgentRun:
         reports: takes what the coordinator shall know.
         wait_s: longest time without progress, seconds.
         record: whether events and commands are reported as a recording.
+        start: where the run goes on; by default its very beginning.
+        saver: keeps shards of checkpoints; None = this node can't.
         clock: monotonic seconds.
     """
 
@@ -140,6 +156,8 @@ class AgentRun:
         reports: Reports,
         wait_s: float = 300.0,
         record: bool = False,
+        start: StartPoint | None = None,
+        saver: Saver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.totals = Totals()
@@ -151,7 +169,8 @@ class AgentRun:
         self._reports = reports
         self._record = record
         self._clock = clock
-        self._engine = NodeEngine(plan, node, wait_s=wait_s)
+        self._saver = saver
+        self._engine = NodeEngine(plan, node, wait_s=wait_s, start=start)
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
         self._tensors: dict[tuple[str, int, int, int], tuple[Any, Any]] = {}
         self._heads: dict[int, bytes] = {}
@@ -164,7 +183,7 @@ class AgentRun:
         self._stopping = threading.Event()
         self._ended = threading.Event()
         if record:
-            reports.put(rp.HeaderLine(header_line(plan, node, wait_s)))
+            reports.put(rp.HeaderLine(header_line(plan, node, wait_s, start)))
 
     # ---- from other threads -----------------------------------------------------------------------
 
@@ -172,6 +191,12 @@ class AgentRun:
         """Work on these turns; those that are known already are skipped."""
         for turn in turns:
             self._queue.put(ev.TurnGranted(turn))
+
+    def keep_shards_from(self, step: int) -> None:
+        """Shards of earlier steps are not needed any more; returns at once."""
+        saver = self._saver
+        if saver is not None:
+            self._queue.put(_Call(lambda: saver.keep_from(step), Future()))
 
     def on_tensor(self, payload: str, seq: int, micro: int, boundary: int, source: str, tensor: Any, mask: Any) -> None:
         """A checked tensor arrived."""
@@ -275,13 +300,22 @@ class AgentRun:
         action = self._handle(entry)
         while action is not None and not self._stopping.is_set() and not self._failed:
             start_s = self._clock()
-            values = self._executor.run(action)
+            values = self._save(action) if action.op is Op.SAVE else self._executor.run(action)
             end_s = self._clock()
             self.totals.actions += 1
             self.totals.busy_s += end_s - start_s
             self._reports.put(rp.Spanned(action, start_s, end_s))
             self._drain()
             action = self._handle(ev.ActionDone(action, values))
+
+    def _save(self, action: Action) -> tuple[tuple[str, float], ...]:
+        """Put a shard on the disk; the action is done only when it would survive a power cut."""
+        turn = next(turn for turn in self._turns.values() if turn.first_seq == action.seq)
+        if self._saver is None:
+            raise StorageError(f"node {self._node} has no folder for checkpoints; start it with --state DIR")
+        shard = self._saver.save(turn.first_step, self._executor, with_head=turn.owner == self._node)
+        self._reports.put(rp.ShardSaved(turn.index, turn.first_step, shard))
+        return ()
 
     def _drain(self) -> None:
         """Handle what came during an action; the engine starts nothing before it hears of the action's end."""

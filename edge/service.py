@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
+from edge.saver import GoesOn, ShardAsked
 from edge.wire.options import NodeServer, abort
 from ringtune.codec import turn_from_proto
 from ringtune.errors import RingTuneError
@@ -43,7 +44,19 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             context,
             lambda: self._agent.inspect(request.run_id, request.job_toml, request.measure, timeout_s=_left_s(context)),
         )
-        return control_pb2.InspectReply(facts_json=facts)
+        return control_pb2.InspectReply(
+            facts_json=facts, shards=_answer(context, lambda: self._shards(request, context))
+        )
+
+    def _shards(
+        self, request: control_pb2.InspectRequest, context: grpc.ServicerContext
+    ) -> list[control_pb2.ShardState]:
+        if not request.shards:
+            return []
+        asked = [ShardAsked(shard.step, shard.sha256) for shard in request.shards]
+        problems = self._agent.check_shards(request.checkpoint_run, asked, timeout_s=_left_s(context))
+        pairs = zip(asked, problems, strict=True)
+        return [control_pb2.ShardState(step=shard.step, problem=problem) for shard, problem in pairs]
 
     def Prepare(  # noqa: N802
         self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
@@ -58,6 +71,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
                 job_toml=request.job_toml,
                 addresses=dict(request.addresses),
                 timeout_s=_left_s(context),
+                goes_on=_goes_on(request),
             ),
         )
         return control_pb2.PrepareReply(hosted_bytes=hosted_bytes)
@@ -79,7 +93,10 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         _answer(
             context,
             lambda: self._agent.grant(
-                request.run_id, request.plan_epoch, tuple(turn_from_proto(turn) for turn in request.turns)
+                request.run_id,
+                request.plan_epoch,
+                tuple(turn_from_proto(turn) for turn in request.turns),
+                keep_from_step=request.keep_from_step,
             ),
         )
         return control_pb2.Empty()
@@ -104,6 +121,12 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         """Forget a run."""
         _answer(context, lambda: self._agent.release(request.run_id, request.reason or "released"))
         return control_pb2.Empty()
+
+
+def _goes_on(request: control_pb2.PrepareRequest) -> GoesOn | None:
+    if not request.HasField("shard"):
+        return None
+    return GoesOn(request.checkpoint_run, ShardAsked(request.shard.step, request.shard.sha256), request.start_holder)
 
 
 def collect_chunks(name: str, content: bytes) -> Iterator[control_pb2.CollectChunk]:

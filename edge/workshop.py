@@ -156,6 +156,7 @@ def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
         digest=active.plan.digest,
         node=active.node,
         compute_dtype=_DTYPES[job.model.dtype],
+        start=active.start,
     )
     servicer.expect(expectation, active)
 

@@ -20,12 +20,14 @@ from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, describe
 from edge.wire.tensors import wire_bytes
 from ringtune.errors import FrameError
 from ringtune.plan import Plan
-from ringtune.schedule import Op, Payload, item_legs, links
-from ringtune.turns import Item, Turn, items, turn_sequence
+from ringtune.schedule import Op, Payload, item_legs, links, lowest_with_graph
+from ringtune.turns import Item, StartPoint, Turn, items, turn_sequence
 from ringtune.v1 import ring_pb2
 
 MAX_BLOB_BYTES: Final = 1 << 30
 """Largest head with its moments, or probe."""
+
+_ITEMS_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +41,7 @@ class RunExpectation:
         digest: of the plan; a peer with another one is refused.
         node: the receiving node itself.
         compute_dtype: element type of the tensors handed to the sink.
+        start: where the run goes on; None = its very beginning.
         max_blob_bytes: largest head that is taken.
     """
 
@@ -48,6 +51,7 @@ class RunExpectation:
     digest: str
     node: str
     compute_dtype: torch.dtype = torch.float32
+    start: StartPoint | None = None
     max_blob_bytes: int = MAX_BLOB_BYTES
 
 
@@ -94,9 +98,13 @@ class FrameCheck:
         self._plan = expectation.plan
         self._source = source
         self._turns: list[Turn] = []
-        self._sequence = turn_sequence(self._plan)
+        self._start = expectation.start or StartPoint.of(self._plan)
+        self._sequence = turn_sequence(self._plan, start=self._start)
         self._window = (len(self._plan.owners) + 1) ** 2 + 1
         self._newest_turn = 0
+        self._part = (-1, -1)
+        self._items: tuple[Item, ...] = ()
+        self._routes: dict[tuple[str, StepKind, int], frozenset[tuple[int, str]]] = {}
         self._seen: dict[int, set[tuple[str, int, int, int]]] = {}
         self._outstanding: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -147,7 +155,7 @@ class FrameCheck:
         if kind == PROBE:
             return
         turn = self._turn(header.seq, header)
-        before = self._turns[turn.index - 1].owner if turn.index else ""
+        before = self._turns[turn.index - 1].owner if turn.index else self._start.holder
         if (before, turn.owner) != (self._source, self._expectation.node):
             raise FrameError(
                 f"{describe(header)} came to node {self._expectation.node}, but that turn's head goes from node "
@@ -160,9 +168,7 @@ class FrameCheck:
 
     def _admit_tensor(self, header: ring_pb2.FrameHeader, kind: str) -> None:
         turn, item = self._item(header)
-        legs = item_legs(self._plan, item, self._expectation.node)
-        wanted = (Op.RECEIVE, header.boundary, 0, self._source, kind)
-        if wanted not in legs:
+        if (header.boundary, kind) not in self._foreseen(item):
             raise FrameError(
                 f"{describe(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
             )
@@ -171,6 +177,16 @@ class FrameCheck:
         if kind == Payload.HIDDEN:
             self._take_credit(header)
         self._remember(turn, header, kind)
+
+    def _foreseen(self, item: Item) -> frozenset[tuple[int, str]]:
+        """The (boundary, payload) that the source sends here for each micro-batch of this item."""
+        lowest = lowest_with_graph(self._plan, item.kind, item.step)
+        key = (item.owner, item.kind, lowest)
+        if key not in self._routes:
+            legs = item_legs(self._plan, item, self._expectation.node)
+            receives = (leg for leg in legs if leg.op is Op.RECEIVE and leg.peer == self._source)
+            self._routes[key] = frozenset((leg.start, leg.payload) for leg in receives)
+        return self._routes[key]
 
     def _check_shape(self, header: ring_pb2.FrameHeader, item: Item, kind: str) -> None:
         plan = self._plan
@@ -205,21 +221,31 @@ class FrameCheck:
         return self._turns[index]
 
     def _item(self, header: ring_pb2.FrameHeader) -> tuple[Turn, Item]:
+        turn = self._turn(self._position(header), header)
+        offset = header.seq - turn.first_seq
+        part = offset // _ITEMS_AT_ONCE
+        if self._part != (turn.index, part):
+            self._part, self._items = (turn.index, part), self._expand(turn, part * _ITEMS_AT_ONCE)
+        return turn, self._items[offset % _ITEMS_AT_ONCE]
+
+    def _position(self, header: ring_pb2.FrameHeader) -> int:
+        """The index of the turn that the item belongs to."""
         self._extend(self._newest_turn + self._window)
-        position = bisect.bisect_right(self._turns, header.seq, key=lambda turn: turn.first_seq) - 1
+        position = bisect.bisect_right(self._turns, header.seq, key=_first_seq) - 1
         if position < 0 or header.seq >= self._turns[position].end_seq:
             raise FrameError(f"{describe(header)} is of no turn near turn {self._newest_turn} that is on now")
-        turn = self._turn(position, header)
-        offset = header.seq - turn.first_seq
-        steps = offset if turn.kind.has_update else 0
-        single = dataclasses.replace(
+        return position
+
+    def _expand(self, turn: Turn, start: int) -> tuple[Item, ...]:
+        """Some items of a turn, from its ``start``-th on: a turn may be long."""
+        part = dataclasses.replace(
             turn,
-            first_seq=header.seq,
-            num_items=1,
-            first_step=turn.first_step + steps,
-            first_batch=turn.first_batch + offset,
+            first_seq=turn.first_seq + start,
+            num_items=min(_ITEMS_AT_ONCE, turn.num_items - start),
+            first_step=turn.first_step + (start if turn.kind.has_update else 0),
+            first_batch=turn.first_batch + start,
         )
-        return turn, items(self._plan, single)[0]
+        return items(self._plan, part)
 
     def _extend(self, index: int) -> None:
         while len(self._turns) <= index:
@@ -242,3 +268,7 @@ class FrameCheck:
 
 def _key(header: ring_pb2.FrameHeader, kind: str) -> tuple[str, int, int, int]:
     return (kind, header.seq, header.micro, header.boundary)
+
+
+def _first_seq(turn: Turn) -> int:
+    return turn.first_seq

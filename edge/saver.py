@@ -1,0 +1,159 @@
+"""One run's shards at one node: what they are called, what they are of, and the lock while the run goes on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from edge.checkpoints import LOCK_WAIT_S, StateFolder
+from ringtune.checkpoint import Shard
+from ringtune.errors import BusyError, IntegrityError, StorageError, UsageError
+from ringtune.plan import Plan
+
+_LOG = logging.getLogger(__name__)
+_NO_FOLDER = "has no folder for checkpoints; start it with --state DIR"
+
+
+class Saves(Protocol):
+    """The part of ``edge.executor.NodeExecutor`` that a checkpoint needs."""
+
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
+        """This node's part of it."""
+
+
+class Loads(Protocol):
+    """The part of ``edge.executor.NodeExecutor`` that goes on from a checkpoint."""
+
+    def load_shard(self, data: bytes, metadata: Mapping[str, str]) -> None:
+        """Go on from it."""
+
+
+class Saver:
+    """Saves and loads the shards of a run; holds the lock of the node's folder until closed.
+
+    Args:
+        folder: of the node.
+        run_id: under which the shards are kept; the first run's, if it was resumed.
+        plan: of the run.
+        node: this node.
+        timeout_s: how long to wait for the folder.
+
+    Raises:
+        BusyError: another process has the folder.
+        StorageError: it can't be used.
+    """
+
+    def __init__(self, folder: Path, run_id: str, plan: Plan, node: str, *, timeout_s: float = LOCK_WAIT_S) -> None:
+        self._run_id = run_id
+        self._plan_digest = plan.digest
+        self._node = node
+        self._state = StateFolder(folder, timeout_s=timeout_s)
+        try:
+            self._shards = self._state.run(run_id)
+            self._state.drop_old_runs(run_id)
+        except BaseException:
+            self._state.close()
+            raise
+
+    def save(self, step: int, executor: Saves, *, with_head: bool) -> Shard:
+        """Put this node's shard on the disk.
+
+        Raises:
+            StorageError: no room; earlier shards are intact.
+        """
+        content = executor.shard(self._metadata(step), with_head=with_head)
+        return self._shards.write(step, content, node=self._node)
+
+    def load(self, step: int, sha256: str, executor: Loads) -> None:
+        """Go on from a shard.
+
+        Raises:
+            IntegrityError: it is missing, damaged, or of something else; names it.
+        """
+        content = self._shards.read(step, sha256, node=self._node)
+        try:
+            executor.load_shard(content, self._metadata(step))
+        except IntegrityError as error:
+            raise IntegrityError(f"node {self._node}, {self._shards.path(step)}: {error}") from error
+
+    def keep_from(self, step: int) -> None:
+        """Drop the shards of earlier steps."""
+        self._shards.keep_from(step)
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        self._state.close()
+
+    def _metadata(self, step: int) -> dict[str, str]:
+        return {"run_id": self._run_id, "plan_digest": self._plan_digest, "node": self._node, "step": str(step)}
+
+
+class ShardAsked(NamedTuple):
+    """A node's shard of a checkpoint, as the manifest names it."""
+
+    step: int
+    sha256: str
+
+
+class GoesOn(NamedTuple):
+    """What a resumed run goes on from.
+
+    Attributes:
+        run_id: the run that wrote the shard; further ones are kept with it.
+        shard: this node's.
+        holder: the owner that has the head.
+    """
+
+    run_id: str
+    shard: ShardAsked
+    holder: str
+
+
+def open_saver(
+    state: Path | None, plan: Plan, node: str, run_id: str, *, is_resumed: bool, timeout_s: float
+) -> Saver | None:
+    """The saver of a run; None if this node can't save and the plan does not ask for it.
+
+    Args:
+        state: the node's folder, None = it was given none.
+        plan: of the run.
+        node: this node.
+        run_id: under which shards are kept.
+        is_resumed: whether there is a shard to be loaded.
+        timeout_s: how long to wait for the folder.
+
+    Raises:
+        UsageError: a folder is needed and there is none.
+        BusyError: another process has the folder.
+        StorageError: it can't be used.
+    """
+    is_needed = is_resumed or plan.checkpoint_every > 0
+    if state is None:
+        if is_needed:
+            raise UsageError(f"node {node} {_NO_FOLDER}")
+        return None
+    try:
+        return Saver(state, run_id, plan, node, timeout_s=timeout_s)
+    except (BusyError, StorageError) as error:
+        if is_needed:
+            raise
+        _LOG.warning("node %s can't save if this run is interrupted: %s", node, error)
+        return None
+
+
+def check_shards(
+    state: Path | None, node: str, run_id: str, asked: Sequence[ShardAsked], *, timeout_s: float
+) -> list[str]:
+    """What is wrong with each of these shards; empty = intact.
+
+    Raises:
+        BusyError: another process has the folder.
+        StorageError: it can't be used.
+    """
+    if state is None:
+        return [f"node {node} {_NO_FOLDER}"] * len(asked)
+    with StateFolder(state, timeout_s=timeout_s) as folder:
+        shards = folder.run(run_id)
+        return [shards.problem(entry.step, entry.sha256, node=node) for entry in asked]
