@@ -256,9 +256,6 @@ class NodeExecutor:
         """
         self._owner(None)[0].load_blob(data)
 
-    def adapter_files(self, *, with_head: bool, with_private: bool = False) -> dict[str, bytes]:
-        """This node's part of the AdapterHub folder.
-
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
         """What a checkpoint needs of this node: trained tensors, moments, step counts.
 
@@ -281,6 +278,9 @@ class NodeExecutor:
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         return self._hosted.blocks.parameters(self._slice.start, self._slice.stop)
+
+    def adapter_files(self, *, with_head: bool, with_private: bool = False) -> dict[str, bytes]:
+        """This node's part of the AdapterHub folder.
 
         Args:
             with_head: also the head and both configs; ask the node that holds the newest head.

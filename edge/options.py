@@ -28,8 +28,8 @@ class AgentOptions:
         threads: compute threads; 0 = as the job says, or all cores.
         device: one of ``DEVICES``.
         memory_bytes: budget for a run; 0 = found out.
-        model: folder that replaces the job's ``model.path``; None = as the job says.
         state: folder for this node's parts of checkpoints; None = it can't keep any.
+        model: folder that replaces the job's ``model.path``; None = as the job says.
         insecure: whether to talk beyond this machine without encryption.
         watch_parent: end when the standard input ends.
         join_s: how long to try to reach the coordinator, seconds.
@@ -45,9 +45,9 @@ class AgentOptions:
     threads: int = 0
     device: str = "auto"
     memory_bytes: int = 0
+    state: Path | None = None
     model: Path | None = None
     insecure: bool = False
-    state: Path | None = None
     watch_parent: bool = False
     join_s: float = 30.0
 
