@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,6 +19,7 @@ import grpc
 from ringtune.channel_options import CLIENT_OPTIONS
 from ringtune.codec import error_of_status, turn_to_proto
 from ringtune.errors import ConnectionFailedError, DeadlineError, IntegrityError, PeerLostError, RingTuneError
+from ringtune.file_chunks import ADAPTER_FILES, cut_folder
 from ringtune.turns import Turn
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -66,12 +68,26 @@ class AgentCalls:
         *,
         timeout_s: float,
         on_result: Callable[[int], None],
+        saved: Path | None = None,
     ) -> None:
-        """Hand over the plan; the answer is the bytes of weights that the node hosts."""
+        """Hand over the plan, and a saved adapter to begin with; the answer is the bytes that the node hosts."""
         request = control_pb2.PrepareRequest(
             run_id=self._run_id, plan_epoch=0, plan_json=plan_json, job_toml=job_toml, addresses=dict(addresses)
         )
-        self._submit(lambda: on_result(self._unary(self._stub.Prepare, request, timeout_s).hosted_bytes))
+
+        def work() -> None:
+            reply = self._unary(self._stub.Prepare, request, timeout_s)
+            if saved is not None:
+                self._track(self._stub.Load.future(self._load_chunks(saved), timeout=timeout_s)).result()
+            on_result(reply.hosted_bytes)
+
+        self._submit(work)
+
+    def _load_chunks(self, folder: Path) -> Iterator[control_pb2.LoadChunk]:
+        run_id = self._run_id
+        for chunk in cut_folder(folder, ADAPTER_FILES):
+            yield control_pb2.LoadChunk(run_id=run_id, file=chunk)
+            run_id = ""  # the first one says it for all
 
     def grant(self, turns: Sequence[Turn]) -> None:
         """Let the node work on turns."""

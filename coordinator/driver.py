@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from coordinator.agent_calls import AgentCalls
 from coordinator.answers import Answer, Facts, Files, Hosted, Reported, read_facts, read_object
 from coordinator.blame import Blame
+from coordinator.evaluation_request import Evaluation
 from coordinator.outbox import Outbox
 from coordinator.planning import Planned, make_plan
 from coordinator.recruiting import Members, choose, lost_message, too_few
@@ -30,6 +31,7 @@ from coordinator.registry import Member
 from coordinator.result_files import adapter_folder
 from coordinator.run_books import RunBooks
 from coordinator.run_files import send_file
+from coordinator.run_status import StatusBoard
 from ringtune import rounds
 from ringtune.codec import numbers_from_proto
 from ringtune.errors import (
@@ -59,6 +61,7 @@ class RunRequest(NamedTuple):
     num_nodes: int
     join_s: float
     measure: bool = True
+    evaluation: Evaluation | None = None
 
 
 _Entry = rounds.Event | Answer
@@ -73,6 +76,9 @@ class RunDriver:
         members: who is there.
         lease_s: a node that was not heard of for so long is lost.
         on_end: called once, when every node is released.
+
+    Attributes:
+        board: where the run stands.
     """
 
     def __init__(
@@ -88,7 +94,7 @@ class RunDriver:
         self._started_s = time.monotonic()
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
         self._outbox = Outbox()
-        self._emit = self._outbox.emit
+        self.board = StatusBoard(run_id)
         self._rounds = rounds.Rounds(self._plan, plan_only=request.plan_only, wait_s=request.job.runtime.wait_s)
         self._timers: dict[str, float] = {}
         self._addresses: dict[str, str] = {}
@@ -142,6 +148,10 @@ class RunDriver:
     def events(self) -> Iterator[control_pb2.RunEvent]:
         """What happens, until the run is over."""
         return self._outbox.events()
+
+    def _emit(self, event: control_pb2.RunEvent) -> None:
+        self.board.take(event)
+        self._outbox.emit(event)
 
     # ---- the run's thread -------------------------------------------------------------------------
 
@@ -278,7 +288,12 @@ class RunDriver:
             case rounds.Prepare(node, plan):
                 plan_json, addresses = json.dumps(plan.to_json()), {name: self._addresses[name] for name in plan.nodes}
                 self._calls[node].prepare(
-                    plan_json, self._job_toml, addresses, timeout_s=wait_s, on_result=self._put_hosted(node)
+                    plan_json,
+                    self._job_toml,
+                    addresses,
+                    timeout_s=wait_s,
+                    on_result=self._put_hosted(node),
+                    saved=self._request.evaluation.folder if self._request.evaluation else None,
                 )
             case rounds.Grant(turns):
                 for node in self._require_plan().plan.nodes:
@@ -324,9 +339,12 @@ class RunDriver:
     def _plan(self, facts: Mapping[str, Any]) -> Plan:
         """The planner of the state machine: also tells the submitter and opens the books."""
         self._enter("planning")  # the state machine says so only after its planner has answered
+        evaluation = self._request.evaluation
+        if evaluation is not None:
+            facts = evaluation.narrow(facts)
         profile = Profile(nodes=tuple(facts[node] for node in sorted(facts)))
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
-        self._planned = planned = make_plan(self._job, facts)
+        self._planned = planned = make_plan(self._job, facts, evaluation_only=evaluation is not None)
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(planned.plan.to_json())))
         self._books = RunBooks(planned.plan, self._job, self._emit)
         return planned.plan
@@ -345,8 +363,9 @@ class RunDriver:
         for node, files in self._files.items():
             totals = read_object(files.get("totals.json", b""), f"totals.json of node {node}")
             self._books.ledger.add_totals(node, totals)
-        for name, content in sorted(adapter_folder(self._files).items()):
-            send_file(f"adapter/{name}", content, self._emit)
+        if self._request.evaluation is None:
+            for name, content in sorted(adapter_folder(self._files).items()):
+                send_file(f"adapter/{name}", content, self._emit)
         report = self._books.ledger.report(
             run_id=self.run_id,
             wall_s=time.monotonic() - self._started_s,

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -93,14 +93,28 @@ class LocalNodes:
         coordinator: ``host:port`` that they join.
         logs: folder for what they print.
         on_exit: called if one ends by itself.
+        names: of the agents; by default those of ``node_name``.
+        options: further options of each agent.
     """
 
-    def __init__(self, setup: LocalSetup, job: Job, coordinator: str, *, logs: Path, on_exit: OnExit) -> None:
+    def __init__(
+        self,
+        setup: LocalSetup,
+        job: Job,
+        coordinator: str,
+        *,
+        logs: Path,
+        on_exit: OnExit,
+        names: Sequence[str] = (),
+        options: Sequence[str] = (),
+    ) -> None:
         self._setup = setup
         self._job = job
         self._coordinator = coordinator
         self._logs = logs
         self._on_exit = on_exit
+        self._names = tuple(names) or tuple(node_name(index, setup.num_nodes) for index in range(setup.num_nodes))
+        self._options = tuple(options)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch-nodes", daemon=True)
@@ -129,7 +143,7 @@ class LocalNodes:
         return {name: process.pid for name, process in self._processes.items()}
 
     def _start(self, index: int) -> None:
-        name = node_name(index, self._setup.num_nodes)
+        name = self._names[index]
         command = [sys.executable, "-P", "-m", "edge", *self._arguments(index, name)]
         threads = str(self._setup.threads)
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
@@ -151,7 +165,7 @@ class LocalNodes:
             arguments += ["--data", self._job.data.train, "--share", f"{index}/{self._setup.num_owners}"]
             if self._job.data.eval:
                 arguments += ["--eval-data", self._job.data.eval]
-        return arguments
+        return [*arguments, *self._options]
 
     def _watch(self) -> None:
         while not self._stopping.wait(_POLL_S):

@@ -7,25 +7,31 @@ from __future__ import annotations
 
 import logging
 import secrets
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 import grpc
 
 from coordinator.addresses import require_private
 from coordinator.driver import RunDriver, RunRequest
+from coordinator.evaluation_request import Evaluation
 from coordinator.registry import Member, Registry
+from coordinator.run_status import StatusBoard
 from ringtune import __version__
 from ringtune.codec import status_of_error
 from ringtune.errors import BusyError, FrameError, JobError, RingTuneError, UsageError
+from ringtune.file_chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
 from ringtune.ids import check_node_name, make_run_id
 from ringtune.job import Job, parse_job
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
+_UPLOAD_S = 600.0
 
 
 class Coordinator:
@@ -46,6 +52,7 @@ class Coordinator:
         self._lock = threading.Lock()
         self._registry = Registry(lease_s)
         self._driver: RunDriver | None = None
+        self._board: StatusBoard | None = None
 
     # ---- members ----------------------------------------------------------------------------------
 
@@ -106,8 +113,10 @@ class Coordinator:
 
     # ---- runs -------------------------------------------------------------------------------------
 
-    def run(self, job: Job, *, plan_only: bool, num_nodes: int, join_s: float) -> RunDriver:
-        """Start a run.
+    def run(
+        self, job: Job, *, plan_only: bool, num_nodes: int, join_s: float, evaluation: Evaluation | None = None
+    ) -> RunDriver:
+        """Start a run, or the evaluation of a saved adapter.
 
         Raises:
             BusyError: there is one already.
@@ -118,7 +127,7 @@ class Coordinator:
                 f"runtime.lease_s = {job.runtime.lease_s:g} is shorter than this coordinator's {self.lease_s:g}; "
                 f"start it with --lease {job.runtime.lease_s:g}"
             )
-        request = RunRequest(job=job, plan_only=plan_only, num_nodes=num_nodes, join_s=join_s)
+        request = RunRequest(job=job, plan_only=plan_only, num_nodes=num_nodes, join_s=join_s, evaluation=evaluation)
         with self._lock:
             if self._driver is not None:
                 raise BusyError(
@@ -127,9 +136,15 @@ class Coordinator:
             run_id = make_run_id(time.time(), secrets.token_bytes(4))
             driver = RunDriver(run_id, request, self, lease_s=job.runtime.lease_s, on_end=lambda: self._forget(driver))
             self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
-            self._driver = driver
+            self._driver, self._board = driver, driver.board
             driver.start()
         return driver
+
+    def run_status(self) -> control_pb2.RunStatus | None:
+        """Where the run stands, or how the last one ended; None before the first."""
+        with self._lock:
+            board = self._board
+        return board.read() if board else None
 
     def report(self, request: control_pb2.ReportRequest) -> None:
         """Pass a node's report to its run.
@@ -198,11 +213,16 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def Nodes(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.NodesReply:  # noqa: N802
         """List the members."""
         members = _answer(context, self._coordinator.members)
-        return control_pb2.NodesReply(
-            nodes=[
-                control_pb2.NodeEntry(joined=_joined(member), state=state, seen_s=seen_s, rss_bytes=member.rss_bytes)
-                for member, state, seen_s in members
-            ]
+        return control_pb2.NodesReply(nodes=[_entry(*member) for member in members])
+
+    def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:  # noqa: N802
+        """The run and the members."""
+        members = _answer(context, self._coordinator.members)
+        return control_pb2.StatusReply(
+            version=__version__,
+            now_unix_s=time.time(),
+            run=_answer(context, self._coordinator.run_status),
+            nodes=[_entry(*member) for member in members],
         )
 
     def Run(  # noqa: N802
@@ -218,10 +238,38 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
                 join_s=request.join_s,
             ),
         )
-        gone = "the submitter stopped the run or is gone"
-        if not context.add_callback(lambda: driver.stop(gone)):
-            driver.stop(gone)
-        yield from driver.events()
+        yield from _follow(driver, context)
+
+    def Evaluate(  # noqa: N802
+        self, request_iterator: Iterator[control_pb2.EvaluateInput], context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.RunEvent]:
+        """Evaluate a saved adapter; the same rules as for a run."""
+        with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
+            folder = Path(name)
+            too_slow = threading.Timer(_UPLOAD_S, context.cancel)
+            too_slow.daemon = True
+            too_slow.start()
+            try:
+                driver = _answer(context, lambda: self._evaluate(request_iterator, folder))
+            finally:
+                too_slow.cancel()
+            yield from _follow(driver, context)
+
+    def _evaluate(self, inputs: Iterator[control_pb2.EvaluateInput], folder: Path) -> RunDriver:
+        asked = next(inputs, control_pb2.EvaluateInput()).request
+        job = parse_job(asked.job_toml, source="the submitted job")
+        source = "the submitter"
+        files = (entry.file for entry in inputs)
+        write_files(files, folder, names=ADAPTER_FILES, max_bytes=MAX_ADAPTER_BYTES, source=source)
+        evaluation = Evaluation(owner=asked.owner, folder=folder)
+        return self._coordinator.run(job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)
+
+
+def _follow(driver: RunDriver, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
+    gone = "the submitter stopped the run or is gone"
+    if not context.add_callback(lambda: driver.stop(gone)):
+        driver.stop(gone)
+    yield from driver.events()
 
 
 def _member(request: control_pb2.JoinRequest) -> Member:
@@ -236,6 +284,10 @@ def _member(request: control_pb2.JoinRequest) -> Member:
         threads=request.threads,
         system=request.system,
     )
+
+
+def _entry(member: Member, state: str, seen_s: float) -> control_pb2.NodeEntry:
+    return control_pb2.NodeEntry(joined=_joined(member), state=state, seen_s=seen_s, rss_bytes=member.rss_bytes)
 
 
 def _joined(member: Member) -> control_pb2.JoinRequest:

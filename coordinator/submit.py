@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -15,6 +16,7 @@ from coordinator.run_folder import RunFolder
 from ringtune.channel_options import CLIENT_OPTIONS
 from ringtune.codec import error_of_status
 from ringtune.errors import ConnectionFailedError, InterruptedRunError, error_from_name
+from ringtune.file_chunks import ADAPTER_FILES, cut_folder
 from ringtune.job import Job
 from ringtune.plan import Plan
 from ringtune.profile import Profile
@@ -67,6 +69,10 @@ class Client:
         """The members."""
         return list(self._checked(lambda: self._stub.Nodes(control_pb2.Empty(), timeout=_CALL_S)).nodes)
 
+    def status(self) -> control_pb2.StatusReply:
+        """What the coordinator does now."""
+        return self._checked(lambda: self._stub.Status(control_pb2.Empty(), timeout=_CALL_S))
+
     def run(
         self,
         job: Job,
@@ -94,8 +100,31 @@ class Client:
         request = control_pb2.RunRequest(
             job_toml=job.to_toml(), plan_only=plan_only, num_nodes=num_nodes, join_s=join_s
         )
-        submission = Submission(job, progress, folder)
-        call = self._stub.Run(request)  # no deadline: a run may take days; keepalive sees a dead coordinator
+        # no deadline: a run may take days; keepalive sees a dead coordinator
+        return self._follow(self._stub.Run(request), Submission(job, progress, folder))
+
+    def evaluate(self, job: Job, *, owner: str, saved: Path, progress: Progress) -> Submission:
+        """Evaluate a saved adapter on the nodes, and follow it to its end.
+
+        Args:
+            job: that the adapter came from.
+            owner: the member whose evaluation rows count.
+            saved: folder of the adapter.
+            progress: where it is shown.
+
+        Raises:
+            RingTuneError: whatever it failed with.
+        """
+        request = control_pb2.EvaluateRequest(job_toml=job.to_toml(), owner=owner)
+
+        def inputs() -> Iterator[control_pb2.EvaluateInput]:
+            yield control_pb2.EvaluateInput(request=request)
+            for chunk in cut_folder(saved, ADAPTER_FILES):
+                yield control_pb2.EvaluateInput(file=chunk)
+
+        return self._follow(self._stub.Evaluate(inputs()), Submission(job, progress, None))
+
+    def _follow(self, call: Any, submission: Submission) -> Submission:
         try:
             self._checked(lambda: _follow(call, submission))
         except KeyboardInterrupt as error:

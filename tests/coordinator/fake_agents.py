@@ -108,6 +108,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.plan: Plan | None = None
         self.run_id = ""
         self.log: list[str] = []
+        self.loaded: dict[str, bytes] = {}
         self.released = threading.Event()
         self.granted = threading.Event()
         self._claims = claims
@@ -160,6 +161,14 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self._enter("prepare", context)
         self.plan = Plan.from_json(json.loads(request.plan_json))
         return control_pb2.PrepareReply(hosted_bytes=1234)
+
+    def Load(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """Keep the files."""
+        self._enter("load", context)
+        for message in request_iterator:
+            chunk = message.file
+            self.loaded[chunk.path] = self.loaded.get(chunk.path, b"") + chunk.chunk
+        return control_pb2.Empty()
 
     def Grant(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
         """Report the turns as done, or do what the test wants."""

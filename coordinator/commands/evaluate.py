@@ -1,0 +1,53 @@
+"""``ringtune eval``: how good the adapter of a run is on a file."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command("eval")
+def evaluate(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a finished run.")],
+    data: Annotated[Path, typer.Option(help="Rows to evaluate on; they stay on this machine.")],
+    coordinator: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Use the nodes of this coordinator too; default: this machine.")
+    ] = "",
+    model: Annotated[
+        Path | None, typer.Option(help="Model folder on this machine; replaces the run's model.path.")
+    ] = None,
+    join_s: Annotated[float, typer.Option(min=0, help="How long the node here may take to join, in seconds.")] = 60.0,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow a coordinator on another machine, without encryption.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+) -> None:
+    """Evaluate the adapter of a run on a file: accuracy, loss and the number of rows."""
+    import json as json_module
+
+    from coordinator.evaluation import evaluate_alone, evaluate_on_ring
+    from coordinator.progress import SilentProgress, figure
+    from coordinator.saved_run import read_run
+    from ringtune.errors import DataError
+
+    run = read_run(folder)
+    if not data.exists():
+        raise DataError(f"{data} is not there; give --data a file with the columns of the run's data.train")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    progress = SilentProgress()
+    if coordinator:
+        found = evaluate_on_ring(
+            run, data, coordinator, progress=progress, join_s=join_s, model=model, insecure=insecure
+        )
+    else:
+        found = evaluate_alone(run, data, progress=progress, join_s=join_s, model=model)
+    if json:
+        typer.echo(json_module.dumps({"event": "evaluation", **found}))
+        return
+    for name, value in found.items():
+        typer.echo(f"{name}: {figure(value) if isinstance(value, float) or value is None else value}")

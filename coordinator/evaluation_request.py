@@ -1,0 +1,37 @@
+"""What an evaluation of a saved adapter changes in a run: one owner, no step, and where the adapter lies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ringtune.errors import DataError
+from ringtune.profile import NodeFacts
+
+
+class Evaluation(NamedTuple):
+    """What is evaluated.
+
+    Attributes:
+        owner: the node whose evaluation rows count; rows of others are left alone.
+        folder: with the files of the saved adapter, until the run is over.
+    """
+
+    owner: str
+    folder: Path
+
+    def narrow(self, facts: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
+        """The facts with ``owner`` as the only one that has data.
+
+        Raises:
+            DataError: it takes no part, or has no rows to evaluate on.
+        """
+        if self.owner not in facts or not facts[self.owner].eval_rows:
+            raise DataError(f"node {self.owner} has no rows to evaluate on; start it with --eval-data")
+        return {name: node if name == self.owner else _without_data(node) for name, node in facts.items()}
+
+
+def _without_data(facts: NodeFacts) -> NodeFacts:
+    return dataclasses.replace(facts, train_rows=0, eval_rows=0, labels=(), eval_labels=())
