@@ -29,7 +29,7 @@ from ringtune.job import Job
 from ringtune.learning_rate import learning_rate
 from ringtune.plan import Plan
 from ringtune.schedule import Action, Op, Payload, lowest_with_graph
-from ringtune.turns import Turn, items
+from ringtune.turns import StepKind, Turn, items
 
 Values = tuple[tuple[str, float], ...]
 
@@ -88,7 +88,7 @@ class NodeExecutor:
 
     def live_bytes(self) -> int:
         """Bytes of batches, hidden states, gradients and graphs that are held now (for tests)."""
-        held = [tensor for entry in self._items.values() for tensor in entry.batch or ()]
+        held = [tensor for entry in self._items.values() if entry.batch for tensor in entry.batch.tensors()]
         held += [tensor for flow in self._flows.values() for tensor in flow.tensors()]
         weights = storage_bytes(self._hosted.weights())
         return sum(size for address, size in storage_bytes(held).items() if address not in weights)
@@ -112,7 +112,8 @@ class NodeExecutor:
         """Carry out one of E, f, F, H, B, U.
 
         Returns:
-            Numbers for the report: an H gives ``loss_sum``, ``count`` and ``correct``; otherwise nothing.
+            Numbers for the report, to be summed by name: an H gives ``loss_sum`` and ``count``, and by task
+            ``correct``, ``tokens``, or at an evaluation ``questions``, ``exact_sum`` and ``f1_sum``; otherwise nothing.
 
         Raises:
             PlanError: the action has no input here, or its turn was not granted.
@@ -156,7 +157,7 @@ class NodeExecutor:
         return ()
 
     def _head(self, action: Action, entry: OpenItem) -> Values:
-        item, flow, (owner, _) = entry.item, self._flow(action), self._owner(action)
+        item, flow, (owner, dataset) = entry.item, self._flow(action), self._owner(action)
         hidden, rows = flow.head_input(action), entry.rows(action)
         flow.drop_hidden()
         if item.kind.has_backward:
@@ -167,6 +168,8 @@ class NodeExecutor:
                 owner.drop_grads()
         else:
             result = owner.evaluate(hidden, rows)
+            if item.kind is StepKind.EVALUATE and result.predictions is not None:
+                result = result._replace(values=result.values + dataset.score(item, rows, result.predictions))
         entry.heads_left -= 1
         if entry.heads_left == 0:
             entry.batch = None

@@ -17,6 +17,8 @@ from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, materialise, module_bytes
 from ringtune.errors import DataError, ModelError
 from ringtune.job import Job
+from ringtune.model_families import check_task, family_named
+from ringtune.model_files import model_sizes, read_config
 from ringtune.plan import Plan
 
 
@@ -61,7 +63,7 @@ def host(
     head = None
     with torch.random.fork_rng(devices=[]):
         skeleton = build_skeleton(folder, job)
-        _check_model(plan, skeleton, folder)
+        _check_model(plan, job, skeleton, folder)
         if is_owner:
             head = task.add(skeleton.model, plan.labels)
     with Checkpoint(folder) as checkpoint:
@@ -73,6 +75,8 @@ def host(
             dtype=dtype,
             device=device,
         )
+        if head is not None:
+            task.connect(skeleton, head, checkpoint)
     blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed)
     owner = None
     if head is not None:
@@ -102,14 +106,15 @@ def _check_data(plan: Plan, node: str, dataset: OwnerDataset | None) -> None:
     dataset.set_labels(plan.labels)
 
 
-def _check_model(plan: Plan, skeleton: Skeleton, folder: Path) -> None:
-    config = skeleton.model.config
-    num_blocks, hidden_size = len(skeleton.blocks), int(config.hidden_size)
+def _check_model(plan: Plan, job: Job, skeleton: Skeleton, folder: Path) -> None:
+    config = read_config(folder)
+    check_task(family_named(config["model_type"]), job.model.task, where=str(folder))
+    sizes = model_sizes(config)
+    if plan.max_length > sizes.longest and not sizes.fixed:
+        raise ModelError(f"train.max_length is {plan.max_length}, {folder} can take {sizes.longest} tokens; lower it")
+    num_blocks, hidden_size = len(skeleton.blocks), int(skeleton.model.config.hidden_size)
     if (num_blocks, hidden_size) != (plan.num_blocks, plan.hidden_size):
         raise ModelError(
             f"{folder} has {num_blocks} blocks of width {hidden_size}, the plan says {plan.num_blocks} of "
             f"{plan.hidden_size}; every node needs the same model"
         )
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest is not None and plan.max_length > longest:
-        raise ModelError(f"train.max_length is {plan.max_length}, {folder} can take {longest} tokens; lower it")

@@ -77,9 +77,19 @@ class MicroBatch:
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Everything that is held, what graphs keep included."""
-        yield from (item for item in (self.hidden, self.mask, self.grad, self._context) if torch.is_tensor(item))
+        yield from (item for item in (self.hidden, self.mask, self.grad) if item is not None)
+        yield from _tensors_in(self._context)
         for x, y in self.graphs.values():
             yield from (x, y, *saved_tensors(y))
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a block's context, which may be nested."""
+    if torch.is_tensor(value):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _tensors_in(item)
 
 
 @dataclass(slots=True)

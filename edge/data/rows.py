@@ -1,57 +1,74 @@
-"""An owner's labelled texts: read, shared out, and cut into batches of tensors.
+"""An owner's rows: read, shared out, and cut into batches of tensors.
 
-Raw texts, token ids and labels stay in this object; a run only sees embedded batches.
+Raw rows, token ids and labels stay in this object; a run only sees embedded batches.
 """
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from edge.data.tokens import Batch, Encoder
-from edge.model.heads import IGNORED
+import torch
+
+from edge.data.examples import Examples, Source, Values
+from edge.data.images import Images
+from edge.data.language import Language
+from edge.data.questions import Questions
+from edge.data.texts import LabelledTexts
+from edge.data.tokens import Batch
 from ringtune.batches import BatchStream, eval_rows, split_rows
 from ringtune.errors import DataError
 from ringtune.job import Job
+from ringtune.model_family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 from ringtune.plan import Plan
 from ringtune.turns import Item, StepKind
 
-
-class Row(NamedTuple):
-    """One labelled text."""
-
-    text: str
-    label: str
+_LOG = logging.getLogger(__name__)
+SOURCES: Mapping[str, Callable[[Job, Path], Source]] = {
+    CLASSIFICATION: LabelledTexts,
+    QUESTION_ANSWERING: Questions,
+    CAUSAL_LM: Language,
+    IMAGE_CLASSIFICATION: Images,
+}
 
 
 class OwnerDataset:
-    """The training and evaluation rows of one owner.
+    """What one owner trains and evaluates on.
 
     Args:
-        train: rows to train on.
-        evaluation: rows to evaluate on.
-        tokenizer_folder: the model's folder.
+        train: examples to train on.
+        evaluation: examples to evaluate on.
+        labels: class names of the training rows.
+        eval_labels: class names of the evaluation rows.
+        skipped_rows: rows of the files that can't be used.
         source: names the rows in errors.
 
     Attributes:
-        labels: class names in its training rows, sorted.
+        labels: class names in its training rows, sorted; none for a task without classes.
         eval_labels: class names in its evaluation rows, sorted.
+        skipped_rows: rows of its files (before they were shared out) that can't be used.
     """
 
     def __init__(
-        self, train: Sequence[Row], evaluation: Sequence[Row], *, tokenizer_folder: Path, source: str = "data"
+        self,
+        train: Examples,
+        evaluation: Examples | None,
+        *,
+        labels: Sequence[str] = (),
+        eval_labels: Sequence[str] = (),
+        skipped_rows: int = 0,
+        source: str = "data",
     ) -> None:
-        self._rows = (*train, *evaluation)
-        self._num_train = len(train)
+        self._train = train
+        self._evaluation = evaluation
         self._source = source
-        self._encoder = Encoder(tokenizer_folder, [row.text for row in self._rows])
         self._targets: Mapping[str, int] = {}
         self._streams: dict[tuple[int, int, str], BatchStream] = {}
-        self.labels = tuple(sorted({row.label for row in train}))
-        self.eval_labels = tuple(sorted({row.label for row in evaluation}))
+        self.labels = tuple(sorted(set(labels)))
+        self.eval_labels = tuple(sorted(set(eval_labels)))
+        self.skipped_rows = skipped_rows
 
     @staticmethod
     def load(
@@ -68,45 +85,55 @@ class OwnerDataset:
         Evaluation rows are always shared evenly; an owner may get none of a short file.
 
         Args:
-            job: names of the columns, the split and the seed.
-            path: training rows, csv or jsonl.
+            job: task, names of the columns, the split and the seed.
+            path: training rows, in a format that the task reads.
             eval_path: evaluation rows; None = no evaluation.
             share: which share of the rows, in ``[0, num_owners)``.
             num_owners: number of shares; the split depends on (seed, number, rule) only.
             tokenizer_folder: the model's folder.
 
         Raises:
-            DataError: no file, no such column, no rows, or an empty label.
+            DataError: no file, no such column, no rows, or a row that can't be used.
             ModelError: the folder has no tokenizer.
         """
-        rows = read_rows(path, text=job.data.text, label=job.data.label)
+        source = SOURCES[job.model.task](job, tokenizer_folder)
+        found = source.read(path)
         mine = split_rows(
-            len(rows),
+            len(found.rows),
             num_owners=num_owners,
             share=share,
             seed=job.train.seed,
             split=job.data.split,
-            labels=[row.label for row in rows],
+            labels=found.labels or None,
         )
-        evaluation: list[Row] = []
+        train, labels = _take(source, found.rows, found.labels, mine)
+        evaluation: Examples | None = None
+        eval_labels: tuple[str, ...] = ()
+        skipped = found.skipped
         if eval_path is not None:
-            all_rows = read_rows(eval_path, text=job.data.text, label=job.data.label)
-            evaluation = all_rows[len(all_rows) * share // num_owners : len(all_rows) * (share + 1) // num_owners]
-        train = [rows[index] for index in mine]
-        return OwnerDataset(train, evaluation, tokenizer_folder=tokenizer_folder, source=str(path))
+            held_out = source.read(eval_path)
+            skipped += held_out.skipped
+            count = len(held_out.rows)
+            chosen = range(count * share // num_owners, count * (share + 1) // num_owners)
+            evaluation, eval_labels = _take(source, held_out.rows, held_out.labels, chosen)
+        if skipped:
+            _LOG.warning("%s: %d rows have an answer that is not in their context; they are skipped", path, skipped)
+        return OwnerDataset(
+            train, evaluation, labels=labels, eval_labels=eval_labels, skipped_rows=skipped, source=str(path)
+        )
 
     @property
     def train_rows(self) -> int:
-        """Rows that it trains on."""
-        return self._num_train
+        """Examples that it trains on."""
+        return len(self._train)
 
     @property
     def eval_rows(self) -> int:
-        """Rows that it evaluates on."""
-        return len(self._rows) - self._num_train
+        """Examples that it evaluates on."""
+        return 0 if self._evaluation is None else len(self._evaluation)
 
     def set_labels(self, labels: Sequence[str]) -> None:
-        """Fix the classes of the run: the index of a name is its target.
+        """Begin a run: fix its classes; the index of a name is its target.
 
         Raises:
             DataError: a row has a class outside ``labels``.
@@ -118,75 +145,28 @@ class OwnerDataset:
                 "add the class to data.labels or correct the rows"
             )
         self._targets = {label: index for index, label in enumerate(labels)}
+        if self._evaluation is not None:
+            self._evaluation.forget_scores()
 
     def batch(self, plan: Plan, item: Item) -> Batch:
         """The whole batch of an item, padded to its longest row; the item has to be this owner's."""
         if item.kind is StepKind.EVALUATE:
-            rows = [self._num_train + row for row in eval_rows(self.eval_rows, plan.batch_size, item.batch)]
-        else:
-            key = (plan.batch_size, plan.seed, item.owner)
-            if key not in self._streams:
-                self._streams[key] = BatchStream(self.train_rows, plan.batch_size, plan.seed, item.owner)
-            rows = list(self._streams[key].rows(item.batch))
-        labels = [self._targets.get(self._rows[row].label, IGNORED) for row in rows]
-        return self._encoder.batch(rows, labels, max_length=plan.max_length)
+            if self._evaluation is None:
+                raise DataError(f"{self._source} comes without evaluation rows; plan anew")
+            rows = eval_rows(self.eval_rows, plan.batch_size, item.batch)
+            return self._evaluation.batch(rows, self._targets)
+        key = (plan.batch_size, plan.seed, item.owner)
+        if key not in self._streams:
+            self._streams[key] = BatchStream(self.train_rows, plan.batch_size, plan.seed, item.owner)
+        return self._train.batch(self._streams[key].rows(item.batch), self._targets)
+
+    def score(self, item: Item, batch: Batch, predictions: torch.Tensor) -> Values:
+        """What an evaluation counts beyond the head's own numbers, for rows of one of its items."""
+        return () if self._evaluation is None else self._evaluation.score(batch, predictions, item.turn)
 
 
-def read_rows(path: Path, *, text: str, label: str) -> list[Row]:
-    """Read the columns ``text`` and ``label`` of a csv (with a header) or jsonl file.
-
-    Raises:
-        DataError: no file, another suffix, a column is missing, a value is not text, or no rows.
-    """
-    if not path.is_file():
-        raise DataError(f"{path} is not there; set data.train, data.eval or --data")
-    readers = {".csv": _read_csv, ".jsonl": _read_jsonl}
-    if path.suffix.lower() not in readers:
-        raise DataError(f"{path} ends in {path.suffix!r}; rows are read from .csv or .jsonl")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [
-                _row(path, number, found, text, label) for number, found in readers[path.suffix.lower()](path, file)
-            ]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error}); convert it") from error
-    if not rows:
-        raise DataError(f"{path} has no rows; give it data or leave it out")
-    return rows
-
-
-def _read_csv(path: Path, file: Iterator[str]) -> Iterator[tuple[int, Mapping[str, object]]]:
-    reader = csv.DictReader(file, strict=True)
-    try:
-        for found in reader:
-            yield reader.line_num, {key: value for key, value in found.items() if key is not None}
-    except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}") from error
-
-
-def _read_jsonl(path: Path, file: Iterator[str]) -> Iterator[tuple[int, Mapping[str, object]]]:
-    for number, line in enumerate(file, start=1):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}, line {number} is not JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise DataError(f"{path}, line {number} is not a JSON object")
-        yield number, found
-
-
-def _row(path: Path, number: int, found: Mapping[str, object], text: str, label: str) -> Row:
-    for column in (text, label):
-        if found.get(column) is None:
-            known = ", ".join(repr(name) for name in found)
-            raise DataError(
-                f"{path}, line {number} has no column {column!r}; it has {known}; set data.text, data.label"
-            )
-    words, name = found[text], found[label]
-    if not isinstance(words, str):
-        raise DataError(f"{path}, line {number}: column {text!r} is not text")
-    if not isinstance(name, str | int) or not str(name).strip():
-        raise DataError(f"{path}, line {number}: column {label!r} is not a class name")
-    return Row(text=words, label=str(name))
+def _take(
+    source: Source, rows: Sequence[Any], labels: Sequence[str], chosen: Sequence[int]
+) -> tuple[Examples, tuple[str, ...]]:
+    mine = tuple(labels[index] for index in chosen) if labels else ()
+    return source.examples([rows[index] for index in chosen], mine), mine

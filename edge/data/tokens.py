@@ -15,64 +15,95 @@ from ringtune.errors import ModelError
 class Batch(NamedTuple):
     """One batch as the embedding and the head need it (B rows, T tokens)."""
 
-    ids: torch.Tensor  # (B, T) int64
+    ids: torch.Tensor  # (B, T) int64; (B, 0) for images
     mask: torch.Tensor  # (B, T) int64, 1 = token, 0 = padding
-    token_type_ids: torch.Tensor  # (B, T) int64
-    labels: torch.Tensor  # (B,) int64, -100 = no target
+    token_type_ids: torch.Tensor  # (B, T) int64; (B, 0) for images
+    labels: torch.Tensor  # int64, -100 = no target: (B,) classes, (B, T) next tokens, (B, 2) start and end
+    pixels: torch.Tensor | None = None  # (B, C, H, W) float32
+    examples: torch.Tensor | None = None  # (B,) int64: which example each row is, where an evaluation scores rows
 
     def rows(self, start: int, stop: int) -> Batch:
         """Rows ``[start, stop)``; still as wide as the whole batch."""
-        return Batch(*(tensor[start:stop] for tensor in self))
+        return Batch(*(None if tensor is None else tensor[start:stop] for tensor in self))  # type: ignore[arg-type]
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device."""
-        return Batch(*(tensor.to(device) for tensor in self))
+        return Batch(*(None if tensor is None else tensor.to(device) for tensor in self))  # type: ignore[arg-type]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that it has."""
+        return [tensor for tensor in self if tensor is not None]
+
+
+class Encoded(NamedTuple):
+    """One row of tokens: ids and token types, equally long."""
+
+    ids: array[int]
+    types: array[int]
+
+
+class Padder:
+    """Puts rows of tokens side by side, padded as the tokenizer pads.
+
+    Args:
+        tokenizer: knows the padding token and the side.
+        side: ``left`` or ``right``; that of the tokenizer if not given.
+    """
+
+    def __init__(self, tokenizer: Any, *, side: str = "") -> None:
+        self.side = side or str(tokenizer.padding_side)
+        self._id = next(
+            int(found) for found in (tokenizer.pad_token_id, tokenizer.eos_token_id, 0) if found is not None
+        )
+        self._type = int(tokenizer.pad_token_type_id)
+
+    def start(self, length: int, width: int) -> int:
+        """Where a row of ``length`` tokens begins in a batch of ``width``."""
+        return width - length if self.side == "left" else 0
+
+    def pad(self, rows: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Ids, mask and token types of rows, as wide as the longest."""
+        shape = (len(rows), max(len(row.ids) for row in rows))
+        ids = torch.full(shape, self._id, dtype=torch.int64)
+        types = torch.full(shape, self._type, dtype=torch.int64)
+        mask = torch.zeros(shape, dtype=torch.int64)
+        for index, row in enumerate(rows):
+            first = self.start(len(row.ids), shape[1])
+            last = first + len(row.ids)
+            ids[index, first:last] = torch.tensor(row.ids)
+            types[index, first:last] = torch.tensor(row.types)
+            mask[index, first:last] = 1
+        return ids, mask, types
 
 
 class Encoder:
-    """Turns texts into padded batches; each text is encoded once, when it is first used.
+    """Turns texts into rows of tokens; each text is encoded once, when it is first used.
 
     Args:
-        folder: with the tokenizer's files.
+        tokenizer: the model's.
         texts: of all rows.
-
-    Raises:
-        ModelError: the folder has no tokenizer, or one without a padding token.
     """
 
-    def __init__(self, folder: Path, texts: Sequence[str]) -> None:
-        self._tokenizer = load_tokenizer(folder)
+    def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
+        self._tokenizer = tokenizer
         self._texts = texts
-        self._encoded: dict[tuple[int, int], tuple[array[int], array[int]]] = {}
+        self._encoded: dict[tuple[int, int], Encoded] = {}
 
-    def batch(self, rows: Sequence[int], labels: Sequence[int], *, max_length: int) -> Batch:
-        """These rows, each cut at ``max_length`` tokens, padded to the longest.
+    def __len__(self) -> int:
+        """How many texts."""
+        return len(self._texts)
 
-        Args:
-            rows: indices into the texts.
-            labels: target of each of these rows.
-            max_length: tokens, special ones included.
-        """
-        encoded = [self._encode(row, max_length) for row in rows]
-        shape = (len(rows), max(len(ids) for ids, _ in encoded))
-        ids = torch.full(shape, int(self._tokenizer.pad_token_id), dtype=torch.int64)
-        types = torch.full(shape, int(self._tokenizer.pad_token_type_id), dtype=torch.int64)
-        mask = torch.zeros(shape, dtype=torch.int64)
-        for index, (row_ids, row_types) in enumerate(encoded):
-            length = len(row_ids)
-            ids[index, :length] = torch.tensor(row_ids)
-            types[index, :length] = torch.tensor(row_types)
-            mask[index, :length] = 1
-        return Batch(ids=ids, mask=mask, token_type_ids=types, labels=torch.tensor(labels, dtype=torch.int64))
+    def rows(self, rows: Sequence[int], *, max_length: int) -> list[Encoded]:
+        """The tokens of these texts, special ones included, cut at ``max_length``."""
+        return [self._encode(row, max_length) for row in rows]
 
-    def _encode(self, row: int, max_length: int) -> tuple[array[int], array[int]]:
+    def _encode(self, row: int, max_length: int) -> Encoded:
         key = (row, max_length)
         if key not in self._encoded:
             # One text at a time: a list would start a thread pool on every core.
             found = self._tokenizer(self._texts[row], truncation=True, max_length=max_length)
             ids = array("i", found["input_ids"])
-            types = array("i", found.get("token_type_ids", [0] * len(ids)))
-            self._encoded[key] = (ids, types)
+            self._encoded[key] = Encoded(ids, array("i", found.get("token_type_ids", [0] * len(ids))))
         return self._encoded[key]
 
 
@@ -80,16 +111,13 @@ def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model folder, from local files only.
 
     Raises:
-        ModelError: there is none, or it has no padding token.
+        ModelError: there is none.
     """
     from transformers import AutoTokenizer
 
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; set model.path, or fetch the model")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{folder} has no tokenizer that can be read ({error}); fetch the model again") from error
-    if tokenizer.pad_token_id is None:
-        raise ModelError(f"the tokenizer in {folder} has no padding token; add one to tokenizer_config.json")
-    return tokenizer

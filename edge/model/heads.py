@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 from edge.data.tokens import Batch
-from ringtune.errors import JobError
+from edge.model.safetensors_files import Checkpoint
+from edge.model.skeleton import Skeleton, without_weights
+from ringtune.errors import JobError, ModelError
+from ringtune.model_family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, LM_HEAD, QUESTION_ANSWERING
 
 HEAD = "ringtune"
 IGNORED = -100  # a target that doesn't count, as in torch.nn.functional.cross_entropy
@@ -21,12 +24,14 @@ class HeadCounts(NamedTuple):
     Attributes:
         loss_sum: scalar tensor, sum over valid targets; keeps its graph.
         num_targets: valid targets.
-        num_correct: of these, how many the largest logit hits.
+        more: what else is counted, by name; summed over micro-batches, batches and owners.
+        predictions: what an evaluation scores row by row; None if ``more`` says all.
     """
 
     loss_sum: torch.Tensor
     num_targets: int
-    num_correct: int
+    more: tuple[tuple[str, float], ...] = ()
+    predictions: torch.Tensor | None = None
 
 
 class Task(Protocol):
@@ -34,6 +39,9 @@ class Task(Protocol):
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
         """Add the head to an ``AutoAdapterModel`` and return it; consumes torch's generator as the library does."""
+
+    def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
+        """Read or share what the head has from the pretrained model, after the embedding is real."""
 
     def num_targets(self, batch: Batch) -> int:
         """Valid targets of a whole batch: what the summed loss is divided by."""
@@ -49,8 +57,10 @@ class SequenceClassification:
         """AdapterHub's default classification head, with the class names in it."""
         names = dict(enumerate(labels))
         model.add_classification_head(HEAD, num_labels=len(names), id2label=names)
-        head: nn.Module = model.heads[HEAD]
-        return head
+        return _head(model)
+
+    def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
+        """Nothing: the head is new."""
 
     def num_targets(self, batch: Batch) -> int:
         """Rows with a label."""
@@ -61,10 +71,102 @@ class SequenceClassification:
         logits_BC, labels_B = output.logits, batch.labels  # noqa: N806 - B rows, C classes
         loss = nn.functional.cross_entropy(logits_BC, labels_B, ignore_index=IGNORED, reduction="sum")
         correct = int((logits_BC.detach().argmax(dim=-1) == labels_B).sum())
-        return HeadCounts(loss_sum=loss, num_targets=self.num_targets(batch), num_correct=correct)
+        return HeadCounts(loss_sum=loss, num_targets=self.num_targets(batch), more=(("correct", float(correct)),))
 
 
-TASKS: Mapping[str, Task] = {"sequence-classification": SequenceClassification()}
+class ImageClassification(SequenceClassification):
+    """One class per image."""
+
+    def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
+        """AdapterHub's default image head, with the class names in it."""
+        names = dict(enumerate(labels))
+        model.add_image_classification_head(HEAD, num_labels=len(names), id2label=names)
+        return _head(model)
+
+
+class QuestionAnswering:
+    """Where an answer begins and ends in each window; a window without it points at its first token."""
+
+    def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
+        """AdapterHub's default head for spans."""
+        model.add_qa_head(HEAD)
+        return _head(model)
+
+    def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
+        """Nothing: the head is new."""
+
+    def num_targets(self, batch: Batch) -> int:
+        """Windows."""
+        return int((batch.labels[:, 0] != IGNORED).sum())
+
+    def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
+        """Half the summed cross entropies of start and end; the logits are scored against the answers' texts."""
+        both = ((output.start_logits, batch.labels[:, 0]), (output.end_logits, batch.labels[:, 1]))
+        losses = [
+            nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+            for logits, labels in both
+        ]
+        return HeadCounts(
+            loss_sum=(losses[0] + losses[1]) / 2,
+            num_targets=self.num_targets(batch),
+            predictions=torch.stack([output.start_logits.detach(), output.end_logits.detach()], dim=-1),
+        )
+
+
+class CausalLanguageModel:
+    """The next token, with the pretrained decoder as head: frozen, so that nothing of it ever travels."""
+
+    def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
+        """The decoder as AdapterHub keeps it for a loaded language model; without weights until ``connect``."""
+        from adapters.heads import CausalLMHead
+
+        with without_weights():
+            head = CausalLMHead(model, HEAD, layers=1, activation_function=None, layer_norm=False, bias=False)
+        model.add_prediction_head(head)
+        return _head(model)
+
+    def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
+        """Take the token table itself, or the decoder of the checkpoint."""
+        decoder, table = head.get_output_embeddings(), skeleton.model.get_input_embeddings().weight  # type: ignore[operator]
+        weight = table
+        if not skeleton.model.config.tie_word_embeddings:
+            stored = checkpoint.find(LM_HEAD)
+            if stored is None:
+                raise ModelError(
+                    f"{checkpoint.folder} has no tensor {LM_HEAD}: it was saved without its decoder; fetch the "
+                    "language model, not its base"
+                )
+            weight = checkpoint.read(stored).to(device=table.device, dtype=table.dtype)
+            if weight.shape != table.shape:
+                raise ModelError(
+                    f"{checkpoint.folder}: tensor {LM_HEAD} has shape {list(weight.shape)}, config.json asks for "
+                    f"{list(table.shape)}; fetch the model again"
+                )
+        decoder.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
+        decoder.weight.requires_grad_(False)
+
+    def num_targets(self, batch: Batch) -> int:
+        """Tokens that have a token before them in their row."""
+        return int((batch.labels[:, 1:] != IGNORED).sum())
+
+    def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
+        """Summed cross entropy of the next tokens."""
+        logits_NV = output.logits[:, :-1].flatten(0, 1)  # noqa: N806 - N targets, V vocabulary
+        labels_N = batch.labels[:, 1:].flatten()  # noqa: N806
+        loss = nn.functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
+        correct = int((logits_NV.detach().argmax(dim=-1) == labels_N).sum())
+        count = self.num_targets(batch)
+        return HeadCounts(
+            loss_sum=loss, num_targets=count, more=(("correct", float(correct)), ("tokens", float(count)))
+        )
+
+
+TASKS: Mapping[str, Task] = {
+    CLASSIFICATION: SequenceClassification(),
+    QUESTION_ANSWERING: QuestionAnswering(),
+    CAUSAL_LM: CausalLanguageModel(),
+    IMAGE_CLASSIFICATION: ImageClassification(),
+}
 
 
 def task_of(name: str) -> Task:
@@ -76,3 +178,8 @@ def task_of(name: str) -> Task:
     if name not in TASKS:
         raise JobError(f"model.task = {name!r} is not supported yet; use one of {', '.join(sorted(TASKS))}")
     return TASKS[name]
+
+
+def _head(model: Any) -> nn.Module:
+    head: nn.Module = model.heads[HEAD]
+    return head

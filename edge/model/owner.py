@@ -26,12 +26,14 @@ class HeadResult(NamedTuple):
     """What the head yields for one micro-batch.
 
     Attributes:
-        values: ``loss_sum``, ``count``, ``correct``.
+        values: ``loss_sum``, ``count`` and what the task counts.
         grad: of the hidden state (B, T, D), None without backward.
+        predictions: what an evaluation scores row by row, None if there is nothing more than ``values``.
     """
 
     values: tuple[tuple[str, float], ...]
     grad: torch.Tensor | None
+    predictions: torch.Tensor | None = None
 
 
 class OwnerParts:
@@ -53,7 +55,7 @@ class OwnerParts:
         self._optimizer = make_optimizer(train, list(self._parameters.values()))
 
     def embed(self, batch: Batch) -> torch.Tensor:
-        """Token ids to the hidden state (B, T, D) that enters block 0; frozen, without dropout."""
+        """Token ids or images to the hidden state (B, T, D) that enters block 0; frozen, without dropout."""
         from adapters.context import ForwardContext
 
         base = self._skeleton.base
@@ -108,12 +110,10 @@ class OwnerParts:
         counts = self._task.evaluate(output, batch)
         if leaf is not None:
             torch.autograd.backward(counts.loss_sum / num_targets)
-        values = (
-            ("loss_sum", float(counts.loss_sum.detach())),
-            ("count", float(counts.num_targets)),
-            ("correct", float(counts.num_correct)),
-        )
-        return HeadResult(values=values, grad=None if leaf is None else leaf.grad)
+        values = (("loss_sum", float(counts.loss_sum.detach())), ("count", float(counts.num_targets)), *counts.more)
+        if leaf is not None:
+            return HeadResult(values=values, grad=leaf.grad)
+        return HeadResult(values=values, grad=None, predictions=counts.predictions)
 
     def update(self, learning_rate: float) -> None:
         """One optimizer step of the head."""
@@ -126,10 +126,10 @@ class OwnerParts:
             parameter.grad = None
 
     def to_blob(self) -> bytes:
-        """Parameters, moments and step counts as one safetensors file."""
+        """Parameters, moments and step counts as one safetensors file; what is frozen is everywhere already."""
         from safetensors.torch import save
 
-        tensors = {f"param/{name}": value for name, value in self.head.state_dict().items()}
+        tensors = {f"param/{name}": value for name, value in self._travelling().items()}
         if self._optimizer is not None:
             state = optimizer_tensors(self._optimizer, self._parameters)
             tensors |= {f"state/{name}": value for name, value in state.items()}
@@ -148,7 +148,7 @@ class OwnerParts:
             tensors: dict[str, torch.Tensor] = load(data)
         except SafetensorError as error:
             raise IntegrityError(f"the head that was handed over is damaged ({error})") from error
-        own = self.head.state_dict()
+        own = self._travelling()
         given = {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
         state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
         if given.keys() != own.keys() or len(given) + len(state) != len(tensors):
@@ -161,9 +161,14 @@ class OwnerParts:
                 raise IntegrityError(f"the head that was handed over has state {name} of an unknown tensor")
             if not name.endswith("/step"):
                 _check_like(name, value, parameter)
-        self.head.load_state_dict(given)
+        self.head.load_state_dict(given, strict=False)
         if self._optimizer is not None:
             load_optimizer_tensors(self._optimizer, self._parameters, state)
+
+    def _travelling(self) -> dict[str, torch.Tensor]:
+        """The head's tensors without frozen ones."""
+        frozen = {name for name, value in self.head.named_parameters() if not value.requires_grad}
+        return {name: value for name, value in self.head.state_dict().items() if name not in frozen}
 
 
 def _check_like(name: str, value: torch.Tensor, expected: torch.Tensor) -> None:

@@ -71,10 +71,9 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
 
     family = family_of(str(read_config(folder)["model_type"]))
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    family.check(config)
     config.name_or_path = folder.resolve().name  # ends up in adapter_config.json: no local path
     set_dropout(config, job.train.dropout)
-    with _without_weights():
+    with without_weights():
         model = AutoAdapterModel.from_config(config)
     _fill_with_zeros(model)
     skeleton = Skeleton(model=model, family=family)
@@ -83,7 +82,7 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
 
 
 @contextlib.contextmanager
-def _without_weights() -> Iterator[None]:
+def without_weights() -> Iterator[None]:
     """While open, parameters of new modules go to ``meta`` at once; buffers stay real."""
     original = nn.Module.register_parameter
 

@@ -55,7 +55,9 @@ def materialise(
         if index not in kept:
             skeleton.blocks[index] = Empty()
     paths = [f"{family.blocks_path}.{index}" for index in sorted(kept)]
-    paths += list(family.embedding_paths) if with_embedding else []
+    if with_embedding:
+        names = {name for name, _ in base.named_children()}
+        paths += [path for path in family.embedding_paths if path in names]
     for path in paths:
         _read_module(skeleton, checkpoint, path, dtype, private=path not in family.embedding_paths)
         base.get_submodule(path).to(device=device, dtype=dtype)
@@ -63,6 +65,8 @@ def materialise(
     for name, child in list(base.named_children()):
         if any(_is_unread(parameter) for parameter in child.parameters()):
             setattr(base, name, Empty())
+        elif not any(True for _ in child.parameters()):
+            child.to(device)  # buffers that the architecture computes, such as rotary frequencies
 
 
 def _read_module(skeleton: Skeleton, checkpoint: Checkpoint, path: str, dtype: torch.dtype, *, private: bool) -> None:

@@ -141,7 +141,7 @@ class HandRing:
             self.losses.append(values["loss_sum"] / values["count"])
         elif item.kind is StepKind.EVALUATE:
             before = self.evaluations.get(item.step, (0.0, 0.0, 0.0))
-            after = (values["loss_sum"], values["count"], values["correct"])
+            after = (values["loss_sum"], values["count"], values.get("correct", 0.0))
             self.evaluations[item.step] = tuple(map(sum, zip(before, after, strict=True)))  # type: ignore[assignment]
 
     def _advance(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge.data.rows import OwnerDataset, read_rows
+from edge.data.rows import OwnerDataset
+from edge.data.texts import read_rows
 from ringtune.batches import BatchStream
 from ringtune.errors import DataError, ModelError
 from ringtune.turns import Item, StepKind
@@ -91,8 +92,9 @@ def test_data_shares_cover_all_rows_once(model_folder: Path, tmp_path: Path) -> 
     datasets = ring.make_datasets(job, model_folder, tmp_path, ("a", "b", "c"), num_rows=31, eval_rows=2)
     assert sorted(dataset.train_rows for dataset in datasets.values()) == [10, 10, 11]
     assert sum(dataset.eval_rows for dataset in datasets.values()) == 2
-    kept = [row for dataset in datasets.values() for row in dataset._rows[: dataset.train_rows]]
-    assert sorted(map(tuple, kept)) == sorted(tiny.make_rows(31, seed=1))
+    texts = [text for dataset in datasets.values() for text in dataset._train._encoder._texts]  # type: ignore[attr-defined]
+    labels = [label for dataset in datasets.values() for label in dataset._train._labels]  # type: ignore[attr-defined]
+    assert sorted(zip(texts, labels, strict=True)) == sorted(tiny.make_rows(31, seed=1))
 
 
 def test_data_batch_is_what_the_tokenizer_pads(model_folder: Path, tmp_path: Path) -> None:

@@ -9,14 +9,11 @@ import pytest
 import torch
 
 from edge.executor import NodeExecutor
-from edge.model.families import MODULES, family_of
 from edge.model.safetensors_files import INDEX, SINGLE, Checkpoint
 from edge.model.slice import Empty
 from ringtune.errors import IntegrityError, JobError, ModelError
 from tests.edge import reference, ring, tiny
 
-# Every family has one line here: model_type and who writes a tiny folder of it.
-FAMILIES = {"bert": tiny.write_model}
 SLICES = {"b": (0, 1), "c": (1, 4)}
 CONFIGS = [
     "seq_bn",
@@ -68,38 +65,6 @@ def _executor(model_folder: Path, folder: Path, node: str, **overrides: object) 
     datasets = ring.make_datasets(job, model_folder, folder, ("a",))
     plan = ring.make_plan(job, datasets, SLICES)
     return NodeExecutor(plan, node, job, model_folder, datasets.get(node))
-
-
-def test_families_each_have_a_parity_line() -> None:
-    """A family that is added without a tiny model here fails this test."""
-    assert FAMILIES.keys() == MODULES.keys()
-    with pytest.raises(ModelError, match="t5"):
-        family_of("t5")
-
-
-@pytest.mark.parametrize("model_type", sorted(FAMILIES))
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_slice_gives_the_librarys_logits(
-    model_type: str, attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Embedding, three slices and head give the same loss and hits as the whole model, padded or not."""
-    from transformers import AutoConfig
-
-    folder = FAMILIES[model_type](tmp_path / "model")
-    from_pretrained = AutoConfig.from_pretrained
-    monkeypatch.setattr(
-        AutoConfig,
-        "from_pretrained",
-        lambda *args, **more: from_pretrained(*args, **{**more, "attn_implementation": attention}),
-    )
-    job = ring.make_job(folder, train__max_steps=1, train__microbatches=3)
-    datasets = ring.make_datasets(job, folder, tmp_path, ("a",), eval_rows=20)
-    plan = ring.make_plan(job, datasets, {"b": (0, 1), "c": (1, 2), "d": (2, 4)})
-    hand = ring.HandRing(plan, job, folder, datasets).train()
-    assert hand.nodes["b"]._hosted.skeleton.model.config._attn_implementation == attention
-    expected = reference.train(job, plan, folder, datasets, attention=attention)
-    assert hand.losses == pytest.approx(expected.losses, abs=1e-12)
-    assert hand.evaluations[1] == pytest.approx(expected.evaluations[1], abs=1e-12)
 
 
 @pytest.mark.parametrize("config", CONFIGS)

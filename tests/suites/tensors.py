@@ -14,10 +14,13 @@ from safetensors.torch import load
 from edge.data.rows import OwnerDataset
 from edge.executor import NodeExecutor
 from ringtune.job import Job, parse_job
+from ringtune.model_family import CLASS_TASKS
 from ringtune.plan import Owner, Phase, Plan, Slice
 from ringtune.schedule import Action
 from ringtune.turns import Turn
 from tests.edge import reference, tiny
+from tests.edge.tiny_data import SUFFIXES, write_task_rows
+from tests.edge.tiny_families import write_family
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,8 @@ class Case:
     eval_every: int = 0
     num_blocks: int = 4
     weight_decay: float = 0.01
+    task: str = "sequence-classification"
+    adapter: str = "seq_bn"
 
     @property
     def job(self) -> Job:
@@ -49,7 +54,10 @@ class Case:
             f"""
             [model]
             path = "{self.folder / "model"}"
+            task = "{self.task}"
             dtype = "{self.dtype}"
+            [adapter]
+            config = "{self.adapter}"
             [train]
             method = "{self.method}"
             optimizer = "{self.optimizer}"
@@ -94,8 +102,13 @@ class Case:
             credits=4,
             wire_dtype=self.dtype,
             private_blocks=self.private_blocks,
-            labels=tiny.LABELS,
+            labels=self.labels,
         )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Class names, if the task has any."""
+        return tiny.LABELS if self.task in CLASS_TASKS else ()
 
     def datasets(self) -> dict[str, OwnerDataset]:
         """Each owner's share of the rows."""
@@ -103,13 +116,13 @@ class Case:
         for share, owner in enumerate(self.owners):
             data = OwnerDataset.load(
                 self.job,
-                self.folder / "train.csv",
-                self.folder / "eval.csv",
+                self.folder / f"train.{SUFFIXES[self.task]}",
+                self.folder / f"eval.{SUFFIXES[self.task]}",
                 share=share,
                 num_owners=len(self.owners),
                 tokenizer_folder=self.folder / "model",
             )
-            data.set_labels(tiny.LABELS)
+            data.set_labels(self.labels)
             found[owner] = data
         return found
 
@@ -119,6 +132,14 @@ def write_inputs(folder: Path) -> Path:
     tiny.write_model(folder / "model", num_blocks=4)
     tiny.write_rows(folder / "train.csv", 61, seed=1)
     tiny.write_rows(folder / "eval.csv", 21, seed=2)
+    return folder
+
+
+def write_family_inputs(folder: Path, model_type: str, task: str, *, padding_side: str = "right") -> Path:
+    """Write a tiny model of a family and rows of a task."""
+    write_family(folder / "model", model_type, padding_side=padding_side, with_decoder=task == "causal-lm")
+    write_task_rows(folder, task, "train", 21, seed=1)
+    write_task_rows(folder, task, "eval", 11, seed=2)
     return folder
 
 

@@ -1,8 +1,12 @@
 """What differs between families of transformers, as one small object each.
 
 To add a family: write ``edge/model/families/<name>.py`` with an object ``FAMILY`` of the shape below, name it in
-``MODULES``, and add its line to the parity test (``tests/edge/test_slice.py``). Everything else (which tensors are
-read, adapters, dropout, graphs, saving) is the same for all.
+``MODULES``, describe its files in ``ringtune.model_families``, and add its line to the tiny models of the tests
+(``tests/edge/tiny_families.py``). Everything else (which tensors are read, adapters, dropout, graphs, saving) is
+the same for all.
+
+Whatever the family, a row of a batch is a row of tokens, the hidden state is (B, T, D), and a mask (B, T) travels
+with it; an image has a token for each patch and a mask of ones.
 
 B batch rows, T tokens, D model width.
 """
@@ -16,10 +20,20 @@ from typing import Any, Protocol, cast
 import torch
 
 from edge.data.tokens import Batch
-from ringtune.errors import ModelError
+from ringtune.model_families import family_named
 
 # model_type of config.json -> module of this package
-MODULES: Mapping[str, str] = {"bert": "bert"}
+MODULES: Mapping[str, str] = {
+    "bert": "bert",
+    "roberta": "bert",
+    "xlm-roberta": "bert",
+    "electra": "electra",
+    "distilbert": "distilbert",
+    "gpt2": "gpt2",
+    "llama": "llama",
+    "mistral": "llama",
+    "vit": "vit",
+}
 
 
 class Family(Protocol):
@@ -29,19 +43,12 @@ class Family(Protocol):
 
     Attributes:
         blocks_path: dotted path of the block list in ``base``.
-        embedding_paths: dotted paths in ``base`` of everything else that an owner has to hold; what is neither
-            a block nor in this list is never read.
+        embedding_paths: dotted paths in ``base`` of everything else that an owner has to hold, as far as a model
+            has it; what is neither a block nor in this list is never read.
     """
 
     blocks_path: str
     embedding_paths: tuple[str, ...]
-
-    def check(self, config: Any) -> None:
-        """Refuse variants that can't be split.
-
-        Raises:
-            ModelError: names the key of ``config.json``.
-        """
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Hidden state (B, T, D) that enters block 0."""
@@ -64,8 +71,7 @@ def family_of(model_type: str) -> Family:
     """The family of a ``config.json``.
 
     Raises:
-        ModelError: not a supported one.
+        ModelError: not a supported one; lists those that are.
     """
-    if model_type not in MODULES:
-        raise ModelError(f"model_type {model_type!r} is not supported; use one of {', '.join(sorted(MODULES))}")
-    return cast(Family, importlib.import_module(f"{__name__}.{MODULES[model_type]}").FAMILY)
+    known = family_named(model_type)
+    return cast(Family, importlib.import_module(f"{__name__}.{MODULES[known.model_type]}").FAMILY)

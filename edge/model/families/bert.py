@@ -1,4 +1,4 @@
-"""BERT: post-norm encoder; a block needs the hidden state and an additive 4-D mask (or None without padding)."""
+"""BERT, RoBERTa, XLM-RoBERTa: a block needs the hidden state and an additive 4-D mask (or None without padding)."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ from typing import Any
 import torch
 
 from edge.data.tokens import Batch
-from ringtune.errors import ModelError
 
 
 class BertFamily:
     """See ``Family``. The pooler is not read: the classification head takes the first token as it is."""
 
     blocks_path = "encoder.layer"
-    embedding_paths = ("embeddings",)
-
-    def check(self, config: Any) -> None:
-        """Refuse decoders and cross attention."""
-        for key in ("is_decoder", "add_cross_attention"):
-            if getattr(config, key, False):
-                raise ModelError(f"config.json: {key} is true; only BERT encoders are supported")
+    embedding_paths: tuple[str, ...] = ("embeddings",)
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Word, position and token-type embeddings, summed and normalised."""
@@ -28,16 +21,11 @@ class BertFamily:
         return hidden
 
     def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:  # noqa: N803
-        """The mask exactly as ``BertModel.forward`` makes it: None or not also picks the attention kernel."""
-        from transformers.modeling_attn_mask_utils import _prepare_4d_attention_mask_for_sdpa
-
+        """The mask exactly as the model's own ``forward`` makes it: None or not also picks the attention kernel."""
         config = base.config
         if config._attn_implementation == "sdpa" and config.position_embedding_type == "absolute":
-            mask: torch.Tensor | None = _prepare_4d_attention_mask_for_sdpa(
-                mask_BT, hidden_BTD.dtype, tgt_len=hidden_BTD.shape[1]
-            )
-            return mask
-        return (1.0 - mask_BT[:, None, None, :].to(hidden_BTD.dtype)) * torch.finfo(hidden_BTD.dtype).min
+            return sdpa_mask(hidden_BTD, mask_BT)
+        return additive_mask(hidden_BTD, mask_BT)
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
         """One layer; of its tuple only the hidden state is kept."""
@@ -47,6 +35,21 @@ class BertFamily:
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
         """The last hidden state as it is."""
         return hidden_BTD, {}
+
+
+def sdpa_mask(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:  # noqa: N803
+    """(B, 1, T, T), or None without padding."""
+    from transformers.modeling_attn_mask_utils import _prepare_4d_attention_mask_for_sdpa
+
+    mask: torch.Tensor | None = _prepare_4d_attention_mask_for_sdpa(
+        mask_BT, hidden_BTD.dtype, tgt_len=hidden_BTD.shape[1]
+    )
+    return mask
+
+
+def additive_mask(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:  # noqa: N803
+    """(B, 1, 1, T): 0 at tokens, the smallest number at padding."""
+    return (1.0 - mask_BT[:, None, None, :].to(hidden_BTD.dtype)) * torch.finfo(hidden_BTD.dtype).min
 
 
 FAMILY = BertFamily()

@@ -1,0 +1,86 @@
+"""What a task makes of an owner's files: rows that can be shared out, and examples that batches are made of.
+
+A *row* is what the file has (a text, a question, an image), an *example* is what a batch has (a text, a window of a
+question's context, an image). Rows are shared among owners, so that all windows of a question stay together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from edge.data.tokens import Batch
+
+Values = tuple[tuple[str, float], ...]
+
+
+class Rows(NamedTuple):
+    """The rows of one file.
+
+    Attributes:
+        rows: in file order.
+        labels: class name of each; empty for a task without classes.
+        skipped: rows of the file that can't be used.
+    """
+
+    rows: Sequence[Any]
+    labels: tuple[str, ...] = ()
+    skipped: int = 0
+
+
+class Examples(Protocol):
+    """What one owner trains or evaluates on."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
+        """These examples, padded to the longest.
+
+        Args:
+            chosen: indices of examples.
+            targets: class name -> index.
+        """
+
+    def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
+        """Judge predictions row by row.
+
+        Args:
+            batch: rows of a micro-batch.
+            predictions: what the task's head predicted for them.
+            key: of the evaluation; examples that belong together may come in different calls.
+
+        Returns:
+            Numbers to be summed by name.
+        """
+
+    def forget_scores(self) -> None:
+        """A new run begins."""
+
+
+class Source(Protocol):
+    """How a task reads its files."""
+
+    def read(self, path: Path) -> Rows:
+        """The rows of a file.
+
+        Raises:
+            DataError: it can't be used; says where and why.
+        """
+
+    def examples(self, rows: Sequence[Any], labels: Sequence[str]) -> Examples:
+        """Examples of these rows (of which ``labels`` are the class names)."""
+
+
+class Unscored:
+    """Examples whose head says all that an evaluation counts."""
+
+    def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
+        """Nothing more."""
+        return ()
+
+    def forget_scores(self) -> None:
+        """Nothing is kept."""

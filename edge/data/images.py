@@ -1,0 +1,236 @@
+"""Labelled images: an npz file with two arrays, or a folder with a folder for each class.
+
+Images have to have the size that the model takes: nothing is cut or scaled, because that is a choice which belongs
+to whoever made the data. Whole numbers of 8 bits are scaled and normalised as ``preprocessor_config.json`` says
+(without it to [-1, 1]); floating-point images are taken as they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from edge.data.examples import Rows, Unscored
+from edge.data.tokens import Batch
+from edge.model.heads import IGNORED
+from ringtune.errors import DataError, ModelError
+from ringtune.families_image import image_tokens
+from ringtune.job import Job
+from ringtune.model_files import read_config
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
+_PREPROCESSOR = "preprocessor_config.json"
+
+
+class Shape(NamedTuple):
+    """What the model takes."""
+
+    channels: int
+    side: int
+
+    def order(self, shape: tuple[int, ...]) -> str:
+        """How an array of this shape lies: ``hw``, ``hwc``, ``chw``; empty if it does not fit."""
+        plane = (self.side, self.side)
+        if shape == plane and self.channels == 1:
+            return "hw"
+        if shape == (*plane, self.channels):
+            return "hwc"
+        return "chw" if shape == (self.channels, *plane) else ""
+
+    def __str__(self) -> str:
+        """For messages."""
+        return f"{self.channels} x {self.side} x {self.side} (channels, height, width)"
+
+
+class ImageFile(NamedTuple):
+    """An image that is read when it is needed."""
+
+    path: Path
+
+
+class Images:
+    """See ``Source``.
+
+    Args:
+        job: names of the arrays.
+        folder: of the model.
+
+    Raises:
+        ModelError: the model takes no images, or its preprocessor is not readable.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        config = read_config(folder)
+        if "num_channels" not in config:
+            raise ModelError(f"{folder}: model_type {config['model_type']!r} takes no images")
+        self._image, self._label = job.data.image, job.data.label
+        self._shape = Shape(config["num_channels"], config["image_size"])
+        self._num_tokens = image_tokens(config)
+        self._mean, self._std = _normalisation(folder, self._shape.channels)
+
+    def read(self, path: Path) -> Rows:
+        """Images with their class names; every shape is checked here."""
+        if path.is_dir():
+            return self._read_folder(path)
+        if not path.is_file():
+            raise DataError(f"{path} is not there; set data.train, data.eval or --data")
+        if path.suffix.lower() != ".npz":
+            raise DataError(f"{path} ends in {path.suffix!r}; images are read from .npz or a folder per class")
+        return self._read_npz(path)
+
+    def examples(self, rows: Sequence[Array | ImageFile], labels: Sequence[str]) -> ImageExamples:
+        """One of each image; arrays are copied, so that the rest of the file can be dropped."""
+        own = [row.copy() if isinstance(row, np.ndarray) else row for row in rows]
+        return ImageExamples(own, labels, self)
+
+    def pixels(self, row: Array | ImageFile) -> torch.Tensor:
+        """One image as the model takes it (C, H, W), float32.
+
+        Raises:
+            DataError: its file changed since it was checked, or it has numbers that are not finite.
+        """
+        array, name = (row, "an image") if isinstance(row, np.ndarray) else (_open(row.path), str(row.path))
+        order = self._shape.order(array.shape)
+        if not order:
+            raise DataError(f"{name} has shape {array.shape}, the model takes {self._shape}; convert it")
+        array = array[None] if order == "hw" else array.transpose(2, 0, 1) if order == "hwc" else array
+        pixels = torch.from_numpy(np.array(array, dtype=np.float32))
+        if array.dtype == np.uint8:
+            return (pixels / 255 - self._mean) / self._std
+        if not bool(torch.isfinite(pixels).all()):
+            raise DataError(f"{name} has numbers that are not finite; remove it")
+        return pixels
+
+    @property
+    def num_tokens(self) -> int:
+        """Patches of an image, and the class token."""
+        return self._num_tokens
+
+    def _read_npz(self, path: Path) -> Rows:
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                for key, name in (("data.image", self._image), ("data.label", self._label)):
+                    if name not in arrays:
+                        raise DataError(f"{path} has no array {name!r}; it has {', '.join(arrays)}; set {key}")
+                images, labels = arrays[self._image], arrays[self._label]
+        except (OSError, ValueError, EOFError, KeyError) as error:
+            raise DataError(f"{path} is no readable npz file ({error}); write it with numpy.savez") from error
+        if images.ndim == 0 or labels.shape != images.shape[:1] or not len(images):
+            raise DataError(f"{path} has images of shape {images.shape} and labels of shape {labels.shape}")
+        if labels.dtype.kind not in "iuU":
+            raise DataError(f"{path}: labels are {labels.dtype}; give whole numbers or names")
+        self._check(path, images.shape[1:], images.dtype)
+        return Rows(rows=list(images), labels=tuple(str(label) for label in labels.tolist()))
+
+    def _read_folder(self, path: Path) -> Rows:
+        rows: list[ImageFile] = []
+        labels: list[str] = []
+        for folder in sorted(child for child in path.iterdir() if child.is_dir()):
+            for file in sorted(folder.iterdir()):
+                if file.suffix.lower() in (".npy", *_PICTURES):
+                    self._check(file, *_shape_of(file))
+                    rows.append(ImageFile(file))
+                    labels.append(folder.name)
+        if not rows:
+            raise DataError(
+                f"{path} has no images; put them into a folder for each class (.npy, {', '.join(_PICTURES)})"
+            )
+        return Rows(rows=rows, labels=tuple(labels))
+
+    def _check(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        if not self._shape.order(shape):
+            raise DataError(f"{path} has images of shape {shape}, the model takes {self._shape}; convert them")
+        if dtype != np.uint8 and dtype.kind != "f":
+            raise DataError(f"{path} has pixels of type {dtype}; give uint8 (0 to 255) or normalised floats")
+
+
+class ImageExamples(Unscored):
+    """See ``Examples``.
+
+    Args:
+        rows: arrays, or files to read.
+        labels: class name of each.
+        images: how one becomes pixels.
+    """
+
+    def __init__(self, rows: Sequence[Array | ImageFile], labels: Sequence[str], images: Images) -> None:
+        self._rows = rows
+        self._labels = labels
+        self._images = images
+
+    def __len__(self) -> int:
+        """How many images."""
+        return len(self._rows)
+
+    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
+        """These images and the indices of their classes; every token counts."""
+        pixels = torch.stack([self._images.pixels(self._rows[index]) for index in chosen])
+        labels = [targets.get(self._labels[index], IGNORED) for index in chosen]
+        nothing = torch.zeros(len(chosen), 0, dtype=torch.int64)
+        return Batch(
+            ids=nothing,
+            mask=torch.ones(len(chosen), self._images.num_tokens, dtype=torch.int64),
+            token_type_ids=nothing,
+            labels=torch.tensor(labels, dtype=torch.int64),
+            pixels=pixels,
+        )
+
+
+def _normalisation(folder: Path, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of each channel, (C, 1, 1)."""
+    path = folder / _PREPROCESSOR
+    values: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            values = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError) as error:
+            raise ModelError(f"{path} is not readable ({error}); remove it or fetch the model again") from error
+    found = []
+    for key, plain in (("image_mean", 0.0), ("image_std", 1.0)):
+        value = values.get(key, [0.5] * channels) if values.get("do_normalize", True) else [plain] * channels
+        if not isinstance(value, list) or len(value) != channels or not all(_is_number(item) for item in value):
+            raise ModelError(f"{path}: {key} has to be {channels} numbers, but is {value}")
+        found.append(torch.tensor(value, dtype=torch.float32).reshape(channels, 1, 1))
+    if not bool((found[1] > 0).all()):
+        raise ModelError(f"{path}: image_std has to be above 0")
+    return found[0], found[1]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shape_of(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of an image file; of an array only the header is read."""
+    if path.suffix.lower() != ".npy":
+        array = _open(path)
+        return array.shape, array.dtype
+    try:
+        header = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} is no readable array ({error}); write it with numpy.save") from error
+    return header.shape, header.dtype
+
+
+def _open(path: Path) -> Array:
+    try:
+        if path.suffix.lower() == ".npy":
+            return np.asarray(np.load(path, allow_pickle=False))
+        library: Any = importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise DataError(f"{path} needs the package 'pillow' to be read; install it, or give .npy or .npz") from error
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} is not readable ({error}); remove it") from error
+    try:
+        with library.open(path) as picture:
+            return np.asarray(picture)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{path} is no readable picture ({error}); remove it") from error

@@ -1,0 +1,113 @@
+"""Texts to continue: a text a row, or one plain text cut into blocks."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from edge.data.examples import Rows, Unscored
+from edge.data.tables import read_table, text_of
+from edge.data.tokens import Batch, Encoded, Encoder, Padder, load_tokenizer
+from edge.model.heads import IGNORED
+from ringtune.errors import DataError
+from ringtune.job import Job
+
+_PIECE_CHARACTERS = 100_000
+_LEAST_TOKENS = 2  # one to predict, and one before it
+
+
+class Language:
+    """See ``Source``.
+
+    Args:
+        job: name of the column, longest text.
+        folder: of the model, with its tokenizer.
+
+    Raises:
+        ModelError: no tokenizer.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._column = job.data.text
+        self._max_length = job.train.max_length
+        self._tokenizer = load_tokenizer(folder)
+        self._padder = Padder(self._tokenizer)
+
+    def read(self, path: Path) -> Rows:
+        """Texts of a csv or jsonl file, or the blocks of a ``.txt`` file."""
+        if path.suffix.lower() == ".txt":
+            return Rows(rows=self._blocks(path))
+        records = read_table(path, {"data.text": self._column})
+        return Rows(rows=[text_of(path, record, self._column) for record in records])
+
+    def examples(self, rows: Sequence[str | Encoded], labels: Sequence[str]) -> LanguageExamples:
+        """One of each text or block."""
+        texts = [row for row in rows if isinstance(row, str)]
+        blocks = [row for row in rows if not isinstance(row, str)]
+        return LanguageExamples(blocks or Encoder(self._tokenizer, texts), self._padder, self._max_length)
+
+    def _blocks(self, path: Path) -> list[Encoded]:
+        """All tokens in a row, without special ones, cut every ``max_length``; a rest too short to learn from is left.
+
+        The text is encoded in pieces that end with a line, to bound what the tokenizer holds at once.
+        """
+        ids: array[int] = array("i")
+        for piece in _pieces(path):
+            ids.extend(self._tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"])
+        size = self._max_length
+        blocks = [ids[first : first + size] for first in range(0, len(ids), size)]
+        blocks = [block for block in blocks if len(block) >= _LEAST_TOKENS]
+        if not blocks:
+            raise DataError(f"{path} has {len(ids)} tokens; a block needs {_LEAST_TOKENS} at least")
+        return [Encoded(block, array("i", bytes(block.itemsize * len(block)))) for block in blocks]
+
+
+class LanguageExamples(Unscored):
+    """See ``Examples``.
+
+    Args:
+        rows: encoder of texts, or blocks that are encoded.
+        padder: how rows become batches.
+        max_length: tokens, special ones included.
+    """
+
+    def __init__(self, rows: Encoder | Sequence[Encoded], padder: Padder, max_length: int) -> None:
+        self._rows = rows
+        self._padder = padder
+        self._max_length = max_length
+
+    def __len__(self) -> int:
+        """How many texts or blocks."""
+        return len(self._rows)
+
+    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
+        """These texts; every token but the first of a row is a target at its own place."""
+        rows = self._rows
+        encoded = (
+            rows.rows(chosen, max_length=self._max_length)
+            if isinstance(rows, Encoder)
+            else [rows[index] for index in chosen]
+        )
+        ids, mask, types = self._padder.pad(encoded)
+        labels = ids.masked_fill(mask == 0, IGNORED)
+        for index, row in enumerate(encoded):
+            labels[index, self._padder.start(len(row.ids), ids.shape[1])] = IGNORED
+        return Batch(ids=ids, mask=mask, token_type_ids=types, labels=labels)
+
+
+def _pieces(path: Path) -> list[str]:
+    if not path.is_file():
+        raise DataError(f"{path} is not there; set data.train, data.eval or --data")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error}); convert it") from error
+    pieces: list[str] = []
+    first = 0
+    while first < len(text):
+        last = text.rfind("\n", first, first + _PIECE_CHARACTERS) + 1 or first + _PIECE_CHARACTERS
+        last = len(text) if first + _PIECE_CHARACTERS >= len(text) else last
+        pieces.append(text[first:last])
+        first = last
+    return pieces

@@ -1,0 +1,285 @@
+"""Questions whose answer is a piece of a context: read, cut into windows, and judged by the answer's text.
+
+A context that is too long becomes several windows that overlap; each has the whole question before it. A window
+without the answer points at its first token. The prediction for a question is the best span of all its windows.
+
+Source: Devlin et al. 2019, section 4.2 (windows and spans); SQuAD for what counts (``squad``).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from edge.data.examples import Rows, Values
+from edge.data.squad import exact_match, f1
+from edge.data.tables import Record, read_table, text_of
+from edge.data.tokens import Batch, Encoded, Padder, load_tokenizer
+from ringtune.errors import DataError, ModelError
+from ringtune.job import Job
+
+LONGEST_ANSWER = 30
+"""Tokens of a predicted answer at most, as the official baselines have it."""
+
+_LEAST_CONTEXT = 8
+
+
+class Question(NamedTuple):
+    """One question.
+
+    Attributes:
+        question: what is asked.
+        context: where the answer is.
+        answers: right answers, never empty.
+        start: first character of the first answer that is in the context.
+        stop: one past its last character.
+    """
+
+    question: str
+    context: str
+    answers: tuple[str, ...]
+    start: int
+    stop: int
+
+
+class Window(NamedTuple):
+    """One example: the question and a piece of its context.
+
+    Attributes:
+        tokens: ids and token types.
+        question: index of the question.
+        first: token at which the context begins.
+        starts: first character of each context token.
+        stops: one past the last character of each context token.
+        target: tokens at which the answer begins and ends; (0, 0) if it is not in this window.
+    """
+
+    tokens: Encoded
+    question: int
+    first: int
+    starts: array[int]
+    stops: array[int]
+    target: tuple[int, int]
+
+
+class Questions:
+    """See ``Source``.
+
+    Args:
+        job: names of the columns, longest window, overlap.
+        folder: of the model, with its tokenizer.
+
+    Raises:
+        ModelError: no tokenizer, or one that does not say where its tokens come from.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._data = job.data
+        self._max_length = job.train.max_length
+        self._stride = job.data.stride or job.train.max_length // 3
+        self._tokenizer = load_tokenizer(folder)
+        if not self._tokenizer.is_fast:
+            raise ModelError(f"the tokenizer in {folder} has no offsets; add its tokenizer.json")
+        if self._max_length < 2 * _LEAST_CONTEXT:
+            raise DataError(f"train.max_length is {self._max_length}; a question with its context needs more")
+        self._padder = Padder(self._tokenizer)
+
+    def read(self, path: Path) -> Rows:
+        """Questions with their contexts; those whose answer is not in its context are counted and left out."""
+        data = self._data
+        columns = {"data.question": data.question, "data.context": data.context, "data.answer": data.answer}
+        found = [self._question(path, record) for record in read_table(path, columns)]
+        usable = [question for question in found if question is not None]
+        if not usable:
+            raise DataError(f"{path}: no answer of {len(found)} rows is in its context; check data.answer")
+        return Rows(rows=usable, skipped=len(found) - len(usable))
+
+    def examples(self, rows: Sequence[Question], labels: Sequence[str]) -> QuestionExamples:
+        """The windows of these questions."""
+        windows = [window for index, row in enumerate(rows) for window in self._windows(index, row)]
+        return QuestionExamples(rows, windows, self._padder)
+
+    def _question(self, path: Path, record: Record) -> Question | None:
+        question = text_of(path, record, self._data.question).strip()
+        context = text_of(path, record, self._data.context)
+        answers, starts = _answers(path, record, self._data.answer)
+        for answer, start in zip(answers, starts, strict=True):
+            at = start if context[start : start + len(answer)] == answer and start >= 0 else context.find(answer)
+            if answer.strip() and at >= 0:
+                return Question(question, context, answers, at, at + len(answer))
+        return None
+
+    def _windows(self, index: int, row: Question) -> list[Window]:
+        tokenizer, limit = self._tokenizer, self._max_length // 2
+        question = row.question
+        offsets = tokenizer(question, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        if len(offsets) > limit:
+            question, offsets = question[: offsets[limit - 1][1]], offsets[:limit]
+        room = self._max_length - len(offsets) - tokenizer.num_special_tokens_to_add(pair=True)
+        if room < 1:
+            raise DataError(f"train.max_length is {self._max_length}; a question has {len(offsets)} tokens")
+        found = tokenizer(
+            question,
+            row.context,
+            truncation="only_second",
+            max_length=self._max_length,
+            stride=min(self._stride, room - 1),
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        return [_window(found, part, index, row) for part in range(len(found["input_ids"]))]
+
+
+class QuestionExamples:
+    """See ``Examples``.
+
+    Args:
+        questions: of this owner.
+        windows: of these questions, in order.
+        padder: how windows become batches.
+    """
+
+    def __init__(self, questions: Sequence[Question], windows: Sequence[Window], padder: Padder) -> None:
+        self._questions = questions
+        self._windows = windows
+        self._padder = padder
+        self._open: dict[tuple[int, int], _Open] = {}
+        self._num_windows = [0] * len(questions)
+        for window in windows:
+            self._num_windows[window.question] += 1
+
+    def __len__(self) -> int:
+        """How many windows."""
+        return len(self._windows)
+
+    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
+        """These windows; targets are tokens of the padded row."""
+        windows = [self._windows[index] for index in chosen]
+        ids, mask, types = self._padder.pad([window.tokens for window in windows])
+        labels = [
+            [token + self._padder.start(len(window.tokens.ids), ids.shape[1]) for token in window.target]
+            for window in windows
+        ]
+        return Batch(
+            ids=ids,
+            mask=mask,
+            token_type_ids=types,
+            labels=torch.tensor(labels, dtype=torch.int64),
+            examples=torch.tensor(list(chosen), dtype=torch.int64),
+        )
+
+    def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
+        """Take the best span of each window; a question counts when all its windows are in.
+
+        Args:
+            batch: rows of a micro-batch.
+            predictions: (B, T, 2) logits of start and end.
+            key: of the evaluation.
+
+        Returns:
+            ``questions``, ``exact_sum`` and ``f1_sum`` of the questions that are complete.
+        """
+        if batch.examples is None:
+            raise DataError("the batch does not say which windows it has")
+        logits, width = predictions.float().cpu(), predictions.shape[1]
+        closed: list[_Open] = []
+        for row, index in enumerate(batch.examples.tolist()):
+            window = self._windows[index]
+            at = window.first + self._padder.start(len(window.tokens.ids), width)
+            score, first, last = best_span(logits[row, at : at + len(window.starts)])
+            entry = self._open.setdefault((key, window.question), _Open(question=window.question))
+            entry.add((score, -index), self._text(window, first, last))
+            if entry.seen == self._num_windows[window.question]:
+                closed.append(self._open.pop((key, window.question)))
+        exact = sum(exact_match(entry.text, self._questions[entry.question].answers) for entry in closed)
+        overlap = sum(f1(entry.text, self._questions[entry.question].answers) for entry in closed)
+        return (("questions", float(len(closed))), ("exact_sum", float(exact)), ("f1_sum", float(overlap)))
+
+    def forget_scores(self) -> None:
+        """Forget questions that an evaluation left half-done."""
+        self._open.clear()
+
+    def _text(self, window: Window, first: int, last: int) -> str:
+        if not len(window.starts):
+            return ""
+        return self._questions[window.question].context[window.starts[first] : window.stops[last]]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A question of which some windows are judged; the order in which they come changes nothing."""
+
+    question: int
+    seen: int = 0
+    text: str = ""
+    best: tuple[float, int] = field(default=(-float("inf"), 0))
+
+    def add(self, score: tuple[float, int], text: str) -> None:
+        self.seen += 1
+        if score > self.best:
+            self.best, self.text = score, text
+
+
+def best_span(logits_T2: torch.Tensor) -> tuple[float, int, int]:  # noqa: N803
+    """The span with the largest sum of logits among those that are not too long.
+
+    Args:
+        logits_T2: (T, 2) of start and end, for the context's tokens.
+
+    Returns:
+        The sum, first and last token; of equal spans the first one.
+    """
+    tokens = logits_T2.shape[0]
+    if not tokens:
+        return -float("inf"), 0, 0
+    sums = logits_T2[:, None, 0] + logits_T2[None, :, 1]
+    allowed = torch.ones(tokens, tokens, dtype=torch.bool).triu().tril(LONGEST_ANSWER - 1)
+    best = int(sums.masked_fill(~allowed, -float("inf")).argmax())
+    first, last = divmod(best, tokens)
+    return float(sums[first, last]), first, last
+
+
+def _answers(path: Path, record: Record, column: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Right answers, and where each begins if the file says so (otherwise -1)."""
+    number, found = record
+    value: Any = found[column]
+    texts, starts = value, None
+    if isinstance(value, Mapping):
+        texts, starts = value.get("text"), value.get("answer_start")
+    texts = [texts] if isinstance(texts, str) else texts
+    starts = [starts] if isinstance(starts, int) else starts
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise DataError(f"{path}, line {number}: column {column!r} is no answer; give a text or a list of texts")
+    if starts is None:
+        starts = [-1] * len(texts)
+    if not isinstance(starts, list) or [type(start) for start in starts] != [int] * len(texts):
+        raise DataError(f"{path}, line {number}: column {column!r} has no answer_start for each of its texts")
+    return tuple(texts), tuple(starts)
+
+
+def _window(found: Any, part: int, index: int, row: Question) -> Window:
+    ids = array("i", found["input_ids"][part])
+    types = array("i", found["token_type_ids"][part] if "token_type_ids" in found else [0] * len(ids))
+    places = [token for token, sequence in enumerate(found.sequence_ids(part)) if sequence == 1]
+    offsets = [found["offset_mapping"][part][token] for token in places]
+    first = places[0] if places else 0
+    return Window(
+        tokens=Encoded(ids, types),
+        question=index,
+        first=first,
+        starts=array("i", [start for start, _ in offsets]),
+        stops=array("i", [stop for _, stop in offsets]),
+        target=_target(offsets, first, row),
+    )
+
+
+def _target(offsets: Sequence[tuple[int, int]], first: int, row: Question) -> tuple[int, int]:
+    """The tokens with the answer's first and last character; (0, 0) if one of them is not here."""
+    begins = [token for token, (start, stop) in enumerate(offsets) if start <= row.start < stop]
+    ends = [token for token, (start, stop) in enumerate(offsets) if start < row.stop <= stop]
+    return (first + begins[0], first + ends[-1]) if begins and ends else (0, 0)

@@ -1,0 +1,98 @@
+"""Labelled texts: one class per text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edge.data.examples import Rows, Unscored
+from edge.data.tables import class_of, read_table, text_of
+from edge.data.tokens import Batch, Encoder, Padder, load_tokenizer
+from edge.model.heads import IGNORED
+from ringtune.errors import ModelError
+from ringtune.job import Job
+from ringtune.model_files import read_config
+
+
+class LabelledTexts:
+    """See ``Source``.
+
+    A decoder sees only what is before a token and classifies by the last one, which AdapterHub finds by counting
+    ids that are no padding: so its rows are padded on the right, and it has to know the padding token.
+
+    Args:
+        job: names of the columns, longest text.
+        folder: of the model, with its tokenizer.
+
+    Raises:
+        ModelError: no tokenizer, or no padding token.
+    """
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._text, self._label = job.data.text, job.data.label
+        self._max_length = job.train.max_length
+        self._tokenizer = load_tokenizer(folder)
+        if self._tokenizer.pad_token_id is None:
+            raise ModelError(f"the tokenizer in {folder} has no padding token; add one to tokenizer_config.json")
+        self._padder = Padder(self._tokenizer, side=_side(folder, self._tokenizer))
+
+    def read(self, path: Path) -> Rows:
+        """Texts with their class names."""
+        rows = read_rows(path, text=self._text, label=self._label)
+        return Rows(rows=[text for text, _ in rows], labels=tuple(label for _, label in rows))
+
+    def examples(self, rows: Sequence[str], labels: Sequence[str]) -> LabelledExamples:
+        """One of each text."""
+        return LabelledExamples(Encoder(self._tokenizer, rows), labels, self._padder, self._max_length)
+
+
+class LabelledExamples(Unscored):
+    """See ``Examples``.
+
+    Args:
+        encoder: of the texts.
+        labels: class name of each.
+        padder: how rows become batches.
+        max_length: tokens, special ones included.
+    """
+
+    def __init__(self, encoder: Encoder, labels: Sequence[str], padder: Padder, max_length: int) -> None:
+        self._encoder = encoder
+        self._labels = labels
+        self._padder = padder
+        self._max_length = max_length
+
+    def __len__(self) -> int:
+        """How many texts."""
+        return len(self._encoder)
+
+    def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
+        """These texts and the indices of their classes."""
+        ids, mask, types = self._padder.pad(self._encoder.rows(chosen, max_length=self._max_length))
+        labels = [targets.get(self._labels[row], IGNORED) for row in chosen]
+        return Batch(ids=ids, mask=mask, token_type_ids=types, labels=torch.tensor(labels, dtype=torch.int64))
+
+
+def read_rows(path: Path, *, text: str, label: str) -> list[tuple[str, str]]:
+    """Read the columns ``text`` and ``label`` of a csv or jsonl file.
+
+    Raises:
+        DataError: see ``read_table``; or a value is not text, or not a class name.
+    """
+    records = read_table(path, {"data.text": text, "data.label": label})
+    return [(text_of(path, record, text), class_of(path, record, label)) for record in records]
+
+
+def _side(folder: Path, tokenizer: Any) -> str:
+    config = read_config(folder)
+    if "tie_word_embeddings" not in config:  # an encoder
+        return str(tokenizer.padding_side)
+    if config["pad_token_id"] != tokenizer.pad_token_id:
+        raise ModelError(
+            f"{folder}: pad_token_id is {config['pad_token_id']} in config.json and {tokenizer.pad_token_id} in the "
+            "tokenizer; a decoder classifies by the last token that is no padding, make them equal"
+        )
+    return "right"

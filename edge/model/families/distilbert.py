@@ -1,0 +1,33 @@
+"""DistilBERT: a BERT without token types; its plain attention takes the 2-D mask as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from edge.data.tokens import Batch
+from edge.model.families.bert import BertFamily, sdpa_mask
+
+
+class DistilBertFamily(BertFamily):
+    """See ``Family``."""
+
+    blocks_path = "transformer.layer"
+
+    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
+        """Word and position embeddings, summed and normalised."""
+        hidden: torch.Tensor = base.embeddings(batch.ids, None)
+        return hidden
+
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:  # noqa: N803
+        """A 4-D mask for the fused kernel, otherwise the 2-D mask."""
+        return sdpa_mask(hidden_BTD, mask_BT) if base.config._attn_implementation == "sdpa" else mask_BT
+
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
+        """One layer; the hidden state comes last in its tuple."""
+        hidden: torch.Tensor = block(hidden_BTD, context, None, False)[-1]
+        return hidden
+
+
+FAMILY = DistilBertFamily()

@@ -1,0 +1,28 @@
+"""ELECTRA: BERT's blocks behind narrower embeddings that are projected up; always plain (eager) attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from edge.data.tokens import Batch
+from edge.model.families.bert import BertFamily, additive_mask
+
+
+class ElectraFamily(BertFamily):
+    """See ``Family``."""
+
+    embedding_paths: tuple[str, ...] = ("embeddings", "embeddings_project")
+
+    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
+        """As BERT, then up to the model's width where it is another."""
+        hidden = super().embed(base, batch)
+        return base.embeddings_project(hidden) if hasattr(base, "embeddings_project") else hidden
+
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:  # noqa: N803
+        """Always an additive mask."""
+        return additive_mask(hidden_BTD, mask_BT)
+
+
+FAMILY = ElectraFamily()

@@ -1,0 +1,89 @@
+"""GPT-2: learned positions, a causal mask, and a last normalisation before the head."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from edge.data.tokens import Batch
+
+
+class CausalContext(NamedTuple):
+    """What a decoder's block needs besides the hidden state.
+
+    Attributes:
+        mask: (B, 1, T, T) causal, or None where the kernel makes it.
+        positions: (B, T) position of each token.
+        row_positions: (T,) the same for one row.
+        rotary: cosine and sine (B, T, width of a head); None with learned positions.
+    """
+
+    mask: torch.Tensor | None
+    positions: torch.Tensor
+    row_positions: torch.Tensor
+    rotary: tuple[torch.Tensor, torch.Tensor] | None
+
+
+class Gpt2Family:
+    """See ``Family``."""
+
+    blocks_path = "h"
+    embedding_paths: tuple[str, ...] = ("wte", "wpe", "ln_f")
+
+    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
+        """Word and position embeddings; positions count padding, as the library does."""
+        positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
+        hidden: torch.Tensor = base.drop(base.wte(batch.ids) + base.wpe(positions[None]))
+        return hidden
+
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:  # noqa: N803
+        """The causal mask as the library makes it."""
+        return causal_context(base.config, hidden_BTD, mask_BT, window=False)
+
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
+        """One layer; of its tuple only the hidden state is kept."""
+        hidden: torch.Tensor = block(hidden_BTD, None, context.row_positions, context.mask, None, None)[0]
+        return hidden
+
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
+        """The normalised hidden state, and that of each row's last token for classification."""
+        last = base.ln_f(hidden_BTD)
+        return last, {"cls_output": last_token(base.config, last, batch)}
+
+
+def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:  # noqa: N803
+    """Mask and positions as the library's ``forward`` makes them.
+
+    Args:
+        config: of the model.
+        hidden_BTD: enters the block.
+        mask_BT: 1 = token.
+        window: whether a token sees only so many before it.
+    """
+    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+    rows, tokens, _ = hidden_BTD.shape
+    positions_T = torch.arange(tokens, device=hidden_BTD.device)  # noqa: N806
+    positions_BT = positions_T.expand(rows, tokens)  # noqa: N806
+    make = create_sliding_window_causal_mask if window else create_causal_mask
+    mask = make(
+        config=config,
+        input_embeds=hidden_BTD,
+        attention_mask=mask_BT,
+        cache_position=positions_T,
+        past_key_values=None,
+        position_ids=positions_BT,
+    )
+    return CausalContext(mask=mask, positions=positions_BT, row_positions=positions_T, rotary=None)
+
+
+def last_token(config: Any, hidden_BTD: torch.Tensor, batch: Batch) -> torch.Tensor:  # noqa: N803
+    """(B, D) of each row's last token, found as AdapterHub finds it: by the number of ids that are no padding."""
+    rows = torch.arange(hidden_BTD.shape[0], device=hidden_BTD.device)
+    if config.pad_token_id is None:
+        return hidden_BTD[rows, -1]
+    return hidden_BTD[rows, (batch.ids != config.pad_token_id).sum(-1) - 1]
+
+
+FAMILY = Gpt2Family()

@@ -1,0 +1,48 @@
+"""Llama and Mistral: rotary positions, grouped key-value heads, Mistral with a sliding window."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from edge.data.tokens import Batch
+from edge.model.families.gpt2 import CausalContext, causal_context, last_token
+
+
+class LlamaFamily:
+    """See ``Family``. Every node has the (weightless) rotary embedding of its own."""
+
+    blocks_path = "layers"
+    embedding_paths: tuple[str, ...] = ("embed_tokens", "norm")
+
+    def embed(self, base: Any, batch: Batch) -> torch.Tensor:
+        """Word embeddings."""
+        hidden: torch.Tensor = base.embed_tokens(batch.ids)
+        return hidden
+
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:  # noqa: N803
+        """The causal mask as the library makes it, and the rotary tables."""
+        config = base.config
+        window = config.model_type == "mistral" and config.sliding_window is not None
+        context = causal_context(config, hidden_BTD, mask_BT, window=window)
+        return context._replace(rotary=base.rotary_emb(hidden_BTD, context.positions))
+
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
+        """One layer."""
+        hidden: torch.Tensor = block(
+            hidden_BTD,
+            attention_mask=context.mask,
+            position_ids=context.positions,
+            cache_position=context.row_positions,
+            position_embeddings=context.rotary,
+        )
+        return hidden
+
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
+        """The normalised hidden state, and that of each row's last token for classification."""
+        last = base.norm(hidden_BTD)
+        return last, {"cls_output": last_token(base.config, last, batch)}
+
+
+FAMILY = LlamaFamily()

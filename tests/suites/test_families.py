@@ -1,0 +1,176 @@
+"""Invariants 1, 5 and 8 for every family of models, every task and every kind of adapter."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edge.model.families import MODULES
+from ringtune.model_families import FAMILIES
+from ringtune.schedule import Action
+from ringtune.turns import StepKind, items, turn_sequence
+from sim.ring import RingResult, VirtualRing
+from tests.edge import reference
+from tests.edge.tiny_families import MODEL_TYPES
+from tests.suites.tensors import (
+    Case,
+    TorchCarrier,
+    distance,
+    make_carrier,
+    reference_of,
+    write_family_inputs,
+)
+
+Slices = tuple[tuple[str, int, int], ...]
+
+SPLITS: dict[str, Slices] = {
+    "one": (("a", 0, 4),),
+    "two": (("b", 0, 1), ("a", 1, 4)),
+    "three": (("a", 0, 2), ("c", 2, 3), ("d", 3, 4)),
+    "owner-hosts-nothing": (("c", 0, 3), ("d", 3, 4)),
+}
+PAIRS = [(name, task) for name, family in FAMILIES.items() for task in family.tasks]
+SIDES = ("right", "left")
+CASES = [(name, task, side) for name, task in PAIRS for side in SIDES if not (name == "vit" and side == "left")]
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that writes the inputs of a family and task once."""
+    folder, written = tmp_path_factory.mktemp("inputs"), {}
+
+    def write(model_type: str, task: str, side: str = "right") -> Path:
+        key = (model_type, task, side)
+        if key not in written:
+            written[key] = write_family_inputs(folder / "-".join(key), model_type, task, padding_side=side)
+        return written[key]
+
+    return write
+
+
+def run(case: Case, slices: Slices, *, seed: int = 0) -> tuple[RingResult, TorchCarrier]:
+    """Run a case on the virtual ring with random delays."""
+    plan = case.plan(slices)
+    carrier = make_carrier(case, plan)
+    rng = random.Random(seed)
+
+    def action_s(node: str, action: Action) -> float:
+        return rng.random()
+
+    def message_s(source: str, target: str, payload: str) -> float:
+        return rng.choice([0.0, 0.1, 2.0]) * rng.random()
+
+    result = VirtualRing(plan, action_s=action_s, message_s=message_s, carrier=carrier).run()
+    assert result.finish is not None and result.finish.error == "", result.finish
+    return result, carrier
+
+
+def collected(case: Case, slices: Slices, *, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Adapter and head of a run."""
+    plan = case.plan(slices)
+    holder = list(turn_sequence(plan))[-1].owner
+    return run(case, slices, seed=seed)[1].collected(plan, holder)
+
+
+def test_families_that_are_described_can_be_run_and_are_tested() -> None:
+    """Three lists that have to name the same families."""
+    assert set(MODEL_TYPES) == set(MODULES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize(("model_type", "task", "side"), CASES)
+def test_family_in_a_ring_equals_one_process(inputs: Any, model_type: str, task: str, side: str) -> None:
+    """Invariant 1: two owners, unfreezing, evaluation; adapters, head, losses and counts are those of the library."""
+    case = Case(
+        folder=inputs(model_type, task, side),
+        task=task,
+        owners=("a", "b"),
+        microbatches=3,
+        num_steps=16,
+        every_steps=4,
+        eval_every=8,
+    )
+    split = SPLITS["three" if side == "right" else "two"]
+    result, carrier = run(case, split)
+    plan, trained = case.plan(split), reference_of(case)
+    holder = list(turn_sequence(plan))[-1].owner
+    got, want = carrier.collected(plan, holder), {**trained.adapter(), **trained.head()}
+    assert distance(got, want) < 1e-9
+    steps = [entry for entry in result.logged if type(entry).__name__ == "LogStep" and entry.turn.kind == "train"]
+    losses = [dict(entry.values)["loss_sum"] / dict(entry.values)["count"] for entry in steps]
+    assert losses == pytest.approx(trained.losses, rel=1e-9)
+    evaluations = [entry for entry in result.logged if type(entry).__name__ == "LogEvaluation"]
+    assert len(evaluations) == 2
+    for entry in evaluations:
+        values = dict(entry.values)
+        found = (values["loss_sum"], values["count"], values.get("correct", 0.0))
+        assert found == pytest.approx(trained.evaluations[entry.step], rel=1e-9)
+
+
+@pytest.mark.parametrize("split", ["one", "owner-hosts-nothing"])
+@pytest.mark.parametrize(("model_type", "task"), PAIRS)
+def test_family_with_dropout_in_a_ring_equals_one_process(inputs: Any, model_type: str, task: str, split: str) -> None:
+    """Dropout of blocks, adapters and head is seeded per unit in every family."""
+    case = Case(folder=inputs(model_type, task), task=task, dropout=0.2, microbatches=2, num_steps=6, every_steps=2)
+    trained = reference_of(case)
+    assert distance(collected(case, SPLITS[split]), {**trained.adapter(), **trained.head()}) < 1e-9
+
+
+@pytest.mark.parametrize(("model_type", "task"), PAIRS)
+def test_family_delays_never_change_a_bit(inputs: Any, model_type: str, task: str) -> None:
+    """Invariant 5 in fp32."""
+    case = Case(folder=inputs(model_type, task), task=task, dtype="float32", microbatches=3, num_steps=6, every_steps=2)
+    first, other = (collected(case, SPLITS["three"], seed=seed) for seed in (0, 1))
+    assert first.keys() == other.keys()
+    assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+def write_result(carrier: TorchCarrier, holder: str, folder: Path) -> Path:
+    """The AdapterHub folder of a run, merged as the coordinator does."""
+    from safetensors.torch import load, save_file
+
+    folder.mkdir()
+    adapters: dict[str, torch.Tensor] = {}
+    for node, executor in carrier.executors.items():
+        for name, content in executor.adapter_files(with_head=node == holder).items():
+            if name == "adapter.safetensors":
+                adapters |= load(content)
+            else:
+                (folder / name).write_bytes(content)
+    save_file(adapters, folder / "adapter.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(("model_type", "task", "side"), CASES)
+def test_family_result_loads_with_nothing_of_ours(
+    inputs: Any, tmp_path: Path, model_type: str, task: str, side: str
+) -> None:
+    """Invariant 8: load_adapter into the plain base model gives the logits of the trained whole model."""
+    check_result_loads(Case(folder=inputs(model_type, task, side), task=task, num_steps=6, every_steps=2), tmp_path)
+
+
+def check_result_loads(case: Case, tmp_path: Path) -> None:
+    """Run a case, load its result with the library, and compare logits."""
+    from adapters import AutoAdapterModel
+
+    plan = case.plan(SPLITS["three"])
+    _, carrier = run(case, SPLITS["three"])
+    folder = write_result(carrier, "a", tmp_path / "result")
+    plain = AutoAdapterModel.from_pretrained(str(case.folder / "model"))
+    plain.load_adapter(str(folder), use_safetensors=True, set_active=True)
+    assert plain.active_head == "ringtune"
+    plain.to(getattr(torch, case.dtype)).eval()
+    turn = next(turn for turn in turn_sequence(plan) if turn.kind is StepKind.EVALUATE)
+    batch = case.datasets()["a"].batch(plan, items(plan, turn)[0])
+    trained, untrained = reference_of(case).model, reference.whole_model(case.job, plan, case.folder / "model").eval()
+    with torch.no_grad():
+        got, want, before = (
+            reference.outputs_of(model(**reference.inputs_of(model, batch))) for model in (plain, trained, untrained)
+        )
+    assert float((got - want).abs().max()) <= 1e-5
+    assert float((before - want).abs().max()) > 1e-3
+    if case.labels:
+        assert tuple(plain.get_labels()) == case.labels
