@@ -38,7 +38,7 @@ PROBE: Final = "probe"
 
 MAX_HEADER_BYTES: Final = 4096
 
-_NOTHING: Final = torch.empty(0, dtype=torch.uint8)
+_NOTHING: Final = memoryview(b"")
 
 with warnings.catch_warnings():  # torch warns once that bytes are not writable; nobody else holds these
     warnings.simplefilter("ignore")
@@ -242,10 +242,10 @@ def messages(
 
 
 class Received(NamedTuple):
-    """A whole payload: its header and its bytes, as a flat uint8 tensor."""
+    """A whole payload: its header and its bytes, which nobody else holds."""
 
     header: ring_pb2.FrameHeader
-    payload: torch.Tensor
+    payload: memoryview
 
 
 class Fed(NamedTuple):
@@ -280,7 +280,6 @@ class Assembler:
         self._revoke = revoke
         self._header: ring_pb2.FrameHeader | None = None
         self._payload = _NOTHING
-        self._view = bytes_of(_NOTHING)
         self._filled_bytes = 0
         self._is_dropping = False
 
@@ -297,9 +296,8 @@ class Assembler:
             self._admit(header)
             self._header, self._filled_bytes = header, 0
             if chunk.nbytes == header.payload_bytes > 0:
-                return Fed(self._complete(header, torch.frombuffer(chunk, dtype=torch.uint8)), cut)
-            self._payload = torch.empty(header.payload_bytes, dtype=torch.uint8)
-            self._view = bytes_of(self._payload)
+                return Fed(self._complete(header, chunk), cut)
+            self._payload = bytes_of(torch.empty(header.payload_bytes, dtype=torch.uint8))
             return Fed(self._fill(chunk), cut)
         except IntegrityError as error:
             self._abandon()
@@ -325,12 +323,12 @@ class Assembler:
         end = self._filled_bytes + chunk.nbytes
         if end > header.payload_bytes:
             raise FrameError(f"{describe(header)} has more than its {header.payload_bytes} bytes; it is dropped")
-        self._view[self._filled_bytes : end] = chunk
+        self._payload[self._filled_bytes : end] = chunk
         self._filled_bytes = end
         return self._complete(header, self._payload) if end == header.payload_bytes else None
 
-    def _complete(self, header: ring_pb2.FrameHeader, payload: torch.Tensor) -> Received:
-        if header.crc32 and zlib.crc32(bytes_of(payload)) != header.crc32:
+    def _complete(self, header: ring_pb2.FrameHeader, payload: memoryview) -> Received:
+        if header.crc32 and zlib.crc32(payload) != header.crc32:
             raise IntegrityError(f"{describe(header)} arrived damaged (its checksum differs); it is dropped")
         self._reset()
         return Received(header, payload)
@@ -346,7 +344,6 @@ class Assembler:
     def _reset(self) -> None:
         self._header, self._is_dropping = None, False
         self._payload = _NOTHING
-        self._view = bytes_of(_NOTHING)
 
 
 def describe(header: ring_pb2.FrameHeader) -> str:

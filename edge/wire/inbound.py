@@ -191,11 +191,11 @@ class InLink:
         kind = NAMES[header.kind]
         try:
             if kind in (Payload.HEAD, PROBE):
-                admission.sink.on_blob(kind, header.seq, source, bytes(tensors.bytes_of(payload)))
+                admission.sink.on_blob(kind, header.seq, source, bytes(payload))
                 return
             tensor, mask = tensors.decode(
                 payload,
-                header.shape,
+                tuple(header.shape),
                 DTYPE_NAMES[header.dtype],
                 header.mask_bytes,
                 compute_dtype=admission.expectation.compute_dtype,

@@ -12,14 +12,14 @@ from typing import NoReturn
 
 import grpc
 
-from ringtune.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
+from ringtune.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
 from ringtune.codec import error_of_status, status_of_error
 from ringtune.errors import ConnectionFailedError, RingTuneError
 
 
-def open_channel(address: str) -> grpc.Channel:
-    """A channel to ``host:port``; it connects at the first call. Close it."""
-    return grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+def open_channel(address: str, more: Options = ()) -> grpc.Channel:
+    """A channel to ``host:port``, with ``more`` options than all have; it connects at the first call. Close it."""
+    return grpc.insecure_channel(address, options=(*CLIENT_OPTIONS, *more))
 
 
 class NodeServer:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from ringtune.errors import FrameError
@@ -75,21 +76,19 @@ def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> Encod
         Views on memory: of the tensor itself where type and layout already fit, so it must not change
         before the bytes are sent.
     """
-    on_cpu = tensor.detach().to("cpu")
+    on_cpu = tensor.detach().cpu()
     if dtype == "int8":
-        scales, elements = _quantize(on_cpu)
-        tensors = [scales, elements]
+        parts = [bytes_of(part) for part in _quantize(on_cpu)]
     else:
-        tensors = [on_cpu.to(WIRE_TYPES[dtype]).contiguous()]
+        parts = [bytes_of(on_cpu.to(WIRE_TYPES[dtype]).contiguous())]
     mask_bytes = 0
     if mask is not None:
-        tensors.append(mask.detach().to("cpu", torch.uint8).contiguous())
-        mask_bytes = mask.numel()
-    parts = tuple(bytes_of(part) for part in tensors)
+        parts.append(memoryview(mask.detach().cpu().numpy().astype(np.uint8).tobytes()))
+        mask_bytes = parts[-1].nbytes
     return Encoded(
         dtype=dtype,
         shape=tuple(tensor.shape),
-        parts=parts,
+        parts=tuple(parts),
         payload_bytes=sum(part.nbytes for part in parts),
         mask_bytes=mask_bytes,
     )
@@ -109,12 +108,12 @@ def _quantize(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def decode(
-    payload: torch.Tensor, shape: Sequence[int], dtype: str, mask_bytes: int, *, compute_dtype: torch.dtype
+    payload: memoryview, shape: Sequence[int], dtype: str, mask_bytes: int, *, compute_dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Turn the bytes of the wire into a tensor.
 
     Args:
-        payload: flat uint8 tensor; the result may share its memory.
+        payload: flat bytes; the result may share their memory, so nobody else may hold them.
         shape: elements per axis, already checked against the plan.
         dtype: a key of ``WIRE_TYPES``.
         mask_bytes: trailing bytes that are the mask; 0 or B * T.
@@ -128,26 +127,31 @@ def decode(
             than 0 and 1.
     """
     expected = wire_bytes(shape, dtype, mask_bytes)
-    if payload.numel() != expected:
-        raise FrameError(f"{payload.numel()} bytes came for shape {list(shape)} in {dtype}, {expected} were expected")
-    scale_bytes = wire_bytes(shape, "int8") - math.prod(shape) if dtype == "int8" else 0
-    elements = _view(payload[scale_bytes : expected - mask_bytes], WIRE_TYPES[dtype]).view(*shape)
+    if payload.nbytes != expected:
+        raise FrameError(f"{payload.nbytes} bytes came for shape {list(shape)} in {dtype}, {expected} were expected")
+    elements = math.prod(shape)
+    wire_type = WIRE_TYPES[dtype]
     if dtype == "int8":
-        scales = _view(payload[:scale_bytes], torch.float32).view(*shape[:-1], 1)
+        num_scales = elements // shape[-1]
+        scales = _read(payload, 0, num_scales, torch.float32).view(*shape[:-1], 1)
         _check_finite(scales, shape)
-        tensor = elements.to(compute_dtype) * scales.to(compute_dtype)
+        steps = _read(payload, num_scales * _SCALE_BYTES, elements, wire_type).view(*shape)
+        tensor = steps.to(compute_dtype) * scales.to(compute_dtype)
     else:
-        tensor = elements.to(compute_dtype)
+        tensor = _read(payload, 0, elements, wire_type).view(*shape)
         _check_finite(tensor, shape)
-    mask = _mask(payload[expected - mask_bytes :], shape) if mask_bytes else None
-    return tensor, mask
+        if wire_type is not compute_dtype:
+            tensor = tensor.to(compute_dtype)
+    return tensor, _mask(payload[expected - mask_bytes :], shape) if mask_bytes else None
 
 
-def _view(part: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _read(payload: memoryview, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     """Read bytes as elements; copies only where they are not aligned."""
-    if part.storage_offset() % dtype.itemsize:
-        part = part.clone()
-    return part.view(dtype)
+    tensor = torch.frombuffer(payload, dtype=dtype, count=count, offset=offset)
+    if tensor.data_ptr() % dtype.itemsize:
+        flat = torch.frombuffer(payload, dtype=torch.uint8, count=count * dtype.itemsize, offset=offset)
+        tensor = flat.clone().view(dtype)
+    return tensor
 
 
 def _check_finite(tensor: torch.Tensor, shape: Sequence[int]) -> None:
@@ -161,9 +165,10 @@ def _check_finite(tensor: torch.Tensor, shape: Sequence[int]) -> None:
     )
 
 
-def _mask(part: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    if len(shape) < 2 or part.numel() != shape[0] * shape[1]:
-        raise FrameError(f"a mask of {part.numel()} bytes does not fit shape {list(shape)}")
-    if int(part.max()) > 1:
+def _mask(part: memoryview, shape: Sequence[int]) -> torch.Tensor:
+    if len(shape) < 2 or part.nbytes != shape[0] * shape[1]:
+        raise FrameError(f"a mask of {part.nbytes} bytes does not fit shape {list(shape)}")
+    mask = np.frombuffer(part, dtype=np.uint8)
+    if mask.max() > 1:
         raise FrameError(f"the mask of a tensor of shape {list(shape)} holds other values than 0 and 1")
-    return part.view(shape[0], shape[1]).to(torch.int64)
+    return torch.from_numpy(mask.reshape(shape[0], shape[1]).astype(np.int64))
