@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringtune.errors import UsageError
@@ -30,6 +31,7 @@ class AgentOptions:
         memory_bytes: budget for a run; 0 = found out.
         state: folder for this node's parts of checkpoints; None = it can't keep any.
         model: folder that replaces the job's ``model.path``; None = as the job says.
+        cache: where weights are kept that this node had to fetch.
         insecure: whether to talk beyond this machine without encryption.
         watch_parent: end when the standard input ends.
         join_s: how long to try to reach the coordinator, seconds.
@@ -47,6 +49,7 @@ class AgentOptions:
     memory_bytes: int = 0
     state: Path | None = None
     model: Path | None = None
+    cache: Path = field(default_factory=lambda: default_cache())
     insecure: bool = False
     watch_parent: bool = False
     join_s: float = 30.0
@@ -96,6 +99,15 @@ def is_loopback(address: str) -> bool:
 def default_name() -> str:
     """A node name made from this host's."""
     return node_name_from_host(socket.gethostname())
+
+
+def default_cache() -> Path:
+    """This user's folder for what can be fetched again.
+
+    Source: XDG Base Directory Specification.
+    """
+    told = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (told if told.is_absolute() else Path("~/.cache").expanduser()) / "ringtune"
 
 
 def parse_share(text: str) -> tuple[int, int]:

@@ -20,6 +20,11 @@ class Flow:
     received: bytearray = field(default_factory=bytearray)
 
     @property
+    def num_bytes(self) -> int:
+        """Both ways, as TCP carries them: the framing of gRPC and HTTP/2 counts."""
+        return len(self.sent) + len(self.received)
+
+    @property
     def is_ring(self) -> bool:
         """Whether it carried a link of the ring; control calls use other connections."""
         return b"/ringtune.v1.Ring/Link" in self.sent
@@ -31,10 +36,15 @@ class Tap:
     Args:
         target_port: on loopback.
         delay_s: longest time that a piece is held back, drawn anew for each.
+
+    Attributes:
+        flows: every connection so far.
+        cut_at_bytes: break a connection when the opener has got so many bytes; 0 = never.
     """
 
     def __init__(self, target_port: int, *, delay_s: float = 0.0) -> None:
         self.flows: list[Flow] = []
+        self.cut_at_bytes = 0
         self._target_port = target_port
         self._delay_s = delay_s
         self._random = random.Random(5)
@@ -66,16 +76,18 @@ class Tap:
             flow = Flow()
             self.flows.append(flow)
             self._sockets += [near, far]
-            threading.Thread(target=self._pump, args=(near, far, flow.sent), daemon=True).start()
-            threading.Thread(target=self._pump, args=(far, near, flow.received), daemon=True).start()
+            threading.Thread(target=self._pump, args=(near, far, flow, flow.sent), daemon=True).start()
+            threading.Thread(target=self._pump, args=(far, near, flow, flow.received), daemon=True).start()
 
-    def _pump(self, source: socket.socket, target: socket.socket, copy: bytearray) -> None:
+    def _pump(self, source: socket.socket, target: socket.socket, flow: Flow, copy: bytearray) -> None:
         try:
             while piece := source.recv(_PIECE_BYTES):
                 copy += piece
                 if self._delay_s:
                     time.sleep(self._random.uniform(0, self._delay_s))
                 target.sendall(piece)
+                if flow.received is copy and 0 < self.cut_at_bytes <= len(copy):
+                    break
         except OSError:
             pass
         for end in (source, target):

@@ -1,0 +1,196 @@
+"""A node's model: its own copy, offered to others, or what it gets from those who have one.
+
+With a copy the job stays as it is. Without one, ``for_planning`` replaces the job's ``model.path`` by the outline in
+the cache, and ``for_run`` by the folder with the tensors of this node's slice; nothing after that knows the difference.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import grpc
+
+from edge.options import AgentOptions, is_loopback
+from edge.weights.fetch import Sources, Wanted
+from edge.weights.files import CheckedFile
+from edge.weights.store import ModelCache
+from edge.wire.options import error_of_call
+from ringtune.errors import ModelError
+from ringtune.job import Job
+from ringtune.model_family import CAUSAL_LM
+from ringtune.model_files import read_config
+from ringtune.plan import Plan
+from ringtune.units import format_bytes
+from ringtune.weights import FileEntry, Manifest, TensorEntry, needed_files, needed_tensors
+from ringtune.weights_source import Offers
+
+_LOG = logging.getLogger(__name__)
+
+
+class Borrower:
+    """Finds the model of each run; one run at a time.
+
+    Args:
+        options: of the agent.
+        offers: told what this node has.
+        find_sources: ``host:port`` of the other nodes, whether or not they have a copy; may raise what a call raises.
+    """
+
+    def __init__(self, options: AgentOptions, offers: Offers, find_sources: Callable[[], Sequence[str]]) -> None:
+        self._options = options
+        self._offers = offers
+        self._find_sources = find_sources
+        self._run_id = ""
+        self._stop = threading.Event()
+        self._manifest: Manifest | None = None
+        self._lock = threading.Lock()
+
+    def for_planning(self, run_id: str, job: Job, *, timeout_s: float) -> Job:
+        """The job with a folder from which a model is planned and a block is timed.
+
+        Args:
+            run_id: of the run.
+            job: with the model's folder as it is on this machine, if it is.
+            timeout_s: for asking and fetching.
+
+        Raises:
+            ModelError: nobody has a copy.
+            RingTuneError: it can't be fetched; see ``Sources`` and ``ModelCache``.
+        """
+        stop = self._begin(run_id)
+        if self._has_copy(run_id, job):
+            return job
+        wanted = Wanted(run_id=run_id, deadline_s=time.monotonic() + timeout_s, stop=stop)
+        with Sources(self._sources()) as peers:
+            cache = self._cache(job, peers, wanted)
+            with cache.locked(deadline_s=wanted.deadline_s, stop=stop):
+                files = needed_files(cache.manifest, is_owner=self._options.data is not None)
+                return _at(job, self._outline(cache, files, peers, wanted))
+
+    def for_run(self, run_id: str, job: Job, plan: Plan, *, timeout_s: float) -> Job:
+        """The job with a folder that has what the plan lets this node host.
+
+        Args:
+            run_id: of the run.
+            job: as for ``for_planning``.
+            plan: of the run.
+            timeout_s: for asking and fetching.
+
+        Raises:
+            ModelError: nobody has a copy, or it lacks a tensor.
+            RingTuneError: it can't be fetched; see ``Sources`` and ``ModelCache``.
+        """
+        stop = self._begin(run_id)
+        if self._has_copy(run_id, job):
+            return job
+        wanted = Wanted(run_id=run_id, deadline_s=time.monotonic() + timeout_s, stop=stop)
+        name = self._options.name
+        is_owner = plan.owner(name) is not None
+        piece = plan.slice_of(name)
+        blocks = {*range(plan.private_blocks if is_owner else 0), *range(piece.start, piece.stop)}
+        with Sources(self._sources()) as peers:
+            cache = self._cache(job, peers, wanted)
+            with cache.locked(deadline_s=wanted.deadline_s, stop=stop):
+                files = needed_files(cache.manifest, is_owner=is_owner)
+                config = read_config(self._outline(cache, files, peers, wanted))
+                tensors = needed_tensors(
+                    cache.manifest,
+                    config,
+                    blocks=blocks,
+                    is_owner=is_owner,
+                    with_decoder=job.model.task == CAUSAL_LM,
+                )
+                _fetch_tensors(cache, tensors, peers, wanted)
+                return _at(job, cache.publish(files))
+
+    def release(self, run_id: str) -> None:
+        """Stop fetching for a run and serve it no more; from any thread. Empty = whatever runs."""
+        with self._lock:
+            if run_id in ("", self._run_id):
+                self._stop.set()
+                self._offers.drop(self._run_id)
+
+    # ---- parts --------------------------------------------------------------------------------------
+
+    def _begin(self, run_id: str) -> threading.Event:
+        with self._lock:
+            if run_id != self._run_id or self._stop.is_set():
+                self._stop.set()
+                self._stop = threading.Event()
+                self._manifest = None if run_id != self._run_id else self._manifest
+                self._run_id = run_id
+            return self._stop
+
+    def _has_copy(self, run_id: str, job: Job) -> bool:
+        """Whether the folder is here; then others get it. A folder that the user named has to be good."""
+        folder = Path(job.model.path)
+        is_here = folder.is_dir()
+        self._offers.put(run_id, folder if is_here else None)
+        return is_here or self._options.model is not None
+
+    def _sources(self) -> list[str]:
+        """Without ``--insecure`` only this machine is asked; each node begins with another source."""
+        try:
+            found = self._find_sources()
+        except grpc.RpcError as error:
+            raise error_of_call(error, peer=f"the coordinator {self._options.coordinator}") from error
+        allowed = sorted({address for address in found if self._options.insecure or is_loopback(address)})
+        start = sum(self._options.name.encode()) % max(1, len(allowed))
+        return [*allowed[start:], *allowed[:start], self._options.coordinator]
+
+    def _cache(self, job: Job, peers: Sources, wanted: Wanted) -> ModelCache:
+        if self._manifest is None:
+            try:
+                self._manifest = peers.manifest(wanted)
+            except ModelError as error:
+                raise ModelError(
+                    f"node {self._options.name} has no model folder {job.model.path}, and {error}; check model.path, "
+                    "or start a node with --model DIR"
+                ) from error
+        root = self._options.cache
+        return ModelCache(root, self._manifest, Path(job.model.path).name)
+
+    def _outline(self, cache: ModelCache, files: Sequence[FileEntry], peers: Sources, wanted: Wanted) -> Path:
+        missing = [file for file in map(cache.file, files) if not file.is_complete()]
+        _complete(cache, missing, peers, wanted)
+        folder = cache.write_outline()
+        read_config(folder)  # by allow-list, before anything else looks at it
+        return folder
+
+
+def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sources, wanted: Wanted) -> None:
+    """Make these tensors complete; equal contents travel once."""
+    start_s = time.monotonic()
+    missing = [file for file in map(cache.tensor, tensors) if not file.is_complete()]
+    first: dict[str, CheckedFile] = {}
+    for file in missing:
+        first.setdefault(file.sha256, file)
+    came = _complete(cache, list(first.values()), peers, wanted)
+    for file in missing:
+        if first[file.sha256] is not file:
+            for data in first[file.sha256].content():
+                file.write(data, "an equal tensor")
+            file.finish()
+    _LOG.info(
+        "run %s: %d of %d tensors were in the cache; %s came in %.1f s",
+        wanted.run_id,
+        len(tensors) - len(missing),
+        len(tensors),
+        format_bytes(came),
+        time.monotonic() - start_s,
+    )
+
+
+def _complete(cache: ModelCache, missing: Sequence[CheckedFile], peers: Sources, wanted: Wanted) -> int:
+    for file in missing:
+        file.resume()
+    cache.require_room(missing)
+    return peers.fetch(missing, wanted)
+
+
+def _at(job: Job, folder: Path) -> Job:
+    return job.with_overrides({"model.path": str(folder)})
