@@ -21,7 +21,7 @@ from edge.wire.tensors import wire_bytes
 from ringtune.errors import FrameError
 from ringtune.plan import Plan
 from ringtune.schedule import Op, Payload, item_legs, links, lowest_with_graph
-from ringtune.turns import Item, StepKind, Turn, items, turn_sequence
+from ringtune.turns import Item, StartPoint, StepKind, Turn, items, turn_sequence
 from ringtune.v1 import ring_pb2
 
 MAX_BLOB_BYTES: Final = 1 << 30
