@@ -156,19 +156,17 @@ def test_rounds_every_phase_sets_its_deadline() -> None:
     assert found == [[11.0], [12.0], [18.0]]
 
 
-@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [1, 2, 0]])
+@pytest.mark.parametrize("order", [[0, 1, 2, 2], [2, 0, 1, 0], [1, 2, 0, 1]])
 def test_rounds_evaluation_is_summed_in_the_order_of_items(order: list[int]) -> None:
-    """Whichever owner reports first, the sums are bit-equal, and a repeated report counts once."""
-    rounds = trained_rounds(items_ahead=100)
-    turns = [turn for turn in turn_sequence(PLAN) if turn.kind is StepKind.EVALUATE]
-    seqs = [turn.first_seq for turn in turns] + [turns[-1].first_seq]
-    losses = [0.1, 1e17, 1e17]
+    """Whichever item is reported first, the sums are bit-equal; a repeated report counts once."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, eval_rows=12)
+    rounds = trained_rounds(plan, items_ahead=100)
+    turns = list(turn_sequence(plan))
+    losses = [1e17, 0.1, -1e17]
     for index in order:
-        turn = turns[min(index, len(turns) - 1)]
-        values = (("loss_sum", losses[index]),)
-        rounds.handle(rd.StepReported(turn.owner, seqs[index], 8, "evaluate", values), 1.0)
+        rounds.handle(rd.StepReported("a", turns[-1].first_seq + index, 2, "evaluate", (("loss", losses[index]),)), 1.0)
     log: list[rd.Command] = []
-    for turn in turn_sequence(PLAN):
+    for turn in turns:
         for node in ("a", "b"):
             log += rounds.handle(rd.TurnReported(node, turn.index), 1.0)
-    assert [entry.values for entry in log if isinstance(entry, rd.LogEvaluation)] == [(("loss_sum", 0.1 + 1e17),)]
+    assert [entry.values for entry in log if isinstance(entry, rd.LogEvaluation)] == [(("loss", 1e17 + 0.1 - 1e17),)]
