@@ -2,7 +2,8 @@
 
 A package adds a command with an entry point in the group ``ringtune.commands`` (name -> ``module:app``, a
 ``typer.Typer`` or a function). Such a module imports nothing heavy at its top, so that ``ringtune --help``
-stays fast. In a checkout that is not installed, the same entry points are read from ``pyproject.toml``.
+stays fast. In a checkout the entry points of ``pyproject.toml`` count too: it may be newer than what was
+installed from it, or not installed at all.
 
 Exit codes are those of ``ringtune.errors``; 70 is a bug of ours.
 """
@@ -34,7 +35,7 @@ BUG_EXIT_CODE = 70
 def command_targets() -> dict[str, str]:
     """``module:attribute`` of every command, by name, sorted."""
     found = {entry.name: entry.value for entry in entry_points(group=GROUP)}
-    return dict(sorted((found or _targets_of_checkout()).items()))
+    return dict(sorted((found | _targets_of_checkout()).items()))
 
 
 def _targets_of_checkout() -> dict[str, str]:
@@ -42,7 +43,10 @@ def _targets_of_checkout() -> dict[str, str]:
     if not project.is_file():
         return {}
     with project.open("rb") as file:
-        groups = tomllib.load(file).get("project", {}).get("entry-points", {})
+        described = tomllib.load(file).get("project", {})
+    if described.get("name") != "ringtune":
+        return {}
+    groups = described.get("entry-points", {})
     return {str(name): str(target) for name, target in groups.get(GROUP, {}).items()}
 
 

@@ -17,7 +17,7 @@ from ringtune import cli
 from ringtune.errors import CapacityError, ConnectionFailedError, JobError, UsageError
 
 REPOSITORY = Path(__file__).parents[2]
-COMMANDS = ("coordinator", "demo", "node", "nodes", "plan", "train")
+COMMANDS = ("coordinator", "demo", "doctor", "eval", "export", "node", "nodes", "plan", "status", "train")
 LIMIT_S = 60.0
 
 

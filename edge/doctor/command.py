@@ -1,0 +1,45 @@
+"""``ringtune doctor``: whether this machine is fit for its part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def doctor(
+    role: Annotated[str, typer.Option(help="What this machine shall be: node or coordinator.")] = "node",
+    model: Annotated[Path | None, typer.Option(help="Check this model folder too.")] = None,
+    coordinator: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Check that this coordinator answers, and its clock.")
+    ] = "",
+    bind: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address to serve at. Default: any port, a coordinator's is 7070.")
+    ] = "",
+    disk: Annotated[Path, typer.Option(help="Folder for runs and models.")] = Path(),
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow a coordinator on another machine, without encryption.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+) -> None:
+    """Check this machine: a line each with PASS, WARN or FAIL and what to do. Exit code 1 if anything fails."""
+    import json as json_module
+
+    from edge.doctor.check import Level, all_lines
+    from edge.doctor.examine import examine
+    from ringtune import __version__
+
+    checks = examine(role, model=model, coordinator=coordinator, bind=bind, disk=disk, insecure=insecure)
+    is_fit = all(check.level is not Level.FAIL for check in checks)
+    if json:
+        found = {"version": __version__, "is_fit": is_fit, "checks": [check.as_json() for check in checks]}
+        typer.echo(json_module.dumps(found))
+    else:
+        for line in all_lines(checks):
+            typer.echo(line)
+    if not is_fit:
+        raise typer.Exit(1)

@@ -1,0 +1,63 @@
+"""All checks of one machine, in the order in which they are shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge.doctor.check import Check, passed
+from edge.doctor.machine import check_cores, check_disk, check_memory, check_port, check_python, check_system
+from edge.doctor.versions import check_packages, check_protobuf, requirements
+from edge.options import is_loopback, split_address
+from ringtune import __version__
+from ringtune.errors import UsageError
+
+_EXTRAS = {"node": ("node",), "coordinator": ()}
+_BINDS = {"node": "127.0.0.1:0", "coordinator": "127.0.0.1:7070"}
+
+
+def examine(role: str, *, model: Path | None, coordinator: str, bind: str, disk: Path, insecure: bool) -> list[Check]:
+    """Look at this machine.
+
+    Args:
+        role: ``node`` or ``coordinator``; a coordinator needs no torch.
+        model: a model folder to check; None = none.
+        coordinator: ``host:port`` to ask; empty = none.
+        bind: ``host:port`` to try; empty = the role's default.
+        disk: folder whose disk is looked at.
+        insecure: whether ``coordinator`` may be another machine, without encryption.
+
+    Raises:
+        UsageError: an option makes no sense.
+    """
+    if role not in _EXTRAS:
+        raise UsageError(f"--role {role!r} is not one of {', '.join(_EXTRAS)}")
+    checks = [
+        passed("ringtune", __version__),
+        check_system(),
+        check_python(),
+        *check_packages(requirements(), _EXTRAS[role]),
+        check_protobuf(),
+        check_cores(),
+        check_memory(),
+        check_disk(disk.resolve()),
+        check_port(bind or _BINDS[role]),
+    ]
+    if model is not None:
+        from edge.doctor.model_folder import check_model
+
+        checks += check_model(model)
+    if coordinator:
+        checks += _coordinator(coordinator, insecure)
+    return checks
+
+
+def _coordinator(address: str, insecure: bool) -> list[Check]:
+    from edge.doctor.remote import check_coordinator
+
+    split_address("--coordinator", address)
+    if not insecure and not is_loopback(address):
+        raise UsageError(
+            f"--coordinator {address} is not on this machine, and connections are not encrypted yet; add --insecure "
+            "if the network is trusted"
+        )
+    return check_coordinator(address)

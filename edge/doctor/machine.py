@@ -1,0 +1,119 @@
+"""The machine: system, cores, memory within its control groups, disk, and ports."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from edge.doctor.check import Check, failed, passed, warned
+from edge.memory_budget import RUNTIME_BYTES, cgroup_limits, memory_budget
+from edge.options import split_address
+from edge.threads import available_cores
+from ringtune.units import format_bytes, format_seconds
+
+_LITTLE_MEMORY_BYTES = 256 << 20
+_NO_MEMORY_BYTES = 32 << 20
+_LITTLE_DISK_BYTES = 1 << 30
+_NO_DISK_BYTES = 100 << 20
+_SYNC_BYTES = 1 << 20
+_SLOW_SYNC_S = 1.0
+_OLDEST_PYTHON = (3, 11)
+
+
+def check_system(*, pointer_bytes: int | None = None) -> Check:
+    """A 64-bit system, Linux at best.
+
+    Args:
+        pointer_bytes: of this interpreter; found out if not given.
+    """
+    bits = 8 * (pointer_bytes or struct.calcsize("P"))
+    found = f"{platform.system()} {platform.machine()}, {bits} bit"
+    if bits < 64:
+        return failed("system", found, "install a 64-bit system; there is no torch for 32 bit")
+    if sys.platform != "linux":
+        return warned("system", found, "only Linux is tested")
+    return passed("system", found)
+
+
+def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Check:
+    """An interpreter that is new enough."""
+    found = ".".join(str(part) for part in version)
+    if version[:2] < _OLDEST_PYTHON:
+        return failed("python", found, "use Python 3.11 or newer")
+    return passed("python", found)
+
+
+def check_cores() -> Check:
+    """Cores that this process may use: affinity and quota count."""
+    cores, present = available_cores(), os.cpu_count() or 1
+    found = f"{cores} of {present} usable"
+    return passed("cores", found)
+
+
+def check_memory(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Check:
+    """What a run may use here, below the limits of this process's control groups (version 1 and 2).
+
+    Args:
+        proc: where procfs is mounted.
+        cgroup: where the control groups are mounted.
+    """
+    budget_bytes = memory_budget(proc=proc, cgroup=cgroup)
+    limits = cgroup_limits(proc=proc, cgroup=cgroup)
+    version = 2 if (cgroup / "cgroup.controllers").exists() else 1
+    found = f"{format_bytes(budget_bytes)} for a run beside {format_bytes(RUNTIME_BYTES)} for the libraries"
+    if limits:
+        tightest = min(limits, key=lambda limit: limit.free_bytes)
+        found += f"; control group v{version} allows {format_bytes(tightest.limit_bytes)}"
+    if budget_bytes < _NO_MEMORY_BYTES:
+        return failed("memory", found, "end other programs, or raise the container's limit")
+    if budget_bytes < _LITTLE_MEMORY_BYTES:
+        return warned("memory", found, "a small slice fits; 'ringtune plan' says which")
+    return passed("memory", found)
+
+
+def check_disk(folder: Path) -> Check:
+    """Room in a folder, and how long it takes until a megabyte is safe there."""
+    name = "disk"
+    try:
+        free_bytes = shutil.disk_usage(folder).free
+        sync_s = _sync_s(folder)
+    except OSError as error:
+        return failed(name, f"can't write to {folder}: {error.strerror}", "choose another folder with --disk")
+    found = f"{format_bytes(free_bytes)} free in {folder}, 1 MiB is safe after {format_seconds(sync_s)}"
+    if free_bytes < _NO_DISK_BYTES:
+        return failed(name, found, "make room")
+    if free_bytes < _LITTLE_DISK_BYTES:
+        return warned(name, found, "make room for models and checkpoints")
+    if sync_s > _SLOW_SYNC_S:
+        return warned(name, found, "checkpoints will be slow; use a faster medium")
+    return passed(name, found)
+
+
+def _sync_s(folder: Path) -> float:
+    with tempfile.TemporaryFile(dir=folder) as file:
+        start_s = time.perf_counter()
+        file.write(bytes(_SYNC_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+        return time.perf_counter() - start_s
+
+
+def check_port(address: str) -> Check:
+    """Whether ``host:port`` can be bound; port 0 stands for any."""
+    host, port = split_address("--bind", address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen()
+        except OSError as error:
+            return failed("port", f"{address}: {error.strerror}", "end what listens there, or choose another --bind")
+    return passed("port", f"{address} can be bound")
