@@ -22,7 +22,7 @@ from ringtune.weights_source import Offers
 from tests.contract.model_folder import with_header
 
 RUN = "r20260101-000000-00000000"
-TINY = {"hidden_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
+TINY = {"hidden_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
 MINILM = {
     "hidden_size": 384,
     "num_hidden_layers": 6,
