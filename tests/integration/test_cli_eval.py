@@ -1,0 +1,134 @@
+"""``ringtune eval``, ``status`` and ``export`` as a user types them, after a run on real nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ringtune.errors import DataError, IntegrityError, UsageError
+from tests.edge import tiny
+from tests.integration.cluster import Cluster
+
+REPOSITORY = Path(__file__).parents[2]
+RUN_S = 100.0
+JOB = """
+[model]
+path = "{model}"
+[train]
+learning_rate = 0.01
+batch_size = 8
+microbatches = 2
+max_length = 16
+local_iterations = 4
+rounds = 2
+[unfreeze]
+every_steps = 3
+"""
+
+
+def ringtune(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
+    return subprocess.run(  # noqa: S603 - our own module
+        [sys.executable, "-m", "ringtune.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        env=environment,
+        check=False,
+    )
+
+
+def good(*arguments: object) -> dict[str, Any]:
+    """The last JSON line of a command that has to succeed."""
+    done = ringtune(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder, trained on the cluster's nodes."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "job.toml").write_text(JOB.format(model=cluster.model))
+    good("train", folder / "job.toml", "--coordinator", cluster.address, "--out", folder / "run")
+    return folder / "run"
+
+
+def test_eval_gives_what_the_run_reported(cluster: Cluster, run: Path) -> None:
+    """Alone in one process and on the ring: the figures of the run on the same rows; nodes are idle again."""
+    trained = json.loads((run / "report.json").read_text())["eval"]
+    alone = good("eval", run, "--data", cluster.eval)
+    ring = good("eval", run, "--data", cluster.eval, "--coordinator", cluster.address)
+    for found in (alone, ring):
+        assert (found["count"], found["accuracy"]) == (trained["count"], trained["accuracy"])
+        assert found["loss"] == pytest.approx(trained["loss"], rel=1e-5)
+    cluster.wait_idle(*cluster.names)
+    assert set(cluster.states()) == set(cluster.names)
+
+
+def test_eval_of_other_rows_needs_no_class_of_them_all(cluster: Cluster, run: Path, tmp_path: Path) -> None:
+    """Rows of one class are enough; the head keeps its classes."""
+    rows = tiny.write_rows(tmp_path / "rows.csv", 5, labels=tiny.LABELS[:1])
+    found = good("eval", run, "--data", rows)
+    assert found["count"] == 5
+    assert 0 <= found["accuracy"] <= 1
+
+
+def test_eval_refuses_a_foreign_class_and_a_missing_file(cluster: Cluster, run: Path, tmp_path: Path) -> None:
+    """Exit codes and words as everywhere; no traceback."""
+    rows = tiny.write_rows(tmp_path / "rows.csv", 5, labels=("good", "strange"))
+    for data, message in ((rows, "strange"), (tmp_path / "none.csv", "is not there")):
+        done = ringtune("eval", run, "--data", data)
+        assert done.returncode == DataError.exit_code, done.stderr
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_eval_refuses_a_damaged_or_missing_adapter(cluster: Cluster, run: Path, tmp_path: Path) -> None:
+    """Half a file is damage, named by the node; none is a usage error."""
+    broken = tmp_path / "run"
+    (broken / "adapter").mkdir(parents=True)
+    for path in (*run.glob("*.*"), *run.glob("adapter/*")):
+        (broken / path.relative_to(run)).write_bytes(path.read_bytes())
+    weights = broken / "adapter/adapter.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    done = ringtune("eval", broken, "--data", cluster.eval)
+    assert done.returncode == IntegrityError.exit_code, done.stderr
+    assert "adapter.safetensors is damaged" in done.stderr
+    weights.unlink()
+    assert ringtune("eval", broken, "--data", cluster.eval).returncode == UsageError.exit_code
+
+
+def test_status_tells_of_the_last_run(cluster: Cluster, run: Path) -> None:
+    """Phase, nodes and their state, asked for from outside."""
+    found = good("status", "--coordinator", cluster.address)
+    assert found["run"]["is_over"]
+    assert {node["node"]: node["state"] for node in found["nodes"]} == dict.fromkeys(cluster.names, "idle")
+    assert "nothing is driven now" in ringtune("status", "--coordinator", cluster.address).stdout
+
+
+def test_export_loads_with_nothing_of_ours(cluster: Cluster, run: Path, tmp_path: Path) -> None:
+    """The exported folder gives the logits of the run's adapter in the plain library, and tells no path or name."""
+    from adapters import AutoAdapterModel
+
+    good("export", run, "--to", tmp_path / "out", "--base-model", "acme/tiny")
+    logits = []
+    for folder in (tmp_path / "out", run / "adapter"):
+        model = AutoAdapterModel.from_pretrained(str(cluster.model))
+        model.load_adapter(str(folder), use_safetensors=True, set_active=True)
+        with torch.no_grad():
+            logits.append(model.eval()(input_ids=torch.arange(5, 15)[None]).logits)
+    assert torch.equal(*logits)
+    assert tuple(model.get_labels()) == tiny.LABELS
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "out").iterdir())
+    for private in (str(cluster.folder), "node-0"):
+        assert private.encode() not in everything
