@@ -27,6 +27,7 @@ from edge.reporter import Reporter
 from edge.run import AgentRun, Link
 from edge.saver import GoesOn, ShardAsked, check_shards, open_saver
 from edge.threads import ComputeThread
+from edge.weights.borrow import Borrower
 from ringtune.errors import ConnectionFailedError, FrameError, IntegrityError, RingTuneError
 from ringtune.file_chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
 from ringtune.job import Job, parse_job
@@ -72,6 +73,7 @@ class Agent:
         attach_ring: registers the ring's servicer with the server when it is loaded.
         report: delivers one report to the coordinator or raises ``grpc.RpcError``.
         load_workshop: loads the part that needs torch.
+        models: fetches what this node has no copy of; None = a copy has to be there.
     """
 
     def __init__(
@@ -81,7 +83,9 @@ class Agent:
         report: Callable[[control_pb2.ReportRequest], object],
         *,
         load_workshop: Callable[[], Workshop] | None = None,
+        models: Borrower | None = None,
     ) -> None:
+        self.models = models
         self._options = options
         self._attach_ring = attach_ring
         self._ring: Any = None
@@ -114,8 +118,11 @@ class Agent:
         Raises:
             RingTuneError: model or data can't be used.
         """
+        deadline_s = time.monotonic() + timeout_s
         self._release_other(run_id)
         job = self._job(run_id, job_toml)
+        if self.models is not None:
+            job = self.models.for_planning(run_id, job, timeout_s=timeout_s)
         budget = self._options.memory_bytes or memory_budget.memory_budget()
 
         def work() -> dict[str, Any]:
@@ -125,7 +132,7 @@ class Agent:
             return facts
 
         what = f"node {self._options.name} to inspect its model and data"
-        return json.dumps(self._compute.call(work, timeout_s=timeout_s, what=what))
+        return json.dumps(self._compute.call(work, timeout_s=deadline_s - time.monotonic(), what=what))
 
     def prepare(
         self,
@@ -160,6 +167,9 @@ class Agent:
             self._active = active
         _LOG.info("run %s begins, blocks %s", run_id, _blocks(plan, self._options.name))
         try:
+            if self.models is not None:
+                job = self.models.for_run(run_id, job, plan, timeout_s=deadline_s - time.monotonic())
+                active.check_wanted()
             self._build(active, job, deadline_s, goes_on)
             self._open_links(active, addresses, deadline_s)
             self._start(active, job)
@@ -238,6 +248,8 @@ class Agent:
 
     def release(self, run_id: str, reason: str) -> None:
         """Stop and forget a run, whatever its state; an unknown one is no error. Empty = whatever runs."""
+        if self.models is not None:
+            self.models.release(run_id)
         active = self._active
         if active is not None and run_id in ("", active.run_id):
             self._end(active, reason)

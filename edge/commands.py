@@ -34,6 +34,10 @@ def node(
             metavar="DIR", help="Where this node keeps its parts of checkpoints. Default: ~/.local/state/ringtune/NAME."
         ),
     ] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Folder for weights that are fetched from other nodes. Default: the user's cache folder."),
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int, typer.Option(help="Compute threads; 0 = as the job says, or all cores.")] = 0,
     memory: Annotated[
@@ -50,6 +54,9 @@ def node(
     watch_parent: Annotated[
         bool, typer.Option("--watch-parent", help="End when the standard input ends (for processes of a local run).")
     ] = False,
+    guest: Annotated[
+        bool, typer.Option("--guest", help="Join for the evaluation of this node's rows only ('ringtune eval' does).")
+    ] = False,
 ) -> None:
     """Start an agent: it joins the coordinator, hosts a slice of the model, and stays for run after run.
 
@@ -58,7 +65,7 @@ def node(
     from importlib.util import find_spec
 
     from edge.checkpoints import default_state
-    from edge.options import AgentOptions, default_name, parse_share
+    from edge.options import AgentOptions, default_cache, default_name, parse_share
     from edge.process import run_agent
     from ringtune.errors import UsageError
     from ringtune.ids import check_node_name
@@ -82,9 +89,11 @@ def node(
         device=device,
         memory_bytes=parse_bytes(memory) if memory else 0,
         model=model,
+        cache=cache or default_cache(),
         insecure=insecure,
         watch_parent=watch_parent,
         join_s=join_s,
+        is_guest=guest,
     )
     code = run_agent(options)
     if code:

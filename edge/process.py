@@ -25,6 +25,7 @@ from edge.membership import Membership
 from edge.options import AgentOptions, advertised_address
 from edge.service import AgentServer
 from edge.threads import available_cores, limit_library_threads
+from edge.weights.borrow import Borrower
 from edge.wire.options import open_channel
 from ringtune import __version__
 from ringtune.errors import PeerLostError, RingTuneError
@@ -79,6 +80,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending) -> int
         options,
         lambda servicer: server.add_ring(servicer),
         lambda request: stub.Report(request, timeout=_REPORT_S),
+        models=Borrower(options, lambda: _peers(options.name, stub)),
     )
     server = AgentServer(agent, options.bind)
     membership = Membership(
@@ -137,6 +139,12 @@ def _watch_parent(ending: _Ending) -> None:
     ending.ask(0, "its parent has ended")
 
 
+def _peers(name: str, stub: control_pb2_grpc.CoordinatorStub) -> list[str]:
+    """Where the other members are reached."""
+    members = stub.Nodes(control_pb2.Empty(), timeout=_REPORT_S).nodes
+    return [entry.joined.address for entry in members if entry.joined.node != name and entry.state != "lost"]
+
+
 def _identity(options: AgentOptions, port: int) -> control_pb2.JoinRequest:
     return control_pb2.JoinRequest(
         node=options.name,
@@ -148,6 +156,7 @@ def _identity(options: AgentOptions, port: int) -> control_pb2.JoinRequest:
         threads=options.threads or available_cores(),
         system=f"{platform.system()} {platform.machine()}",
         instance=secrets.token_hex(8),
+        is_guest=options.is_guest,
     )
 
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from edge.saver import GoesOn, ShardAsked
+from edge.weights.serve import WeightsServicer
 from edge.wire.options import NodeServer, abort
 from ringtune.codec import turn_from_proto
 from ringtune.errors import RingTuneError
-from ringtune.v1 import control_pb2, control_pb2_grpc
+from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2_grpc
 
 if TYPE_CHECKING:
     from edge.agent import Agent
@@ -160,6 +161,8 @@ class AgentServer:
         def add(server: grpc.Server) -> None:
             self._grpc_server = server
             control_pb2_grpc.add_AgentServicer_to_server(AgentServicer(agent), server)
+            if agent.models is not None:
+                weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(agent.models.offers), server)
 
         self._server = NodeServer(bind, add, max_workers=_MAX_WORKERS)
         self.port = self._server.port

@@ -36,13 +36,15 @@ class Borrower:
 
     Args:
         options: of the agent.
-        offers: told what this node has.
         find_sources: ``host:port`` of the other nodes, whether or not they have a copy; may raise what a call raises.
+
+    Attributes:
+        offers: what this node has, for others to fetch.
     """
 
-    def __init__(self, options: AgentOptions, offers: Offers, find_sources: Callable[[], Sequence[str]]) -> None:
+    def __init__(self, options: AgentOptions, find_sources: Callable[[], Sequence[str]]) -> None:
+        self.offers = Offers()
         self._options = options
-        self._offers = offers
         self._find_sources = find_sources
         self._run_id = ""
         self._stop = threading.Event()
@@ -112,7 +114,7 @@ class Borrower:
         with self._lock:
             if run_id in ("", self._run_id):
                 self._stop.set()
-                self._offers.drop(self._run_id)
+                self.offers.drop(self._run_id)
 
     # ---- parts --------------------------------------------------------------------------------------
 
@@ -129,7 +131,7 @@ class Borrower:
         """Whether the folder is here; then others get it. A folder that the user named has to be good."""
         folder = Path(job.model.path)
         is_here = folder.is_dir()
-        self._offers.put(run_id, folder if is_here else None)
+        self.offers.put(run_id, folder if is_here else None)
         return is_here or self._options.model is not None
 
     def _sources(self) -> list[str]:

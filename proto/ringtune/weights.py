@@ -31,7 +31,7 @@ SAMPLE_BYTES = 64
 """Bytes of each tensor's middle in a manifest: as many as the digest of a model looks at."""
 
 CHUNK_BYTES = 1 << 16
-"""Longest piece of one message. A message counts when it is whole: half a second at 1 Mbit/s, and what a break loses."""
+"""Longest piece of a message. A message counts when it is whole: half a second at 1 Mbit/s, and what a break loses."""
 
 TOKENIZER_FILES = (
     "added_tokens.json",

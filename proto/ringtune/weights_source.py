@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ringtune.errors import FrameError, IntegrityError, ModelError
+from ringtune.errors import BusyError, FrameError, IntegrityError, ModelError
 from ringtune.model_files import read_config
 from ringtune.model_tensors import INDEX_FILE, read_headers
+from ringtune.v1 import weights_pb2
 from ringtune.weights import (
     CHUNK_BYTES,
     MODEL_FILES,
@@ -24,6 +25,7 @@ from ringtune.weights import (
     TensorEntry,
     sample_start,
 )
+from ringtune.weights_codec import manifest_to_proto, pieces_from_proto
 
 _READ_BYTES = 1 << 20
 
@@ -108,9 +110,15 @@ class ModelSource:
 
 
 class Offers:
-    """Which models this process serves: those of runs that it takes part in. Safe to call from any thread."""
+    """Which models this process serves: those of runs that it takes part in. Safe to call from any thread.
 
-    def __init__(self) -> None:
+    Args:
+        max_streams: fetches at a time; each holds a thread.
+    """
+
+    def __init__(self, *, max_streams: int = 8) -> None:
+        self._max_streams = max_streams
+        self._slots = threading.BoundedSemaphore(max_streams)
         self._folders: dict[str, Path | None] = {}
         self._source: tuple[Path, ModelSource] | None = None
         self._lock = threading.Lock()
@@ -125,6 +133,30 @@ class Offers:
         """Serve a run no more; an unknown one is no error."""
         with self._lock:
             self._folders.pop(run_id, None)
+
+    def manifest(self, request: weights_pb2.ManifestRequest) -> weights_pb2.ManifestReply:
+        """What the model of a run consists of.
+
+        Raises:
+            RingTuneError: see ``source``.
+        """
+        return manifest_to_proto(self.source(request.run_id).manifest)
+
+    def chunks(self, request: weights_pb2.FetchRequest) -> Iterator[weights_pb2.FetchChunk]:
+        """What was asked for by digest.
+
+        Raises:
+            BusyError: too many fetch already.
+            RingTuneError: see ``source`` and ``ModelSource.read``.
+        """
+        if not self._slots.acquire(blocking=False):
+            raise BusyError(f"{self._max_streams} nodes fetch from here already; ask again")
+        try:
+            source = self.source(request.run_id)
+            for index, data in source.read(pieces_from_proto(request)):
+                yield weights_pb2.FetchChunk(piece=index, data=data)
+        finally:
+            self._slots.release()
 
     def source(self, run_id: str) -> ModelSource:
         """The model of a run; hashes it when it is first asked for, which takes a second for some 500 MB.

@@ -33,11 +33,11 @@ class Node:
     """
 
     def __init__(self, cache: Path, port: int, *, name: str = "b", **options: Any) -> None:
-        self.offers = Offers()
         self.cache = cache
         self.found: list[str] = []
         settings = AgentOptions(coordinator=f"127.0.0.1:{port}", name=name, cache=cache, **options)
-        self.borrower = Borrower(settings, self.offers, lambda: self.found)
+        self.borrower = Borrower(settings, lambda: self.found)
+        self.offers = self.borrower.offers
 
     def outline(self, job: Job = JOB, *, run_id: str = RUN) -> Path:
         """The folder that it plans from."""
@@ -89,7 +89,7 @@ def test_weights_run_folder_has_the_slice_and_no_more(tmp_path: Path) -> None:
 def test_weights_owner_gets_embedding_private_blocks_and_tokenizer(tmp_path: Path) -> None:
     """What it needs beside its slice, and no pooler."""
     folder = write_bert(tmp_path / "m")
-    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["b"], num_steps=2, private_blocks=1)
+    plan = make_plan([("a", 1, 2), ("b", 2, 4)], ["b"], num_steps=2, private_blocks=1)
     with serving(folder) as server:
         node = Node(tmp_path / "cache", server.port, data=tmp_path / "rows.csv")
         assert (node.outline() / "tokenizer.json").exists()

@@ -279,9 +279,9 @@ def test_weights_manifest_nobody_has_says_who_was_asked(tmp_path: Path) -> None:
 
 def test_weights_fetch_waits_for_a_busy_source(minilm: Path, tmp_path: Path) -> None:
     """A source serves so many streams at a time; the others come later, however long that takes."""
-    offers = Offers()
+    offers = Offers(max_streams=1)
     offers.put(RUN, minilm)
-    with serving(None, offers=offers, max_streams=1) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
+    with serving(None, offers=offers) as server, Sources([f"127.0.0.1:{server.port}"]) as sources:
         manifest = sources.manifest(wanted())
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             pieces = [weights_pb2.Piece(sha256=bytes.fromhex(tensor.sha256)) for tensor in manifest.tensors]

@@ -73,14 +73,12 @@ def write_bert(
 
 
 @contextlib.contextmanager
-def serving(
-    folder: Path | None, *, run_id: str = RUN, offers: Offers | None = None, max_streams: int = 8
-) -> Iterator[NodeServer]:
+def serving(folder: Path | None, *, run_id: str = RUN, offers: Offers | None = None) -> Iterator[NodeServer]:
     """A real server on loopback that offers a folder to a run."""
     if offers is None:
         offers = Offers()
         offers.put(run_id, folder)
-    servicer = WeightsServicer(offers, max_streams=max_streams)
+    servicer = WeightsServicer(offers)
     server = NodeServer(
         "127.0.0.1:0", lambda grpc_server: weights_pb2_grpc.add_WeightsServicer_to_server(servicer, grpc_server)
     )
