@@ -55,10 +55,19 @@ class AgentCalls:
 
     # ---- what is asked ----------------------------------------------------------------------------
 
-    def inspect(self, job_toml: str, *, measure: bool, timeout_s: float, on_result: Callable[[str], None]) -> None:
-        """Ask for the node's facts, as JSON."""
+    def inspect(
+        self,
+        job_toml: str,
+        *,
+        measure: bool,
+        timeout_s: float,
+        on_result: Callable[[control_pb2.InspectReply], None],
+        extend: Callable[[control_pb2.InspectRequest], None] = lambda request: None,
+    ) -> None:
+        """Ask for the node's facts, and for whatever else ``extend`` asks."""
         request = control_pb2.InspectRequest(run_id=self._run_id, job_toml=job_toml, measure=measure)
-        self._submit(lambda: on_result(self._unary(self._stub.Inspect, request, timeout_s).facts_json))
+        extend(request)
+        self._submit(lambda: on_result(self._unary(self._stub.Inspect, request, timeout_s)))
 
     def prepare(
         self,
@@ -69,11 +78,13 @@ class AgentCalls:
         timeout_s: float,
         on_result: Callable[[int], None],
         saved: Path | None = None,
+        extend: Callable[[control_pb2.PrepareRequest], None] = lambda request: None,
     ) -> None:
         """Hand over the plan, and a saved adapter to begin with; the answer is the bytes that the node hosts."""
         request = control_pb2.PrepareRequest(
             run_id=self._run_id, plan_epoch=0, plan_json=plan_json, job_toml=job_toml, addresses=dict(addresses)
         )
+        extend(request)
 
         def work() -> None:
             reply = self._unary(self._stub.Prepare, request, timeout_s)
@@ -89,10 +100,13 @@ class AgentCalls:
             yield control_pb2.LoadChunk(run_id=run_id, file=chunk)
             run_id = ""  # the first one says it for all
 
-    def grant(self, turns: Sequence[Turn]) -> None:
-        """Let the node work on turns."""
+    def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
+        """Let the node work on turns, and drop shards of steps before ``keep_from_step``."""
         request = control_pb2.GrantRequest(
-            run_id=self._run_id, plan_epoch=0, turns=[turn_to_proto(turn) for turn in turns]
+            run_id=self._run_id,
+            plan_epoch=0,
+            turns=[turn_to_proto(turn) for turn in turns],
+            keep_from_step=keep_from_step,
         )
         self._submit(lambda: self._unary(self._stub.Grant, request, _GRANT_S))
 

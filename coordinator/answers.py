@@ -21,6 +21,7 @@ class Facts(NamedTuple):
 
     node: str
     facts_json: str
+    shards: tuple[control_pb2.ShardState, ...] = ()
 
 
 class Hosted(NamedTuple):

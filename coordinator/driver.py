@@ -23,16 +23,18 @@ from typing import Any, NamedTuple
 from coordinator.agent_calls import AgentCalls
 from coordinator.answers import Answer, Facts, Files, Hosted, Reported, read_facts, read_object
 from coordinator.blame import Blame
-from coordinator.evaluation_request import Evaluation
+from coordinator.checkpointing import Checkpointing, Noted
+from coordinator.evaluation_request import Evaluation, invited
 from coordinator.outbox import Outbox
 from coordinator.planning import Planned, make_plan
-from coordinator.recruiting import Members, choose, lost_message, too_few
+from coordinator.recruiting import Members, choose, choose_named, lost_message, not_there, too_few
 from coordinator.registry import Member
 from coordinator.result_files import adapter_folder
 from coordinator.run_books import RunBooks
 from coordinator.run_files import send_file
 from coordinator.run_status import StatusBoard
 from ringtune import rounds
+from ringtune.checkpoint import Resume
 from ringtune.codec import numbers_from_proto
 from ringtune.errors import (
     IntegrityError,
@@ -46,6 +48,7 @@ from ringtune.events import CancelTimer, SetTimer, TimerFired
 from ringtune.job import Job
 from ringtune.plan import Plan
 from ringtune.profile import Profile
+from ringtune.turns import StartPoint
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -62,9 +65,10 @@ class RunRequest(NamedTuple):
     join_s: float
     measure: bool = True
     evaluation: Evaluation | None = None
+    resume: Resume | None = None
 
 
-_Entry = rounds.Event | Answer
+_Entry = rounds.Event | Answer | Noted
 
 
 class RunDriver:
@@ -96,6 +100,7 @@ class RunDriver:
         self._outbox = Outbox()
         self.board = StatusBoard(run_id)
         self._rounds = rounds.Rounds(self._plan, plan_only=request.plan_only, wait_s=request.job.runtime.wait_s)
+        self._checkpoints = Checkpointing(run_id, request.job, request.resume)
         self._timers: dict[str, float] = {}
         self._addresses: dict[str, str] = {}
         self._calls: dict[str, AgentCalls] = {}
@@ -120,6 +125,14 @@ class RunDriver:
     def stop(self, reason: str) -> None:
         """Stop the run, whatever its state; returns at once."""
         self._queue.put(rounds.StopAsked(reason))
+
+    def drain(self, reason: str) -> None:
+        """Stop the run after the turns that were granted, with a checkpoint; again = at once. Returns at once."""
+        self._queue.put(rounds.DrainAsked(reason))
+
+    def noted(self, step: int) -> None:
+        """The submitter has the manifest of a checkpoint on disk; returns at once."""
+        self._queue.put(Noted(step))
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
         """Hear from elsewhere that a node has ended; returns at once."""
@@ -173,6 +186,7 @@ class RunDriver:
 
     def _drive(self) -> RingTuneError | None:
         """Run the state machine to its end; the error of a failed run."""
+        self._emit(control_pb2.RunEvent(run_id=self.run_id))
         self._emit(control_pb2.RunEvent(job_toml=self._job_toml))
         self._emit(control_pb2.RunEvent(state="joining"))
         members = self._await_members()
@@ -198,11 +212,14 @@ class RunDriver:
         wanted = self._request.num_nodes
         deadline_s = self._started_s + self._request.join_s
         while True:
-            living = self._members.living()
-            chosen = choose(living, wanted)
+            living = invited(self._members.living(), self._request.evaluation)
+            named = self._checkpoints.needed_nodes
+            chosen = choose_named(living, named) if named else choose(living, wanted)
             if chosen is not None:
                 return chosen
-            if not wanted or time.monotonic() >= deadline_s:
+            if named and time.monotonic() >= deadline_s:
+                raise not_there(living, named, self._request.join_s)
+            if not named and (not wanted or time.monotonic() >= deadline_s):
                 raise too_few(living, wanted, self._request.join_s)
             entry = self._next()
             if isinstance(entry, rounds.StopAsked):
@@ -222,7 +239,8 @@ class RunDriver:
         match entry:
             case Reported(request):
                 self._on_report(request)
-            case Facts(node, _):
+            case Facts(node, _, shards):
+                self._checkpoints.note_states(node, shards)
                 self._feed(rounds.Inspected(node, read_facts(entry)))
             case Hosted(node, hosted_bytes):
                 if self._books is not None:
@@ -231,6 +249,8 @@ class RunDriver:
             case Files(node, files):
                 self._files[node] = files
                 self._feed(rounds.Collected(node))
+            case Noted(step):
+                self._let_go_of_shards(step)
             case _:
                 self._feed(entry)
 
@@ -245,6 +265,7 @@ class RunDriver:
             self._books.note_end(step.seq, step.at_unix_s)
             values = numbers_from_proto(step.values)
             self._feed(rounds.StepReported(request.node, step.seq, step.step, step.kind, values))
+        self._checkpoints.note_saved(request.node, request.saved)
         for turn in request.turns_done:
             self._feed(rounds.TurnReported(request.node, turn))
         if request.error:
@@ -283,7 +304,11 @@ class RunDriver:
                 self._enter(phase)
             case rounds.Inspect(node):
                 self._calls[node].inspect(
-                    self._job_toml, measure=self._request.measure, timeout_s=wait_s, on_result=self._put_facts(node)
+                    self._job_toml,
+                    measure=self._request.measure,
+                    timeout_s=wait_s,
+                    on_result=self._put_facts(node),
+                    extend=lambda request: self._checkpoints.ask_about(node, request),
                 )
             case rounds.Prepare(node, plan):
                 plan_json, addresses = json.dumps(plan.to_json()), {name: self._addresses[name] for name in plan.nodes}
@@ -294,10 +319,11 @@ class RunDriver:
                     timeout_s=wait_s,
                     on_result=self._put_hosted(node),
                     saved=self._request.evaluation.folder if self._request.evaluation else None,
+                    extend=lambda request: self._checkpoints.go_on(node, request),
                 )
             case rounds.Grant(turns):
                 for node in self._require_plan().plan.nodes:
-                    self._calls[node].grant(turns)
+                    self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step)
             case rounds.Collect(node, with_head, with_private):
                 self._calls[node].collect(
                     with_head=with_head, with_private=with_private, timeout_s=wait_s, on_result=self._put_files(node)
@@ -311,12 +337,21 @@ class RunDriver:
                 self._timers.pop(timer, None)
             case rounds.Finish():
                 self._finish = command
+            case rounds.LogCheckpoint(step, holder):
+                manifest = self._checkpoints.manifest(self._require_plan().plan, step, holder)
+                self._emit(control_pb2.RunEvent(checkpoint_json=json.dumps(manifest.to_json())))
             case rounds.LogStep() | rounds.LogTurn() | rounds.LogEvaluation():
                 if self._books is not None:
                     self._books.log(command)
 
-    def _put_facts(self, node: str) -> Callable[[str], None]:
-        return lambda facts_json: self._queue.put(Facts(node, facts_json))
+    def _let_go_of_shards(self, step: int) -> None:
+        """Tell nodes at once which shards they may drop: there may be no further turn to grant."""
+        if self._checkpoints.note_kept(step) and self._rounds.phase in ("training", "collecting"):
+            for node in self._require_plan().plan.nodes:
+                self._calls[node].grant((), keep_from_step=self._checkpoints.keep_from_step)
+
+    def _put_facts(self, node: str) -> Callable[[control_pb2.InspectReply], None]:
+        return lambda reply: self._queue.put(Facts(node, reply.facts_json, tuple(reply.shards)))
 
     def _put_hosted(self, node: str) -> Callable[[int], None]:
         return lambda hosted_bytes: self._queue.put(Hosted(node, hosted_bytes))
@@ -336,7 +371,7 @@ class RunDriver:
         if phase not in ("done", "failed"):
             self._emit(control_pb2.RunEvent(state=phase))
 
-    def _plan(self, facts: Mapping[str, Any]) -> Plan:
+    def _plan(self, facts: Mapping[str, Any]) -> Plan | tuple[Plan, StartPoint]:
         """The planner of the state machine: also tells the submitter and opens the books."""
         self._enter("planning")  # the state machine says so only after its planner has answered
         evaluation = self._request.evaluation
@@ -344,10 +379,17 @@ class RunDriver:
             facts = evaluation.narrow(facts)
         profile = Profile(nodes=tuple(facts[node] for node in sorted(facts)))
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
-        self._planned = planned = make_plan(self._job, facts, evaluation_only=evaluation is not None)
+        kept = self._checkpoints.planned(facts)
+        self._planned = planned = kept or make_plan(self._job, facts, evaluation_only=evaluation is not None)
+        self._checkpoints.note_model(facts, planned.plan)
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(planned.plan.to_json())))
         self._books = RunBooks(planned.plan, self._job, self._emit)
-        return planned.plan
+        start = self._checkpoints.start
+        if start is None:
+            return planned.plan
+        resumed = {"step": start.step, "passed_over": self._checkpoints.passed_over}
+        self._emit(control_pb2.RunEvent(resumed_json=json.dumps(resumed)))
+        return planned.plan, start
 
     def _require_plan(self) -> Planned:
         if self._planned is None:

@@ -95,6 +95,7 @@ class LocalNodes:
         on_exit: called if one ends by itself.
         names: of the agents; by default those of ``node_name``.
         options: further options of each agent.
+        states: folder in which each agent gets one for its parts of checkpoints; None = their own default.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class LocalNodes:
         on_exit: OnExit,
         names: Sequence[str] = (),
         options: Sequence[str] = (),
+        states: Path | None = None,
     ) -> None:
         self._setup = setup
         self._job = job
@@ -115,6 +117,7 @@ class LocalNodes:
         self._on_exit = on_exit
         self._names = tuple(names) or tuple(node_name(index, setup.num_nodes) for index in range(setup.num_nodes))
         self._options = tuple(options)
+        self._states = states
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch-nodes", daemon=True)
@@ -165,6 +168,8 @@ class LocalNodes:
             arguments += ["--data", self._job.data.train, "--share", f"{index}/{self._setup.num_owners}"]
             if self._job.data.eval:
                 arguments += ["--eval-data", self._job.data.eval]
+        if self._states is not None:
+            arguments += ["--state", str(self._states / name)]
         return [*arguments, *self._options]
 
     def _watch(self) -> None:

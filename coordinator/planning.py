@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ringtune.errors import CapacityError, DataError, ModelError, PlanError
+from ringtune.errors import CapacityError, DataError, ModelError, PeerLostError, PlanError
 from ringtune.job import Job
 from ringtune.memory import MemoryEstimate, node_memory
 from ringtune.plan import Owner, Phase, Plan, Slice
@@ -70,7 +70,7 @@ def make_plan(job: Job, facts: Mapping[str, NodeFacts], *, evaluation_only: bool
         )
     draft = _draft(job, nodes, model)
     if evaluation_only:
-        draft = dataclasses.replace(draft, num_steps=0)
+        draft = dataclasses.replace(draft, num_steps=0, checkpoint_every=0)
     check = MemoryCheck(job, model, {node.node: node for node in nodes}, draft)
     split = _single if job.train.method == "single" else _proportional
     slices = split(nodes, check, start=draft.private_blocks, stop=draft.num_blocks)
@@ -80,6 +80,44 @@ def make_plan(job: Job, facts: Mapping[str, NodeFacts], *, evaluation_only: bool
         if estimate.total_bytes > facts[node].memory_bytes:
             piece = plan.slice_of(node)
             raise check.refusal(node, piece.start, piece.stop)
+    return Planned(plan=plan, memory=memory)
+
+
+def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
+    """The plan of an earlier run, checked against the nodes as they are now.
+
+    Args:
+        job: of the run.
+        plan: of the run.
+        facts: of every node of the plan, by name.
+
+    Raises:
+        PeerLostError: a node is missing.
+        ModelError: the nodes have different models, or not the plan's.
+        DataError: an owner has other rows than the plan says.
+        CapacityError: a node has less memory than it needs.
+    """
+    missing = [node for node in plan.nodes if node not in facts]
+    if missing:
+        raise PeerLostError(f"the run can't go on without node {', '.join(missing)}; start it again")
+    model = agreed_model([facts[node] for node in plan.nodes])
+    if (model.num_blocks, model.hidden_size) != (plan.num_blocks, plan.hidden_size):
+        raise ModelError(
+            f"the nodes have a model of {model.num_blocks} blocks of width {model.hidden_size}, the run began with "
+            f"{plan.num_blocks} of {plan.hidden_size}; put the same folder back"
+        )
+    for owner in plan.owners:
+        rows = (facts[owner.node].train_rows, facts[owner.node].eval_rows)
+        if rows != (owner.train_rows, owner.eval_rows):
+            raise DataError(
+                f"node {owner.node} has {rows[0]} training and {rows[1]} evaluation rows, the run began with "
+                f"{owner.train_rows} and {owner.eval_rows}; give it the same data"
+            )
+    memory = plan_memory(job, plan, facts)
+    check = MemoryCheck(job, model, facts, plan)
+    for node, estimate in memory.items():
+        if estimate.total_bytes > facts[node].memory_bytes:
+            raise check.refusal(node, plan.slice_of(node).start, plan.slice_of(node).stop)
     return Planned(plan=plan, memory=memory)
 
 
@@ -147,6 +185,7 @@ def _draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Plan:
         max_length=train.max_length,
         hidden_size=model.hidden_size,
         eval_every=train.eval_every,
+        checkpoint_every=train.checkpoint_every,
         wire_dtype=job.wire.dtype,
         private_blocks=job.privacy.private_blocks,
         labels=agreed_labels(job, nodes),

@@ -27,6 +27,21 @@ def choose(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:
     return tuple(ranked[: wanted or len(ranked)])
 
 
+def choose_named(living: Sequence[Member], names: Sequence[str]) -> tuple[Member, ...] | None:
+    """The members with these names; None if one is not there."""
+    by_name = {member.node: member for member in living}
+    return tuple(by_name[name] for name in names) if set(names) <= by_name.keys() else None
+
+
+def not_there(living: Sequence[Member], names: Sequence[str], waited_s: float) -> RingTuneError:
+    """The error that ends waiting for the nodes of an earlier run."""
+    missing = sorted(set(names) - {member.node for member in living})
+    return DeadlineError(
+        f"waited {waited_s:g} s for node {', '.join(missing)}: a run goes on with the nodes that it began with "
+        f"({', '.join(names)}), because their parts of the checkpoint are there; start the missing ones again"
+    )
+
+
 def too_few(living: Sequence[Member], wanted: int, waited_s: float) -> RingTuneError:
     """The error that ends waiting for members."""
     if not wanted:

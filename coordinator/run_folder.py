@@ -4,6 +4,7 @@
 
     DIR/job.toml   plan.json   profile.json   metrics.jsonl   report.json   trace.json
     DIR/adapter/   the AdapterHub folder      DIR/recordings/  if asked for      DIR/logs/  with --local
+    DIR/checkpoints/   manifests, and with --local the nodes' shards
 
 A file grows as ``NAME.part`` and gets its name when it is complete and its digest is right; ``metrics.jsonl``
 alone grows under its own name, a whole line at a time. Paths come from another machine: they are checked.
@@ -15,14 +16,20 @@ import hashlib
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
 
+from coordinator.run_checkpoints import FOLDER, RunCheckpoints, cut_metrics, force_to_disk
+from ringtune.checkpoint import Manifest
+from ringtune.durable import storage_errors, write_durably
 from ringtune.errors import IntegrityError, UsageError
 
 _OWN_FILES = ("job.toml", "plan.json", "profile.json", "metrics.jsonl", "report.json", "trace.json")
-_OWN_FOLDERS = ("adapter", "recordings", "logs")
+_OWN_FOLDERS = ("adapter", "recordings", "logs", FOLDER)
+_REMOVE_S = 5.0
+_RETRY_S = 0.1
 _PART = ".part"
 _PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,2}")
 
@@ -33,30 +40,37 @@ class RunFolder:
     Args:
         path: of the folder; made if it is not there.
         replace: whether the files of an earlier run there may be removed; others are never touched.
+        resume: go on with the run that is there.
+
+    Attributes:
+        checkpoints: the manifests.
 
     Raises:
         UsageError: there is a run already, or something else than a folder.
     """
 
-    def __init__(self, path: Path, *, replace: bool = False) -> None:
+    def __init__(self, path: Path, *, replace: bool = False, resume: bool = False) -> None:
         self.path = path
+        self.checkpoints = RunCheckpoints(path)
         self._open: dict[str, tuple[BinaryIO, Any]] = {}
-        self._prepare(replace)
+        self._prepare(replace, resume)
 
-    def _prepare(self, replace: bool) -> None:
+    def _prepare(self, replace: bool, resume: bool) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             present = sorted(entry.name for entry in self.path.iterdir())
         except OSError as error:
             raise UsageError(f"can't use {self.path} for the run's files: {error.strerror}; choose another") from error
         own = [name for name in present if name.removesuffix(_PART) in _OWN_FILES + _OWN_FOLDERS]
+        if resume:
+            return
         if own and not replace:
             raise UsageError(
-                f"{self.path} already holds a run ({', '.join(own[:3])}); choose another folder or add --replace"
+                f"{self.path} already holds a run ({', '.join(own[:3])}); choose another, or add --replace or --resume"
             )
         for name in own:
             entry = self.path / name
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            _remove_folder(entry) if entry.is_dir() else entry.unlink()
 
     def __enter__(self) -> RunFolder:
         """The folder itself."""
@@ -71,11 +85,12 @@ class RunFolder:
         self._open.clear()
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a whole small file at once."""
-        target = self._target(name)
-        part = target.with_name(target.name + _PART)
-        part.write_text(text, encoding="utf-8")
-        part.replace(target)
+        """Write a whole small file at once.
+
+        Raises:
+            StorageError: no room.
+        """
+        write_durably(self._target(name), text.encode())
 
     def write_json(self, name: str, text: str) -> None:
         """Write a JSON document, indented for people.
@@ -91,8 +106,23 @@ class RunFolder:
 
     def add_metrics(self, line: str) -> None:
         """Append a line to ``metrics.jsonl``."""
-        with self._target("metrics.jsonl").open("a", encoding="utf-8") as file:
+        target = self._target("metrics.jsonl")
+        with storage_errors(target), target.open("a", encoding="utf-8") as file:
             file.write(line.rstrip("\n") + "\n")
+
+    def add_checkpoint(self, manifest: Manifest) -> None:
+        """Make a checkpoint complete: its manifest is written after the metrics up to its step are on disk.
+
+        Raises:
+            StorageError: no room; earlier checkpoints are intact.
+        """
+        force_to_disk(self.path / "metrics.jsonl")
+        self.checkpoints.add(manifest)
+
+    def go_back_to(self, step: int) -> None:
+        """Forget what comes after a step, from which the run goes on now."""
+        self.checkpoints.go_back_to(step)
+        cut_metrics(self.path / "metrics.jsonl", step)
 
     def add_chunk(self, name: str, chunk: bytes, *, last: bool, sha256: str) -> Path | None:
         """Append to a result file.
@@ -111,14 +141,15 @@ class RunFolder:
         """
         target = self._target(name)
         part = target.with_name(target.name + _PART)
-        if name not in self._open:
-            self._open[name] = (part.open("wb"), hashlib.sha256())
-        file, digest = self._open[name]
-        file.write(chunk)
-        digest.update(chunk)
-        if not last:
-            return None
-        file.close()
+        with storage_errors(target):
+            if name not in self._open:
+                self._open[name] = (part.open("wb"), hashlib.sha256())
+            file, digest = self._open[name]
+            file.write(chunk)
+            digest.update(chunk)
+            if not last:
+                return None
+            file.close()
         del self._open[name]
         if digest.hexdigest() != sha256:
             raise IntegrityError(f"{name} arrived damaged: SHA-256 {digest.hexdigest()[:12]}…, sent was {sha256[:12]}…")
@@ -132,3 +163,18 @@ class RunFolder:
             raise IntegrityError(f"the coordinator sent a file with the name {name!r}, which is not allowed")
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a folder, in which an agent of a killed run may write for another moment."""
+    deadline_s = time.monotonic() + _REMOVE_S
+    while True:
+        try:
+            shutil.rmtree(folder)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline_s:
+                raise UsageError(f"can't remove {folder}: {error.strerror}; remove it, or choose another") from error
+        time.sleep(_RETRY_S)

@@ -22,6 +22,7 @@ from coordinator.evaluation_request import Evaluation
 from coordinator.registry import Member, Registry
 from coordinator.run_status import StatusBoard
 from ringtune import __version__
+from ringtune.checkpoint import Resume
 from ringtune.codec import status_of_error
 from ringtune.errors import BusyError, FrameError, JobError, RingTuneError, UsageError
 from ringtune.file_chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
@@ -114,7 +115,14 @@ class Coordinator:
     # ---- runs -------------------------------------------------------------------------------------
 
     def run(
-        self, job: Job, *, plan_only: bool, num_nodes: int, join_s: float, evaluation: Evaluation | None = None
+        self,
+        job: Job,
+        *,
+        plan_only: bool,
+        num_nodes: int,
+        join_s: float,
+        evaluation: Evaluation | None = None,
+        resume: Resume | None = None,
     ) -> RunDriver:
         """Start a run, or the evaluation of a saved adapter.
 
@@ -127,7 +135,9 @@ class Coordinator:
                 f"runtime.lease_s = {job.runtime.lease_s:g} is shorter than this coordinator's {self.lease_s:g}; "
                 f"start it with --lease {job.runtime.lease_s:g}"
             )
-        request = RunRequest(job=job, plan_only=plan_only, num_nodes=num_nodes, join_s=join_s, evaluation=evaluation)
+        request = RunRequest(
+            job=job, plan_only=plan_only, num_nodes=num_nodes, join_s=join_s, evaluation=evaluation, resume=resume
+        )
         with self._lock:
             if self._driver is not None:
                 raise BusyError(
@@ -158,6 +168,29 @@ class Coordinator:
         if driver is None or driver.run_id != request.run_id:
             raise FrameError(f"run {request.run_id} is not driven here; forget it")
         driver.report(request)
+
+    def drain(self, run_id: str, reason: str) -> None:
+        """Stop a run after the turns that were granted, with a checkpoint; again = at once.
+
+        Raises:
+            FrameError: that run is not driven.
+        """
+        self._driver_of(run_id).drain(reason)
+
+    def noted(self, run_id: str, step: int) -> None:
+        """The submitter of a run has the manifest of a checkpoint on disk.
+
+        Raises:
+            FrameError: that run is not driven.
+        """
+        self._driver_of(run_id).noted(step)
+
+    def _driver_of(self, run_id: str) -> RunDriver:
+        with self._lock:
+            driver = self._driver
+        if driver is None or driver.run_id != run_id:
+            raise FrameError(f"run {run_id} is not driven here; it is over")
+        return driver
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
         """Tell the run, if there is one, that a node has ended."""
@@ -236,9 +269,20 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
                 plan_only=request.plan_only,
                 num_nodes=request.num_nodes,
                 join_s=request.join_s,
+                resume=Resume.parse(request.resume_json) if request.resume_json else None,
             ),
         )
         yield from _follow(driver, context)
+
+    def Drain(self, request: control_pb2.DrainRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """End a run in order."""
+        _answer(context, lambda: self._coordinator.drain(request.run_id, request.reason))
+        return control_pb2.Empty()
+
+    def Noted(self, request: control_pb2.CheckpointNoted, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """A checkpoint is complete."""
+        _answer(context, lambda: self._coordinator.noted(request.run_id, request.step))
+        return control_pb2.Empty()
 
     def Evaluate(  # noqa: N802
         self, request_iterator: Iterator[control_pb2.EvaluateInput], context: grpc.ServicerContext

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,10 +11,12 @@ import grpc
 
 from coordinator.addresses import require_private
 from coordinator.answers import read_object
+from coordinator.interrupts import Interrupts
 from coordinator.planning import plan_memory
 from coordinator.progress import Progress
 from coordinator.run_folder import RunFolder
 from ringtune.channel_options import CLIENT_OPTIONS
+from ringtune.checkpoint import Manifest, Resume
 from ringtune.codec import error_of_status
 from ringtune.errors import ConnectionFailedError, InterruptedRunError, error_from_name
 from ringtune.file_chunks import ADAPTER_FILES, cut_folder
@@ -23,6 +26,7 @@ from ringtune.profile import Profile
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 CONNECT_S = 5.0
 _CALL_S = 10.0
 
@@ -82,8 +86,10 @@ class Client:
         plan_only: bool = False,
         num_nodes: int = 0,
         join_s: float = 60.0,
+        resume: Resume | None = None,
+        interrupts: Interrupts | None = None,
     ) -> Submission:
-        """Start a run and follow it to its end.
+        """Start a run, or go on with one, and follow it to its end.
 
         Args:
             job: what is wanted; its paths have to be right on the nodes.
@@ -92,16 +98,37 @@ class Client:
             plan_only: stop after planning.
             num_nodes: wait until so many nodes have joined; 0 = take those that are there.
             join_s: how long to wait for them, seconds.
+            resume: what to go on from; None = begin.
+            interrupts: asks the run to end in order at the first Ctrl-C; None = Ctrl-C ends it at once.
 
         Raises:
-            InterruptedRunError: Ctrl-C; the coordinator then stops the run.
+            InterruptedRunError: Ctrl-C.
             RingTuneError: whatever the run failed with.
         """
         request = control_pb2.RunRequest(
-            job_toml=job.to_toml(), plan_only=plan_only, num_nodes=num_nodes, join_s=join_s
+            job_toml=job.to_toml(),
+            plan_only=plan_only,
+            num_nodes=num_nodes,
+            join_s=join_s,
+            resume_json=resume.to_text() if resume else "",
         )
-        # no deadline: a run may take days; keepalive sees a dead coordinator
-        return self._follow(self._stub.Run(request), Submission(job, progress, folder))
+        submission = Submission(job, progress, folder, on_saved=self._note_saved)
+        with (interrupts or Interrupts()).asking(lambda: self._drain(submission.run_id, progress)):
+            # no deadline: a run may take days; keepalive sees a dead coordinator
+            return self._follow(self._stub.Run(request), submission)
+
+    def _drain(self, run_id: str, progress: Progress) -> None:
+        progress.note("stopping after the turns that are under way, with a checkpoint; Ctrl-C again stops at once")
+        request = control_pb2.DrainRequest(run_id=run_id, reason="stopped by the user, with a checkpoint")
+        try:
+            self._stub.Drain(request, timeout=_CALL_S)
+        except grpc.RpcError as error:
+            _LOG.info("the coordinator was not asked to end the run: %s", error)
+            progress.note("the coordinator can't be asked to end the run; Ctrl-C again stops at once")
+
+    def _note_saved(self, run_id: str, step: int) -> None:
+        """Tell that a manifest is on disk; nobody waits for the answer."""
+        self._stub.Noted.future(control_pb2.CheckpointNoted(run_id=run_id, step=step), timeout=_CALL_S)
 
     def evaluate(self, job: Job, *, owner: str, saved: Path, progress: Progress) -> Submission:
         """Evaluate a saved adapter on the nodes, and follow it to its end.
@@ -156,15 +183,25 @@ class Submission:
         job: of the run.
         progress: where it is shown.
         folder: where its files go.
+        on_saved: called with run and step when the manifest of a checkpoint is on disk.
 
     Attributes:
+        run_id: once it has begun.
         plan: once it is made.
         profile: once it is measured.
         memory: what each node needs at most, in bytes.
         report: once the run is done.
     """
 
-    def __init__(self, job: Job, progress: Progress, folder: RunFolder | None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        progress: Progress,
+        folder: RunFolder | None,
+        *,
+        on_saved: Callable[[str, int], None] = lambda run_id, step: None,
+    ) -> None:
+        self.run_id = ""
         self.plan: Plan | None = None
         self.profile: Profile | None = None
         self.memory: dict[str, int] = {}
@@ -172,6 +209,7 @@ class Submission:
         self._job = job
         self._progress = progress
         self._folder = folder
+        self._on_saved = on_saved
         self._is_done = False
 
     def take(self, event: control_pb2.RunEvent) -> None:
@@ -201,6 +239,12 @@ class Submission:
                 self._write_json("report.json", event.report_json)
             case "file":
                 self._take_file(event.file)
+            case "run_id":
+                self.run_id = event.run_id
+            case "checkpoint_json":
+                self._take_checkpoint(Manifest.parse(event.checkpoint_json))
+            case "resumed_json":
+                self._take_resumed(read_object(event.resumed_json, "where the run goes on"))
             case "failure":
                 raise error_from_name(event.failure.error, event.failure.message)
             case "done":
@@ -225,6 +269,19 @@ class Submission:
             memory = plan_memory(self._job, plan, facts)
             self.memory = {node: estimate.total_bytes for node, estimate in memory.items()}
         self._progress.plan(plan, self.memory)
+
+    def _take_checkpoint(self, manifest: Manifest) -> None:
+        if self._folder is not None:
+            self._folder.add_checkpoint(manifest)
+            self._on_saved(self.run_id, manifest.step)
+
+    def _take_resumed(self, resumed: dict[str, Any]) -> None:
+        step = int(resumed["step"])
+        for reason in resumed["passed_over"]:
+            self._progress.note(str(reason))
+        self._progress.note(f"going on after step {step}")
+        if self._folder is not None:
+            self._folder.go_back_to(step)
 
     def _take_step(self, step: dict[str, Any]) -> None:
         if step.get("kind") == "evaluation":

@@ -25,6 +25,7 @@ _CATEGORIES = {
     Op.HEAD: "head",
     Op.BACKWARD: "backward",
     Op.UPDATE: "update",
+    Op.SAVE: "checkpoint",
     Op.SHIP: "ship",
     Op.SEND: "send",
     Op.RECEIVE: "receive",
@@ -111,7 +112,7 @@ def _title(action: Action, num_blocks: int) -> str:
     """The action without item and micro-batch, so that equal work gets one colour."""
     if action.op in (Op.SEND, Op.RECEIVE):
         return f"{action.op}{action.payload} {action.peer}"
-    if action.op in (Op.EMBED, Op.HEAD):
+    if action.op in (Op.EMBED, Op.HEAD, Op.SAVE):
         return str(action.op)
     if action.op is Op.UPDATE and action.start == num_blocks:
         return "U head"

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from coordinator.local import LocalNodes, LocalSetup
+from coordinator.interrupts import Interrupts
+from coordinator.local import LocalNodes, LocalSetup, node_name
 from coordinator.progress import Progress, SilentProgress
 from coordinator.run_folder import RunFolder
 from coordinator.server import CoordinatorServer
 from coordinator.submit import Client, Submission
-from ringtune.errors import IntegrityError
+from ringtune.checkpoint import Resume
+from ringtune.errors import IntegrityError, UsageError
 from ringtune.job import Job
 from ringtune.plan import Plan
 from ringtune.profile import NodeFacts
 
 
-def train_local(job: Job, num_nodes: int, *, folder: RunFolder, progress: Progress, join_s: float) -> Submission:
+def train_local(
+    job: Job,
+    num_nodes: int,
+    *,
+    folder: RunFolder,
+    progress: Progress,
+    join_s: float,
+    resume: Resume | None = None,
+    interrupts: Interrupts | None = None,
+) -> Submission:
     """Train on processes of this machine, with a coordinator of its own; nothing is left behind.
 
     The run takes the same way as a remote one: over gRPC, from submitter to coordinator to agents.
@@ -22,15 +33,50 @@ def train_local(job: Job, num_nodes: int, *, folder: RunFolder, progress: Progre
         RingTuneError: whatever the run failed with.
     """
     setup = LocalSetup.of(job, num_nodes)
+    if resume is not None:
+        require_nodes(resume.plan, setup)
     with CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s) as server:
         nodes = LocalNodes(
-            setup, job, server.address, logs=folder.path / "logs", on_exit=server.coordinator.node_failed
+            setup,
+            job,
+            server.address,
+            logs=folder.path / "logs",
+            on_exit=server.coordinator.node_failed,
+            states=folder.checkpoints.node_states(),
         )
         with nodes, Client(server.address) as client:
             try:
-                return client.run(job, progress=progress, folder=folder, num_nodes=num_nodes, join_s=join_s)
+                return client.run(
+                    job,
+                    progress=progress,
+                    folder=folder,
+                    num_nodes=num_nodes,
+                    join_s=join_s,
+                    resume=resume,
+                    interrupts=interrupts,
+                )
             finally:
                 server.coordinator.stop("the submitter stopped the run", timeout_s=8.0)
+
+
+def require_nodes(plan: Plan, setup: LocalSetup) -> None:
+    """Refuse to go on with other local nodes than the run began with.
+
+    Raises:
+        UsageError: names the nodes that are missing, or says how many owned data.
+    """
+    names = [node_name(index, setup.num_nodes) for index in range(setup.num_nodes)]
+    missing = [node for node in plan.nodes if node not in names]
+    if missing:
+        raise UsageError(
+            f"the run began with the nodes {', '.join(plan.nodes)}; --local {setup.num_nodes} lacks "
+            f"{', '.join(missing)}, give the same number"
+        )
+    if setup.num_owners != len(plan.owners):
+        raise UsageError(
+            f"{len(plan.owners)} nodes owned data when the run began, --local {setup.num_nodes} would share it among "
+            f"{setup.num_owners}; give the same number"
+        )
 
 
 def train_remote(
@@ -42,6 +88,8 @@ def train_remote(
     num_nodes: int,
     join_s: float,
     insecure: bool,
+    resume: Resume | None = None,
+    interrupts: Interrupts | None = None,
 ) -> Submission:
     """Train on the nodes of a running coordinator.
 
@@ -49,7 +97,15 @@ def train_remote(
         RingTuneError: whatever the run failed with.
     """
     with Client(address, insecure=insecure) as client:
-        return client.run(job, progress=progress, folder=folder, num_nodes=num_nodes, join_s=join_s)
+        return client.run(
+            job,
+            progress=progress,
+            folder=folder,
+            num_nodes=num_nodes,
+            join_s=join_s,
+            resume=resume,
+            interrupts=interrupts,
+        )
 
 
 def plan_remote(

@@ -92,10 +92,11 @@ class StateFolder:
         return RunShards(self.path / check_run_id(run_id))
 
     def drop_old_runs(self, current: str) -> None:
-        """Remove the shards of all but the newest runs; run ids sort by time."""
+        """Remove the shards of all but the newest runs (run ids sort by time), and what a crash left of this one."""
         others = sorted(entry.name for entry in self.path.iterdir() if entry.is_dir() and entry.name != current)
         for name in others[: -(KEPT_RUNS - 1)]:
             shutil.rmtree(self.path / name, ignore_errors=True)
+        remove_partial_files(self.path / current)
 
 
 class RunShards:
@@ -107,7 +108,6 @@ class RunShards:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        remove_partial_files(folder)
 
     def path(self, step: int) -> Path:
         """Where the shard of a step lies."""

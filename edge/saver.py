@@ -1,18 +1,16 @@
-"""One run's shards at one node: what they are called, what they are of, and the lock while the run goes on."""
+"""One run's shards at one node: what they are of, and the lock on the node's folder while the run goes on."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from edge.checkpoints import LOCK_WAIT_S, StateFolder
+from edge.checkpoints import LOCK_WAIT_S, RunShards, StateFolder
 from ringtune.checkpoint import Shard
-from ringtune.errors import BusyError, IntegrityError, StorageError, UsageError
+from ringtune.errors import IntegrityError, UsageError
 from ringtune.plan import Plan
 
-_LOG = logging.getLogger(__name__)
 _NO_FOLDER = "has no folder for checkpoints; start it with --state DIR"
 
 
@@ -31,31 +29,33 @@ class Loads(Protocol):
 
 
 class Saver:
-    """Saves and loads the shards of a run; holds the lock of the node's folder until closed.
+    """Saves and loads the shards of a run; holds the lock of the node's folder from the first use until closed.
 
     Args:
         folder: of the node.
         run_id: under which the shards are kept; the first run's, if it was resumed.
         plan: of the run.
         node: this node.
-        timeout_s: how long to wait for the folder.
-
-    Raises:
-        BusyError: another process has the folder.
-        StorageError: it can't be used.
     """
 
-    def __init__(self, folder: Path, run_id: str, plan: Plan, node: str, *, timeout_s: float = LOCK_WAIT_S) -> None:
+    def __init__(self, folder: Path, run_id: str, plan: Plan, node: str) -> None:
+        self._folder = folder
         self._run_id = run_id
         self._plan_digest = plan.digest
         self._node = node
-        self._state = StateFolder(folder, timeout_s=timeout_s)
-        try:
-            self._shards = self._state.run(run_id)
-            self._state.drop_old_runs(run_id)
-        except BaseException:
-            self._state.close()
-            raise
+        self._state: StateFolder | None = None
+
+    def open(self, *, timeout_s: float = LOCK_WAIT_S) -> RunShards:
+        """Take the folder, unless it is taken already.
+
+        Raises:
+            BusyError: another process has the folder.
+            StorageError: it can't be used.
+        """
+        if self._state is None:
+            self._state = StateFolder(self._folder, timeout_s=timeout_s)
+            self._state.drop_old_runs(self._run_id)
+        return self._state.run(self._run_id)
 
     def save(self, step: int, executor: Saves, *, with_head: bool) -> Shard:
         """Put this node's shard on the disk.
@@ -64,7 +64,7 @@ class Saver:
             StorageError: no room; earlier shards are intact.
         """
         content = executor.shard(self._metadata(step), with_head=with_head)
-        return self._shards.write(step, content, node=self._node)
+        return self.open().write(step, content, node=self._node)
 
     def load(self, step: int, sha256: str, executor: Loads) -> None:
         """Go on from a shard.
@@ -72,19 +72,21 @@ class Saver:
         Raises:
             IntegrityError: it is missing, damaged, or of something else; names it.
         """
-        content = self._shards.read(step, sha256, node=self._node)
+        shards = self.open()
+        content = shards.read(step, sha256, node=self._node)
         try:
             executor.load_shard(content, self._metadata(step))
         except IntegrityError as error:
-            raise IntegrityError(f"node {self._node}, {self._shards.path(step)}: {error}") from error
+            raise IntegrityError(f"node {self._node}, {shards.path(step)}: {error}") from error
 
     def keep_from(self, step: int) -> None:
         """Drop the shards of earlier steps."""
-        self._shards.keep_from(step)
+        self.open().keep_from(step)
 
     def close(self) -> None:
         """Let another process use the folder."""
-        self._state.close()
+        if self._state is not None:
+            self._state.close()
 
     def _metadata(self, step: int) -> dict[str, str]:
         return {"run_id": self._run_id, "plan_digest": self._plan_digest, "node": self._node, "step": str(step)}
@@ -114,7 +116,7 @@ class GoesOn(NamedTuple):
 def open_saver(
     state: Path | None, plan: Plan, node: str, run_id: str, *, is_resumed: bool, timeout_s: float
 ) -> Saver | None:
-    """The saver of a run; None if this node can't save and the plan does not ask for it.
+    """The saver of a run, ready if the plan asks for checkpoints; None if this node can't save and need not.
 
     Args:
         state: the node's folder, None = it was given none.
@@ -134,13 +136,10 @@ def open_saver(
         if is_needed:
             raise UsageError(f"node {node} {_NO_FOLDER}")
         return None
-    try:
-        return Saver(state, run_id, plan, node, timeout_s=timeout_s)
-    except (BusyError, StorageError) as error:
-        if is_needed:
-            raise
-        _LOG.warning("node %s can't save if this run is interrupted: %s", node, error)
-        return None
+    saver = Saver(state, run_id, plan, node)
+    if is_needed:
+        saver.open(timeout_s=timeout_s)
+    return saver
 
 
 def check_shards(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import signal
+import shlex
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -29,6 +30,9 @@ def train(
         typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the job, e.g. --set train.seed=1."),
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Remove an earlier run's files from the folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder, from its newest complete checkpoint.")
+    ] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow a coordinator on another machine, without encryption.")
     ] = False,
@@ -36,37 +40,69 @@ def train(
 ) -> None:
     """Train a job; its adapter, metrics, report and trace go to a folder.
 
-    Ctrl-C stops the run and releases every node.
+    Ctrl-C once ends the run after the turns that are under way, with a checkpoint; twice at once. Both can be
+    resumed.
     """
     from coordinator.changes import parse_changes
+    from coordinator.interrupts import Interrupts
     from coordinator.progress import make_progress
+    from coordinator.run_checkpoints import RunCheckpoints, find_resume
     from coordinator.run_folder import RunFolder
     from coordinator.training import train_local, train_remote
-    from ringtune.errors import UsageError
+    from ringtune.errors import RingTuneError, UsageError
     from ringtune.job import load_job
 
     if bool(local) == bool(coordinator):
         raise UsageError("give one of --local N and --coordinator HOST:PORT")
     if nodes and local:
         raise UsageError("--nodes is for --coordinator; --local says how many nodes there are")
+    if replace and resume:
+        raise UsageError("--replace removes a run and --resume goes on with it; give one of them")
     wanted = load_job(job).with_overrides(parse_changes(change or []))
-    signal.signal(signal.SIGTERM, _interrupt)
-    with RunFolder(out, replace=replace) as folder, make_progress(as_json=json) as progress:
-        if local:
-            train_local(wanted, local, folder=folder, progress=progress, join_s=join_s)
-        else:
-            train_remote(
-                wanted,
-                coordinator,
-                folder=folder,
-                progress=progress,
-                num_nodes=nodes,
-                join_s=join_s,
-                insecure=insecure,
-            )
+    notes: list[str] = []
+    start = find_resume(out, wanted, notes.append) if resume else None
+    with (
+        Interrupts() as interrupts,
+        RunFolder(out, replace=replace or resume, resume=start is not None) as folder,
+        make_progress(as_json=json) as progress,
+    ):
+        for note in notes:
+            progress.note(note)
+        try:
+            if local:
+                train_local(
+                    wanted, local, folder=folder, progress=progress, join_s=join_s, resume=start, interrupts=interrupts
+                )
+            else:
+                train_remote(
+                    wanted,
+                    coordinator,
+                    folder=folder,
+                    progress=progress,
+                    num_nodes=nodes,
+                    join_s=join_s,
+                    insecure=insecure,
+                    resume=start,
+                    interrupts=interrupts,
+                )
+        except (RingTuneError, KeyboardInterrupt):
+            if RunCheckpoints(out).steps():
+                progress.note(how_to_resume(RunCheckpoints(out).steps()[0], _without_new_run(sys.argv)))
+            raise
         progress.note(f"the run's files are in {out}")
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """SIGTERM ends a run like Ctrl-C."""
-    raise KeyboardInterrupt
+def how_to_resume(step: int, arguments: Sequence[str]) -> str:
+    """The line that tells how a run goes on.
+
+    Args:
+        step: of its newest checkpoint.
+        arguments: the command that began it.
+    """
+    command = shlex.join([Path(arguments[0]).name, *arguments[1:]])
+    more = "" if "--resume" in arguments else " --resume"
+    return f"saved up to step {step}; go on with: {command}{more}"
+
+
+def _without_new_run(arguments: Sequence[str]) -> list[str]:
+    return [argument for argument in arguments if argument != "--replace"]

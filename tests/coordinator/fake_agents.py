@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ringtune.job import Job, parse_job
 from ringtune.plan import Plan
 from ringtune.profile import ModelFacts, NodeFacts
 from ringtune.schedule import item_legs
-from ringtune.turns import Turn, items
+from ringtune.turns import StepKind, Turn, items
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 CALL_S = 5.0
@@ -80,6 +80,11 @@ def facts(node: str, *, rows: int = 10, memory_bytes: int = 1 << 30, **changes: 
     return NodeFacts(**{**values, **changes})
 
 
+def shard_digest(step: int) -> str:
+    """The digest of every fake shard of a step."""
+    return f"{step:064x}"
+
+
 class FakeAgent(control_pb2_grpc.AgentServicer):
     """One node: does at once what it is told, and remembers it.
 
@@ -91,6 +96,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         on_grant: called with each grant's turns instead of reporting them done.
         facts_changes: changes to its facts.
         claims: blocks that it hands in instead of those that it hosts.
+        damaged: steps of which its shard is damaged.
     """
 
     def __init__(
@@ -103,6 +109,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         on_grant: Callable[[FakeAgent, list[Turn]], None] | None = None,
         facts_changes: dict[str, Any] | None = None,
         claims: tuple[int, ...] | None = None,
+        damaged: Collection[int] = (),
     ) -> None:
         self.node = node
         self.plan: Plan | None = None
@@ -112,6 +119,9 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.released = threading.Event()
         self.granted = threading.Event()
         self._claims = claims
+        self._damaged = frozenset(damaged)
+        self.prepared = control_pb2.PrepareRequest()
+        self.keeps_from: list[int] = []
         self._rows = rows
         self._fails_at = fails_at or {}
         self._on_grant = on_grant
@@ -154,11 +164,19 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self._enter("inspect", context)
         self.run_id = request.run_id
         made = facts(self.node, rows=self._rows, **self._facts_changes)
-        return control_pb2.InspectReply(facts_json=json.dumps(made.to_json()))
+        states = [
+            control_pb2.ShardState(
+                step=shard.step,
+                problem=f"node {self.node}: shard step-{shard.step} is damaged" if shard.step in self._damaged else "",
+            )
+            for shard in request.shards
+        ]
+        return control_pb2.InspectReply(facts_json=json.dumps(made.to_json()), shards=states)
 
     def Prepare(self, request: Any, context: grpc.ServicerContext) -> control_pb2.PrepareReply:  # noqa: N802
         """Remember the plan."""
         self._enter("prepare", context)
+        self.prepared = request
         self.plan = Plan.from_json(json.loads(request.plan_json))
         return control_pb2.PrepareReply(hosted_bytes=1234)
 
@@ -174,6 +192,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         """Report the turns as done, or do what the test wants."""
         self._enter("grant", context)
         turns = [turn_from_proto(turn) for turn in request.turns]
+        self.keeps_from.append(request.keep_from_step)
         self.granted.set()
         if self._on_grant is not None:
             self._on_grant(self, turns)
@@ -200,7 +219,10 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         assert self.plan is not None
         request = control_pb2.ReportRequest(run_id=self.run_id, node=self.node)
         for turn in turns:
-            for item in items(self.plan, turn):
+            is_checkpoint = turn.kind is StepKind.CHECKPOINT
+            if is_checkpoint:
+                request.saved.add(turn=turn.index, step=turn.first_step, sha256=shard_digest(turn.first_step), bytes=9)
+            for item in () if is_checkpoint else items(self.plan, turn):
                 for leg in item_legs(self.plan, item, self.node):
                     if leg.op == ">":
                         request.traffic.add(seq=item.seq, target=leg.peer, payload=leg.payload, bytes=10)

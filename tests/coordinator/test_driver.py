@@ -49,6 +49,7 @@ def test_run_writes_the_whole_folder(tmp_path: Path) -> None:
         "adapter/adapter_config.json",
         "adapter/head_config.json",
         "adapter/model_head.safetensors",
+        "checkpoints/step-8.json",
         "job.toml",
         "metrics.jsonl",
         "plan.json",
