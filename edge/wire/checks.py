@@ -105,6 +105,7 @@ class FrameCheck:
         self._part = (-1, -1)
         self._items: tuple[Item, ...] = ()
         self._routes: dict[tuple[str, StepKind, int], frozenset[tuple[int, str]]] = {}
+        self._sizes: dict[int, tuple[int, ...]] = {}
         self._seen: dict[int, set[tuple[str, int, int, int]]] = {}
         self._outstanding: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -190,7 +191,7 @@ class FrameCheck:
 
     def _check_shape(self, header: ring_pb2.FrameHeader, item: Item, kind: str) -> None:
         plan = self._plan
-        sizes = plan.microbatch_sizes(item.rows)
+        sizes = self._sizes.get(item.rows) or self._sizes.setdefault(item.rows, plan.microbatch_sizes(item.rows))
         if header.micro >= len(sizes):
             raise FrameError(f"{describe(header)} came, but the item has {len(sizes)} micro-batches; it is dropped")
         shape = tuple(header.shape)

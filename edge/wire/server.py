@@ -34,7 +34,10 @@ class _Run:
         self._batch = max(1, expectation.plan.credits // 4)
 
     def check_of(self, source: str) -> FrameCheck:
-        return self._checks.setdefault(source, FrameCheck(self.expectation, source))
+        check = self._checks.get(source)
+        if check is None:
+            check = self._checks.setdefault(source, FrameCheck(self.expectation, source))
+        return check
 
     def credits_due(self, source: str, boundary: int, count: int) -> int:
         """Credits to send now: all that are held back, once they are a batch."""
