@@ -78,7 +78,8 @@ def evaluate_on_ring(
     Raises:
         RingTuneError: whatever it failed with.
     """
-    options = ["--insecure"] if insecure else []
+    options = ["--guest"]  # rows to evaluate on: no training run may take them
+    options += ["--insecure"] if insecure else []
     if not is_loopback(address):
         options += ["--bind", "0.0.0.0:0"]
     if model is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from coordinator.registry import Member
 from ringtune.errors import DataError
 from ringtune.profile import NodeFacts
 
@@ -31,6 +32,12 @@ class Evaluation(NamedTuple):
         if self.owner not in facts or not facts[self.owner].eval_rows:
             raise DataError(f"node {self.owner} has no rows to evaluate on; start it with --eval-data")
         return {name: node if name == self.owner else _without_data(node) for name, node in facts.items()}
+
+
+def invited(living: Sequence[Member], evaluation: Evaluation | None) -> tuple[Member, ...]:
+    """The members that a run may take; a guest is there for the evaluation of its own rows only."""
+    owner = evaluation.owner if evaluation else ""
+    return tuple(member for member in living if not member.is_guest or member.node == owner)
 
 
 def _without_data(facts: NodeFacts) -> NodeFacts:

@@ -31,6 +31,7 @@ class Member:
         device: ``cpu`` or ``cuda``.
         threads: compute threads.
         system: operating system and machine.
+        is_guest: takes part in nothing but the evaluation of its own rows.
         seen_at_s: monotonic seconds of the last sign of life.
         rss_bytes: resident memory at the last heartbeat.
     """
@@ -44,6 +45,7 @@ class Member:
     device: str = "cpu"
     threads: int = 1
     system: str = ""
+    is_guest: bool = False
     seen_at_s: float = 0.0
     rss_bytes: int = 0
 

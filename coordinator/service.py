@@ -327,6 +327,7 @@ def _member(request: control_pb2.JoinRequest) -> Member:
         device=request.device,
         threads=request.threads,
         system=request.system,
+        is_guest=request.is_guest,
     )
 
 
@@ -344,6 +345,7 @@ def _joined(member: Member) -> control_pb2.JoinRequest:
         device=member.device,
         threads=member.threads,
         system=member.system,
+        is_guest=member.is_guest,
     )
 
 

@@ -35,6 +35,7 @@ class AgentOptions:
         insecure: whether to talk beyond this machine without encryption.
         watch_parent: end when the standard input ends.
         join_s: how long to try to reach the coordinator, seconds.
+        is_guest: take part in nothing but the evaluation of the own rows.
     """
 
     coordinator: str
@@ -53,6 +54,7 @@ class AgentOptions:
     insecure: bool = False
     watch_parent: bool = False
     join_s: float = 30.0
+    is_guest: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense, and whatever would leave this machine unencrypted by accident."""

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.evaluation_request import Evaluation
+from coordinator.evaluation_request import Evaluation, invited
 from coordinator.progress import SilentProgress
+from coordinator.registry import Member
 from coordinator.saved_run import evaluation_job, read_run
 from coordinator.submit import Client, Submission
 from ringtune.errors import DataError, IntegrityError, RingTuneError
@@ -70,6 +71,13 @@ def test_evaluation_of_damaged_files_is_refused_before_any_node_is_asked(tmp_pat
                 evaluation_job(run, folder / "rows.csv"), owner="a", saved=run.adapter, progress=SilentProgress()
             )
         assert cluster.agents["a"].log == []
+
+
+def test_evaluation_guests_take_part_in_nothing_else() -> None:
+    """A node that joined with rows to evaluate on is never trained on, and is there for its own evaluation only."""
+    members = [Member(node=name, address="", instance="", is_guest=name != "a") for name in ("a", "mine", "other")]
+    assert [member.node for member in invited(members, None)] == ["a"]
+    assert [member.node for member in invited(members, Evaluation(owner="mine", folder=Path()))] == ["a", "mine"]
 
 
 def test_evaluation_leaves_other_owners_data_alone() -> None:

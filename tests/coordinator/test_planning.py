@@ -84,6 +84,17 @@ def test_plan_leaves_private_blocks_to_the_owners() -> None:
         plan_for(job(privacy__private_blocks=4), facts("a"))
 
 
+def test_plan_of_an_evaluation_needs_no_room_for_graphs() -> None:
+    """Where training does not fit, a run of no steps does: no graph, no moments."""
+    wanted = job(unfreeze__every_steps=1)
+    needed = make_plan(wanted, {"a": facts("a")}).memory["a"].total_bytes
+    small = {"a": facts("a", memory_bytes=needed - 1)}
+    with pytest.raises(CapacityError):
+        make_plan(wanted, small)
+    made = make_plan(wanted, small, evaluation_only=True)
+    assert (made.plan.num_steps, made.memory["a"].optimizer_bytes) == (0, 0)
+
+
 def test_plan_agrees_on_labels() -> None:
     """Without labels in the job the classes are the sorted union of what the owners have."""
     plan = plan_for(job(), facts("a", labels=("neg",), eval_labels=("neg",)), facts("b", labels=("pos", "so-so")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -37,7 +38,7 @@ def stub(server: CoordinatorServer) -> Iterator[control_pb2_grpc.CoordinatorStub
 
 def joining(**changes: str) -> control_pb2.JoinRequest:
     """A request to join as node a."""
-    values = {"node": "a", "address": "127.0.0.1:5", "version": __version__, "instance": "one", **changes}
+    values: dict[str, Any] = {"node": "a", "address": "127.0.0.1:5", "version": __version__, "instance": "one", **changes}
     return control_pb2.JoinRequest(has_data=True, memory_bytes=1 << 30, device="cpu", threads=2, **values)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from edge import reporter as rp
@@ -61,6 +62,10 @@ class FakeExecutor:
     def load_head_blob(self, data: bytes) -> None:
         """The head comes in."""
         self.log.append(data)
+
+    def load_saved(self, folder: Path) -> None:
+        """A saved adapter comes in."""
+        self.log.append({path.name: path.read_bytes() for path in folder.iterdir()})
 
     def adapter_files(self, *, with_head: bool, with_private: bool) -> dict[str, bytes]:
         """The results."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +13,16 @@ import pytest
 from edge.active import ActiveRun
 from edge.agent import Agent
 from edge.options import AgentOptions
-from ringtune.errors import ConnectionFailedError, DataError, FrameError, InterruptedRunError, PlanError, RingTuneError
+from ringtune.errors import (
+    ConnectionFailedError,
+    DataError,
+    FrameError,
+    IntegrityError,
+    InterruptedRunError,
+    PlanError,
+    RingTuneError,
+)
+from ringtune.file_chunks import ADAPTER_FILES, cut_file
 from ringtune.job import Job, Model
 from ringtune.plan import Plan
 from ringtune.schedule import Payload
@@ -196,6 +206,26 @@ def test_agent_goes_through_a_whole_run(ring: Ring) -> None:
     assert all(link.is_closed for shop in ring.shops.values() for link in shop.links)
     assert all(servicer.active is None for servicer in ring.network.values())
     assert [request.error for request in ring.requests if request.error] == []
+
+
+SAVED = {name: name.encode() for name in ADAPTER_FILES}
+
+
+def _chunks() -> list[control_pb2.FileChunk]:
+    return [chunk for name, content in SAVED.items() for chunk in cut_file(name, io.BytesIO(content))]
+
+
+def test_agent_loads_a_saved_adapter_before_the_first_turn(ring: Ring) -> None:
+    """The files are there while the executor reads them, and damaged ones never reach it."""
+    with pytest.raises(FrameError, match="has no run"):
+        ring.agents["a"].load(RUN, _chunks(), timeout_s=WAIT_S)
+    ring.prepare_all()
+    ring.agents["a"].load(RUN, _chunks(), timeout_s=WAIT_S)
+    executor = ring.shops["a"].executor
+    assert executor.log == [SAVED]
+    with pytest.raises(IntegrityError, match="did not send"):
+        ring.agents["a"].load(RUN, _chunks()[:-1], timeout_s=WAIT_S)
+    assert executor.log == [SAVED]
 
 
 def test_agent_inspect_replaces_the_model_path_and_uses_the_given_memory() -> None:

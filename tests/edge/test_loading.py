@@ -71,6 +71,22 @@ def _without_digest(plan: Plan) -> dict[str, object]:
     return {key: value for key, value in plan.to_json().items() if key != "digest"}
 
 
+def test_loading_fills_the_private_blocks_of_an_owner(model_folder: Path, tmp_path: Path) -> None:
+    """Blocks that every owner runs itself get the saved values at each owner."""
+    values: dict[str, object] = {"privacy__private_blocks": 1, "train__max_steps": 4}
+    split = {"b": (1, 2), "c": (2, 4)}
+    _, hand = make(model_folder, tmp_path, split, **values)
+    hand.train()
+    folder = write(hand, tmp_path / "adapter")
+    _, other = make(model_folder, tmp_path, split, **values, train__seed=5)
+    for executor in other.nodes.values():
+        executor.load_saved(folder)
+    for holder in ("a", "c"):
+        other.holder = holder
+        again = other.tensors()
+        assert all(torch.equal(value, again[name]) for name, value in hand.tensors().items())
+
+
 @pytest.mark.parametrize("config", ["double_seq_bn", "par_bn", "lora", "ia3", "loreft"])
 def test_loading_round_trips_other_adapters(model_folder: Path, tmp_path: Path, config: str) -> None:
     """What one ring saved another ring with other initial values saves again, bit for bit."""

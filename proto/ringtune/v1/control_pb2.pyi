@@ -11,7 +11,7 @@ class Empty(_message.Message):
     def __init__(self) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("node", "address", "version", "has_data", "memory_bytes", "device", "threads", "system", "instance")
+    __slots__ = ("node", "address", "version", "has_data", "memory_bytes", "device", "threads", "system", "instance", "is_guest")
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class JoinRequest(_message.Message):
     THREADS_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    IS_GUEST_FIELD_NUMBER: _ClassVar[int]
     node: str
     address: str
     version: str
@@ -30,7 +31,8 @@ class JoinRequest(_message.Message):
     threads: int
     system: str
     instance: str
-    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., has_data: _Optional[bool] = ..., memory_bytes: _Optional[int] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., system: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
+    is_guest: bool
+    def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., has_data: _Optional[bool] = ..., memory_bytes: _Optional[int] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., system: _Optional[str] = ..., instance: _Optional[str] = ..., is_guest: _Optional[bool] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("lease_s", "coordinator_version")
