@@ -27,9 +27,9 @@ from tests.edge import reference
 class TimedDataset:
     """An owner's data that notes when each training item was asked for; the loop asks once an item, at its start."""
 
-    def __init__(self, inner: OwnerDataset, started_s: dict[int, float]) -> None:
+    def __init__(self, inner: OwnerDataset, started: dict[int, tuple[float, float]]) -> None:
         self._inner = inner
-        self._started_s = started_s
+        self._started = started
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the data's own."""
@@ -38,7 +38,7 @@ class TimedDataset:
     def batch(self, plan: Plan, item: Item) -> Batch:
         """The batch of an item."""
         if item.kind is StepKind.TRAIN:
-            self._started_s.setdefault(item.step, time.perf_counter())
+            self._started.setdefault(item.step, (time.perf_counter(), time.process_time()))
         return self._inner.batch(plan, item)
 
 
@@ -67,14 +67,15 @@ def train(job: Job, plan: Plan, *, first_step: int = 0) -> dict[str, float]:
         first_step: where the clock starts; it stops where the last step starts.
 
     Returns:
-        ``wall_s`` of the steps ``[first_step, last)``, and ``accuracy`` after the last one if there is data for it.
+        ``wall_s`` and ``cpu_s`` of the steps ``[first_step, last)``, and ``accuracy`` after the last one if there is data for it.
     """
-    started_s: dict[int, float] = {}
+    started: dict[int, tuple[float, float]] = {}
     owned: Mapping[str, Any] = {
-        owner: TimedDataset(dataset, started_s) for owner, dataset in datasets_of(job, plan).items()
+        owner: TimedDataset(dataset, started) for owner, dataset in datasets_of(job, plan).items()
     }
     trained = reference.train(job, plan, Path(job.model.path), owned)
-    result = {"wall_s": started_s[plan.num_steps - 1] - started_s[first_step]}
+    wall_s, cpu_s = (end - start for start, end in zip(started[first_step], started[plan.num_steps - 1], strict=True))
+    result = {"wall_s": wall_s, "cpu_s": cpu_s}
     if trained.evaluations:
         _, count, correct = trained.evaluations[max(trained.evaluations)]
         if count:

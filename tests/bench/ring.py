@@ -6,6 +6,8 @@ Real MiniLM and the demo's sentences, one compute thread a process. Writes ``bui
 one_node_wall_ratio         a one-node ring over the plain loop in one process: same depths,   <= 1.05
                             batches and micro-batches; after start-up; median of interleaved
                             pairs
+one_node_cpu_ratio          the same in processor seconds: steadier where the machine has     reported
+                            other work
 four_node_cpu_ratio         processor seconds of four nodes over those of one, same steps;     <= 1.25
                             a short run is subtracted from a long one, so start-up cancels
 channel_ratio               a ring link with its codec over a bare gRPC stream of 4 MB          >= 0.8
@@ -82,11 +84,13 @@ def timing_job(workspace: Workspace, steps: int) -> Path:
 def measure_cost(workspace: Workspace) -> Figures:
     """One node against one process by the clock, four nodes against one by processor seconds."""
     long, short = timing_job(workspace, LONG_STEPS), timing_job(workspace, SHORT_STEPS)
-    ring_s, plain_s = [], []
+    ring_s, plain_s, plain_cpu_s = [], [], []
     for pair in range(PAIRS):
         one = run_ring(long, OUT / "one", nodes=1)
         ring_s.append(one.wall_s(SHORT_STEPS))
-        plain_s.append(run_plain(one.folder, first_step=SHORT_STEPS)["wall_s"])
+        plain = run_plain(one.folder, first_step=SHORT_STEPS)
+        plain_s.append(plain["wall_s"])
+        plain_cpu_s.append(plain["cpu_s"] * (LONG_STEPS - SHORT_STEPS) / (LONG_STEPS - SHORT_STEPS - 1))
         say(f"pair {pair}: ring {ring_s[-1]:.2f} s, plain {plain_s[-1]:.2f} s, ratio {ring_s[-1] / plain_s[-1]:.3f}")
     one_cpu_s, four_cpu_s = [], []
     for repeat in range(CPU_REPEATS):
@@ -97,11 +101,13 @@ def measure_cost(workspace: Workspace) -> Figures:
     cpu_ratios = ratios(four_cpu_s, one_cpu_s)
     return {
         "one_node_wall_ratio": statistics.median(wall_ratios),
+        "one_node_cpu_ratio": statistics.median(one_cpu_s) / statistics.median(plain_cpu_s),
         "four_node_cpu_ratio": statistics.median(cpu_ratios),
         "samples": {
             "one_node_wall_ratio": wall_ratios,
             "one_node_ring_wall_s": ring_s,
             "plain_wall_s": plain_s,
+            "plain_cpu_s": plain_cpu_s,
             "four_node_cpu_ratio": cpu_ratios,
             "one_node_cpu_s": one_cpu_s,
             "four_node_cpu_s": four_cpu_s,
