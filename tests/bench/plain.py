@@ -67,7 +67,8 @@ def train(job: Job, plan: Plan, *, first_step: int = 0) -> dict[str, float]:
         first_step: where the clock starts; it stops where the last step starts.
 
     Returns:
-        ``wall_s`` and ``cpu_s`` of the steps ``[first_step, last)``, and ``accuracy`` after the last one if there is data for it.
+        ``wall_s`` and ``cpu_s`` of the steps ``[first_step, last)``, and after the last one ``accuracy``, if
+        there is data for it.
     """
     started: dict[int, tuple[float, float]] = {}
     owned: Mapping[str, Any] = {
