@@ -1,19 +1,21 @@
-"""A node's part of the AdapterHub folder, written by the library itself.
+"""A node's part of the AdapterHub folder, named and described by the library itself.
 
 Every node saves the adapters of its blocks under their names in the whole model; the coordinator merges these files
-by bytes. A decoder that is the token table is not saved with a language model's head: loading ties it anew. The
-result loads with ``AutoAdapterModel.load_adapter(folder, use_safetensors=True, set_active=True)``.
+by bytes. The result loads with ``AutoAdapterModel.load_adapter(folder, use_safetensors=True, set_active=True)``.
+
+The library's own writer is not used for the tensors: it refuses adapters that have one tensor under two names
+(``ln_before``), and writes a language model's decoder out even where it is the token table, to which loading ties
+it anew.
 """
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
 
 from edge.model.heads import HEAD
 from edge.model.skeleton import ADAPTER, Skeleton
@@ -34,39 +36,39 @@ def adapter_folder(skeleton: Skeleton, *, without_blocks: Collection[int], with_
     Returns:
         Name to content; no ``adapter.safetensors`` if there is no tensor in it.
     """
-    from safetensors.torch import load, save
+    from adapters.loading import AdapterLoader, PredictionHeadLoader
 
-    with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
-        folder = Path(name)
-        skeleton.model.save_adapter(name, ADAPTER, with_head=False, use_safetensors=True)
-        if with_head:
-            with _without_tied(skeleton):
-                skeleton.model.save_head(name, HEAD, use_safetensors=True)
-        files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-    prefix = f"{skeleton.model.base_model_prefix}.{skeleton.family.blocks_path}."
+    model = skeleton.model
+    tensors, config = _saved(AdapterLoader(model, use_safetensors=True), ADAPTER, CONFIG_FILE)
+    prefix = f"{model.base_model_prefix}.{skeleton.family.blocks_path}."
     unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
-    tensors = {key: value for key, value in load(files.pop(ADAPTER_FILE)).items() if not key.startswith(unwanted)}
-    kept = {key: value for key, value in files.items() if with_head and key in (*HEAD_FILES, CONFIG_FILE)}
+    own = {name: value for name, value in tensors.items() if not name.startswith(unwanted)}
+    files = {ADAPTER_FILE: _safetensors(own)} if own else {}
     if with_head:
-        head = {key: value for key, value in load(kept[HEAD_FILES[1]]).items() if value.numel()}
-        kept[HEAD_FILES[1]] = bytes(save(head))
-    return kept | ({ADAPTER_FILE: bytes(save(tensors))} if tensors else {})
+        head, head_config = _saved(PredictionHeadLoader(model, use_safetensors=True), HEAD, HEAD_FILES[0])
+        base = {parameter.data_ptr() for parameter in skeleton.base.parameters()}
+        files[CONFIG_FILE] = config
+        files[HEAD_FILES[0]] = head_config
+        files[HEAD_FILES[1]] = _safetensors(
+            {name: tensor for name, tensor in head.items() if tensor.data_ptr() not in base}
+        )
+    return files
 
 
-@contextlib.contextmanager
-def _without_tied(skeleton: Skeleton) -> Iterator[None]:
-    """While open, a head's tensor that is one of the base model is empty: loading ties it anew."""
-    base = {id(parameter) for parameter in skeleton.base.parameters()}
-    tied = [
-        (module, name, parameter)
-        for module in skeleton.model.heads[HEAD].modules()
-        for name, parameter in module.named_parameters(recurse=False)
-        if id(parameter) in base
-    ]
-    for module, name, _ in tied:
-        setattr(module, name, nn.Parameter(torch.empty(0), requires_grad=False))
-    try:
-        yield
-    finally:
-        for module, name, parameter in tied:
-            setattr(module, name, parameter)
+def _saved(loader: Any, name: str, config_file: str) -> tuple[dict[str, torch.Tensor], bytes]:
+    """What a loader of the library would save under ``name``: tensors, and the config as it is written."""
+    tensors: dict[str, torch.Tensor] = {}
+
+    def take(folder: str, wanted: Callable[[str], bool]) -> None:
+        tensors.update(loader.weights_helper.state_dict(wanted))
+
+    loader.weights_helper.save_weights = take
+    with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
+        loader.save(folder, name)
+        return tensors, (Path(folder) / config_file).read_bytes()
+
+
+def _safetensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    from safetensors.torch import save
+
+    return bytes(save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}))

@@ -114,9 +114,13 @@ def _add_adapter(skeleton: Skeleton, job: Job) -> None:
     torch.manual_seed(job.train.seed)
     try:
         model.add_adapter(ADAPTER, config=config)
-    except (ValueError, AssertionError, KeyError, NotImplementedError) as error:
-        raise JobError(f"adapter.config = {job.adapter.config!r} is refused by the library: {error}") from error
+    except (ValueError, AssertionError, KeyError, NotImplementedError, RuntimeError) as error:
+        kind = type(skeleton.base).__name__
+        raise JobError(
+            f"adapter.config = {job.adapter.config!r} is refused by the library for {kind}: {error}"
+        ) from error
     _check_inside_blocks(skeleton, before, job.adapter.config)
+    _check_that_it_runs(skeleton, job.adapter.config)
     with _quiet():
         model.train_adapter(ADAPTER)
     model.eval()
@@ -155,15 +159,37 @@ def _adapter_config(job: Job) -> Any:
     except (ValueError, TypeError) as error:
         raise JobError(f"adapter.config = {text!r} is not readable: {error}") from error
     for part in getattr(config, "configs", [config]):
-        if part.get("use_dora", False):
-            raise JobError(f"adapter.config = {text!r}: DoRA starts from the base weights, which no node has whole")
         if part.get("architecture") == "reft" and job.model.dtype == "float64":
             raise JobError(
                 f"adapter.config = {text!r}: the library can't run it in float64; set model.dtype = 'float32'"
             )
+        lost = ", ".join(_lost_when_saved(part))
+        if lost:
+            raise JobError(
+                f"adapter.config = {text!r}: the library does not write {lost} down, so that a saved adapter loads as "
+                "another method; use loreft or noreft"
+            )
         if part.get("stochastic_depth", 0.0):
             raise JobError(f"adapter.config = {text!r}: stochastic_depth is not supported; use train.dropout")
-    return config.replace(dropout=job.train.dropout)
+    return _with_dropout(config, job.train.dropout)
+
+
+def _with_dropout(config: Any, probability: float) -> Any:
+    """Every part that has a dropout of its own gets this one."""
+    from adapters import ConfigUnion
+
+    if isinstance(config, ConfigUnion):
+        return ConfigUnion(*[_with_dropout(part, probability) for part in config.configs])
+    return config.replace(dropout=probability) if hasattr(config, "dropout") else config
+
+
+def _lost_when_saved(part: Any) -> list[str]:
+    """Options that are not the same after a configuration was written and read."""
+    from adapters import AdapterConfig
+
+    again = AdapterConfig.load(part.to_dict())
+    names = [name for name in dir(type(part)) if not name.startswith("_") and not callable(getattr(part, name))]
+    return [name for name in names if getattr(part, name) != getattr(again, name, None)]
 
 
 def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -182,3 +208,23 @@ def _check_inside_blocks(skeleton: Skeleton, before: set[str], text: str) -> Non
         homes.setdefault(id(tensor), set()).add(name[len(prefix) :].split(".")[0])
     if any(len(blocks) > 1 for blocks in homes.values()):
         raise JobError(f"adapter.config = {text!r} shares a tensor between blocks, which can't be split; use seq_bn")
+
+
+def _check_that_it_runs(skeleton: Skeleton, text: str) -> None:
+    """Refuse what the library adds but can't run: MTL-LoRA on one matrix for query, key and value.
+
+    Source: adapters 1.3.0, ``LoRAMergedLinear.forward`` (it takes its input for a picture there).
+    """
+    from adapters.methods.lora import LoRAMergedLinear, MTLLoRA
+
+    for module in skeleton.blocks.modules():
+        if isinstance(module, LoRAMergedLinear) and isinstance(_lora(module), MTLLoRA):
+            raise JobError(
+                f"adapter.config = {text!r}: the library can't run MTL-LoRA on a {type(skeleton.base).__name__}, whose "
+                "query, key and value are one matrix; use lora"
+            )
+
+
+def _lora(module: Any) -> Any:
+    loras: nn.ModuleDict = module.loras
+    return dict(loras.items()).get(ADAPTER)

@@ -60,6 +60,7 @@ def materialise(
         paths += [path for path in family.embedding_paths if path in names]
     for path in paths:
         _read_module(skeleton, checkpoint, path, dtype, private=path not in family.embedding_paths)
+        _start_magnitudes(base.get_submodule(path))
         base.get_submodule(path).to(device=device, dtype=dtype)
         checkpoint.release()
     for name, child in list(base.named_children()):
@@ -99,6 +100,19 @@ def _read_module(skeleton: Skeleton, checkpoint: Checkpoint, path: str, dtype: t
         converted = tensor.to(dtype) if tensor.is_floating_point() else tensor
         state[name] = converted.clone() if private and converted is tensor else converted
     module.load_state_dict(state, strict=False, assign=True)
+
+
+def _start_magnitudes(module: nn.Module) -> None:
+    """DoRA starts from the norms of the rows that it wraps, which the skeleton does not have.
+
+    Source: adapters 1.3.0, ``LoRA.__init__``; in float32 as there, so that the values are those of one process.
+    """
+    for wrapped in module.modules():
+        loras: Any = getattr(wrapped, "loras", {})
+        if ADAPTER in loras and getattr(loras[ADAPTER], "use_dora", False):
+            weight: Any = wrapped.weight
+            with torch.no_grad():
+                loras[ADAPTER].m.weight.copy_(torch.linalg.norm(weight.float(), dim=1).unsqueeze(1))
 
 
 def _stored_names(prefix: str, name: str) -> Iterator[str]:

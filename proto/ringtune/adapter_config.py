@@ -59,7 +59,6 @@ _KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "mtl_lora": ("mtl_lora", {**_LORA, "n_up_projection": 1}),
     "loreft": ("reft", _REFT),
     "noreft": ("reft", _REFT),
-    "direft": ("reft", _REFT),
 }
 _ALIASES = {"pfeiffer": "seq_bn", "houlsby": "double_seq_bn", "parallel": "par_bn", "scaled_parallel": "scaled_par_bn"}
 _SHARED = "it shares weights between blocks, which live on different nodes"
@@ -79,6 +78,7 @@ _REFUSED = {
     "pfeiffer+inv": _AT_EMBEDDING,
     "houlsby+inv": _AT_EMBEDDING,
 }
+_NOT_SAVED = ("direft",)
 _PART = re.compile(r"(?P<name>[^\[\]|]+)(?:\[(?P<options>.*)\])?")
 _LONGEST = 1000
 
@@ -107,6 +107,11 @@ def _parse_part(text: str) -> AdapterPart:
         raise JobError(f"adapter.config {text!r} is not of the form name[option=value, ...]")
     name = match["name"].strip()
     name = _ALIASES.get(name, name)
+    if name in _NOT_SAVED:
+        raise JobError(
+            f"adapter.config {name!r} is refused: the library does not write down what makes it one, so that a saved "
+            "adapter loads as another method; use loreft or noreft"
+        )
     if name in _REFUSED:
         raise JobError(f"adapter.config {name!r} can't be sliced: {_REFUSED[name]}; {_ADVICE}")
     if name not in _KNOWN:

@@ -31,7 +31,6 @@ REFUSED = [
     "prompt_tuning",
     "compacter",
     "vera",
-    "dora",
     "seq_bn_inv",
     "mam",
     "nonsense",

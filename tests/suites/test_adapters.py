@@ -1,0 +1,134 @@
+"""Invariants 1 and 8 for every kind of adapter, and that what can't be split is refused with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adapters.configuration import ADAPTER_CONFIG_MAP
+
+import ringtune.job_sections
+from edge.model.skeleton import build_skeleton
+from ringtune.adapter_config import parse_adapter_config
+from ringtune.errors import JobError
+from tests.suites.tensors import Case, distance, reference_of, write_family_inputs
+from tests.suites.test_families import SPLITS, check_result_loads, collected
+
+CONFIGS = [
+    "double_seq_bn",
+    "par_bn",
+    "scaled_par_bn[reduction_factor=4]",
+    "seq_bn[use_gating=True,ln_before=True]",
+    "seq_bn[scaling='channel']",
+    "seq_bn[reduction_factor={'1': 8, 'default': 4}]",
+    "seq_bn[leave_out=[1,2]]",
+    "lora[r=4]",
+    "lora[attn_matrices=['q','k','v'],intermediate_lora=True,output_lora=True]",
+    "lora[use_gating=True]",
+    "ia3",
+    "dora",
+    "mtl_lora",
+    "loreft",
+    "noreft",
+    "loreft[layers=[1,3],suffix_positions=2]",
+    "par_bn[reduction_factor=4]|lora[r=2]",
+]
+SOME = ["double_seq_bn", "scaled_par_bn[reduction_factor=4]", CONFIGS[8], "ia3", "loreft", CONFIGS[-1]]
+LIBRARY_FAILS = [("gpt2", "dora"), ("gpt2", "mtl_lora")]
+FAMILIES = {"bert": "sequence-classification", "gpt2": "causal-lm", "llama": "causal-lm", "vit": "image-classification"}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that writes the inputs of a family once."""
+    folder, written = tmp_path_factory.mktemp("inputs"), {}
+
+    def write(model_type: str) -> Path:
+        if model_type not in written:
+            task = FAMILIES[model_type]
+            written[model_type] = write_family_inputs(folder / model_type, model_type, task, padding_side="left")
+        return written[model_type]
+
+    return write
+
+
+def make_case(inputs: Any, model_type: str, config: str) -> Case:
+    """A short run; ReFT makes float32 tensors of its own, so the library can't run it in float64."""
+    dtype = "float32" if "reft" in config else "float64"
+    return Case(
+        folder=inputs(model_type),
+        task=FAMILIES[model_type],
+        adapter=config,
+        dtype=dtype,
+        microbatches=2,
+        num_steps=8,
+        every_steps=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [(name, config) for name in ("bert", "llama") for config in CONFIGS]
+    + [(name, config) for name in ("gpt2", "vit") for config in SOME],
+)
+def test_adapter_in_a_ring_equals_one_process(inputs: Any, model_type: str, config: str) -> None:
+    """Same initial values, same training, also with padding on the left."""
+    case = make_case(inputs, model_type, config)
+    trained = reference_of(case)
+    got = collected(case, SPLITS["two"])
+    assert distance(got, {**trained.adapter(), **trained.head()}) < (1e-6 if case.dtype == "float32" else 1e-9)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_adapter_result_loads_with_nothing_of_ours(inputs: Any, tmp_path: Path, config: str) -> None:
+    """load_adapter into the plain base model gives the logits of the trained whole model."""
+    check_result_loads(make_case(inputs, "bert", config), tmp_path)
+
+
+@pytest.mark.parametrize(("model_type", "config"), LIBRARY_FAILS)
+def test_adapter_that_the_library_cannot_run_is_refused(inputs: Any, model_type: str, config: str) -> None:
+    """Before anything is measured or trained, with the reason."""
+    case = make_case(inputs, model_type, config)
+    with pytest.raises(JobError, match=f"'{config}'.*GPT2Model"):
+        build_skeleton(case.folder / "model", case.job)
+
+
+@pytest.mark.parametrize("name", sorted(ADAPTER_CONFIG_MAP))
+def test_adapter_names_are_refused_exactly_if_their_parts_are_outside_the_blocks(
+    inputs: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What planning refuses by name is what a look at the added tensors refuses; the library's names are all known."""
+    try:
+        parse_adapter_config(name)
+        refused = ""
+    except JobError as error:
+        refused = str(error)
+    monkeypatch.setattr(ringtune.job_sections, "parse_adapter_config", lambda text: ())
+    # compacter wants widths that its hypercomplex matrices divide
+    option = "[reduction_factor=4]" if name.startswith("compacter") else ""
+    case = make_case(inputs, "bert", name + option)
+    if not refused:
+        build_skeleton(case.folder / "model", case.job)
+        return
+    with pytest.raises(JobError) as caught:
+        build_skeleton(case.folder / "model", case.job)
+    reasons = ("outside the blocks", "shares a tensor between blocks", "loads as another method")
+    assert any(reason in str(caught.value) for reason in reasons)
+
+
+def test_adapter_of_a_shared_tensor_is_refused(inputs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tensor that two blocks reach has no single owner, wherever it is registered."""
+    from adapters import BertAdapterModel
+
+    original = BertAdapterModel.add_adapter
+
+    def add_adapter(self: Any, *args: Any, **more: Any) -> None:
+        original(self, *args, **more)
+        blocks = self.bert.encoder.layer
+        blocks[2].output.adapters["ringtune"] = blocks[1].output.adapters["ringtune"]
+
+    monkeypatch.setattr(BertAdapterModel, "add_adapter", add_adapter)
+    case = make_case(inputs, "bert", "seq_bn")
+    with pytest.raises(JobError, match="shares a tensor between blocks"):
+        build_skeleton(case.folder / "model", case.job)
