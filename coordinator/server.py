@@ -9,9 +9,10 @@ import grpc
 
 from coordinator.addresses import require_private, split_address
 from coordinator.service import Coordinator, CoordinatorServicer
+from coordinator.weights import WeightsServicer
 from ringtune.channel_options import SERVER_OPTIONS
 from ringtune.errors import ConnectionFailedError
-from ringtune.v1 import control_pb2_grpc
+from ringtune.v1 import control_pb2_grpc, weights_pb2_grpc
 
 _MAX_WORKERS = 64
 _MAX_CALLS = 256
@@ -38,6 +39,7 @@ class CoordinatorServer:
         self._pool = ThreadPoolExecutor(max_workers=_MAX_WORKERS, thread_name_prefix="grpc")
         self._server = grpc.server(self._pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
         control_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorServicer(self.coordinator), self._server)
+        weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(self.coordinator.offers), self._server)
         host, _ = split_address(bind, option="--bind")
         port = _bind(self._server, bind)
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

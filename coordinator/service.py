@@ -21,6 +21,7 @@ from coordinator.driver import RunDriver, RunRequest
 from coordinator.evaluation_request import Evaluation
 from coordinator.registry import Member, Registry
 from coordinator.run_status import StatusBoard
+from coordinator.weights import model_folder
 from ringtune import __version__
 from ringtune.checkpoint import Resume
 from ringtune.codec import status_of_error
@@ -29,6 +30,7 @@ from ringtune.file_chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
 from ringtune.ids import check_node_name, make_run_id
 from ringtune.job import Job, parse_job
 from ringtune.v1 import control_pb2, control_pb2_grpc
+from ringtune.weights_source import Offers
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class Coordinator:
         self, *, lease_s: float = 10.0, insecure: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.lease_s = lease_s
+        self.offers = Offers()
         self._insecure = insecure
         self._clock = clock
         self._lock = threading.Lock()
@@ -124,11 +127,12 @@ class Coordinator:
         evaluation: Evaluation | None = None,
         resume: Resume | None = None,
     ) -> RunDriver:
-        """Start a run, or the evaluation of a saved adapter.
+        """Start a run, go on with one, or evaluate a saved adapter.
 
         Raises:
             BusyError: there is one already.
             JobError: the job wants a shorter lease than this coordinator has.
+            PlanError: what to go on from is of another job or plan.
         """
         if job.runtime.lease_s < self.lease_s:
             raise JobError(
@@ -147,6 +151,7 @@ class Coordinator:
             driver = RunDriver(run_id, request, self, lease_s=job.runtime.lease_s, on_end=lambda: self._forget(driver))
             self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
             self._driver, self._board = driver, driver.board
+            self.offers.put(run_id, model_folder(job))
             driver.start()
         return driver
 
@@ -213,6 +218,7 @@ class Coordinator:
             if self._driver is driver:
                 self._driver = None
                 self._registry.lease_s = self.lease_s
+                self.offers.drop(driver.run_id)
 
 
 class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,10 +118,19 @@ class Cluster:
         folder: for the model, the data and the agents' logs.
         owners: names of the nodes with data; they share the rows.
         hosts: names of further nodes.
+        more: further arguments of the command line, by node.
     """
 
-    def __init__(self, folder: Path, *, owners: Sequence[str], hosts: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        owners: Sequence[str],
+        hosts: Sequence[str] = (),
+        more: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.folder = folder
+        self.more = more or {}
         self.owners = tuple(owners)
         self.names = (*owners, *hosts)
         self.model = tiny.write_model(folder / "model", num_blocks=4)
@@ -164,7 +173,7 @@ class Cluster:
     def _spawn(self, name: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "edge", "--coordinator", self.address, "--name", name]
         command += ["--bind", f"127.0.0.1:{self.ports[name]}", "--advertise", f"127.0.0.1:{self.advertised[name]}"]
-        command += ["--threads", "1", "--memory", "1GiB", "--watch-parent"]
+        command += ["--threads", "1", "--memory", "1GiB", "--watch-parent", *self.more.get(name, ())]
         if name in self.owners:
             share = f"{self.owners.index(name)}/{len(self.owners)}"
             command += ["--data", str(self.train), "--eval-data", str(self.eval), "--share", share]
