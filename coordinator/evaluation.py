@@ -18,7 +18,7 @@ from coordinator.progress import Progress
 from coordinator.saved_run import SavedRun, evaluation_job
 from coordinator.server import CoordinatorServer
 from coordinator.submit import Client
-from ringtune.errors import DeadlineError, IntegrityError, RingTuneError
+from ringtune.errors import BusyError, DeadlineError, IntegrityError, RingTuneError
 from ringtune.job import Job
 
 _POLL_S = 0.1
@@ -106,7 +106,7 @@ def _evaluate(
 
     setup = LocalSetup.of(job, 1)
     with (
-        Client(address, insecure=insecure) as client,
+        _free_coordinator(address, insecure=insecure) as client,
         tempfile.TemporaryDirectory(prefix="ringtune-") as logs,
         LocalNodes(setup, job, address, logs=Path(logs), on_exit=note_end, names=[owner], options=options or []),
     ):
@@ -119,6 +119,25 @@ def _evaluate(
     if not isinstance(evaluation, dict) or "count" not in evaluation:
         raise IntegrityError("the coordinator sent no evaluation; use one version on all machines")
     return evaluation
+
+
+def _free_coordinator(address: str, *, insecure: bool) -> Client:
+    """A connection to a coordinator that drives nothing now: an agent takes seconds to start.
+
+    Raises:
+        BusyError: it drives a run.
+    """
+    client = Client(address, insecure=insecure)
+    try:
+        status = client.status()
+        if status.HasField("run") and not status.run.is_over:
+            raise BusyError(
+                f"coordinator {address} drives run {status.run.run_id} ({status.run.phase}); wait for its end"
+            )
+    except BaseException:
+        client.close()
+        raise
+    return client
 
 
 def _await_member(client: Client, name: str, ended: list[RingTuneError], join_s: float) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coordinator.evaluation import evaluate_on_ring
 from coordinator.evaluation_request import Evaluation, invited
 from coordinator.progress import SilentProgress
 from coordinator.registry import Member
 from coordinator.saved_run import evaluation_job, read_run
 from coordinator.submit import Client, Submission
-from ringtune.errors import DataError, IntegrityError, RingTuneError
-from tests.coordinator.fake_agents import Cluster, facts
+from ringtune.errors import BusyError, DataError, IntegrityError, RingTuneError
+from tests.coordinator.fake_agents import Cluster, facts, job
 from tests.coordinator.saved_runs import adapter_files, write_run
 
 
@@ -71,6 +73,26 @@ def test_evaluation_of_damaged_files_is_refused_before_any_node_is_asked(tmp_pat
                 evaluation_job(run, folder / "rows.csv"), owner="a", saved=run.adapter, progress=SilentProgress()
             )
         assert cluster.agents["a"].log == []
+
+
+def test_evaluation_of_a_busy_coordinator_starts_nothing(tmp_path: Path) -> None:
+    """While a run is driven, the user hears so at once, before a process is started."""
+    run = read_run(write_run(tmp_path / "run"))
+    hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
+    with Cluster("a", agents={"a": hold}) as cluster:
+        cluster.server.coordinator.run(job(), plan_only=False, num_nodes=1, join_s=5.0)
+        assert cluster.agents["a"].granted.wait(5)
+        with pytest.raises(BusyError, match=r"drives run .* \(training\)"):
+            evaluate_on_ring(
+                run,
+                tmp_path / "rows.csv",
+                cluster.server.address,
+                progress=SilentProgress(),
+                join_s=1.0,
+                model=None,
+                insecure=False,
+            )
+        assert [member.node for member in cluster.server.coordinator.living()] == ["a"]
 
 
 def test_evaluation_guests_take_part_in_nothing_else() -> None:

@@ -38,7 +38,8 @@ def stub(server: CoordinatorServer) -> Iterator[control_pb2_grpc.CoordinatorStub
 
 def joining(**changes: str) -> control_pb2.JoinRequest:
     """A request to join as node a."""
-    values: dict[str, Any] = {"node": "a", "address": "127.0.0.1:5", "version": __version__, "instance": "one", **changes}
+    values: dict[str, Any] = {"node": "a", "address": "127.0.0.1:5", "version": __version__, "instance": "one"}
+    values |= changes
     return control_pb2.JoinRequest(has_data=True, memory_bytes=1 << 30, device="cpu", threads=2, **values)
 
 
