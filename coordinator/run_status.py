@@ -55,7 +55,7 @@ class StatusBoard:
 
     def _take_step(self, step: dict[str, Any]) -> None:
         if step["kind"] == "train":
-            self._now.steps_done = step["step"] + 1
+            self._now.steps_done = max(self._now.steps_done, step["step"] + 1)
         for name in _FIGURES:
             if step.get(name) is not None:
                 setattr(self._now, name, step[name])

@@ -21,6 +21,7 @@ from ringtune.errors import IntegrityError
 
 FORMAT = "ringtune-shard-1"
 _ADAPTER, _MOMENTS, _HEAD = "adapter/", "moments/", "head"
+_METADATA = "ringtune"
 
 Parameters = Mapping[str, torch.nn.Parameter]
 
@@ -45,7 +46,8 @@ def to_shard(
     if head is not None:
         tensors[_HEAD] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    return bytes(save(plain, metadata={"format": FORMAT, **metadata}))
+    # one entry: the library writes several in an order that changes, and equal shards shall be equal bytes
+    return bytes(save(plain, metadata={_METADATA: json.dumps({"format": FORMAT, **metadata}, sort_keys=True)}))
 
 
 def load_shard(
@@ -100,7 +102,10 @@ def _read(data: bytes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         raise IntegrityError(f"the shard is damaged ({error})") from error
     # the library has checked the header, but gives the metadata of files only
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return tensors, dict(header.get("__metadata__", {}))
+    try:
+        return tensors, dict(json.loads(header["__metadata__"][_METADATA]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise IntegrityError("the shard does not say what it is of") from error
 
 
 def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

@@ -138,6 +138,8 @@ def train(
     kind = torch.optim.AdamW if job.train.optimizer == "adamw" else torch.optim.SGD
     optimizer = kind(trainable, lr=1.0, weight_decay=job.train.weight_decay)
     for turn in turn_sequence(plan):
+        if turn.kind is StepKind.CHECKPOINT:
+            continue
         for item in items(plan, turn):
             if item.kind is StepKind.EVALUATE:
                 _evaluate(model, job, plan, item, datasets[item.owner], result)

@@ -16,8 +16,8 @@ from edge.executor import NodeExecutor
 from ringtune.job import Job, parse_job
 from ringtune.model_family import CLASS_TASKS
 from ringtune.plan import Owner, Phase, Plan, Slice
-from ringtune.schedule import Action
-from ringtune.turns import Turn
+from ringtune.schedule import Action, Op
+from ringtune.turns import StepKind, Turn
 from tests.edge import reference, tiny
 from tests.edge.tiny_data import SUFFIXES, write_task_rows
 from tests.edge.tiny_families import write_family
@@ -42,6 +42,7 @@ class Case:
     local_iterations: int = 4
     private_blocks: int = 0
     eval_every: int = 0
+    checkpoint_every: int = 0
     num_blocks: int = 4
     weight_decay: float = 0.01
     task: str = "sequence-classification"
@@ -99,6 +100,7 @@ class Case:
             max_length=16,
             hidden_size=32,
             eval_every=self.eval_every,
+            checkpoint_every=self.checkpoint_every,
             credits=4,
             wire_dtype=self.dtype,
             private_blocks=self.private_blocks,
@@ -157,14 +159,23 @@ class TorchCarrier:
     executors: Mapping[str, NodeExecutor]
     keep_messages: bool = False
     messages: list[tuple[str, str, int, Any]] = field(default_factory=list)
+    shards: dict[int, dict[str, bytes]] = field(default_factory=dict)
+    _saves: dict[int, Turn] = field(default_factory=dict)
 
     def granted(self, node: str, turn: Turn) -> None:
         """The executor learns the turn's items."""
         self.executors[node].grant(turn)
+        if turn.kind is StepKind.CHECKPOINT:
+            self._saves[turn.first_seq] = turn
 
     def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
-        """With torch."""
-        return self.executors[node].run(action)
+        """With torch; a save keeps the node's shard."""
+        if action.op is not Op.SAVE:
+            return self.executors[node].run(action)
+        turn = self._saves[action.seq]
+        shard = self.executors[node].shard(shard_metadata(node, turn.first_step), with_head=node == turn.owner)
+        self.shards.setdefault(turn.first_step, {})[node] = shard
+        return ()
 
     def take(self, node: str, payload: str, seq: int, micro: int, boundary: int) -> Any:
         """Tensor and mask."""
@@ -195,6 +206,11 @@ class TorchCarrier:
                 if name.endswith(".safetensors"):
                     tensors |= load(content)
         return tensors
+
+
+def shard_metadata(node: str, step: int) -> dict[str, str]:
+    """What a shard says it is of."""
+    return {"node": node, "step": str(step)}
 
 
 def make_carrier(case: Case, plan: Plan, *, keep_messages: bool = False) -> TorchCarrier:

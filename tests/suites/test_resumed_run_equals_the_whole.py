@@ -1,0 +1,125 @@
+"""A run that is rebuilt from the shards of any checkpoint ends with the very bits of the uninterrupted one."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from ringtune import rounds as rd
+from ringtune.plan import Plan
+from ringtune.turns import StartPoint
+from sim.ring import RingResult, VirtualRing
+from tests.suites.tensors import Case, TorchCarrier, distance, make_carrier, reference_of, shard_metadata, write_inputs
+
+Slices = tuple[tuple[str, int, int], ...]
+THREE: Slices = (("a", 0, 2), ("b", 2, 2), ("c", 2, 3), ("d", 3, 4))
+EMPTY_OWNER: Slices = (("b", 0, 3), ("c", 3, 4))
+CASES: dict[str, tuple[Slices, dict[str, object]]] = {
+    "adamw": (THREE, {}),
+    "sgd": (THREE, {"optimizer": "sgd", "microbatches": 4}),
+    "dropout": (THREE, {"dropout": 0.2, "microbatches": 2}),
+    "several-owners": (THREE, {"owners": ("b", "d", "a"), "microbatches": 2, "dropout": 0.1}),
+    "owner-hosts-nothing": (EMPTY_OWNER, {"owners": ("a", "c")}),
+    "private-blocks": ((("a", 1, 3), ("b", 3, 4)), {"private_blocks": 1, "owners": ("a", "b")}),
+    "all": (THREE, {"method": "all", "owners": ("d",)}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model and its rows."""
+    return write_inputs(tmp_path_factory.mktemp("resume"))
+
+
+def run(
+    plan: Plan, carrier: TorchCarrier, seed: int, *, start: StartPoint | None = None, drain_at_s: float | None = None
+) -> RingResult:
+    """Run with random delays."""
+    rng = random.Random(seed)
+    return VirtualRing(
+        plan,
+        carrier=carrier,
+        action_s=lambda node, action: rng.random(),
+        message_s=lambda source, target, payload: rng.random(),
+        control_s=lambda node: rng.random(),
+        start=start,
+        drain_at_s=drain_at_s,
+    ).run()
+
+
+def rebuilt(case: Case, plan: Plan, shards: dict[str, bytes], step: int) -> TorchCarrier:
+    """New executors that go on from shards."""
+    carrier = make_carrier(case, plan)
+    for node, executor in carrier.executors.items():
+        executor.load_shard(shards[node], shard_metadata(node, step))
+    return carrier
+
+
+def holder_of(plan: Plan, result: RingResult) -> str:
+    """Who has the head at the end."""
+    last = [entry for entry in result.logged if isinstance(entry, rd.LogTurn)][-1]
+    return last.turn.owner
+
+
+def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    """Whether two sets of tensors are equal in every bit."""
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_resumed_run_gives_the_bits_of_the_whole_run_from_any_checkpoint(folder: Path, name: str) -> None:
+    """Whichever checkpoint: adapters, head and evaluations are those of the run that was never stopped."""
+    slices, changes = CASES[name]
+    values: dict[str, object] = {
+        "num_steps": 12,
+        "every_steps": 3,
+        "eval_every": 5,
+        "checkpoint_every": 3,
+        "local_iterations": 2,
+    }
+    case = Case(folder=folder, **{**values, **changes})  # type: ignore[arg-type]
+    plan = case.plan(slices)
+    whole = make_carrier(case, plan)
+    result = run(plan, whole, 0)
+    wanted = whole.collected(plan, holder_of(plan, result))
+    trained = reference_of(case)
+    assert distance(wanted, trained.adapter() | trained.head()) < 1e-9
+    saved = [entry for entry in result.logged if isinstance(entry, rd.LogCheckpoint)]
+    assert [entry.step for entry in saved] == [4, 6, 10, 12]
+    evaluations = [entry for entry in result.logged if isinstance(entry, rd.LogEvaluation)]
+    for checkpoint in random.Random(name).sample(saved, 2):
+        start = StartPoint.of(plan, step=checkpoint.step, holder=checkpoint.holder)
+        carrier = rebuilt(case, plan, whole.shards[checkpoint.step], checkpoint.step)
+        rest = run(plan, carrier, 1, start=start)
+        assert rest.finish == rd.Finish("", "")
+        assert same_bits(carrier.collected(plan, holder_of(plan, rest)), wanted), checkpoint
+        again = [entry for entry in rest.logged if isinstance(entry, rd.LogEvaluation)]
+        assert again == evaluations[-len(again) :]
+        assert {step: carrier.shards[step] for step in carrier.shards} == {
+            step: shards for step, shards in whole.shards.items() if step > checkpoint.step
+        }
+
+
+@pytest.fixture(scope="module")
+def drained(folder: Path) -> tuple[Case, Plan, dict[str, torch.Tensor]]:
+    """A run without checkpoints, and what it ends with if nobody stops it."""
+    case = Case(folder=folder, owners=("b", "d"), num_steps=12, every_steps=4, dropout=0.1, microbatches=2)
+    plan = case.plan(THREE)
+    whole = make_carrier(case, plan)
+    return case, plan, whole.collected(plan, holder_of(plan, run(plan, whole, 0)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drained_run_goes_on_with_the_same_bits(drained: tuple[Case, Plan, dict[str, torch.Tensor]], seed: int) -> None:
+    """Ctrl-C at any moment: the rest gives what the whole run would have given."""
+    case, plan, wanted = drained
+    carrier = make_carrier(case, plan)
+    stopped = run(plan, carrier, seed, drain_at_s=10.0 + 20 * seed)
+    (checkpoint,) = [entry for entry in stopped.logged if isinstance(entry, rd.LogCheckpoint)]
+    start = StartPoint.of(plan, step=checkpoint.step, holder=checkpoint.holder)
+    carrier = rebuilt(case, plan, carrier.shards[checkpoint.step], checkpoint.step)
+    rest = run(plan, carrier, seed, start=start)
+    assert same_bits(carrier.collected(plan, holder_of(plan, rest)), wanted)
