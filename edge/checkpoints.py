@@ -169,5 +169,5 @@ def default_state(name: str) -> Path:
 
     Source: XDG Base Directory Specification, ``XDG_STATE_HOME``.
     """
-    base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if base else Path.home() / ".local/state") / "ringtune" / name
+    told = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (told if told.is_absolute() else Path("~/.local/state").expanduser()) / "ringtune" / name
