@@ -23,6 +23,7 @@ from ringtune.schedule import Payload
 from ringtune.turns import StepKind, Turn
 
 REPORT_SCHEMA = 1
+_LARGEST_EXPONENT = 700.0
 
 
 def mean(values: Mapping[str, float], name: str) -> float | None:
@@ -30,6 +31,25 @@ def mean(values: Mapping[str, float], name: str) -> float | None:
     count = values.get("count", 0.0)
     quotient = values.get(name, 0.0) / count if count else math.nan
     return quotient if math.isfinite(quotient) else None
+
+
+def figures(values: Mapping[str, float]) -> dict[str, Any]:
+    """What an evaluation's sums amount to: loss, accuracy, and what else its task counts.
+
+    ``perplexity`` of a language model, ``f1`` and ``exact_match`` over the ``questions``, as shares.
+    """
+    found: dict[str, Any] = {
+        "loss": mean(values, "loss_sum"),
+        "accuracy": mean(values, "correct") if "correct" in values else None,
+    }
+    if "tokens" in values:
+        loss = found["loss"]
+        found["perplexity"] = math.exp(loss) if loss is not None and loss < _LARGEST_EXPONENT else None
+    if "questions" in values:
+        judged = {**values, "count": values["questions"]}
+        found |= {"f1": mean(judged, "f1_sum"), "exact_match": mean(judged, "exact_sum")}
+        found["questions"] = int(values["questions"])
+    return found
 
 
 @dataclass(slots=True)
@@ -201,7 +221,7 @@ class RunLedger:
             Its entry in the report.
         """
         entry: dict[str, Any] = {"step": step, "count": int(values.get("count", 0.0))}
-        entry |= {"loss": mean(values, "loss_sum"), "accuracy": mean(values, "correct")}
+        entry |= figures(values)
         self._evaluations.append(entry)
         return entry
 
@@ -232,7 +252,7 @@ class RunLedger:
                 "first_loss": self._first_loss,
                 "last_loss": sum(self._losses) / len(self._losses) if self._losses else None,
             },
-            "eval": {key: final[key] for key in ("accuracy", "loss", "count")},
+            "eval": {key: value for key, value in final.items() if key != "step"},
             "evaluations": self._evaluations,
             "nodes": {node: self._node(node, predicted_bytes) for node in self._plan.nodes},
             "links": dict(sorted(self._links.items())),

@@ -114,6 +114,31 @@ def test_ledger_without_evaluation_says_so() -> None:
     assert report["train"] == {"first_loss": None, "last_loss": None}
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (
+            {"loss_sum": 4.0, "count": 2.0, "correct": 1.0, "tokens": 2.0},
+            {"loss": 2.0, "accuracy": 0.5, "perplexity": pytest.approx(math.exp(2.0)), "count": 2},
+        ),
+        (
+            {"loss_sum": 9.0, "count": 6.0, "questions": 4.0, "f1_sum": 3.0, "exact_sum": 2.0},
+            {"loss": 1.5, "accuracy": None, "f1": 0.75, "exact_match": 0.5, "questions": 4, "count": 6},
+        ),
+        (
+            {"loss_sum": 1e6, "count": 1.0, "correct": 0.0, "tokens": 1.0},
+            {"loss": 1e6, "accuracy": 0.0, "perplexity": None, "count": 1},
+        ),
+    ],
+    ids=["language", "questions", "diverged"],
+)
+def test_ledger_evaluates_by_task(values: dict[str, float], expected: dict[str, object]) -> None:
+    """Sums over owners become what the task is judged by; windows of a question are not questions."""
+    books = ledger()
+    books.evaluation_done(4, values)
+    assert books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["eval"] == expected
+
+
 def test_ledger_refuses_totals_without_figures() -> None:
     """Totals come from another machine and may miss a figure."""
     with pytest.raises(IntegrityError, match="totals of node a"):
