@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,12 +118,12 @@ class Images:
 
     def _read_npz(self, path: Path) -> Rows:
         try:
-            with np.load(path, allow_pickle=False) as arrays:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 for key, name in (("data.image", self._image), ("data.label", self._label)):
                     if name not in arrays:
                         raise DataError(f"{path} has no array {name!r}; it has {', '.join(arrays)}; set {key}")
                 images, labels = arrays[self._image], arrays[self._label]
-        except (OSError, ValueError, EOFError, KeyError) as error:
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{path} is no readable npz file ({error}); write it with numpy.savez") from error
         if images.ndim == 0 or labels.shape != images.shape[:1] or not len(images):
             raise DataError(f"{path} has images of shape {images.shape} and labels of shape {labels.shape}")

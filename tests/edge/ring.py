@@ -39,6 +39,7 @@ def make_plan(
     *,
     num_blocks: int = 4,
     hidden_size: int = 32,
+    labels: tuple[str, ...] = tiny.LABELS,
 ) -> Plan:
     """A plan of the job with these slices; owners in the order of ``datasets``."""
     return Plan(
@@ -58,7 +59,7 @@ def make_plan(
         hidden_size=hidden_size,
         eval_every=job.train.eval_every,
         private_blocks=job.privacy.private_blocks,
-        labels=tiny.LABELS,
+        labels=labels,
         seed=job.train.seed,
     )
 
@@ -86,6 +87,7 @@ class HandRing:
         gradients_sent: (source, target, boundary) of every gradient that went from node to node.
         losses: mean loss of each train item.
         evaluations: (loss_sum, count, correct) by the step after which they were taken.
+        values: everything that an evaluation counted, by the step after which it was taken.
         holder: the node that holds the newest head.
     """
 
@@ -98,6 +100,7 @@ class HandRing:
     gradients_sent: list[tuple[str, str, int]] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     evaluations: dict[int, tuple[float, float, float]] = field(default_factory=dict)
+    values: dict[int, dict[str, float]] = field(default_factory=dict)
     holder: str = ""
 
     def __post_init__(self) -> None:
@@ -140,6 +143,9 @@ class HandRing:
         if item.kind is StepKind.TRAIN:
             self.losses.append(values["loss_sum"] / values["count"])
         elif item.kind is StepKind.EVALUATE:
+            sums = self.values.setdefault(item.step, {})
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + value
             before = self.evaluations.get(item.step, (0.0, 0.0, 0.0))
             after = (values["loss_sum"], values["count"], values.get("correct", 0.0))
             self.evaluations[item.step] = tuple(map(sum, zip(before, after, strict=True)))  # type: ignore[assignment]
