@@ -15,8 +15,9 @@ from pathlib import Path
 import grpc
 
 from edge.options import AgentOptions, is_loopback
-from edge.weights.fetch import Sources, Wanted
+from edge.weights.fetch import Sources
 from edge.weights.files import CheckedFile
+from edge.weights.patience import Wanted
 from edge.weights.store import ModelCache
 from edge.wire.options import error_of_call
 from ringtune.errors import ModelError

@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
-import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
 from edge.weights.files import CheckedFile
+from edge.weights.patience import DamagedError, Turns, Wanted, Watch
 from edge.wire.options import error_of_call, open_channel
 from ringtune.errors import (
     BusyError,
-    CapacityError,
     ConnectionFailedError,
-    DeadlineError,
     FrameError,
     IntegrityError,
-    InterruptedRunError,
     ModelError,
     RingTuneError,
-    UsageError,
 )
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
 from ringtune.weights import CHUNK_BYTES, Manifest
@@ -35,46 +30,10 @@ from ringtune.weights_codec import manifest_from_proto
 
 _LOG = logging.getLogger(__name__)
 _ASK_AGAIN_S = 0.2
-_IDLE_S = 15.0
-_WATCH_S = 0.25
-_BACK_OFF_S = (0.2, 0.5, 1.0, 2.0)
-_BUSY_S = 0.5
 _MAX_PIECES = 4096
 # What is under way when a connection breaks is lost and comes again: so much, instead of megabytes by default.
 _OPTIONS = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", CHUNK_BYTES))
 _CALL_ERRORS = (grpc.RpcError, grpc.FutureCancelledError, RingTuneError)
-
-
-class Wanted(NamedTuple):
-    """Who waits for a fetch, and how long.
-
-    Attributes:
-        run_id: of the run.
-        deadline_s: monotonic seconds.
-        stop: set when nobody waits any more.
-        idle_s: a stream that brings nothing for so long is given up.
-    """
-
-    run_id: str
-    deadline_s: float
-    stop: threading.Event
-    idle_s: float = _IDLE_S
-
-    def left_s(self) -> float:
-        """Seconds until the deadline, at least a moment."""
-        return max(0.05, self.deadline_s - time.monotonic())
-
-    def check(self, what: str) -> None:
-        """Stop what nobody waits for.
-
-        Raises:
-            InterruptedRunError: stopped.
-            DeadlineError: too late; names ``what``.
-        """
-        if self.stop.is_set():
-            raise InterruptedRunError("the run was released while its weights were fetched")
-        if time.monotonic() > self.deadline_s:
-            raise DeadlineError(f"no more time for {what}; what has come is kept, start the run again to go on")
 
 
 class Sources:
@@ -141,7 +100,7 @@ class Sources:
             CapacityError: the disk is full.
         """
         came = 0
-        turns = _Turns(self.addresses)
+        turns = Turns(self.addresses)
         for file in files:
             _finish_if_whole(file)
         while missing := [file for file in files if not file.path.is_file()][:_MAX_PIECES]:
@@ -155,7 +114,7 @@ class Sources:
             except _CALL_ERRORS as raised:
                 wanted.check(what)
                 error = _as_error(raised, address)
-                if isinstance(error, _DamagedError):
+                if isinstance(error, DamagedError):
                     _discard_from(address, files)
             wanted.stop.wait(turns.after(error, what=what, is_further=came > before))
         return came
@@ -166,7 +125,7 @@ class Sources:
         """A source hashes its copy first, so only the deadline bounds how long this takes."""
         request = weights_pb2.ManifestRequest(run_id=wanted.run_id)
         call: Any = self._stub(address).Manifest.future(request, timeout=wanted.left_s())
-        with _Watch(call, wanted, idle_s=math.inf):
+        with Watch(call, wanted, idle_s=math.inf):
             return manifest_from_proto(call.result())
 
     def _stream(self, address: str, files: Sequence[CheckedFile], wanted: Wanted) -> Iterator[int]:
@@ -181,11 +140,11 @@ class Sources:
         )
         call = self._stub(address).Fetch(request, timeout=wanted.left_s())
         last = -1
-        with _Watch(call, wanted, idle_s=wanted.idle_s) as watch:
+        with Watch(call, wanted, idle_s=wanted.idle_s) as watch:
             for chunk in call:
                 watch.saw_progress()
                 if not last <= chunk.piece < len(files) or not 0 < len(chunk.data) <= CHUNK_BYTES:
-                    raise _DamagedError(f"{address} sends chunks that nobody asked for")
+                    raise DamagedError(f"{address} sends chunks that nobody asked for")
                 last = chunk.piece
                 file = files[last]
                 try:
@@ -193,7 +152,7 @@ class Sources:
                     yield len(chunk.data)
                     _finish_if_whole(file, address)
                 except IntegrityError as error:
-                    raise _DamagedError(f"{address}: {error}") from error
+                    raise DamagedError(f"{address}: {error}") from error
 
     def _stub(self, address: str) -> weights_pb2_grpc.WeightsStub:
         if address not in self._channels:
@@ -203,97 +162,6 @@ class Sources:
     def _forget(self, refused: dict[str, str], *, first: str) -> None:
         others = [address for address in self.addresses if address not in refused and address != first]
         self.addresses = (first, *others)
-
-
-class _DamagedError(IntegrityError):
-    """A source sends something else than its manifest says."""
-
-
-class _Turns:
-    """Whose turn it is to send, and when to give up.
-
-    Args:
-        addresses: of all sources; at least one.
-    """
-
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._good = list(addresses)
-        self._at = 0
-        self._failures = 0
-
-    @property
-    def address(self) -> str:
-        """The source to ask now."""
-        return self._good[self._at % len(self._good)]
-
-    def after(self, error: RingTuneError | None, *, what: str, is_further: bool) -> float:
-        """Take in how a stream ended.
-
-        Args:
-            error: how; None if the source ended it.
-            what: is still missing, for messages.
-            is_further: whether anything came.
-
-        Returns:
-            Seconds to wait before the next one.
-
-        Raises:
-            IntegrityError: no source is left that sends what its manifest says.
-            ConnectionFailedError: nothing came for several rounds.
-            RingTuneError: the cache can't be written; that is no matter of sources.
-        """
-        if error is None and is_further:
-            return 0.0
-        if isinstance(error, CapacityError | UsageError):
-            raise error
-        _LOG.warning("fetching weights from %s: %s", self.address, error or "the stream ended early")
-        if isinstance(error, BusyError):
-            self._at += 1
-            return _BUSY_S
-        if isinstance(error, _DamagedError):
-            if len(self._good) == 1:
-                raise IntegrityError(f"{error}; no other source is left")
-            self._good.remove(self.address)
-        else:
-            self._at += 1
-        self._failures = 0 if is_further else self._failures + 1
-        rounds = self._failures // len(self._good)
-        if rounds >= len(_BACK_OFF_S):
-            raise ConnectionFailedError(
-                f"{what} can't be fetched ({error or 'streams end early'}); what has come is kept, start the run again"
-            )
-        return _BACK_OFF_S[rounds] if self._failures else 0.0
-
-
-class _Watch:
-    """Cancels a call that brings nothing, or that nobody waits for any more."""
-
-    def __init__(self, call: Any, wanted: Wanted, *, idle_s: float) -> None:
-        self._call = call
-        self._wanted = wanted
-        self._idle_s = idle_s
-        self._seen_s = time.monotonic()
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watch-fetch", daemon=True)
-
-    def __enter__(self) -> _Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._call.cancel()
-        self._thread.join()
-
-    def saw_progress(self) -> None:
-        """Something came."""
-        self._seen_s = time.monotonic()
-
-    def _watch(self) -> None:
-        while not self._done.wait(_WATCH_S):
-            if self._wanted.stop.is_set() or time.monotonic() - self._seen_s > self._idle_s:
-                self._call.cancel()
-                return
 
 
 def _finish_if_whole(file: CheckedFile, address: str = "") -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from edge.weights.fetch import Wanted
+from edge.weights.patience import Wanted
 from edge.weights.serve import WeightsServicer
 from edge.wire.options import NodeServer
 from ringtune.model_families import FAMILIES
@@ -62,7 +62,7 @@ def write_bert(
         (folder / "model.safetensors").write_bytes(random_safetensors(named, seed=seed))
         return folder
     names = list(named)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for index in range(num_files):
         file = f"model-{index + 1:05}-of-{num_files:05}.safetensors"
         part = names[index::num_files]
