@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -15,6 +16,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+# Agents that are started without --state keep nothing in the home of whoever runs the tests.
+_STATE = tempfile.TemporaryDirectory(prefix="ringtune-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 GRACE_S = 5.0
 

@@ -174,6 +174,7 @@ class Cluster:
         command = [sys.executable, "-m", "edge", "--coordinator", self.address, "--name", name]
         command += ["--bind", f"127.0.0.1:{self.ports[name]}", "--advertise", f"127.0.0.1:{self.advertised[name]}"]
         command += ["--threads", "1", "--memory", "1GiB", "--watch-parent", *self.more.get(name, ())]
+        command += ["--state", str(self.folder / "state" / name)]
         if name in self.owners:
             share = f"{self.owners.index(name)}/{len(self.owners)}"
             command += ["--data", str(self.train), "--eval-data", str(self.eval), "--share", share]

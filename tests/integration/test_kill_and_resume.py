@@ -1,0 +1,92 @@
+"""Real processes, killed and interrupted: ``--resume`` ends with what the uninterrupted run trained.
+
+``python -m tests.bench.kill`` does the same at twenty random moments.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from coordinator.run_checkpoints import RunCheckpoints
+from ringtune.errors import InterruptedRunError, UsageError
+from tests.integration.killing import (
+    LAUNCHER,
+    LocalRun,
+    difference,
+    steps_of_metrics,
+    trained,
+    write_inputs,
+)
+
+Whole = tuple[Path, dict[str, torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """The job, and what it trains if nobody disturbs it."""
+    folder = tmp_path_factory.mktemp("kill")
+    job = write_inputs(folder)
+    run = LocalRun(job, folder / "whole")
+    assert run.wait() == 0, run.errors()
+    return job, trained(folder / "whole")
+
+
+def test_run_that_is_killed_again_and_again_ends_with_the_same_result(whole: Whole, tmp_path: Path) -> None:
+    """Kill -9 of a host, of the launcher with the coordinator, of an owner: equal tensors, one line for every step."""
+    job, wanted = whole
+    out = tmp_path / "out"
+    going_on = 0
+    for steps, victim, code in ((10, "node-2", 4), (16, LAUNCHER, -signal.SIGKILL), (13, "node-0", 4)):
+        run = LocalRun(job, out, "--resume")
+        run.until_steps(steps)
+        assert run.kill(victim) == victim
+        assert run.wait() == code, run.errors()
+        reached, going_on = going_on, RunCheckpoints(out).steps()[0]
+        assert going_on > reached
+    last = LocalRun(job, out, "--resume")  # at once: agents of the killed run may still be about to end
+    assert last.wait() == 0, last.errors()
+    assert f"going on after step {going_on}" in last.notes()
+    assert difference(out, wanted) <= 1e-9
+    assert steps_of_metrics(out) == list(range(60))
+
+
+def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path) -> None:
+    """Ctrl-C once: exit code 130, a checkpoint, the command; a damaged shard then costs only some steps."""
+    job, wanted = whole
+    out = tmp_path / "out"
+    run = LocalRun(job, out)
+    run.until_steps(20)
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == InterruptedRunError.exit_code
+    newest, before = RunCheckpoints(out).steps()
+    assert newest >= 20
+    (line,) = [note for note in run.notes() if note.startswith("saved up to step")]
+    assert line.startswith(f"saved up to step {newest}; go on with: ") and line.endswith("--resume")
+    assert steps_of_metrics(out) == list(range(newest))
+
+    (shard,) = (RunCheckpoints(out).node_states() / "node-1").rglob(f"step-{newest}.safetensors")
+    content = bytearray(shard.read_bytes())
+    content[-100] ^= 1
+    shard.write_bytes(content)
+    again = LocalRun(job, out, "--resume")
+    assert again.wait() == 0, again.errors()
+    passed, going_on = [note for note in again.notes() if "step" in note and "the run's files" not in note]
+    assert f"step-{newest}.safetensors is damaged" in passed and "node-1" in passed
+    assert going_on == f"going on after step {before}"
+    assert difference(out, wanted) <= 1e-9
+    assert steps_of_metrics(out) == list(range(60))
+
+
+def test_resume_with_another_number_of_nodes_is_refused(whole: Whole, tmp_path: Path) -> None:
+    """The shards of the missing nodes are named, before anything is started."""
+    job, _ = whole
+    done = job.parent / "whole"
+    run = LocalRun(job, done, "--resume", "--local", "2")
+    assert run.wait() == UsageError.exit_code
+    assert "--local 2 lacks node-2" in run.errors()
+    assert json.loads((done / "report.json").read_text())["steps"] == 60
