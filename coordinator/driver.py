@@ -222,7 +222,7 @@ class RunDriver:
             if not named and (not wanted or time.monotonic() >= deadline_s):
                 raise too_few(living, wanted, self._request.join_s)
             entry = self._next()
-            if isinstance(entry, rounds.StopAsked):
+            if isinstance(entry, rounds.StopAsked | rounds.DrainAsked):
                 raise InterruptedRunError(entry.reason)
             if isinstance(entry, rounds.NodeFailed):
                 raise error_from_name(entry.error, entry.message)
