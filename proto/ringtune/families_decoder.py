@@ -16,6 +16,7 @@ from ringtune.model_family import (
     Sizes,
     Widths,
     indivisible,
+    kept_by,
     linear,
     norm,
 )
@@ -37,7 +38,7 @@ def _gpt2_sizes(config: Config) -> Sizes:
         num_heads=config["n_head"],
         vocab=config["vocab_size"],
         longest=config["n_positions"],
-        inner_kept=2,
+        inner_kept=kept_by(config["activation_function"]),
     )
 
 
@@ -116,7 +117,7 @@ def _llama_sizes(config: Config) -> Sizes:
         num_heads=config["num_attention_heads"],
         vocab=config["vocab_size"],
         longest=config["max_position_embeddings"],
-        inner_kept=4,  # gate, its activation, up, and their product
+        inner_kept=2 + kept_by(config["hidden_act"]),  # up, and the activated gate
     )
 
 

@@ -12,6 +12,7 @@ from ringtune.model_family import (
     Sizes,
     Widths,
     indivisible,
+    kept_by,
     linear,
     norm,
 )
@@ -32,6 +33,7 @@ def _sizes(config: Config) -> Sizes:
         vocab=0,
         longest=image_tokens(config),
         fixed=True,
+        inner_kept=kept_by(config["hidden_act"]),
     )
 
 

@@ -15,6 +15,7 @@ from ringtune.model_family import (
     Sizes,
     Widths,
     indivisible,
+    kept_by,
     linear,
     norm,
 )
@@ -51,6 +52,7 @@ def _bert_sizes(config: Config) -> Sizes:
         num_heads=config["num_attention_heads"],
         vocab=config["vocab_size"],
         longest=config["max_position_embeddings"],
+        inner_kept=kept_by(config["hidden_act"]),
     )
 
 
@@ -154,6 +156,7 @@ def _distilbert_sizes(config: Config) -> Sizes:
         num_heads=config["n_heads"],
         vocab=config["vocab_size"],
         longest=config["max_position_embeddings"],
+        inner_kept=kept_by(config["activation"]),
     )
 
 

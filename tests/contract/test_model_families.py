@@ -13,8 +13,8 @@ from ringtune.errors import IntegrityError, JobError, ModelError
 from ringtune.job import Job, Model
 from ringtune.model_families import FAMILIES
 from ringtune.model_family import CAUSAL_LM, LM_HEAD, TASKS
-from ringtune.model_files import base_tensors, check_job, model_facts, model_sizes, read_config
-from tests.contract.model_folder import CONFIG, bert_shapes, safetensors_bytes, write_model
+from ringtune.model_files import base_tensors, check_job, model_facts, read_config
+from tests.contract.model_folder import bert_shapes, safetensors_bytes, write_model
 
 JOB = Job(model=Model(path="m")).with_overrides({"train.max_length": 16})
 LLAMA: dict[str, Any] = {
@@ -211,4 +211,3 @@ def test_read_config_keeps_a_null_that_means_something(tmp_path: Path) -> None:
         assert read_config(tmp_path)["sliding_window"] == expected
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral"}))
     assert read_config(tmp_path)["sliding_window"] == 4096
-    assert model_sizes(CONFIG | {"model_type": "bert"}).hidden == 8
