@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -39,6 +40,10 @@ def main() -> int:
         moments = random_moments(options.moments, start_s=start_s, num_items=num_items, seed=options.seed)
         for index, moment in enumerate(moments):
             trial = kill_and_resume(job, folder / f"run-{index}", wanted, moment)
+            while trial.code == 0:  # the run was quicker than the moment: not a kill
+                moment = moment._replace(after_s=moment.after_s / 2, steps=moment.steps * 3 // 4)
+                shutil.rmtree(folder / f"run-{index}")
+                trial = kill_and_resume(job, folder / f"run-{index}", wanted, moment)
             trials.append(trial)
             sys.stdout.write(json.dumps(dataclasses.asdict(trial)) + "\n")
             sys.stdout.flush()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge import reporter as rp
-from edge.run import AgentRun
+from edge.run import AgentRun, Saver
 from edge.threads import ComputeThread
 from ringtune.plan import Plan
 from ringtune.schedule import Action, Op
 from ringtune.schedule import links as plan_links
-from ringtune.turns import Turn, turn_sequence
+from ringtune.turns import StartPoint, Turn, turn_sequence
 
 WAIT_S = 20.0
 
@@ -66,6 +67,10 @@ class FakeExecutor:
     def load_saved(self, folder: Path) -> None:
         """A saved adapter comes in."""
         self.log.append({path.name: path.read_bytes() for path in folder.iterdir()})
+
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
+        """A checkpoint's part."""
+        return json.dumps({**metadata, "head": with_head}).encode()
 
     def adapter_files(self, *, with_head: bool, with_private: bool) -> dict[str, bytes]:
         """The results."""
@@ -131,6 +136,8 @@ class FakeRing:
         executors: instead of plain ones, by node.
         wait_s: of every run.
         record: of every run.
+        savers: of the nodes that can save.
+        start: where the run goes on.
     """
 
     def __init__(
@@ -140,8 +147,11 @@ class FakeRing:
         executors: dict[str, FakeExecutor] | None = None,
         wait_s: float = 300.0,
         record: bool = False,
+        savers: Mapping[str, Saver] | None = None,
+        start: StartPoint | None = None,
     ) -> None:
         self.plan = plan
+        self.start_point = start
         self.executors = {node: (executors or {}).get(node) or FakeExecutor() for node in plan.nodes}
         self.reports = {node: Reports() for node in plan.nodes}
         self.runs: dict[str, AgentRun] = {}
@@ -157,6 +167,8 @@ class FakeRing:
                 reports=self.reports[node],
                 wait_s=wait_s,
                 record=record,
+                saver=(savers or {}).get(node),
+                start=start,
             )
 
     def _ack(self, node: str, source: str, boundary: int) -> None:
@@ -169,7 +181,7 @@ class FakeRing:
 
     def grant_all(self) -> tuple[Turn, ...]:
         """Grant every turn of the plan."""
-        turns = tuple(turn_sequence(self.plan))
+        turns = tuple(turn_sequence(self.plan, start=self.start_point))
         for run in self.runs.values():
             run.grant(turns)
         return turns
