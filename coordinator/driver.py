@@ -107,7 +107,7 @@ class RunDriver:
         self._planned: Planned | None = None
         self._books: RunBooks | None = None
         self._files: dict[str, dict[str, bytes]] = {}
-        self._seen_steps: set[int] = set()
+        self._num_reports: dict[str, int] = {}
         self._blame = Blame()
         self._needed: frozenset[str] = frozenset()
         self._phase = ("joining", self._started_s)
@@ -257,11 +257,13 @@ class RunDriver:
     def _on_report(self, request: control_pb2.ReportRequest) -> None:
         if self._books is None:
             raise IntegrityError(f"node {request.node} reports before there is a plan; use one version on all machines")
+        if request.number < 1:
+            raise IntegrityError(f"a report of node {request.node} has no number; use one version on all machines")
+        if request.number <= self._num_reports.get(request.node, 0):
+            return  # the node did not hear that it had arrived
+        self._num_reports[request.node] = request.number
         self._books.add_report(request)
         for step in request.steps:
-            if step.seq in self._seen_steps:  # the node did not hear that its report had arrived
-                continue
-            self._seen_steps.add(step.seq)
             self._books.note_end(step.seq, step.at_unix_s)
             values = numbers_from_proto(step.values)
             self._feed(rounds.StepReported(request.node, step.seq, step.step, step.kind, values))

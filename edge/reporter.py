@@ -1,7 +1,8 @@
 """What a node tells the coordinator about its run: collected at no cost to the compute thread, sent in batches.
 
 The compute thread appends to a queue; one thread turns what has gathered into a ``ReportRequest`` at least
-every ``interval_s``, and at once when a turn ends or something fails.
+every ``interval_s``, and at once when a turn ends or something fails. A report that was not answered is sent
+again under its old number, because it may have arrived.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ class Reporter:
         self._on_refused = on_refused
         self._interval_s = interval_s
         self._unix_offset_s = time.time() - time.monotonic()
+        self._num_reports = 0
         self._entries: deque[Entry] = deque()
         self._pending = threading.Event()
         self._urgent = threading.Event()
@@ -191,7 +193,8 @@ class Reporter:
         return True
 
     def _request(self) -> tuple[control_pb2.ReportRequest, list[Flushed]]:
-        request = control_pb2.ReportRequest(run_id=self._run_id, node=self._node)
+        self._num_reports += 1
+        request = control_pb2.ReportRequest(run_id=self._run_id, node=self._node, number=self._num_reports)
         sent: dict[tuple[int, str, str], int] = {}
         lines: list[str] = []
         marks: list[Flushed] = []

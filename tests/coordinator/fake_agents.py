@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -122,6 +123,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self._damaged = frozenset(damaged)
         self.prepared = control_pb2.PrepareRequest()
         self.keeps_from: list[int] = []
+        self._numbers = itertools.count(1)
         self._rows = rows
         self._fails_at = fails_at or {}
         self._on_grant = on_grant
@@ -177,6 +179,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         """Remember the plan."""
         self._enter("prepare", context)
         self.prepared = request
+        self._numbers = itertools.count(1)
         self.plan = Plan.from_json(json.loads(request.plan_json))
         return control_pb2.PrepareReply(hosted_bytes=1234)
 
@@ -217,7 +220,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
     def report(self, turns: list[Turn]) -> control_pb2.ReportRequest:
         """A report that says that these turns are done: a step a second, 10 bytes for every send."""
         assert self.plan is not None
-        request = control_pb2.ReportRequest(run_id=self.run_id, node=self.node)
+        request = control_pb2.ReportRequest(run_id=self.run_id, node=self.node, number=next(self._numbers))
         for turn in turns:
             is_checkpoint = turn.kind is StepKind.CHECKPOINT
             if is_checkpoint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -235,15 +236,39 @@ def test_run_can_follow_another_at_once() -> None:
 
 
 def test_run_counts_a_repeated_report_once(tmp_path: Path) -> None:
-    """A node that did not hear that its report arrived sends it again; no step counts twice."""
+    """A node that did not hear that its report arrived sends it again: no step, byte, second or line counts twice."""
 
-    def twice(agent: FakeAgent, turns: list[Turn]) -> None:
-        for _ in range(2):
-            agent.stub.Report(agent.report(turns), timeout=CALL_S)
+    def send(agent: FakeAgent, turns: list[Turn], times: int) -> None:
+        request = agent.report(turns)
+        request.recording = f"turns {[turn.index for turn in turns]}\n"
+        for _ in range(times):
+            agent.stub.Report(request, timeout=CALL_S)
 
-    with Cluster("a", "b", agents={"a": {"on_grant": twice}}) as cluster:
-        run(cluster, tmp_path)
-    assert json.loads((tmp_path / "report.json").read_text())["eval"]["count"] == 10
+    found = []
+    for times in (1, 3):
+        out = tmp_path / str(times)
+        agents = {name: {"on_grant": partial(send, times=times)} for name in "ab"}
+        with Cluster("a", "b", agents=agents) as cluster:
+            run(cluster, out)
+        report = json.loads((out / "report.json").read_text())
+        nodes = {name: {**node, "peak_rss_bytes": 0} for name, node in report["nodes"].items()}
+        recording = (out / "recordings/a.jsonl").read_text()
+        found.append((report["eval"], report["steps"], report["links"], nodes, recording))
+    assert found[0] == found[1]
+    assert found[0][0]["count"] == 10
+
+
+def test_run_refuses_reports_without_a_number() -> None:
+    """A node of another version, whose reports could not be told apart, ends the run by name."""
+
+    def send(agent: FakeAgent, turns: list[Turn]) -> None:
+        request = agent.report(turns)
+        request.number = 0
+        agent.stub.Report(request, timeout=CALL_S)
+
+    agents: dict[str, Any] = {"b": {"on_grant": send}}
+    with Cluster("a", "b", agents=agents) as cluster, pytest.raises(IntegrityError, match="node b has no number"):
+        run(cluster)
 
 
 def test_run_waits_for_nodes_no_longer_than_asked() -> None:

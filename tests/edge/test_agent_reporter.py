@@ -58,10 +58,12 @@ class Sender:
 
     def __init__(self, *failures: grpc.StatusCode) -> None:
         self.requests: list[control_pb2.ReportRequest] = []
+        self.tries: list[control_pb2.ReportRequest] = []
         self._failures = list(failures)
 
     def __call__(self, request: control_pb2.ReportRequest) -> None:
         """Take a report."""
+        self.tries.append(request)
         if self._failures:
             raise CallError(self._failures.pop(0))
         self.requests.append(request)
@@ -95,14 +97,17 @@ def test_reporter_batches_what_gathers() -> None:
 
 
 def test_reporter_sends_the_same_again_after_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report that did not get through is repeated before any later one."""
+    """A report that did not get through is repeated before any later one, under its old number."""
     monkeypatch.setattr(rp, "_RETRY_S", 0.0)
     sender = Sender(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     reporter = make_reporter(sender)
     reporter.put(rp.TurnDone(1))
+    assert reporter.flush(WAIT_S)
     reporter.put(rp.TurnDone(2))
     assert reporter.flush(WAIT_S)
     reporter.close()
+    assert [request.number for request in sender.requests] == list(range(1, len(sender.requests) + 1))
+    assert len({request.number for request in sender.tries[:3]}) == 1
     assert [turn for request in sender.requests for turn in request.turns_done] == [1, 2]
 
 
