@@ -14,7 +14,7 @@ from edge.wire.checks import FrameCheck, check_hello
 from ringtune.errors import FrameError
 from ringtune.plan import Owner, Phase, Plan, Slice
 from ringtune.schedule import Op, Payload, item_legs, num_microbatches
-from ringtune.turns import items, turn_sequence
+from ringtune.turns import StartPoint, items, turn_sequence
 from ringtune.v1 import ring_pb2
 from tests.edge.wire_parts import expectation, hello, plan
 
@@ -165,6 +165,17 @@ def test_checks_let_a_head_pass_to_the_next_initiator_only() -> None:
             _check(source=source, node=node).admit(header)
     with pytest.raises(FrameError, match="far from turn 0"):
         _check(source="c", node="d").admit(frames.blob_header(hello(source="c"), Payload.HEAD, 10**9, b""))
+
+
+def test_checks_of_a_resumed_run_take_the_head_from_who_holds_it() -> None:
+    """The first turn after a checkpoint may be another owner's: its head comes from the one that saved it."""
+    of = plan()
+    first, second = of.owners[0].node, of.owners[1].node
+    start = StartPoint.of(of, step=of.local_iterations, holder=first)
+    header = frames.blob_header(hello(of, first), Payload.HEAD, 0, b"head")
+    FrameCheck(expectation(of, second, start=start), first).admit(header)
+    with pytest.raises(FrameError, match="that turn's head goes from node"):
+        FrameCheck(expectation(of, second), first).admit(header)
 
 
 def test_checks_bound_the_size_of_blobs() -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from coordinator.driver import RunDriver
 from coordinator.server import CoordinatorServer
+from ringtune.checkpoint import Manifest, Resume
 from ringtune.job import Job
 from ringtune.plan import Plan
 from tests.edge import tiny
@@ -43,6 +44,8 @@ class Outcome:
     metrics: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     files: dict[str, bytearray] = field(default_factory=dict)
+    checkpoints: list[Manifest] = field(default_factory=list)
+    resumed_at: int = 0
     error: str = ""
     message: str = ""
     is_done: bool = False
@@ -99,6 +102,10 @@ class Follower:
                 outcome.report = json.loads(event.report_json)
             case "file":
                 outcome.files.setdefault(event.file.path, bytearray()).extend(event.file.chunk)
+            case "checkpoint_json":
+                outcome.checkpoints.append(Manifest.parse(event.checkpoint_json))
+            case "resumed_json":
+                outcome.resumed_at = json.loads(event.resumed_json)["step"]
             case "failure":
                 outcome.error, outcome.message = event.failure.error, event.failure.message
             case "done":
@@ -247,9 +254,10 @@ class Cluster:
 
         return Job(model=Model(path=str(self.model))).with_overrides(values)
 
-    def follow(self, job: Job) -> Follower:
-        """Start a run on the living nodes."""
-        return Follower(self.coordinator.run(job, plan_only=False, num_nodes=len(self.agents), join_s=START_S))
+    def follow(self, job: Job, resume: Resume | None = None) -> Follower:
+        """Start a run on the living nodes, or go on with one."""
+        driver = self.coordinator.run(job, plan_only=False, num_nodes=len(self.agents), join_s=START_S, resume=resume)
+        return Follower(driver)
 
     def run(self, job: Job) -> Outcome:
         """Run a job to its end."""
