@@ -10,6 +10,7 @@ acknowledgements::
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import queue
@@ -163,8 +164,9 @@ class OutLink:
         """
         with self._lock:
             was_open, self._state = self._state is _State.OPEN, _State.CLOSED
-        while not self._queue.empty():
-            self._queue.get_nowait()
+        with contextlib.suppress(queue.Empty):  # the sender takes from it too
+            while True:
+                self._queue.get_nowait()
         self._queue.put(None)
         if was_open:
             _join(self._reader, ORDERLY_END_S)
