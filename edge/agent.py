@@ -281,7 +281,7 @@ class Agent:
             # before the slice is built: peers that are faster may open their links meanwhile
             workshop.expect(self._ring, active, job)
             if active.cancelled.is_set():
-                self._ring.forget()
+                self._ring.forget(active)
                 active.check_wanted()
             data_run, dataset = self._data
             active.executor = workshop.build(
@@ -366,7 +366,7 @@ class Agent:
         _LOG.info("run %s is over: %s", active.run_id, reason)
         active.stop(reason)
         if self._ring is not None:
-            self._ring.forget()
+            self._ring.forget(active)
         self._compute.submit(active.drop)
 
     def _release_other(self, run_id: str) -> None:

@@ -21,7 +21,7 @@ from edge.wire.tensors import wire_bytes
 from ringtune.errors import FrameError
 from ringtune.plan import Plan
 from ringtune.schedule import Op, Payload, item_legs, links, lowest_with_graph
-from ringtune.turns import Item, StartPoint, StepKind, Turn, items, turn_sequence
+from ringtune.turns import ITEMS_AHEAD, Item, StartPoint, StepKind, Turn, items, turn_sequence
 from ringtune.v1 import ring_pb2
 
 MAX_BLOB_BYTES: Final = 1 << 30
@@ -87,21 +87,40 @@ def _check_run(expectation: RunExpectation, header: ring_pb2.FrameHeader) -> Non
         )
 
 
+class Newest:
+    """The newest turn that came on any link of a node: some sources send nothing but a head, and that seldom."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self._lock = threading.Lock()
+
+    def note(self, turn: int) -> None:
+        """Something of this turn came; from any thread."""
+        with self._lock:
+            self.turn = max(self.turn, turn)
+
+
 class FrameCheck:
     """Admits the frames of one source during one run; remembers what it has admitted.
 
     Safe for threads: the link's reader admits, the compute thread returns credits.
+
+    Args:
+        expectation: of the run.
+        source: whose frames.
+        newest: shared by all links of the node.
     """
 
-    def __init__(self, expectation: RunExpectation, source: str) -> None:
+    def __init__(self, expectation: RunExpectation, source: str, newest: Newest | None = None) -> None:
         self._expectation = expectation
         self._plan = expectation.plan
         self._source = source
         self._turns: list[Turn] = []
         self._start = expectation.start or StartPoint.of(self._plan)
         self._sequence = turn_sequence(self._plan, start=self._start)
-        self._window = (len(self._plan.owners) + 1) ** 2 + 1
-        self._newest_turn = 0
+        # a round has that many turns at most, and every owner gets something in each; turns are granted ahead
+        self._window = (len(self._plan.owners) + 1) ** 2 + 1 + ITEMS_AHEAD
+        self._newest = newest or Newest()
         self._part = (-1, -1)
         self._items: tuple[Item, ...] = ()
         self._routes: dict[tuple[str, StepKind, int], frozenset[tuple[int, str]]] = {}
@@ -215,10 +234,11 @@ class FrameCheck:
 
     def _turn(self, index: int, header: ring_pb2.FrameHeader) -> Turn:
         """The turn of this index, if it is near what came last."""
-        low, high = self._newest_turn - self._window, self._newest_turn + self._window
+        newest = self._newest.turn
+        low, high = newest - self._window, newest + self._window
         self._extend(high)
         if not max(0, low) <= index <= high or index >= len(self._turns):
-            raise FrameError(f"{describe(header)} is of turn {index}, far from turn {self._newest_turn} that is on now")
+            raise FrameError(f"{describe(header)} is of turn {index}, far from turn {newest} that is on now")
         return self._turns[index]
 
     def _item(self, header: ring_pb2.FrameHeader) -> tuple[Turn, Item]:
@@ -231,10 +251,10 @@ class FrameCheck:
 
     def _position(self, header: ring_pb2.FrameHeader) -> int:
         """The index of the turn that the item belongs to."""
-        self._extend(self._newest_turn + self._window)
+        self._extend(self._newest.turn + self._window)
         position = bisect.bisect_right(self._turns, header.seq, key=_first_seq) - 1
         if position < 0 or header.seq >= self._turns[position].end_seq:
-            raise FrameError(f"{describe(header)} is of no turn near turn {self._newest_turn} that is on now")
+            raise FrameError(f"{describe(header)} is of no turn near turn {self._newest.turn} that is on now")
         return position
 
     def _expand(self, turn: Turn, start: int) -> tuple[Item, ...]:
@@ -261,8 +281,8 @@ class FrameCheck:
 
     def _remember(self, turn: Turn, header: ring_pb2.FrameHeader, kind: str) -> None:
         self._seen.setdefault(turn.index, set()).add(_key(header, kind))
-        self._newest_turn = max(self._newest_turn, turn.index)
-        oldest = self._newest_turn - self._window
+        self._newest.note(turn.index)
+        oldest = self._newest.turn - self._window
         for index in [index for index in self._seen if index < oldest]:
             del self._seen[index]
 

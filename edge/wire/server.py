@@ -12,7 +12,7 @@ from typing import Final
 
 import grpc
 
-from edge.wire.checks import FrameCheck, RunExpectation, check_hello
+from edge.wire.checks import FrameCheck, Newest, RunExpectation, check_hello
 from edge.wire.inbound import HELLO_WAIT_S, InLink, Sink
 from ringtune.errors import DeadlineError, FrameError
 from ringtune.v1 import ring_pb2
@@ -30,13 +30,14 @@ class _Run:
         self.sink = sink
         self.links: dict[str, InLink] = {}
         self._checks: dict[str, FrameCheck] = {}
+        self._newest = Newest()
         self._held: dict[tuple[str, int], int] = {}
         self._batch = max(1, expectation.plan.credits // 4)
 
     def check_of(self, source: str) -> FrameCheck:
         check = self._checks.get(source)
         if check is None:
-            check = self._checks.setdefault(source, FrameCheck(self.expectation, source))
+            check = self._checks.setdefault(source, FrameCheck(self.expectation, source, self._newest))
         return check
 
     def credits_due(self, source: str, boundary: int, count: int) -> int:
@@ -80,9 +81,15 @@ class RingServicer:
             self._run = _Run(expectation, sink)
             self._changed.notify_all()
 
-    def forget(self) -> None:
-        """End all links; no call to the sink comes after this returned."""
+    def forget(self, sink: Sink | None = None) -> None:
+        """End all links; no call to the sink comes after this returned.
+
+        Args:
+            sink: only if the run is this one's: another one may have begun meanwhile. None = whatever runs.
+        """
         with self._changed:
+            if sink is not None and self._run is not None and self._run.sink is not sink:
+                return
             run, self._run = self._run, None
             links = list(run.links.values()) if run else []
         for link in links:

@@ -44,7 +44,7 @@ from ringtune.round_events import (
     TurnReported,
 )
 from ringtune.schedule import depth
-from ringtune.turns import StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
+from ringtune.turns import ITEMS_AHEAD, StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
 
 __all__ = [
     "Collect",
@@ -98,7 +98,7 @@ class Rounds:
         *,
         plan_only: bool = False,
         wait_s: float = 300.0,
-        items_ahead: int = 16,
+        items_ahead: int = ITEMS_AHEAD,
         start: StartPoint | None = None,
     ) -> None:
         self.phase = "new"

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from ringtune.errors import PlanError
 from ringtune.plan import Plan
 
+ITEMS_AHEAD = 16
+"""Turns are granted until so many items are granted beyond the finished ones; a turn has at least one item."""
+
 
 class StepKind(enum.StrEnum):
     """What a pass through the ring is for."""

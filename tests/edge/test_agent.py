@@ -45,9 +45,10 @@ class FakeServicer:
         self.active: ActiveRun | None = None
         self.network: dict[str, FakeServicer] = {}
 
-    def forget(self) -> None:
-        """Take nothing any more."""
-        self.active = None
+    def forget(self, sink: ActiveRun | None = None) -> None:
+        """Take nothing any more of this run, or of any."""
+        if sink is None or self.active is sink:
+            self.active = None
 
     def ack(self, source: str, boundary: int) -> None:
         """A credit for ``source``."""
@@ -63,6 +64,7 @@ class FakeLink:
         self._source = source
         self._target = target
         self.is_closed = False
+        self.on_close: Callable[[], None] = lambda: None
 
     def open(self, timeout_s: float) -> None:
         """Refuse unless the target expects the run."""
@@ -85,6 +87,7 @@ class FakeLink:
     def close(self) -> None:
         """Remember it."""
         self.is_closed = True
+        self.on_close()
 
 
 class FakeWorkshop:
@@ -372,6 +375,32 @@ def test_agent_refused_frame_of_ours_ends_the_run(ring: Ring) -> None:
     ring.wait_for(lambda requests: any(request.error for request in requests))
     failed = next(request for request in ring.requests if request.error)
     assert (failed.error, failed.message) == ("FrameError", "node b refused a frame of node a: it holds NaN")
+
+
+def test_agent_release_that_takes_long_leaves_the_next_run_alone(ring: Ring) -> None:
+    """A link to a frozen peer closes slowly; the next run is prepared meanwhile and goes on taking frames."""
+    ring.prepare_all()
+    may_close, is_closing = threading.Event(), threading.Event()
+    (link,) = [link for link in ring.shops["a"].links if not link.is_closed]
+
+    def close_slowly() -> None:
+        is_closing.set()
+        assert may_close.wait(WAIT_S)
+
+    link.on_close = close_slowly
+    slow = threading.Thread(target=ring.agents["a"].release, args=(RUN, "done"))
+    slow.start()
+    assert is_closing.wait(WAIT_S)
+    ring.agents["b"].release(RUN, "done")
+    helper = threading.Thread(target=ring.prepare, args=("b", OTHER))
+    helper.start()
+    ring.prepare("a", OTHER)
+    helper.join(WAIT_S)
+    may_close.set()
+    slow.join(WAIT_S)
+    expected = ring.shops["a"].servicer.active
+    assert expected is not None
+    assert expected.run_id == OTHER
 
 
 def test_agent_ignores_what_comes_after_the_release(ring: Ring) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from tests.edge.wire_parts import (
     BlobCame,
     Lost,
     Receiver,
+    RecordingSink,
     Refused,
     Sender,
     TensorCame,
@@ -314,6 +316,36 @@ def test_link_close_may_come_twice_and_before_open() -> None:
     out.link.close()
     with pytest.raises(PeerLostError, match="not open"):
         out.link.send_blob(frames.PROBE, 0, b"")
+
+
+class _Racing(queue.SimpleQueue[Any]):
+    """A queue that the sender empties between a look and a take."""
+
+    def empty(self) -> bool:
+        """There was something a moment ago."""
+        return False
+
+
+def test_link_close_while_the_sender_empties_the_queue() -> None:
+    """The sender may take the last entry at any moment; closing still ends the stream and every thread."""
+    with receiver(expectation()) as node:
+        made = Sender(node.address)
+        made.link._queue = _Racing()
+        made.link.open(WAIT_S)
+        made.link.close()
+        assert not [thread.name for thread in threading.enumerate() if thread.name == "link-acks-b"]
+
+
+def test_server_forgets_only_the_run_of_the_sink_that_asks() -> None:
+    """The end of a former run, which took long, does not touch the one that began meanwhile."""
+    with receiver(expectation()) as node:
+        former = RecordingSink()
+        node.servicer.forget(former)
+        with sender(node.address) as opened:
+            opened.link.send_tensor(Payload.HIDDEN, 0, 1, 2, *hidden())
+            assert isinstance(node.sink.next(), TensorCame)
+        node.servicer.forget(node.sink)
+        assert node.servicer._run is None
 
 
 def test_server_second_one_on_a_port_fails() -> None:
