@@ -34,7 +34,8 @@ from ringtune.v1 import control_pb2, control_pb2_grpc
 _LOG = logging.getLogger(__name__)
 _REPORT_S = 5.0
 _CLOSE_S = 2.0
-_WAIT_S = 3600.0
+# Short: the kernel may hand a signal to any thread, and then nothing wakes this one, which runs the handlers.
+_WAIT_S = 0.5
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending) -> int
         where=options.coordinator,
         identity=_identity(options, server.port),
         current_run=lambda: agent.current_run,
-        on_run_over=lambda reason: agent.release("", reason),
+        on_run_over=agent.release,
         on_gone=lambda error: ending.ask(error.exit_code, str(error), error),
         rss_bytes=memory_budget.rss_bytes,
         rejoin=not options.watch_parent,

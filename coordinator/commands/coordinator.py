@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-_WAIT_S = 3600.0
+# Short: the kernel may hand a signal to any thread, and then nothing wakes this one, which runs the handlers.
+_WAIT_S = 0.5
 
 
 @app.command()

@@ -1,0 +1,75 @@
+"""Signals that the kernel hands to another thread than the main one: the process ends all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from coordinator.server import CoordinatorServer
+from tests.integration.cluster import REPOSITORY, START_S
+
+END_S = 20.0
+
+# The main thread blocks the signals, so that the kernel picks the other thread, as it may do at any time.
+_DEFLECTED = """
+import signal, sys, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+from ringtune import cli
+cli.app(sys.argv[1:], prog_name="ringtune")
+"""
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """The command with a main thread that gets no signal itself."""
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'proto'}:{REPOSITORY}", "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(  # noqa: S603 - our own module
+        [sys.executable, "-c", _DEFLECTED, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def line_with(process: subprocess.Popen[str], word: str) -> str:
+    """The first line that has the word; the process is killed if it does not come."""
+    assert process.stdout is not None
+    timer = threading.Timer(START_S, process.kill)
+    timer.start()
+    try:
+        return next((line for line in process.stdout if word in line), "")
+    finally:
+        timer.cancel()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_a_coordinator_whichever_thread_gets_them(number: signal.Signals) -> None:
+    """The coordinator ends within seconds, without an error."""
+    with start("coordinator", "--bind", "127.0.0.1:0") as process:
+        assert line_with(process, "listening")
+        process.send_signal(number)
+        try:
+            assert process.wait(END_S) == 0
+        finally:
+            process.kill()
+
+
+def test_signals_end_a_node_whichever_thread_gets_them(tmp_path: Path) -> None:
+    """The node leaves and exits with the code of the signal."""
+    with (
+        CoordinatorServer("127.0.0.1:0", lease_s=30.0) as server,
+        start("node", "--coordinator", server.address, "--name", "a", "--state", str(tmp_path)) as process,
+    ):
+        assert line_with(process, "joined")
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.wait(END_S) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
