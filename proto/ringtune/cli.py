@@ -138,6 +138,13 @@ def _show(error: RingTuneError) -> None:
     logging.getLogger(__name__).debug("the error came from here", exc_info=error)
 
 
+_EXIT_CODES = (
+    "Exit codes: 0 done; 1 the run failed; 2 the command line makes no sense; 3 nobody answers, or a port is busy; "
+    "4 a node died, hung or missed a deadline; 5 job, data, model or plan is wrong; 6 it does not fit in memory; "
+    "7 damaged bytes; 8 busy, or the name is taken; 9 a disk is full or a folder can't be written; "
+    "70 a bug of ringtune; 130 Ctrl-C; 143 a node got SIGTERM."
+)
+
 app = typer.Typer(
     cls=LazyGroup,
     name="ringtune",
@@ -145,6 +152,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Fine-tune one transformer together on the devices that hold the data.",
+    epilog=_EXIT_CODES,
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from ringtune import cli
-from ringtune.errors import CapacityError, ConnectionFailedError, JobError, UsageError
+from ringtune.errors import CapacityError, ConnectionFailedError, JobError, UsageError, all_errors
 
 REPOSITORY = Path(__file__).parents[2]
 COMMANDS = ("coordinator", "demo", "doctor", "eval", "export", "node", "nodes", "plan", "status", "train")
@@ -41,6 +42,14 @@ def test_cli_help_lists_every_command() -> None:
     for command in COMMANDS:
         assert f" {command} " in result.output
     assert "not installed" not in result.output
+
+
+def test_cli_help_tells_every_exit_code() -> None:
+    """Where a user looks first stands what each code means."""
+    output = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "200"}).output
+    told = output[output.index("Exit codes:") :]
+    for code in {0, cli.BUG_EXIT_CODE, 143} | {kind.exit_code for kind in all_errors()}:
+        assert re.search(rf"(: |; ){code} ", " ".join(told.split())), f"exit code {code} is not told"
 
 
 def test_cli_help_loads_nothing_heavy() -> None:
