@@ -177,7 +177,7 @@ class LocalNodes:
             for name, process in self._processes.items():
                 code = process.poll()
                 if code is not None and not self._stopping.is_set():
-                    self._on_exit(name, exit_error(name, code, self._tail(name)))
+                    self._on_exit(name, exit_error(name, code, self._tail(name), log=self._logs / f"{name}.log"))
                     return
 
     def _tail(self, name: str) -> str:
@@ -218,15 +218,23 @@ def node_name(index: int, num_nodes: int) -> str:
     return f"node-{index:0{len(str(num_nodes - 1))}}"
 
 
-def exit_error(name: str, code: int, output: str) -> RingTuneError:
-    """What the end of an agent means: the error that it printed, or a lost node."""
+def exit_error(name: str, code: int, output: str, *, log: Path) -> RingTuneError:
+    """What the end of an agent means: the error that it printed, or a lost node.
+
+    Args:
+        name: of the node.
+        code: what the process ended with; negative for a signal.
+        output: the end of what it printed.
+        log: where all of it is.
+    """
     lines = [line.removeprefix("error: ") for line in output.splitlines() if line.startswith("error: ")]
     kinds = {kind.exit_code: kind for kind in reversed(all_errors()) if kind is not RingTuneError}
     if lines and code in kinds:
         return kinds[code](f"node {name}: {lines[-1]}")
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    if code < 0:  # from outside, often for want of memory; its own last words say nothing about it
+        return PeerLostError(f"node {name} was ended by {signal.Signals(-code).name}; see {log} and repeat the run")
     last = output.strip().splitlines()[-1:] or ["it printed nothing"]
-    return PeerLostError(f"node {name} {how} ({last[0][:300]}); see its log and repeat the run")
+    return PeerLostError(f"node {name} ended with exit code {code} ({last[0][:300]}); see {log} and repeat the run")
 
 
 def available_cores() -> int:

@@ -12,6 +12,7 @@ from ringtune.errors import CapacityError, DataError, InvalidInputError, JobErro
 from tests.coordinator.fake_agents import job
 
 GIB = 2**30
+LOG = Path("run/logs/node-1.log")
 
 
 def test_local_setup_shares_memory_and_threads() -> None:
@@ -63,14 +64,14 @@ def test_available_memory_is_the_tightest_limit(tmp_path: Path) -> None:
 
 def test_exit_error_is_what_the_agent_printed() -> None:
     """The exit code names the kind of error, the last line that begins with error: is the message."""
-    error = exit_error("node-1", DataError.exit_code, "loading\nerror: x.csv has no rows\n")
+    error = exit_error("node-1", DataError.exit_code, "loading\nerror: x.csv has no rows\n", log=LOG)
     assert type(error) is InvalidInputError
     assert str(error) == "node node-1: x.csv has no rows"
 
 
 def test_exit_error_of_a_killed_agent_is_a_lost_node() -> None:
-    """A signal is named."""
-    error = exit_error("node-1", -signal.SIGKILL, "")
+    """A signal and the log are named; what it printed last is shown only where that tells why."""
+    error = exit_error("node-1", -signal.SIGKILL, "INFO edge.agent: run r1 begins\n", log=LOG)
     assert type(error) is PeerLostError
-    assert "node-1 was ended by SIGKILL (it printed nothing)" in str(error)
-    assert "exit code 70 (boom)" in str(exit_error("node-1", 70, "Traceback\nboom\n"))
+    assert str(error) == "node node-1 was ended by SIGKILL; see run/logs/node-1.log and repeat the run"
+    assert "exit code 70 (boom); see run/logs/" in str(exit_error("node-1", 70, "Traceback\nboom\n", log=LOG))
