@@ -39,6 +39,6 @@ def require_private(address: str, *, option: str, insecure: bool) -> None:
     split_address(address, option=option)
     if not insecure and not is_loopback(address):
         raise UsageError(
-            f"{option} {address} is not on this machine, and connections are not encrypted yet; add --insecure if "
-            "the network is trusted"
+            f"{option} {address} reaches beyond this machine, and connections are not encrypted yet; add --insecure "
+            "if the network is trusted"
         )

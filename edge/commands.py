@@ -95,6 +95,8 @@ def node(
         join_s=join_s,
         is_guest=guest,
     )
+    if not watch_parent:  # a local run finds it out itself, and names the key of the job
+        options.check_rows()
     code = run_agent(options)
     if code:
         raise typer.Exit(code)

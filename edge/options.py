@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringtune.errors import UsageError
+from ringtune.errors import DataError, UsageError
 from ringtune.ids import check_node_name, node_name_from_host
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -63,7 +63,7 @@ class AgentOptions:
             split_address(option, address)
             if not self.insecure and not is_loopback(address):
                 raise UsageError(
-                    f"{option} {address} is not on this machine, and connections are not encrypted yet; "
+                    f"{option} {address} reaches beyond this machine, and connections are not encrypted yet; "
                     "add --insecure if the network is trusted"
                 )
         if self.device not in DEVICES:
@@ -73,6 +73,16 @@ class AgentOptions:
         index, count = self.share
         if not 0 <= index < count:
             raise UsageError(f"--share {index}/{count} has to be I/N with 0 <= I < N, e.g. 0/4")
+
+    def check_rows(self) -> None:
+        """Refuse, before joining, what a run would only find missing later.
+
+        Raises:
+            DataError: a file of rows is not there.
+        """
+        for option, rows in (("--data", self.data), ("--eval-data", self.eval_data)):
+            if rows is not None and not rows.exists():
+                raise DataError(f"{option} {rows} is not there; correct the path")
 
 
 def split_address(option: str, address: str) -> tuple[str, int]:

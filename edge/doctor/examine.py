@@ -57,7 +57,7 @@ def _coordinator(address: str, insecure: bool) -> list[Check]:
     split_address("--coordinator", address)
     if not insecure and not is_loopback(address):
         raise UsageError(
-            f"--coordinator {address} is not on this machine, and connections are not encrypted yet; add --insecure "
-            "if the network is trusted"
+            f"--coordinator {address} reaches beyond this machine, and connections are not encrypted yet; add "
+            "--insecure if the network is trusted"
         )
     return check_coordinator(address)

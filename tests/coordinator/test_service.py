@@ -75,7 +75,7 @@ def test_service_forgets_who_leaves(stub: control_pb2_grpc.CoordinatorStub) -> N
     [
         ({"node": "../x"}, UsageError, "node name"),
         ({"address": "nowhere"}, UsageError, "is not HOST:PORT"),
-        ({"address": "10.1.2.3:5"}, UsageError, "not on this machine"),
+        ({"address": "10.1.2.3:5"}, UsageError, "reaches beyond this machine"),
         ({"version": "9.9.0"}, UsageError, "install the same version"),
     ],
 )
