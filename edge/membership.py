@@ -52,7 +52,8 @@ class Membership:
         where: the coordinator's address, for messages.
         identity: what the node says about itself when it joins.
         current_run: the id of the run that the node works on, empty = none.
-        on_run_over: called from the heartbeat thread if that run is no longer driven; gets the reason.
+        on_run_over: called from the heartbeat thread if a run is no longer driven; gets its id (empty = whatever
+            runs: another one may have begun while a heartbeat was under way) and the reason.
         on_gone: called once if the coordinator is gone for good (``rejoin`` is false).
         rss_bytes: resident memory now.
         rejoin: whether to join again after the coordinator was gone.
@@ -65,7 +66,7 @@ class Membership:
         where: str,
         identity: control_pb2.JoinRequest,
         current_run: Callable[[], str],
-        on_run_over: Callable[[str], None],
+        on_run_over: Callable[[str, str], None],
         on_gone: Callable[[RingTuneError], None],
         rss_bytes: Callable[[], int],
         rejoin: bool = True,
@@ -171,11 +172,11 @@ class Membership:
         self._heard_s = time.monotonic()
         self._is_lost = False
         if not reply.known:
-            self._on_run_over(f"coordinator {self._where} no longer knows node {self._identity.node}")
+            self._on_run_over("", f"coordinator {self._where} no longer knows node {self._identity.node}")
             if not self._leaving.is_set():
                 self._join_once(_JOIN_CALL_S)
         elif run_id and reply.run_id != run_id:
-            self._on_run_over(f"coordinator {self._where} no longer drives run {run_id}")
+            self._on_run_over(run_id, f"coordinator {self._where} no longer drives run {run_id}")
 
     def _on_silence(self, error: grpc.RpcError) -> None:
         _LOG.debug("no answer to a heartbeat: %s", error)
@@ -183,7 +184,7 @@ class Membership:
             return
         self._is_lost = True
         _LOG.warning("%s", self._gone())
-        self._on_run_over(self._gone())
+        self._on_run_over("", self._gone())
 
     def _gone(self) -> str:
         return f"coordinator {self._where} has not answered for {self._lease_s:g} s; check that it runs"

@@ -54,7 +54,7 @@ class Told:
     """What a membership told its agent."""
 
     def __init__(self) -> None:
-        self.run_over: list[str] = []
+        self.run_over: list[tuple[str, str]] = []
         self.gone: list[RingTuneError] = []
         self.run_id = "r1"
         self.ended = threading.Event()
@@ -72,7 +72,7 @@ def make(coordinator: FakeCoordinator, told: Told, **options: Any) -> ms.Members
         where="host:1",
         identity=control_pb2.JoinRequest(node="a", instance="i"),
         current_run=lambda: told.run_id,
-        on_run_over=told.run_over.append,
+        on_run_over=lambda run_id, reason: told.run_over.append((run_id, reason)),
         on_gone=told.on_gone,
         rss_bytes=lambda: 5,
         **options,
@@ -118,7 +118,7 @@ def test_membership_forgotten_node_stops_its_run_and_joins_again() -> None:
     coordinator, told = FakeCoordinator(), Told()
     coordinator.beats = [control_pb2.HeartbeatReply(known=False)]
     make(coordinator, told).beat_once()
-    assert told.run_over == ["coordinator host:1 no longer knows node a"]
+    assert told.run_over == [("", "coordinator host:1 no longer knows node a")]
     assert coordinator.calls == ["beat", "join"]
 
 
@@ -127,7 +127,7 @@ def test_membership_run_that_is_no_longer_driven_is_over() -> None:
     coordinator, told = FakeCoordinator(), Told()
     coordinator.beats = [control_pb2.HeartbeatReply(known=True, run_id="r2")]
     make(coordinator, told).beat_once()
-    assert told.run_over == ["coordinator host:1 no longer drives run r1"]
+    assert told.run_over == [("r1", "coordinator host:1 no longer drives run r1")]
 
 
 def test_membership_driven_run_goes_on() -> None:
@@ -158,7 +158,7 @@ def test_membership_silence_for_a_lease_stops_the_run_once_and_the_node_comes_ba
         assert coordinator.beaten.wait(WAIT_S)
         coordinator.beaten.clear()
     member.leave()
-    assert told.run_over == ["coordinator host:1 has not answered for 0.003 s; check that it runs"]
+    assert told.run_over == [("", "coordinator host:1 has not answered for 0.003 s; check that it runs")]
     assert told.gone == []
 
 
