@@ -168,11 +168,22 @@ class NodeEngine:
         if not self._states:
             return
         overdue = now_s - self._last_progress_s >= self._wait_s
-        if overdue and self._running is None:
+        if overdue and self._running is None and not self._waits_for_its_turn:
             self._stopped = True
             commands.append(ev.Fail("DeadlineError", f"node {self.node} {self.waiting_for()}"))
-        elif self._running is not None:
+        elif overdue or self._running is not None:
             self._last_progress_s = now_s
+
+    @property
+    def _waits_for_its_turn(self) -> bool:
+        """Whether others may be at work: an owner that hosts nothing sees no progress of turns that are not its own.
+
+        Such a turn may take long; those who have a part in it, and the coordinator, see when it does not go on.
+        """
+        state = self._states[0]
+        is_bystander = self.plan.slice_of(self.node).num_blocks == 0 and state.item.owner == self.node
+        has_begun = state.next_head > 0 or state.item.seq > self._turns[state.item.turn].first_seq
+        return is_bystander and not has_begun
 
     def _on_done(self, event: ev.ActionDone, now_s: float, commands: list[ev.Command]) -> None:
         action, flow, state = event.action, self._running_flow, self._running_state

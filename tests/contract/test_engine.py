@@ -247,6 +247,23 @@ def test_engine_wait_ends_with_what_was_awaited() -> None:
     )
 
 
+def test_engine_owner_that_hosts_nothing_gives_up_only_in_its_own_turn() -> None:
+    """While another owner trains there is nothing to see for node d; once its own turn has begun it waits like all."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c", "d"], num_steps=4, local_iterations=2, microbatches=1)
+    driver = Driver(plan, "d", grant=2)
+    driver.step(Op.EMBED)
+    driver.step(Op.EMBED)
+    for at_s in (100.0, 200.0, 300.0):
+        assert driver.tell(ev.TimerFired("wait"), at_s) == [ev.SetTimer("wait", at_s + 100.0)]
+    driver.tell(ev.HeadArrived(1, "c"), 310.0)
+    driver.arrive(HIDDEN, 2, 0, 4, "b")
+    driver.step(Op.HEAD)
+    driver.step(Op.UPDATE, 4, 4)
+    (failure,) = driver.tell(ev.TimerFired("wait"), 500.0)
+    assert isinstance(failure, ev.Fail)
+    assert "hidden state of step 3" in failure.message
+
+
 def test_engine_is_silent_after_stop() -> None:
     """A stopped engine answers nothing."""
     driver = Driver(host_plan(), "b")

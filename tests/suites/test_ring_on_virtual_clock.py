@@ -152,6 +152,16 @@ def test_ring_lost_message_ends_in_an_error_that_names_it(payload: Payload) -> N
     assert word in lost and f"from node {dropped[0].source}" in lost
 
 
+def test_ring_owner_that_hosts_nothing_waits_as_long_as_the_turns_of_others_take() -> None:
+    """A turn may take many times ``wait_s``; who has no part in it sees no progress and still must not give up."""
+    hosts = [("a", 0, 2), ("b", 2, 4)]
+    plan = make_plan(hosts, ["c", "d", "e"], num_steps=90, local_iterations=30, eval_rows=120, every_steps=20)
+    ring = VirtualRing(plan, action_s=lambda node, action: 5.0, wait_s=100.0)
+    result = ring.run()
+    assert result.finish is not None
+    assert (result.finish.error, result.finish.message) == ("", "")
+
+
 def test_ring_frozen_hosts_run_ahead_of_the_initiator() -> None:
     """With one trainable block on the last of four equal hosts, steps overlap instead of adding up."""
     even = [("a", 0, 2), ("b", 2, 4), ("c", 4, 6), ("d", 6, 8)]
