@@ -116,6 +116,7 @@ class Rounds:
         self._open: dict[int, Turn] = {}
         self._turn_waits: dict[int, set[str]] = {}
         self._last_granted: Turn | None = None
+        self._saved_step: int | None = None
         self._is_exhausted = False
         self._reported_items: dict[int, int] = {}
         self._evaluation: dict[int, tuple[tuple[str, float], ...]] = {}
@@ -226,6 +227,8 @@ class Rounds:
 
     def _note(self, turn: Turn) -> None:
         self._last_granted = turn
+        if turn.kind is StepKind.CHECKPOINT:
+            self._saved_step = turn.first_step
         self._open[turn.index] = turn
         self._turn_waits[turn.index] = set(self._nodes)
         self._reported_items[turn.index] = 0
@@ -276,13 +279,17 @@ class Rounds:
             self._collect(now_s, commands)
 
     def _drain(self, reason: str, commands: list[Command]) -> None:
-        """Let the granted turns end, then save; what was not granted yet is left for a resumed run."""
+        """Let the granted turns end, then save; what was not granted yet is left for a resumed run.
+
+        What has a checkpoint already is not saved again: another holder would write over its shards.
+        """
         last = self._last_granted
         if self.phase != "training" or last is None or self._drain_reason:
             self._fail("InterruptedRunError", reason, commands)
             return
         self._drain_reason, self._is_exhausted = reason, True
-        if last.kind is not StepKind.CHECKPOINT:
+        start = self._start_point.step if self._start_point else None
+        if last.end_step != (start if self._saved_step is None else self._saved_step):
             turn = checkpoint_turn(last, holder=last.owner)
             self._note(turn)
             commands.append(Grant((turn,)))
