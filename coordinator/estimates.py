@@ -15,13 +15,14 @@ from typing import Any
 
 from coordinator.local import LocalSetup, node_name
 from ringtune.batches import split_rows
-from ringtune.errors import DataError
+from ringtune.errors import DataError, JobError
 from ringtune.job import Job
 from ringtune.memory import estimate_activation_block_bytes
 from ringtune.model_files import model_facts
 from ringtune.profile import NodeFacts
 
 _DEFAULT_NODES = 2
+_COUNTED_TASK = "sequence-classification"
 
 
 def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[str, NodeFacts]:
@@ -38,6 +39,11 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
     Raises:
         ModelError, DataError, JobError, CapacityError: as training would.
     """
+    if job.model.task != _COUNTED_TASK:
+        raise JobError(
+            f"the rows of task {job.model.task} can't be counted without a node, only those of {_COUNTED_TASK}; "
+            "give --coordinator"
+        )
     num_nodes = num_nodes or job.data.owners or _DEFAULT_NODES
     available = num_nodes * memory_bytes if memory_bytes else None
     setup = LocalSetup.of(job, num_nodes, available_bytes=available, base_bytes=0 if memory_bytes else None)
@@ -46,8 +52,8 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
     activation_bytes = estimate_activation_block_bytes(
         model, rows=rows, tokens=job.train.max_length, dropout=job.train.dropout, dtype=job.model.dtype
     )
-    labels = _column(Path(job.data.train), job.data.label)
-    eval_labels = _column(Path(job.data.eval), job.data.label) if job.data.eval else []
+    labels = _labels(job.data.train, job)
+    eval_labels = _labels(job.data.eval, job) if job.data.eval else []
     found: dict[str, NodeFacts] = {}
     for index in range(num_nodes):
         own, own_eval = _share(job, labels, eval_labels, index, setup.num_owners)
@@ -88,17 +94,22 @@ def _share(
     return Counter(labels[row] for row in mine), Counter(eval_labels[first:last])
 
 
-def _column(path: Path, name: str) -> list[str]:
-    """The class name of every row of a csv or jsonl file."""
+def _labels(file: str, job: Job) -> list[str]:
+    """The class name of every row of a csv or jsonl file, whose rows also have to have a text."""
+    path, needed = Path(file), {"data.label": job.data.label}
+    if job.model.task == "sequence-classification":
+        needed = {"data.text": job.data.text, **needed}
     readers = {".csv": _csv_rows, ".jsonl": _jsonl_rows}
     if path.suffix.lower() not in readers:
         raise DataError(f"{path} ends in {path.suffix!r}; rows are read from .csv or .jsonl")
     found = []
     try:
         for number, row in enumerate(readers[path.suffix.lower()](path), start=1):
-            if name not in row:
-                raise DataError(f"{path}, row {number} has no column {name!r}, but {', '.join(map(str, row))}")
-            found.append(str(row[name]))
+            for key, name in needed.items():
+                if row.get(name) is None:
+                    known = ", ".join(map(str, row))
+                    raise DataError(f"{path}, row {number} has no column {name!r}, but {known}; set {key}")
+            found.append(str(row[job.data.label]))
     except OSError as error:
         raise DataError(f"can't read {path}: {error.strerror}; set data.train and data.eval") from error
     except (UnicodeDecodeError, ValueError, csv.Error) as error:

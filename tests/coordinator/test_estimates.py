@@ -57,7 +57,9 @@ def test_estimates_count_jsonl_rows(wanted: Job, tmp_path: Path) -> None:
         ("none.csv", None, "can't read"),
         ("rows.txt", "text,label\n", "ends in '.txt'"),
         ("empty.csv", "text,label\n", "has no rows"),
-        ("other.csv", "text,class\na,b\n", "has no column 'label', but text, class"),
+        ("other.csv", "text,class\na,b\n", "row 1 has no column 'label', but text, class; set data.label"),
+        ("sentence.csv", "sentence,label\na,b\n", "row 1 has no column 'text', but sentence, label; set data.text"),
+        ("short.csv", "text,label\na,b\na\n", "row 2 has no column 'label'"),
         ("broken.jsonl", "{", "is not readable"),
     ],
 )
