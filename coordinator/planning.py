@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from ringtune.errors import CapacityError, DataError, ModelError, PeerLostError, PlanError
 from ringtune.job import Job
 from ringtune.memory import MemoryEstimate, node_memory
+from ringtune.model_family import CLASS_TASKS
 from ringtune.plan import Owner, Phase, Plan, Slice
 from ringtune.profile import ModelFacts, NodeFacts
 from ringtune.units import format_bytes
@@ -145,11 +146,13 @@ def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
 
 
 def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
-    """The class names of the run, sorted: those of the job, or the union of what the owners have.
+    """The class names of the run, sorted: those of the job, or the union of what the owners have; none without classes.
 
     Raises:
         DataError: fewer than two, or an owner has one outside.
     """
+    if job.model.task not in CLASS_TASKS:
+        return ()
     labels = tuple(sorted(job.data.labels or {label for node in nodes for label in node.labels}))
     if len(labels) < 2:
         raise DataError(f"the owners' data has the classes {list(labels)}, a classifier needs two; check data.label")

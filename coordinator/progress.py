@@ -234,7 +234,10 @@ def evaluation_line(entry: Mapping[str, Any]) -> str:
 
 
 def _evaluation(entry: Mapping[str, Any]) -> str:
-    return f"accuracy {figure(entry['accuracy'])}, loss {figure(entry['loss'])} on {entry['count']} rows"
+    """The figures that the task has, e.g. accuracy, perplexity, F1."""
+    names = [name for name in entry if name not in ("step", "count", "loss") and entry[name] is not None]
+    figures = ", ".join(f"{name.replace('_', ' ')} {figure(entry[name])}" for name in names)
+    return f"{figures}{', ' if figures else ''}loss {figure(entry['loss'])} on {entry['count']} rows"
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:

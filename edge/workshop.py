@@ -71,6 +71,7 @@ def inspect(
         eval_rows=dataset.eval_rows if dataset else 0,
         labels=dataset.labels if dataset else (),
         eval_labels=dataset.eval_labels if dataset else (),
+        skipped_rows=dataset.skipped_rows if dataset else 0,
         memory_bytes=memory_bytes,
         threads=threads,
         device=device,

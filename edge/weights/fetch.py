@@ -14,11 +14,12 @@ from typing import Any
 import grpc
 
 from edge.weights.files import CheckedFile
-from edge.weights.patience import DamagedError, Turns, Wanted, Watch
+from edge.weights.patience import Turns, Wanted, Watch
 from edge.wire.options import error_of_call, open_channel
 from ringtune.errors import (
     BusyError,
     ConnectionFailedError,
+    DamagedError,
     FrameError,
     IntegrityError,
     ModelError,

@@ -12,6 +12,7 @@ from ringtune.errors import (
     BusyError,
     CapacityError,
     ConnectionFailedError,
+    DamagedError,
     DeadlineError,
     IntegrityError,
     InterruptedRunError,
@@ -56,10 +57,6 @@ class Wanted(NamedTuple):
             raise InterruptedRunError("the run was released while its weights were fetched")
         if time.monotonic() > self.deadline_s:
             raise DeadlineError(f"no more time for {what}; what has come is kept, start the run again to go on")
-
-
-class DamagedError(IntegrityError):
-    """A source sends something else than its manifest says."""
 
 
 class Turns:

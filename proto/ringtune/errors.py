@@ -14,6 +14,7 @@ The tree::
     │   └── PlanError                     a plan that breaks a rule
     ├── CapacityError            exit 6   the plan does not fit: both numbers are in the message
     ├── IntegrityError           exit 7   a digest, a truncated file, a corrupt frame
+    │   ├── DamagedError                  a source of weights sends something else than it promised
     │   └── FrameError                    a frame for another run, epoch, step, shape or dtype
     ├── BusyError                exit 8   the coordinator already drives a run
     ├── StorageError             exit 9   a disk is full, or a folder can't be written
@@ -101,6 +102,10 @@ class IntegrityError(RingTuneError):
 
     exit_code = 7
     status = "DATA_LOSS"
+
+
+class DamagedError(IntegrityError):
+    """A source of weights sends something else than its manifest says; another source may do."""
 
 
 class FrameError(IntegrityError):

@@ -21,6 +21,7 @@ InvalidInputError     RingTuneError       5 INVALID_ARGUMENT
 PeerLostError         RingTuneError       4 ABORTED
 StorageError          RingTuneError       9 RESOURCE_EXHAUSTED
 UsageError            RingTuneError       2 INVALID_ARGUMENT
+DamagedError          IntegrityError      7 DATA_LOSS
 FrameError            IntegrityError      7 FAILED_PRECONDITION
 DataError             InvalidInputError   5 INVALID_ARGUMENT
 JobError              InvalidInputError   5 INVALID_ARGUMENT
