@@ -24,9 +24,10 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from ringtune import __version__
-from ringtune.errors import InterruptedRunError, RingTuneError
+from ringtune.errors import InterruptedRunError, RingTuneError, UsageError
 
 GROUP = "ringtune.commands"
 BUG_EXIT_CODE = 70
@@ -125,6 +126,10 @@ class LazyGroup(TyperGroup):
         except RingTuneError as error:
             _show(error)
             raise typer.Exit(error.exit_code) from error
+        except TyperException as error:  # an option or a command that there is not, a value of the wrong type
+            asked = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
+            _show(UsageError(f"{error.format_message().rstrip('.')}; see '{asked} --help'"))
+            raise typer.Exit(UsageError.exit_code) from error
         except KeyboardInterrupt as error:
             _show(InterruptedRunError("stopped by Ctrl-C"))
             raise typer.Exit(InterruptedRunError.exit_code) from error

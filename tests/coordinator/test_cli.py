@@ -99,6 +99,18 @@ def test_cli_json_error_is_a_line_on_standard_output(tmp_path: Path) -> None:
     assert "none.toml" in line["message"]
 
 
+@pytest.mark.parametrize(
+    "arguments", [("plan", "job.toml", "--sets", "3"), ("plan", "job.toml", "--nodes", "x"), ("trian",)]
+)
+def test_cli_wrong_options_are_errors_like_all_others(arguments: tuple[str, ...]) -> None:
+    """What the parser refuses has the same single line, exit code and line for machines, and says where the help is."""
+    result = ringtune(*arguments, "--json")
+    line = json.loads(result.stdout)
+    assert (result.returncode, line["error"], line["exit_code"]) == (2, "UsageError", UsageError.exit_code)
+    assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
+    assert "--help'" in line["message"]
+
+
 def test_cli_needs_to_know_where_to_train(tmp_path: Path) -> None:
     """Neither --local nor --coordinator, or both, is a usage error, and no folder is made."""
     for extra in ([], ["--local", "2", "--coordinator", "127.0.0.1:7"]):
