@@ -147,9 +147,9 @@ class AgentCalls:
             except grpc.RpcError as error:
                 if not self._is_cancelled:
                     self._on_failure(self.node, self._as_error(error))
-            except RingTuneError as error:
+            except Exception as error:
                 if not self._is_cancelled:
-                    self._on_failure(self.node, error)
+                    self._on_failure(self.node, error if isinstance(error, RingTuneError) else self._bug(error))
 
         self._worker.submit(guarded)
 
@@ -171,6 +171,10 @@ class AgentCalls:
             self._is_cancelled = True
             if self._call is not None:
                 self._call.cancel()
+
+    def _bug(self, error: Exception) -> RingTuneError:
+        _LOG.error("a call to node %s failed by a bug", self.node, exc_info=error)
+        return RingTuneError(f"node {self.node}: internal error, {type(error).__name__}: {error}; please report it")
 
     def _as_error(self, error: grpc.RpcError) -> RingTuneError:
         if not isinstance(error, grpc.Call):

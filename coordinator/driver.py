@@ -103,6 +103,7 @@ class RunDriver:
         self._checkpoints = Checkpointing(run_id, request.job, request.resume)
         self._timers: dict[str, float] = {}
         self._addresses: dict[str, str] = {}
+        self._instances: dict[str, str] = {}
         self._calls: dict[str, AgentCalls] = {}
         self._planned: Planned | None = None
         self._books: RunBooks | None = None
@@ -191,6 +192,7 @@ class RunDriver:
         self._emit(control_pb2.RunEvent(state="joining"))
         members = self._await_members()
         self._addresses = {member.node: member.address for member in members}
+        self._instances = {member.node: member.instance for member in members}
         self._calls = {
             node: AgentCalls(node, address, self.run_id, on_failure=self.node_failed)
             for node, address in self._addresses.items()
@@ -282,7 +284,7 @@ class RunDriver:
         if verdict is not None:
             self._feed(verdict)
         for node in sorted(self._needed):
-            silent_s = self._members.silent_for_s(node)
+            silent_s = self._members.silent_for_s(node, self._instances[node])
             if silent_s >= self._lease_s:
                 message = lost_message(node, silent_s, self._lease_s)
                 self._feed(rounds.NodeFailed(node, PeerLostError.__name__, message))

@@ -15,8 +15,8 @@ class Members(Protocol):
     def living(self) -> tuple[Member, ...]:
         """Living members by name."""
 
-    def silent_for_s(self, node: str) -> float:
-        """Seconds since the last sign of life of a node; infinite if it has left."""
+    def silent_for_s(self, node: str, instance: str) -> float:
+        """Seconds since the last sign of life of a node's process; infinite if it has left."""
 
 
 def choose(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:
@@ -55,5 +55,5 @@ def too_few(living: Sequence[Member], wanted: int, waited_s: float) -> RingTuneE
 
 def lost_message(node: str, silent_s: float, lease_s: float) -> str:
     """Why a node counts as lost."""
-    since = "it has left" if silent_s == float("inf") else f"last heard of {silent_s:.1f} s ago"
+    since = "it has left, or was started again" if silent_s == float("inf") else f"last heard of {silent_s:.1f} s ago"
     return f"node {node} is lost: {since}, its lease is {lease_s:g} s; start it again and repeat the run"

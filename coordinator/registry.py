@@ -117,10 +117,11 @@ class Registry:
         self._forget_ghosts(now_s)
         return tuple(self._members[node] for node in sorted(self._members))
 
-    def silent_for_s(self, node: str, now_s: float) -> float:
-        """Seconds since the last sign of life; infinite for a stranger."""
+    def silent_for_s(self, node: str, instance: str, now_s: float) -> float:
+        """Seconds since the last sign of life; infinite for a stranger, and if another process has the name now."""
         present = self._members.get(node)
-        return float("inf") if present is None else now_s - present.seen_at_s
+        is_same = present is not None and present.instance == instance
+        return now_s - present.seen_at_s if present is not None and is_same else float("inf")
 
     def _is_alive(self, member: Member, now_s: float) -> bool:
         return now_s - member.seen_at_s < self.lease_s

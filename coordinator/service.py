@@ -95,10 +95,10 @@ class Coordinator:
         with self._lock:
             return self._registry.living(self._clock())
 
-    def silent_for_s(self, node: str) -> float:
-        """Seconds since the last sign of life of a node; infinite if it is no member."""
+    def silent_for_s(self, node: str, instance: str) -> float:
+        """Seconds since the last sign of life of a node's process; infinite if it is no member."""
         with self._lock:
-            return self._registry.silent_for_s(node, self._clock())
+            return self._registry.silent_for_s(node, instance, self._clock())
 
     def members(self) -> tuple[tuple[Member, str, float], ...]:
         """Every member with its state (idle, running, lost) and the seconds since its last sign of life."""

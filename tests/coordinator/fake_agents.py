@@ -136,8 +136,8 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self._channel = grpc.insecure_channel(coordinator, options=CLIENT_OPTIONS)
         self.stub = control_pb2_grpc.CoordinatorStub(self._channel)
 
-    def join(self) -> None:
-        """Become a member."""
+    def join(self, instance: str = "") -> None:
+        """Become a member, as this process or another one of the same name."""
         self.stub.Join(
             control_pb2.JoinRequest(
                 node=self.node,
@@ -148,7 +148,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
                 device="cpu",
                 threads=1,
                 system="test",
-                instance=self.address,
+                instance=instance or self.address,
             ),
             timeout=CALL_S,
         )

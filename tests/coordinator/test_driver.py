@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from safetensors import deserialize
 
+from coordinator import agent_calls
 from coordinator.progress import SilentProgress
 from coordinator.run_folder import RunFolder
 from coordinator.submit import Client, Submission
@@ -28,6 +29,7 @@ from ringtune.errors import (
     RingTuneError,
 )
 from ringtune.turns import Turn
+from ringtune.v1 import control_pb2
 from tests.coordinator.fake_agents import CALL_S, MODEL, Cluster, FakeAgent, job, read_lines
 
 
@@ -164,6 +166,31 @@ def test_run_blames_the_node_that_others_lost() -> None:
         pytest.raises(PeerLostError, match="lost its link with node b"),
     ):
         run(cluster)
+
+
+def test_run_ends_when_a_node_was_started_again() -> None:
+    """The process that was prepared is gone although its name is alive: nobody would wait for its lease in vain."""
+
+    def restart(agent: FakeAgent, turns: list[Turn]) -> None:
+        agent.stub.Leave(control_pb2.LeaveRequest(node=agent.node, instance=agent.address), timeout=CALL_S)
+        agent.join(instance="another process")
+
+    with (
+        Cluster("a", agents={"a": {"on_grant": restart}}) as cluster,
+        pytest.raises(PeerLostError, match="node a is lost: it has left, or was started again"),
+    ):
+        run(cluster, num_nodes=1, runtime__wait_s=2.0)
+
+
+def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody foresaw ends the run at once, by name, instead of being waited for."""
+
+    def broken(*_: object, **__: object) -> dict[str, bytes]:
+        raise KeyError("oops")
+
+    monkeypatch.setattr(agent_calls, "read_files", broken)
+    with Cluster("a") as cluster, pytest.raises(RingTuneError, match="node a: internal error, KeyError: 'oops'"):
+        run(cluster, num_nodes=1, runtime__wait_s=2.0)
 
 
 def test_run_declares_a_silent_node_lost() -> None:
