@@ -12,6 +12,7 @@ from typing import Any, Protocol, TextIO
 from ringtune.plan import Plan
 from ringtune.units import format_bytes, format_seconds
 
+_TASK_FIGURES = ("accuracy", "perplexity", "f1", "exact_match")
 _PLAIN_INTERVAL_S = 2.0
 
 
@@ -235,9 +236,9 @@ def evaluation_line(entry: Mapping[str, Any]) -> str:
 
 def _evaluation(entry: Mapping[str, Any]) -> str:
     """The figures that the task has, e.g. accuracy, perplexity, F1."""
-    names = [name for name in entry if name not in ("step", "count", "loss") and entry[name] is not None]
-    figures = ", ".join(f"{name.replace('_', ' ')} {figure(entry[name])}" for name in names)
-    return f"{figures}{', ' if figures else ''}loss {figure(entry['loss'])} on {entry['count']} rows"
+    names = [name for name in _TASK_FIGURES if entry.get(name) is not None]
+    figures = "".join(f"{name.replace('_', ' ')} {figure(entry[name])}, " for name in names)
+    return f"{figures}loss {figure(entry['loss'])} on {entry['count']} rows"
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
