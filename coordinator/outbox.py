@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
+from collections import deque
 from collections.abc import Generator
 
 from ringtune.errors import InterruptedRunError
 from ringtune.v1 import control_pb2
 
 _MAX_EVENTS = 20_000
-_TICK_S = 0.25
+_MAX_BYTES = 64 << 20
 
 
 class Outbox:
@@ -20,12 +19,17 @@ class Outbox:
     Args:
         wait_s: how long a full outbox waits for a submitter that does not read, in seconds.
         max_events: how many events it holds.
+        max_bytes: how many bytes of events it holds; a single event may be larger.
     """
 
-    def __init__(self, *, wait_s: float = 30.0, max_events: int = _MAX_EVENTS) -> None:
+    def __init__(self, *, wait_s: float = 30.0, max_events: int = _MAX_EVENTS, max_bytes: int = _MAX_BYTES) -> None:
         self._wait_s = wait_s
-        self._queue: queue.Queue[control_pb2.RunEvent | None] = queue.Queue(max_events)
-        self._nobody_reads = threading.Event()
+        self._max_events = max_events
+        self._max_bytes = max_bytes
+        self._events: deque[control_pb2.RunEvent | None] = deque()
+        self._held_bytes = 0
+        self._nobody_reads = False
+        self._changed = threading.Condition()
 
     def emit(self, event: control_pb2.RunEvent) -> None:
         """Queue an event; dropped if nobody reads any more.
@@ -37,24 +41,41 @@ class Outbox:
             raise InterruptedRunError(f"the submitter did not take events for {self._wait_s:g} s; submit again")
 
     def close(self) -> None:
-        """There are no more events."""
-        self._put(None)
+        """There are no more events; a full outbox takes this too, or its reader would wait for ever."""
+        with self._changed:
+            self._events.append(None)
+            self._changed.notify_all()
 
     def events(self) -> Generator[control_pb2.RunEvent, None, None]:
         """The events, until closed."""
         try:
-            while (event := self._queue.get()) is not None:
+            while (event := self._take()) is not None:
                 yield event
         finally:
-            self._nobody_reads.set()
+            with self._changed:
+                self._nobody_reads = True
+                self._events.clear()
+                self._changed.notify_all()
 
-    def _put(self, event: control_pb2.RunEvent | None) -> bool:
-        deadline_s = time.monotonic() + self._wait_s
-        while not self._nobody_reads.is_set():
-            try:
-                self._queue.put(event, timeout=_TICK_S)
-                return True
-            except queue.Full:
-                if time.monotonic() >= deadline_s:
-                    return False
-        return True
+    def _take(self) -> control_pb2.RunEvent | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._events)  # a run that ends closes its outbox
+            event = self._events.popleft()
+            self._held_bytes -= 0 if event is None else event.ByteSize()
+            self._changed.notify_all()
+            return event
+
+    def _put(self, event: control_pb2.RunEvent) -> bool:
+        size_bytes = event.ByteSize()
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._nobody_reads or self._has_room(size_bytes), self._wait_s):
+                return False
+            if not self._nobody_reads:
+                self._events.append(event)
+                self._held_bytes += size_bytes
+                self._changed.notify_all()
+            return True
+
+    def _has_room(self, size_bytes: int) -> bool:
+        is_small = self._held_bytes + size_bytes <= self._max_bytes or not self._events
+        return is_small and len(self._events) < self._max_events
