@@ -169,7 +169,13 @@ class Reporter:
                 self._urgent.wait(self._interval_s)
             self._urgent.clear()
             self._pending.clear()
-            if not self._deliver() or self._closing.is_set():
+            try:
+                is_wanted = self._deliver()
+            except Exception as error:  # a run whose reports end in silence would be waited for
+                _LOG.exception("a report of run %s failed", self._run_id)
+                self._on_refused(f"reports can't be sent: {type(error).__name__}: {error}")
+                return
+            if not is_wanted or self._closing.is_set():
                 return
 
     def _deliver(self) -> bool:

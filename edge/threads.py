@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ringtune.errors import DeadlineError
+from ringtune.errors import DeadlineError, InterruptedRunError
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -64,13 +64,16 @@ class ComputeThread:
 
     def __init__(self, name: str = "compute") -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Queue ``function``; its result or error comes with the future."""
+        """Queue ``function``; its result or error comes with the future: ``InterruptedRunError`` after the end."""
         future: Future[T] = Future()
         self._queue.put((function, future))
+        if self._ended.is_set():
+            self._refuse()
         return future
 
     def call(self, function: Callable[[], T], *, timeout_s: float, what: str) -> T:
@@ -98,6 +101,18 @@ class ComputeThread:
         while (entry := self._queue.get()) is not _CLOSE:
             _carry_out(*entry)
             del entry  # an idle thread must not keep the last run's objects alive
+        self._ended.set()
+        self._refuse()
+
+    def _refuse(self) -> None:
+        """Nobody shall wait for what comes too late."""
+        while True:
+            try:
+                entry = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if entry is not _CLOSE and entry[1].set_running_or_notify_cancel():
+                entry[1].set_exception(InterruptedRunError("the agent ends; start it again"))
 
 
 def _carry_out(function: Callable[[], Any], future: Future[Any]) -> None:

@@ -121,6 +121,19 @@ def test_reporter_stops_when_nobody_wants_the_run() -> None:
     assert refused == ["the coordinator refused a report: FAILED_PRECONDITION"]
 
 
+def test_reporter_ends_the_run_when_reports_fail_by_a_bug() -> None:
+    """An error that is none of a call does not end in silence."""
+    refused: list[str] = []
+
+    def send(request: control_pb2.ReportRequest) -> None:
+        raise ValueError("closed")
+
+    reporter = rp.Reporter(run_id="r", node="a", num_blocks=4, send=send, on_refused=refused.append)
+    reporter.put(rp.TurnDone(1))
+    reporter._thread.join(WAIT_S)
+    assert refused == ["reports can't be sent: ValueError: closed"]
+
+
 def test_reporter_first_failure_counts() -> None:
     """What failed first is what is told."""
     sender = Sender()
