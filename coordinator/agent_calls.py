@@ -186,7 +186,9 @@ def node_error(status: str, details: str, *, node: str, address: str) -> RingTun
     """What a failed call to a node means: its own error, or that the node is lost."""
     error = error_of_status(status, details, peer=f"node {node} at {address}")
     if type(error) in (ConnectionFailedError, DeadlineError) and not details.startswith("ringtune."):
-        return PeerLostError(f"node {node} at {address} does not answer ({status}); start it again and repeat the run")
+        return PeerLostError(
+            f"node {node} at {address} does not answer ({status}); start it again, then repeat the run or go on with --resume"
+        )
     if node not in str(error):
         return type(error)(f"node {node}: {error}")
     return error

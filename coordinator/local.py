@@ -232,9 +232,13 @@ def exit_error(name: str, code: int, output: str, *, log: Path) -> RingTuneError
     if lines and code in kinds:
         return kinds[code](f"node {name}: {lines[-1]}")
     if code < 0:  # from outside, often for want of memory; its own last words say nothing about it
-        return PeerLostError(f"node {name} was ended by {signal.Signals(-code).name}; see {log} and repeat the run")
+        return PeerLostError(
+            f"node {name} was ended by {signal.Signals(-code).name}; see {log}, then repeat the run or go on with --resume"
+        )
     last = output.strip().splitlines()[-1:] or ["it printed nothing"]
-    return PeerLostError(f"node {name} ended with exit code {code} ({last[0][:300]}); see {log} and repeat the run")
+    return PeerLostError(
+        f"node {name} ended with exit code {code} ({last[0][:300]}); see {log}, then repeat the run or go on with --resume"
+    )
 
 
 def available_cores() -> int:

@@ -31,6 +31,7 @@ _OWN_FOLDERS = ("adapter", "recordings", "logs", FOLDER)
 _REMOVE_S = 5.0
 _RETRY_S = 0.1
 _PART = ".part"
+_PLAN = "plan.json"
 _PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,2}")
 
 
@@ -39,7 +40,8 @@ class RunFolder:
 
     Args:
         path: of the folder; made if it is not there.
-        replace: whether the files of an earlier run there may be removed; others are never touched.
+        replace: whether the files of an earlier run there may be removed; others are never touched. What a run
+            left that was refused before it had a plan is removed without asking.
         resume: go on with the run that is there.
 
     Attributes:
@@ -64,7 +66,7 @@ class RunFolder:
         own = [name for name in present if name.removesuffix(_PART) in _OWN_FILES + _OWN_FOLDERS]
         if resume:
             return
-        if own and not replace:
+        if _PLAN in own and not replace:
             raise UsageError(
                 f"{self.path} already holds a run ({', '.join(own[:3])}); choose another, or add --replace or --resume"
             )

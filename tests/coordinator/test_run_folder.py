@@ -65,9 +65,19 @@ def test_folder_of_an_earlier_run_is_kept(tmp_path: Path) -> None:
     """Without --replace a second run into the same folder is refused, and nothing changes."""
     with RunFolder(tmp_path) as folder:
         folder.write_text("job.toml", "first")
+        folder.write_text("plan.json", "{}")
     with pytest.raises(UsageError, match="already holds a run"):
         RunFolder(tmp_path)
     assert (tmp_path / "job.toml").read_text() == "first"
+
+
+def test_folder_of_a_run_that_never_had_a_plan_is_used_again(tmp_path: Path) -> None:
+    """A run that was refused early does not stand in the way of the next try."""
+    (tmp_path / "notes.txt").write_text("mine")
+    with RunFolder(tmp_path) as folder:
+        folder.write_text("job.toml", "first")
+    RunFolder(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_folder_replaces_only_files_of_runs(tmp_path: Path) -> None:

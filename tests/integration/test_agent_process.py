@@ -76,12 +76,15 @@ def test_process_joins_before_it_loads_torch_and_ends_with_its_parent(tmp_path: 
         options = ("--coordinator", server.address, "--name", "a", "--memory", "64MiB", "--watch-parent")
         with agent(*options) as process:
             deadline_s = time.monotonic() + START_S
-            while not server.coordinator.living():
+            loaded = Path(f"/proc/{process.pid}/maps")
+            while True:
                 assert time.monotonic() < deadline_s
                 assert process.poll() is None
+                has_torch = loaded.exists() and "libtorch_cpu" in loaded.read_text()
+                if server.coordinator.living():
+                    break  # from now on it may load
+                assert not has_torch
                 time.sleep(0.01)
-            loaded = Path(f"/proc/{process.pid}/maps")
-            assert not loaded.exists() or "libtorch_cpu" not in loaded.read_text()
             (member,) = server.coordinator.living()
             assert (member.node, member.memory_bytes, member.has_data) == ("a", 64 << 20, False)
             code, errors = run(*options[:4], "--join-s", "0.2")
