@@ -187,7 +187,7 @@ def node_error(status: str, details: str, *, node: str, address: str) -> RingTun
     error = error_of_status(status, details, peer=f"node {node} at {address}")
     if type(error) in (ConnectionFailedError, DeadlineError) and not details.startswith("ringtune."):
         return PeerLostError(
-            f"node {node} at {address} does not answer ({status}); start it again, then repeat the run or go on with --resume"
+            f"node {node} at {address} does not answer ({status}); start it again and repeat or --resume the run"
         )
     if node not in str(error):
         return type(error)(f"node {node}: {error}")

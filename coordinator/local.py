@@ -233,11 +233,11 @@ def exit_error(name: str, code: int, output: str, *, log: Path) -> RingTuneError
         return kinds[code](f"node {name}: {lines[-1]}")
     if code < 0:  # from outside, often for want of memory; its own last words say nothing about it
         return PeerLostError(
-            f"node {name} was ended by {signal.Signals(-code).name}; see {log}, then repeat the run or go on with --resume"
+            f"node {name} was ended by {signal.Signals(-code).name}; see {log} and repeat or --resume the run"
         )
     last = output.strip().splitlines()[-1:] or ["it printed nothing"]
     return PeerLostError(
-        f"node {name} ended with exit code {code} ({last[0][:300]}); see {log}, then repeat the run or go on with --resume"
+        f"node {name} ended with exit code {code} ({last[0][:300]}); see {log} and repeat or --resume the run"
     )
 
 

@@ -56,4 +56,4 @@ def too_few(living: Sequence[Member], wanted: int, waited_s: float) -> RingTuneE
 def lost_message(node: str, silent_s: float, lease_s: float) -> str:
     """Why a node counts as lost."""
     since = "it has left, or was started again" if silent_s == float("inf") else f"last heard of {silent_s:.1f} s ago"
-    return f"node {node} is lost: {since}, its lease is {lease_s:g} s; start it again, then repeat the run or go on with --resume"
+    return f"node {node} is lost: {since}, its lease is {lease_s:g} s; start it again and repeat or --resume the run"

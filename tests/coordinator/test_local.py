@@ -73,8 +73,5 @@ def test_exit_error_of_a_killed_agent_is_a_lost_node() -> None:
     """A signal and the log are named; what it printed last is shown only where that tells why."""
     error = exit_error("node-1", -signal.SIGKILL, "INFO edge.agent: run r1 begins\n", log=LOG)
     assert type(error) is PeerLostError
-    assert (
-        str(error)
-        == "node node-1 was ended by SIGKILL; see run/logs/node-1.log, then repeat the run or go on with --resume"
-    )
+    assert str(error) == "node node-1 was ended by SIGKILL; see run/logs/node-1.log and repeat or --resume the run"
     assert "exit code 70 (boom); see run/logs/" in str(exit_error("node-1", 70, "Traceback\nboom\n", log=LOG))
