@@ -173,7 +173,7 @@ def _check(plan: Plan) -> None:
     for name in (*positive, "max_length", "hidden_size"):
         if getattr(plan, name) < 1:
             raise PlanError(f"{name} is {getattr(plan, name)}, it has to be at least 1")
-    for name in ("num_steps", "eval_every"):
+    for name in ("num_steps", "eval_every", "checkpoint_every"):
         if getattr(plan, name) < 0:
             raise PlanError(f"{name} is {getattr(plan, name)}, it has to be at least 0")
     if plan.microbatches > plan.batch_size:

@@ -151,6 +151,7 @@ def test_plan_allows_empty_slices_anywhere() -> None:
         ("max_length", 0, "max_length is 0"),
         ("hidden_size", -1, "hidden_size is -1"),
         ("eval_every", -1, "eval_every is -1"),
+        ("checkpoint_every", -1, "checkpoint_every is -1"),
         ("private_blocks", 4, "private_blocks is 4, it has to be in [0, 4)"),
         ("private_blocks", -1, "private_blocks is -1"),
         ("owners", (), "owners have to be at least one and distinct, not []"),
