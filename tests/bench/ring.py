@@ -63,6 +63,7 @@ batch_size = 16
 microbatches = 4
 max_length = 64
 max_steps = {steps}
+checkpoint_every = 0
 [unfreeze]
 every_steps = 10
 [runtime]
@@ -87,7 +88,7 @@ def measure_cost(workspace: Workspace) -> Figures:
     ring_s, plain_s, plain_cpu_s = [], [], []
     for pair in range(PAIRS):
         one = run_ring(long, OUT / "one", nodes=1)
-        ring_s.append(one.wall_s(SHORT_STEPS))
+        ring_s.append(one.wall_s(SHORT_STEPS, LONG_STEPS - 1))
         plain = run_plain(one.folder, first_step=SHORT_STEPS)
         plain_s.append(plain["wall_s"])
         plain_cpu_s.append(plain["cpu_s"] * (LONG_STEPS - SHORT_STEPS) / (LONG_STEPS - SHORT_STEPS - 1))

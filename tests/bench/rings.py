@@ -32,13 +32,13 @@ class RingRun:
         report = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
         return float(report["eval"]["accuracy"])
 
-    def wall_s(self, first_step: int) -> float:
-        """Seconds from the end of the step before ``first_step`` to the end of the last step but one.
+    def wall_s(self, first_step: int, last_step: int) -> float:
+        """Seconds of the steps ``[first_step, last_step)``: from the end of the step before to the end of the last.
 
         A step ends with the last action that any node did for it, backward and updates included.
         """
         ends_s = self._step_ends_s()
-        return ends_s[max(ends_s) - 1] - ends_s[first_step - 1]
+        return ends_s[last_step - 1] - ends_s[first_step - 1]
 
     def _step_ends_s(self) -> dict[int, float]:
         trace = json.loads((self.folder / "trace.json").read_text(encoding="utf-8"))
