@@ -37,7 +37,7 @@ def plan(**changes: object) -> Plan:
 def write_run(folder: Path) -> Path:
     """A run's folder: job, plan, report and adapter."""
     (folder / "adapter").mkdir(parents=True)
-    wanted = job(model__path="/home/carol/models/tiny", data__train="/home/carol/rows/train.csv")
+    wanted = job(model__path="/srv/carol/models/tiny", data__train="/srv/carol/rows/train.csv")
     (folder / "job.toml").write_text(wanted.to_toml())
     (folder / "plan.json").write_text(json.dumps(plan().to_json()))
     report = {"steps": 8, "wall_s": 61.5, "version": "0.1.0", "eval": {"accuracy": 0.8, "loss": 0.5, "count": 5}}

@@ -113,7 +113,7 @@ def _narrow_head(run: Path) -> None:
 
 def _leak(run: Path) -> None:
     config = json.loads((run / "adapter/adapter_config.json").read_text())
-    (run / "adapter/adapter_config.json").write_text(json.dumps({**config, "base": "/home/carol/models/tiny"}))
+    (run / "adapter/adapter_config.json").write_text(json.dumps({**config, "base": "/srv/carol/models/tiny"}))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def _leak(run: Path) -> None:
         (_add_a_stranger, "embeddings, which belongs to no block"),
         (_swap_labels, "it mixes runs"),
         (_narrow_head, "no output of 2 classes"),
-        (_leak, r"adapter_config\.json names the local path /home/carol"),
+        (_leak, r"adapter_config\.json names the local path /srv/carol"),
     ],
 )
 def test_export_refuses_what_would_not_load_or_would_tell(

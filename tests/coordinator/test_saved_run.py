@@ -15,7 +15,7 @@ def test_saved_run_reads_what_a_run_wrote(tmp_path: Path) -> None:
     """Job, plan and report come back."""
     run = read_run(write_run(tmp_path / "run"))
     assert run.plan == plan()
-    assert run.job.model.path == "/home/carol/models/tiny"
+    assert run.job.model.path == "/srv/carol/models/tiny"
     assert run.report["steps"] == 8
 
 
