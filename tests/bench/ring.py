@@ -9,7 +9,7 @@ one_node_wall_ratio         a one-node ring over the plain loop in one process: 
 one_node_cpu_ratio          the same in processor seconds: steadier where the machine has     reported
                             other work
 four_node_cpu_ratio         processor seconds of four nodes over those of one, same steps;     <= 1.25
-                            a short run is subtracted from a long one, so start-up cancels
+                            a short run is subtracted from a long one, so building cancels
 channel_ratio               a ring link with its codec over a bare gRPC stream of 4 MB          >= 0.8
                             messages, bytes per second
 bf16_bytes_ratio            bytes on the wire in bfloat16 over those in float32                 <= 0.505

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,21 +15,19 @@ RUN_DEADLINE_S = 1800.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RingRun:
-    """One finished run.
-
-    Attributes:
-        folder: of the run.
-        cpu_s: processor seconds of the command and all its nodes, from start to end.
-    """
+    """One finished run, in its folder."""
 
     folder: Path
-    cpu_s: float
 
     @property
     def accuracy(self) -> float:
         """On the held-out sentences."""
-        report = json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
-        return float(report["eval"]["accuracy"])
+        return float(self._report()["eval"]["accuracy"])
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor seconds of all nodes together, every thread of them, since the run was prepared there."""
+        return sum(float(totals["cpu_s"]) for totals in self._report()["nodes"].values())
 
     def wall_s(self, first_step: int, last_step: int) -> float:
         """Seconds of the steps ``[first_step, last_step)``: from the end of the step before to the end of the last.
@@ -39,6 +36,9 @@ class RingRun:
         """
         ends_s = self._step_ends_s()
         return ends_s[last_step - 1] - ends_s[first_step - 1]
+
+    def _report(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "report.json").read_text(encoding="utf-8")))
 
     def _step_ends_s(self) -> dict[int, float]:
         trace = json.loads((self.folder / "trace.json").read_text(encoding="utf-8"))
@@ -56,13 +56,11 @@ def run_ring(job: Path, out: Path, *, nodes: int) -> RingRun:
     Raises:
         RuntimeError: the run failed; has the end of its output.
     """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "ringtune.cli", "train", str(job), "--local", str(nodes), "--out", str(out)]
     text = run([*command, "--replace"])
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if not (out / "report.json").exists():
         raise RuntimeError(f"the run wrote no report:\n{text[-2000:]}")
-    return RingRun(folder=out, cpu_s=after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    return RingRun(folder=out)
 
 
 def run_plain(run_folder: Path, *, first_step: int = 0, method: str = "", seed: int | None = None) -> dict[str, Any]:
