@@ -1,4 +1,4 @@
-"""What was measured and counted before planning: one record per node, JSON with units in the keys."""
+"""What was measured and counted before planning: a record per node and per link, JSON with units in the keys."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 from ringtune.errors import InvalidInputError, PlanError
 from ringtune.strict import read_dataclass
+from ringtune.work_times import WorkTime
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +68,70 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What the timings of a node belong to besides the model: other values need other timings.
+
+    Attributes:
+        rows: of the micro-batch that was timed.
+        tokens: of the longest row.
+        task: of the job.
+        adapter: configuration of the adapter.
+        dtype: of the computation.
+        wire_dtype: of what travels.
+        optimizer: of the update.
+        dropout: probability.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    task: str = ""
+    adapter: str = ""
+    dtype: str = ""
+    wire_dtype: str = ""
+    optimizer: str = ""
+    dropout: float = 0.0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there are timings at all."""
+        return self.rows > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkFacts:
+    """One directed link, as it was measured.
+
+    Attributes:
+        source: who sends.
+        target: who receives.
+        rate_bytes_per_s: of a long message.
+        latency_s: of a short one, one way.
+        rate_low_bytes_per_s: first quartile of the measurements; 0 = only one.
+        rate_high_bytes_per_s: third quartile.
+    """
+
+    source: str
+    target: str
+    rate_bytes_per_s: float
+    latency_s: float
+    rate_low_bytes_per_s: float = 0.0
+    rate_high_bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        name = f"link.{self.source}.{self.target}"
+        if self.source == self.target:
+            raise InvalidInputError(f"{name} joins a node with itself; leave it out")
+        if not self.rate_bytes_per_s > 0:
+            raise InvalidInputError(f"{name}.rate_bytes_per_s is {self.rate_bytes_per_s}, it has to be above 0")
+        _check_at_least(f"{name}.latency_s", self.latency_s, 0)
+
+    def seconds(self, num_bytes: float) -> float:
+        """How long a message of so many bytes takes from the first byte sent to the last one received."""
+        return self.latency_s + num_bytes / self.rate_bytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFacts:
     """One node: its data (numbers and class names only), memory and speed.
 
@@ -76,7 +141,6 @@ class NodeFacts:
         eval_rows: rows it evaluates on.
         labels: class names in its training rows, sorted.
         eval_labels: class names in its evaluation rows, sorted.
-        skipped_rows: rows of its files that can't be used (answers that are not in their context).
         memory_bytes: budget for a run.
         threads: compute threads.
         device: ``cpu`` or ``cuda``.
@@ -85,6 +149,12 @@ class NodeFacts:
         block_backward_s: its backward.
         activation_block_bytes: what that forward with graph keeps for backward.
         model: sizes of the model.
+        skipped_rows: rows of its files that can't be used (answers that are not in their context).
+        hardware: processor and what it may use of it, as text; timings are used again only where it is equal.
+        train_tokens: mean padded length of its training batches; 0 = not known, the longest is assumed.
+        eval_tokens: the same of its evaluation batches.
+        shape: what ``work_times`` were measured at.
+        work_times: every measured point.
     """
 
     node: str
@@ -101,12 +171,17 @@ class NodeFacts:
     activation_block_bytes: int
     model: ModelFacts
     skipped_rows: int = 0
+    hardware: str = ""
+    train_tokens: float = 0.0
+    eval_tokens: float = 0.0
+    shape: Shape = Shape()
+    work_times: tuple[WorkTime, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         for name in ("train_rows", "eval_rows", "skipped_rows", "memory_bytes", "activation_block_bytes"):
             _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
-        for name in ("block_forward_s", "block_graph_s", "block_backward_s"):
+        for name in ("block_forward_s", "block_graph_s", "block_backward_s", "train_tokens", "eval_tokens"):
             _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
         _check_at_least(f"{self.node}.threads", self.threads, 1)
 
@@ -126,14 +201,46 @@ class NodeFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """What is known about every node, in name order; the content of ``profile.json``."""
+    """What is known about every node and link; the content of ``profile.json``.
+
+    Attributes:
+        nodes: in name order.
+        links: every directed pair that was measured; none with nodes of one machine.
+    """
 
     nodes: tuple[NodeFacts, ...]
+    links: tuple[LinkFacts, ...] = ()
     schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        """Every node and every link stands once, and links join nodes of the profile."""
+        names = [node.node for node in self.nodes]
+        if len(set(names)) != len(names):
+            raise InvalidInputError(f"the profile has a node twice: {', '.join(sorted(names))}")
+        pairs = [(link.source, link.target) for link in self.links]
+        if len(set(pairs)) != len(pairs):
+            raise InvalidInputError("the profile has a link twice; measure anew with 'ringtune measure'")
+        for pair in pairs:
+            for name in set(pair) - set(names):
+                raise InvalidInputError(f"link {pair[0]} -> {pair[1]} names node {name}, which the profile lacks")
+
+    @property
+    def by_name(self) -> dict[str, NodeFacts]:
+        """Nodes by name."""
+        return {node.node: node for node in self.nodes}
+
+    @property
+    def link_by_pair(self) -> dict[tuple[str, str], LinkFacts]:
+        """Links by (source, target)."""
+        return {(link.source, link.target): link for link in self.links}
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-able form."""
-        return {"schema": self.schema, "nodes": [dataclasses.asdict(node) for node in self.nodes]}
+        return {
+            "schema": self.schema,
+            "nodes": [dataclasses.asdict(node) for node in self.nodes],
+            "links": [dataclasses.asdict(link) for link in self.links],
+        }
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Profile:
@@ -147,9 +254,9 @@ class Profile:
 
 def _without_schema(value: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise PlanError("a profile has to be a table; measure anew with 'ringtune plan'")
+        raise PlanError("a profile has to be a table; measure anew with 'ringtune measure'")
     if value.get("schema") != SCHEMA:
-        raise PlanError(f"profile schema {value.get('schema')!r} is not {SCHEMA}; measure anew with 'ringtune plan'")
+        raise PlanError(f"profile schema {value.get('schema')!r} is not {SCHEMA}; measure anew with 'ringtune measure'")
     return {key: item for key, item in value.items() if key != "schema"}
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import InvalidInputError, PlanError
-from ringtune.profile import SCHEMA, ModelFacts, NodeFacts, Profile
+from ringtune.profile import SCHEMA, LinkFacts, ModelFacts, NodeFacts, Profile, Shape
 
 MODEL = ModelFacts(
     model_type="bert",
@@ -47,7 +47,7 @@ FACTS = NodeFacts(
 def test_node_facts_json_has_schema_and_units() -> None:
     """The whole form of one node."""
     assert FACTS.to_json() == {
-        "schema": 1,
+        "schema": 2,
         "node": "jetson-2",
         "train_rows": 100,
         "eval_rows": 20,
@@ -62,6 +62,11 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "activation_block_bytes": 10000000,
         "model": dataclasses.asdict(MODEL),
         "skipped_rows": 0,
+        "hardware": "",
+        "train_tokens": 0.0,
+        "eval_tokens": 0.0,
+        "shape": dataclasses.asdict(Shape()),
+        "work_times": (),
     }
 
 
@@ -90,15 +95,17 @@ SECONDS = st.floats(0, 1e6)
 def test_node_facts_survive_json_text(facts: NodeFacts) -> None:
     """What an agent sends is what the planner gets, also inside a profile."""
     assert NodeFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
-    profile = Profile(nodes=(facts, FACTS))
+    other = dataclasses.replace(FACTS, node=facts.node + "-2")
+    link = LinkFacts(source=facts.node, target=other.node, rate_bytes_per_s=12.1e6, latency_s=4e-4)
+    profile = Profile(nodes=(facts, other), links=(link,))
     assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"schema": 2}, f"profile schema 2 is not {SCHEMA}; measure anew"),
-        ({"schema": None}, "profile schema None is not 1"),
+        ({"schema": 1}, f"profile schema 1 is not {SCHEMA}; measure anew"),
+        ({"schema": None}, f"profile schema None is not {SCHEMA}"),
         ({"rows": 3}, "unknown key 'rows'"),
         ({"train_rows": 1.5}, "train_rows has to be a whole number, but is the number 1.5"),
         ({"labels": "neg"}, "labels has to be a list"),
@@ -136,7 +143,38 @@ def test_model_facts_refuse_impossible_numbers() -> None:
         dataclasses.replace(MODEL, num_blocks=0)
 
 
-@pytest.mark.parametrize("value", [[], None, "x", {}, {"schema": 1}, {"schema": 1, "nodes": {}}])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rate_bytes_per_s": 0.0}, "link.a.b.rate_bytes_per_s is 0.0, it has to be above 0"),
+        ({"rate_bytes_per_s": -1.0}, "link.a.b.rate_bytes_per_s is -1.0"),
+        ({"rate_bytes_per_s": float("nan")}, "link.a.b.rate_bytes_per_s is nan"),
+        ({"latency_s": -1e-3}, "link.a.b.latency_s is -0.001"),
+        ({"target": "a"}, "link.a.a joins a node with itself"),
+    ],
+)
+def test_link_facts_refuse_impossible_numbers(change: dict[str, Any], message: str) -> None:
+    """A rate is above zero, a latency is not below it."""
+    with pytest.raises(InvalidInputError) as caught:
+        LinkFacts(**{"source": "a", "target": "b", "rate_bytes_per_s": 1e6, "latency_s": 0.0, **change})
+    assert message in str(caught.value)
+
+
+def test_profile_refuses_a_link_of_a_node_that_it_lacks() -> None:
+    """A link without its node could not be used by any plan."""
+    link = LinkFacts(source="jetson-2", target="pi-9", rate_bytes_per_s=1e6, latency_s=0.0)
+    with pytest.raises(InvalidInputError, match="names node pi-9, which the profile lacks"):
+        Profile(nodes=(FACTS,), links=(link,))
+
+
+@pytest.mark.parametrize("twice", [{"nodes": (FACTS, FACTS)}])
+def test_profile_refuses_a_node_twice(twice: dict[str, Any]) -> None:
+    """Which of the two would count?"""
+    with pytest.raises(InvalidInputError, match="has a node twice"):
+        Profile(**twice)
+
+
+@pytest.mark.parametrize("value", [[], None, "x", {}, {"schema": SCHEMA}, {"schema": SCHEMA, "nodes": {}}])
 def test_profile_refuses_what_is_no_profile(value: Any) -> None:
     """Whatever arrives instead is an error of the tree."""
     with pytest.raises(PlanError):
