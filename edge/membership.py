@@ -8,6 +8,9 @@ One thread sends a heartbeat every third of the lease. Three answers matter::
     silence for a whole lease   stop the run; join again when it is back, or end if a parent started us
 
 The lease is the authority on who is alive; a connection that still looks open proves nothing.
+
+How long to go on trying to join and how long to wait for one answer are two things: a coordinator on a busy machine
+may need seconds for an answer, and an answer that is late says nothing about the name or the version.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Protocol
 import grpc
 
 from edge.wire.options import error_of_call
-from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError
+from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
@@ -94,18 +97,18 @@ class Membership:
         """Become a member and start to renew the lease; a name still held by a dead node is waited for.
 
         Args:
-            timeout_s: how long to try.
+            timeout_s: how long to try; an attempt that began within it may take ``_JOIN_CALL_S`` more.
             give_up: set to return without having joined.
 
         Raises:
-            ConnectionFailedError: nobody answers within ``timeout_s``.
+            ConnectionFailedError: nobody answers within ``timeout_s``, or not in time.
             BusyError: the name stays taken.
             RingTuneError: the coordinator refuses for another reason.
         """
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
-                self._join_once(min(_JOIN_CALL_S, max(0.1, deadline_s - time.monotonic())))
+                self._join_once(_JOIN_CALL_S)
                 break
             except (BusyError, ConnectionFailedError) as error:
                 if time.monotonic() + _JOIN_RETRY_S > deadline_s:
@@ -132,7 +135,12 @@ class Membership:
         try:
             reply = self._coordinator.Join(self._identity, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise error_of_call(error, peer=f"coordinator {self._where}") from error
+            refusal = error_of_call(error, peer=f"coordinator {self._where}")
+            if isinstance(refusal, DeadlineError):  # not a member yet, so nothing that could be lost
+                raise ConnectionFailedError(
+                    f"coordinator {self._where} did not answer within {timeout_s:g} s; check that it runs and is reached"
+                ) from error
+            raise refusal from error
         self._lease_s = reply.lease_s if reply.lease_s > 0 else self._lease_s
         self._heard_s = time.monotonic()
         self._is_lost = False

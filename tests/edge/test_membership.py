@@ -24,11 +24,13 @@ class FakeCoordinator:
         self.joins: list[grpc.StatusCode] = []
         self.beats: list[grpc.StatusCode | control_pb2.HeartbeatReply] = []
         self.calls: list[str] = []
+        self.join_timeouts_s: list[float] = []
         self.beaten = threading.Event()
 
     def Join(self, request: control_pb2.JoinRequest, *, timeout: float) -> control_pb2.JoinReply:  # noqa: N802
         """Join."""
         self.calls.append("join")
+        self.join_timeouts_s.append(timeout)
         if self.joins:
             raise CallError(self.joins.pop(0))
         return control_pb2.JoinReply(lease_s=self.lease_s)
@@ -94,7 +96,11 @@ def test_membership_waits_for_a_dead_namesake(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize(
     ("status", "error"),
-    [(grpc.StatusCode.UNAVAILABLE, ConnectionFailedError), (grpc.StatusCode.ALREADY_EXISTS, BusyError)],
+    [
+        (grpc.StatusCode.UNAVAILABLE, ConnectionFailedError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, ConnectionFailedError),
+        (grpc.StatusCode.ALREADY_EXISTS, BusyError),
+    ],
 )
 def test_membership_join_gives_up_with_the_reason(status: grpc.StatusCode, error: type[RingTuneError]) -> None:
     """Nobody there, or the name stays taken: the error says which, with its exit code."""
@@ -102,6 +108,26 @@ def test_membership_join_gives_up_with_the_reason(status: grpc.StatusCode, error
     coordinator.joins = [status] * 100
     with pytest.raises(error, match="host:1"):
         make(coordinator, Told()).join(timeout_s=0.0)
+
+
+def test_membership_slow_coordinator_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that is late is not a lost node: while there is time, join tries again."""
+    monkeypatch.setattr(ms, "_JOIN_RETRY_S", 0.0)
+    coordinator = FakeCoordinator()
+    coordinator.joins = [grpc.StatusCode.DEADLINE_EXCEEDED] * 2
+    member = make(coordinator, Told())
+    member.join(timeout_s=WAIT_S)
+    member.leave()
+    assert coordinator.calls == ["join"] * 3 + ["leave"]
+
+
+def test_membership_short_try_does_not_shorten_the_wait_for_an_answer() -> None:
+    """With little time to try there is one attempt, whose answer may take as long as any other."""
+    coordinator = FakeCoordinator()
+    coordinator.joins = [grpc.StatusCode.ALREADY_EXISTS] * 2
+    with pytest.raises(BusyError):
+        make(coordinator, Told()).join(timeout_s=0.2)
+    assert coordinator.join_timeouts_s == [ms._JOIN_CALL_S]
 
 
 def test_membership_refusal_is_not_tried_again() -> None:

@@ -72,7 +72,8 @@ def test_process_busy_port_ends_with_3() -> None:
 
 def test_process_joins_before_it_loads_torch_and_ends_with_its_parent(tmp_path: Path) -> None:
     """Membership does not wait for torch; a second node of that name is refused with 8; without its parent it ends."""
-    with CoordinatorServer("127.0.0.1:0", lease_s=3.0) as server:
+    # a long lease: this is no test of it, and loading torch holds heartbeats up on a busy machine
+    with CoordinatorServer("127.0.0.1:0", lease_s=60.0) as server:
         options = ("--coordinator", server.address, "--name", "a", "--memory", "64MiB", "--watch-parent")
         with agent(*options) as process:
             deadline_s = time.monotonic() + START_S
@@ -87,7 +88,7 @@ def test_process_joins_before_it_loads_torch_and_ends_with_its_parent(tmp_path: 
                 time.sleep(0.01)
             (member,) = server.coordinator.living()
             assert (member.node, member.memory_bytes, member.has_data) == ("a", 64 << 20, False)
-            code, errors = run(*options[:4], "--join-s", "0.2")
+            code, errors = run(*options[:4], "--join-s", "0.2")  # one attempt; its answer may take as long as it takes
             assert code == 8, errors
             assert process.stdin is not None
             process.stdin.close()
