@@ -138,7 +138,7 @@ class Membership:
             refusal = error_of_call(error, peer=f"coordinator {self._where}")
             if isinstance(refusal, DeadlineError):  # not a member yet, so nothing that could be lost
                 raise ConnectionFailedError(
-                    f"coordinator {self._where} did not answer within {timeout_s:g} s; check that it runs and is reached"
+                    f"coordinator {self._where} did not answer within {timeout_s:g} s; check that it runs"
                 ) from error
             raise refusal from error
         self._lease_s = reply.lease_s if reply.lease_s > 0 else self._lease_s
