@@ -9,8 +9,9 @@ and within a class the oldest micro-batch. Frozen work goes block by block, so i
 by one block at most. Four rules make every result independent of timing:
 
 * in order: at each block, embedding and head, and in backward, micro-batches pass in the order of (seq, micro);
-* right version: a forward starts only if each block in its range had exactly ``weight_version`` updates;
-* one graph: a forward with graph waits until the previous item's backward and update are done here;
+* right version: a forward starts only if each block in its range had exactly ``forward_version`` updates, an update
+  only after the last forward that must not see it, a backward only after the update of the item before;
+* few graphs: ``warm_up`` items (1, except for PipeAdapter) keep graphs here; a further forward with graph waits;
 * credits: a stretch that ends in sending a hidden state starts only with a credit of its (link, boundary).
 
 Source: RingAda, section III-B.2 (strictly interleaved forward and backward where adapters are unfrozen,
@@ -19,6 +20,7 @@ consecutive forwards where they are frozen).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable
@@ -28,8 +30,8 @@ from ringtune import events as ev
 from ringtune.errors import PlanError
 from ringtune.flows import Flow, ItemState, Path, forward_range
 from ringtune.plan import Plan
-from ringtune.schedule import Action, Leg, Op, Payload, item_legs, route, weight_version
-from ringtune.turns import StartPoint, Turn, items
+from ringtune.schedule import Action, Leg, Op, Payload, forward_version, item_legs, route, warm_up, weight_version
+from ringtune.turns import Item, StartPoint, Turn, items
 
 _PRIORITY = {Op.HEAD: 1, Op.BACKWARD: 2, Op.FORWARD: 3, Op.SKIP: 4, Op.FORWARD_FREE: 4, Op.EMBED: 4}
 WAIT_TIMER = "wait"
@@ -60,6 +62,8 @@ class NodeEngine:
         self._start_point = start or StartPoint.of(plan)
         step, is_holder = self._start_point.step, self._start_point.holder == node
         self._versions = {block: weight_version(plan, block, step) for block in range(piece.start, piece.stop)}
+        self._max_graphs = warm_up(plan, piece.start)
+        self._forward_step = step - 1
         self._head_version = step
         self._held_since: int | None = -1 if is_holder else None
         self._holds_since: dict[int, int] = {-1: -1} if is_holder else {}
@@ -201,6 +205,8 @@ class NodeEngine:
                 self._embeds_in_flight -= 1
             elif action.op is Op.BACKWARD:
                 state.backwards_left -= 1
+            elif action.op is Op.FORWARD and action.micro == state.num_micro - 1:
+                self._forward_step = state.item.step
             self._pass_leg(flow)
             self._send_on(flow, commands)
         self._report_step(action, state, commands)
@@ -267,10 +273,10 @@ class NodeEngine:
         """Pick the best ready action and start it."""
         while self._updating and not self._updating[0].updates:
             self._updating.popleft()
-        if self._updating:
-            update = self._updating[0].ready_update(self.plan.num_blocks)
-            if update is not None and self._may_save(update, self._updating[0]):
-                self._start(update, None, self._updating[0], commands)
+        for state in itertools.islice(self._updating, self._max_graphs):
+            update = state.ready_update(self.plan.num_blocks, self._forward_step)
+            if update is not None and self._may_save(update, state):
+                self._start(update, None, state, commands)
                 return
         best = self._best_flow()
         if best is None:
@@ -292,9 +298,10 @@ class NodeEngine:
         self._start(leg.bind(flow.seq, flow.micro), flow, flow.state, commands)
 
     def _may_save(self, action: Action, state: ItemState) -> bool:
-        """The owner of a checkpoint saves the head too, so it has to have it."""
-        is_owner = state.item.owner == self.node
-        return action.op is not Op.SAVE or not is_owner or self._has_head(state)
+        """A save comes after all earlier updates; the owner saves the head too, so it has to have it."""
+        if action.op is not Op.SAVE:
+            return True
+        return state is self._updating[0] and (state.item.owner != self.node or self._has_head(state))
 
     def _start(self, action: Action, flow: Flow | None, state: ItemState, commands: list[ev.Command]) -> None:
         self._running, self._running_flow, self._running_state = action, flow, state
@@ -304,18 +311,19 @@ class NodeEngine:
         best: tuple[int, int, int] | None = None
         found: tuple[Flow, int] | None = None
         barrier = math.inf
-        graph_owner: ItemState | None = None
+        graphs = 0
+        newest: ItemState | None = None
         for flow in self._flows:
             if barrier <= self._floor:
                 break
             state = flow.state
-            if graph_owner is None and state.holds_graph:
-                graph_owner = state
+            if state is not newest:
+                newest, graphs = state, graphs + state.holds_graph
             leg = flow.leg
             if leg is None:
                 continue
             if leg.op is not Op.EMBED:
-                position = self._ready_position(flow, barrier, graph_owner)
+                position = self._ready_position(flow, barrier, graphs)
                 if position is not None:
                     op = state.path.legs[position].op
                     rank = (_PRIORITY[op], flow.seq, flow.micro)
@@ -329,8 +337,8 @@ class NodeEngine:
                 found = (flow, 0)
         return found
 
-    def _ready_position(self, flow: Flow, barrier: float, graph_owner: ItemState | None) -> int | None:
-        """Position of the compute leg that ``flow`` can start now, or None."""
+    def _ready_position(self, flow: Flow, barrier: float, graphs: int) -> int | None:
+        """Position of the compute leg that ``flow`` can start now, or None; ``graphs`` counts items up to its own."""
         path, position = flow.state.path, flow.position
         leg = path.legs[position]
         if leg.op is Op.RECEIVE:
@@ -339,23 +347,24 @@ class NodeEngine:
             position += 1
             leg = path.legs[position]
         if leg.op is Op.BACKWARD:
-            return position if flow.state.next_backward == flow.micro else None
+            is_due = self._versions[leg.start] == weight_version(self.plan, leg.start, flow.state.item.step)
+            return position if is_due and flow.state.next_backward == flow.micro else None
         if leg.op is Op.HEAD:
             return position if flow.state.next_head == flow.micro and self._has_head(flow.state) else None
         if forward_range(leg, self.plan.num_blocks)[1] > barrier or not self._has_credit(path, position):
             return None
-        if leg.op is Op.FORWARD and graph_owner is not None and graph_owner is not flow.state:
+        if leg.op is Op.FORWARD and graphs > self._max_graphs:
             return None
-        return position if self._has_versions(leg, flow.state.item.step) else None
+        return position if self._has_versions(leg, flow.state.item) else None
 
     def _has_head(self, state: ItemState) -> bool:
         item = state.item
         return self._head_version == item.step and self._held_since == self._holds_since.get(item.turn)
 
-    def _has_versions(self, leg: Leg, step: int) -> bool:
+    def _has_versions(self, leg: Leg, item: Item) -> bool:
         versions = self._versions
         return all(
-            versions.get(block, 0) == weight_version(self.plan, block, step) for block in range(leg.start, leg.stop)
+            versions.get(block, 0) == forward_version(self.plan, block, item) for block in range(leg.start, leg.stop)
         )
 
     def _has_credit(self, path: Path, position: int) -> bool:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from ringtune.plan import Plan
-from ringtune.schedule import Action, Leg, Op, Payload, item_updates, num_microbatches
+from ringtune.schedule import Action, Leg, Op, Payload, awaited_forward, item_updates, num_microbatches
 from ringtune.turns import Item
 
 _FORWARD_OPS = frozenset({Op.EMBED, Op.FORWARD_FREE, Op.FORWARD, Op.SKIP, Op.HEAD})
@@ -84,7 +84,7 @@ def _credits(legs: tuple[Leg, ...], private_blocks: int) -> tuple[tuple[str, int
 
 @dataclass(slots=True)
 class ItemState:
-    """How far one item is at this node."""
+    """How far one item is at this node; its slice is updated after the forward of step ``awaited_step``."""
 
     item: Item
     path: Path
@@ -93,6 +93,7 @@ class ItemState:
     heads_left: int
     backwards_left: int
     flows_left: int
+    awaited_step: int
     values: dict[str, float] = field(default_factory=dict)
 
     @staticmethod
@@ -107,6 +108,7 @@ class ItemState:
             heads_left=count * path.num_heads,
             backwards_left=count * path.num_backwards,
             flows_left=count if path.legs else 0,
+            awaited_step=awaited_forward(plan, plan.slice_of(node).start, item),
         )
 
     @property
@@ -133,11 +135,20 @@ class ItemState:
         """Whether a graph of this item may still be needed, or its update is still to come."""
         return self.backwards_left > 0 or bool(self.updates)
 
-    def ready_update(self, num_blocks: int) -> Action | None:
-        """An update whose micro-batches are all through: the head's first, it is awaited elsewhere."""
+    def ready_update(self, num_blocks: int, forward_step: int) -> Action | None:
+        """An update whose micro-batches are all through.
+
+        Args:
+            num_blocks: of the model; tells the head's update from the slice's.
+            forward_step: the last step whose forward has passed this node's slice.
+        """
         for action in self.updates:
-            left = self.heads_left if action.start == num_blocks else self.backwards_left
-            if left == 0:
+            if action.op is Op.SAVE:
+                return action
+            if action.start == num_blocks:
+                if self.heads_left == 0:
+                    return action
+            elif self.backwards_left == 0 and self.awaited_step <= forward_step:
                 return action
         return None
 

@@ -12,7 +12,7 @@ _LATER_KEYS = {
     "unfreeze.auto": "automatic unfreezing",
 }
 _LATER_VALUES = {
-    "train.method": ("pipeadapter", "hift"),
+    "train.method": ("hift",),
     "unfreeze.every_steps": ("auto",),
 }
 _CLIP_KEYS = ("clip_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping")

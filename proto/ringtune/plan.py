@@ -18,7 +18,7 @@ from typing import Any
 from ringtune.errors import PlanError
 from ringtune.strict import read_dataclass
 
-METHODS = ("ringada", "all", "single")
+METHODS = ("ringada", "all", "pipeadapter", "single")
 WIRE_DTYPES = ("float32", "bfloat16", "float16", "int8", "float64")
 
 

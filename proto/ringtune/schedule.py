@@ -107,11 +107,50 @@ def first_trained_step(plan: Plan, block: int) -> int | None:
 
 
 def weight_version(plan: Plan, block: int, step: int) -> int:
-    """Updates of ``block`` that a forward at ``step`` must see; ``block == N`` means the head."""
+    """Updates that ``block`` has had when all steps before ``step`` are done; ``block == N`` means the head."""
     if block == plan.num_blocks:
         return step
     first = first_trained_step(plan, block)
     return 0 if first is None else max(0, step - first)
+
+
+def hosts_above(plan: Plan, block: int) -> int:
+    """Hosts that a micro-batch passes from ``block`` to the head, the block's own included; 0 for the head."""
+    return sum(1 for piece in plan.slices if piece.num_blocks and piece.stop > block)
+
+
+def warm_up(plan: Plan, block: int) -> int:
+    """How many train items the host of ``block`` may have between forward and update.
+
+    1 (no weight is ever stale) except for PipeAdapter: there host p of P, bottom to top, has P - p, and the
+    head 1. A turn ends with everything updated, so it is never more than the steps of a turn.
+
+    Source: RingAda, section IV, baseline PipeAdapter (1F1B across batches with stale weights).
+    """
+    if plan.method != "pipeadapter":
+        return 1
+    return max(1, min(hosts_above(plan, block), plan.local_iterations))
+
+
+def forward_version(plan: Plan, block: int, item: Item) -> int:
+    """Updates of ``block`` that a forward of ``item`` must see, neither more nor fewer.
+
+    All earlier ones, except for PipeAdapter: item k = 0, 1, ... of a turn sees ``max(0, k - w + 1)`` updates of
+    that turn, w = ``warm_up``.
+    """
+    stale = 0
+    if plan.method == "pipeadapter" and item.kind.has_update:
+        stale = min(item.step % plan.local_iterations, warm_up(plan, block) - 1)
+    return weight_version(plan, block, item.step - stale)
+
+
+def awaited_forward(plan: Plan, block: int, item: Item) -> int:
+    """The step whose forward has to have passed ``block`` before the update of ``item`` there.
+
+    It is the last one that must not see this update, so that no timing changes what a forward sees.
+    """
+    end_of_turn = min(plan.num_steps, (item.step // plan.local_iterations + 1) * plan.local_iterations)
+    return min(item.step + warm_up(plan, block), end_of_turn) - 1
 
 
 def lowest_with_graph(plan: Plan, kind: StepKind, step: int) -> int:

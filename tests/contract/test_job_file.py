@@ -86,7 +86,6 @@ def _parse(text: str) -> Job:
         ("[train]\nrounds = 1\nmax_steps = 1", "both set the length of the run; keep one"),
         ("[train]\nclip_norm = 1.0", "train.clip_norm is not supported: clipping by the global norm needs a sum"),
         ("[train]\nmax_grad_norm = 1.0", "train.max_grad_norm is not supported: clipping"),
-        ("[train]\nmethod = 'pipeadapter'", "train.method = 'pipeadapter' is not supported yet"),
         ("[train]\nmethod = 'hift'", "train.method = 'hift' is not supported yet"),
         ("[unfreeze]\nat = [1, 2]", "unfreeze.at is not supported yet (unfreezing at given steps); remove it"),
         ("[unfreeze]\nevery_steps = 'auto'", "unfreeze.every_steps = 'auto' is not supported yet"),
