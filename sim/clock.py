@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections.abc import Callable
+from typing import Any
 
 
 class VirtualClock:
@@ -15,19 +15,22 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._scheduled = 0
 
-    def at(self, time_s: float, callback: Callable[[], None]) -> None:
-        """Call ``callback`` at ``time_s``; a time in the past means now."""
-        heapq.heappush(self._queue, (max(time_s, self.now_s), next(self._order), callback))
+    def at(self, time_s: float, callback: Callable[..., object], *args: Any) -> None:
+        """Call ``callback(*args)`` at ``time_s``; a time in the past means now."""
+        self._scheduled += 1
+        now_s = self.now_s
+        heapq.heappush(self._queue, (time_s if time_s > now_s else now_s, self._scheduled, callback, args))
 
-    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """Call ``callback`` in ``delay_s`` seconds."""
-        self.at(self.now_s + delay_s, callback)
+    def after(self, delay_s: float, callback: Callable[..., object], *args: Any) -> None:
+        """Call ``callback(*args)`` in ``delay_s`` seconds."""
+        self.at(self.now_s + delay_s, callback, *args)
 
     def run(self, *, until_s: float = float("inf")) -> None:
         """Run what is due up to ``until_s``, or until nothing is left."""
-        while self._queue and self._queue[0][0] <= until_s:
-            self.now_s, _, callback = heapq.heappop(self._queue)
-            callback()
+        queue, pop = self._queue, heapq.heappop
+        while queue and queue[0][0] <= until_s:
+            self.now_s, _, callback, args = pop(queue)
+            callback(*args)

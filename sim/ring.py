@@ -1,7 +1,8 @@
 """A whole run in one process on a virtual clock: one ``NodeEngine`` per node, one ``Rounds``.
 
 What the real driver does with threads and sockets is done here with delays. A *carrier* decides what an
-action or a message really does: nothing (what-if studies), or real tensors (checks of correctness).
+action or a message really does: nothing (what-if studies), or real tensors (checks of correctness). A
+*transport* decides when messages arrive, an *observer* sees what happens while it happens.
 """
 
 from __future__ import annotations
@@ -16,54 +17,11 @@ from ringtune.engine import NodeEngine
 from ringtune.plan import Plan
 from ringtune.schedule import Action, Op, Payload
 from ringtune.turns import StartPoint, Turn
+from sim.carrier import Carrier, NullCarrier
 from sim.clock import VirtualClock
+from sim.transport import Delays, Parcel, Transport
 
-
-class Carrier(Protocol):
-    """What actions and messages really do."""
-
-    def granted(self, node: str, turn: Turn) -> None:
-        """A turn was granted to ``node``."""
-
-    def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
-        """Carry a compute action out; returns the numbers it yields."""
-
-    def take(self, node: str, payload: str, seq: int, micro: int, boundary: int) -> Any:
-        """Take a tensor out of ``node`` to send it."""
-
-    def put(self, node: str, payload: str, seq: int, micro: int, content: Any) -> None:
-        """Give a tensor that arrived to its micro-batch at ``node``."""
-
-    def take_head(self, node: str) -> Any:
-        """Copy the head with its optimizer state."""
-
-    def put_head(self, node: str, content: Any) -> None:
-        """Load a head."""
-
-
-class NullCarrier:
-    """Carries nothing: instant, empty actions."""
-
-    def granted(self, node: str, turn: Turn) -> None:
-        """Nothing to prepare."""
-
-    def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
-        """A head yields a count, so that reports are complete."""
-        return (("count", 1.0), ("loss_sum", 0.0)) if action.op is Op.HEAD else ()
-
-    def take(self, node: str, payload: str, seq: int, micro: int, boundary: int) -> Any:
-        """Nothing."""
-        return None
-
-    def put(self, node: str, payload: str, seq: int, micro: int, content: Any) -> None:
-        """Nothing."""
-
-    def take_head(self, node: str) -> Any:
-        """Nothing."""
-        return None
-
-    def put_head(self, node: str, content: Any) -> None:
-        """Nothing."""
+__all__ = ["Carrier", "Handled", "Message", "NullCarrier", "Observer", "RingResult", "Span", "VirtualRing"]
 
 
 class Span(NamedTuple):
@@ -95,9 +53,31 @@ class Handled(NamedTuple):
     commands: list[ev.Command]
 
 
+class Observer(Protocol):
+    """Sees what happens; in the order of virtual time."""
+
+    def granted(self, turn: Turn) -> None:
+        """The coordinator granted a turn, to every node."""
+
+    def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
+        """A compute action is done."""
+
+    def sent(self, parcel: Parcel, sent_s: float, arrival_s: float) -> None:
+        """A message is on its way."""
+
+    def arrived(self, parcel: Parcel, now_s: float) -> None:
+        """A message is in the inbox."""
+
+    def accepted(self, node: str, payload: str, seq: int, micro: int, boundary: int) -> None:
+        """A tensor went from the inbox to its micro-batch."""
+
+    def logged(self, command: rd.Command, now_s: float) -> None:
+        """The coordinator logged something: a step, a turn, an evaluation, a phase."""
+
+
 @dataclass(slots=True)
 class RingResult:
-    """What happened.
+    """What happened; the recordings are empty where ``record`` was off.
 
     Attributes:
         order: everything each node did, in order, as table actions.
@@ -106,6 +86,8 @@ class RingResult:
         handled: the recording of every engine.
         logged: what the rounds logged, in order.
         finish: how the run ended; None if it never did.
+        wall_s: end of the last compute action.
+        num_actions: compute actions of all nodes.
         peak_inbox: most tensors that waited in each node's inbox at once.
     """
 
@@ -116,7 +98,25 @@ class RingResult:
     logged: list[rd.Command] = field(default_factory=list)
     finish: rd.Finish | None = None
     wall_s: float = 0.0
+    num_actions: int = 0
     peak_inbox: dict[str, int] = field(default_factory=dict)
+
+
+class _Node:
+    """One node's engine with its inboxes and recordings."""
+
+    __slots__ = ("engine", "handle", "handled", "heads", "inbox", "name", "order", "peak_inbox", "spans")
+
+    def __init__(self, name: str, engine: NodeEngine) -> None:
+        self.name = name
+        self.engine = engine
+        self.handle = engine.handle
+        self.inbox: dict[tuple[str, int, int, int], Any] = {}
+        self.heads: dict[int, Any] = {}
+        self.order: list[Action] = []
+        self.spans: list[Span] = []
+        self.handled: list[Handled] = []
+        self.peak_inbox = 0
 
 
 class VirtualRing:
@@ -133,6 +133,9 @@ class VirtualRing:
         items_ahead: as for ``Rounds``.
         start: where the run goes on; by default its very beginning.
         drain_at_s: when the user asks to stop after the granted turns; None = never.
+        transport: in place of ``message_s`` and ``control_s``.
+        observer: sees what happens.
+        record: keep order, spans, messages and engine recordings; a long run is faster and smaller without.
     """
 
     def __init__(
@@ -144,39 +147,53 @@ class VirtualRing:
         control_s: Callable[[str], float] = lambda node: 0.0,
         carrier: Carrier | None = None,
         wait_s: float = 1e6,
-        drop: Callable[[Message], bool] = lambda message: False,
+        drop: Callable[[Message], bool] | None = None,
         items_ahead: int = 16,
         start: StartPoint | None = None,
         drain_at_s: float | None = None,
+        transport: Transport | None = None,
+        observer: Observer | None = None,
+        record: bool = True,
     ) -> None:
         self.plan = plan
         self.clock = VirtualClock()
         self.result = RingResult()
-        self._action_s, self._message_s, self._control_s, self._drop = action_s, message_s, control_s, drop
+        self._action_s, self._drop = action_s, drop
+        self._transport = transport or Delays(message_s, control_s)
         self._carrier: Carrier = carrier or NullCarrier()
+        self._observer, self._record = observer, record
         self._rounds = rd.Rounds(lambda facts: plan, wait_s=wait_s, items_ahead=items_ahead, start=start)
-        self._engines = {node: NodeEngine(plan, node, wait_s=wait_s, start=start) for node in plan.nodes}
-        self._inbox: dict[tuple[str, str, int, int, int], Any] = {}
-        self._heads: dict[tuple[str, int], Any] = {}
-        self._link_free_s: dict[tuple[str, str, str], float] = {}
+        self._nodes = {node: _Node(node, NodeEngine(plan, node, wait_s=wait_s, start=start)) for node in plan.nodes}
         self._timers: dict[tuple[str, str], int] = {}
         self._drain_at_s = drain_at_s
-        for node in plan.nodes:
-            self.result.order[node], self.result.spans[node], self.result.handled[node] = [], [], []
-            self.result.peak_inbox[node] = 0
+        self._obeys: dict[type, Callable[[_Node, Any], None]] = {
+            ev.RunAction: self._run,
+            ev.Accept: self._accept,
+            ev.SendTensor: self._send_tensor,
+            ev.SendHead: self._send_head,
+            ev.AcceptHead: self._accept_head,
+            ev.SetTimer: self._on_timer,
+            ev.CancelTimer: self._on_cancel,
+            ev.ReportStep: self._on_report_step,
+            ev.ReportTurn: self._on_report_turn,
+            ev.Fail: self._on_fail,
+        }
 
     def run(self) -> RingResult:
         """Run to the end (or to a dead stop) and say what happened."""
+        result = self.result
         self._tell_rounds(rd.Started(tuple(sorted(self.plan.nodes))))
         if self._drain_at_s is not None:
-            self.clock.at(self._drain_at_s, lambda: self._tell_rounds(rd.DrainAsked("stopped by the user")))
+            self.clock.at(self._drain_at_s, self._tell_rounds, rd.DrainAsked("stopped by the user"))
         self.clock.run()
-        self.result.wall_s = max((s[-1].end_s for s in self.result.spans.values() if s), default=0.0)
-        return self.result
+        for name, node in self._nodes.items():
+            result.order[name], result.spans[name], result.handled[name] = node.order, node.spans, node.handled
+            result.peak_inbox[name] = node.peak_inbox
+        return result
 
     def waiting_for(self, node: str) -> str:
         """What a node's oldest unfinished micro-batch waits for."""
-        return self._engines[node].waiting_for()
+        return self._nodes[node].engine.waiting_for()
 
     # ---- rounds -----------------------------------------------------------------------------------
 
@@ -193,129 +210,151 @@ class VirtualRing:
             case rd.Collect(node):
                 self._answer_rounds(node, rd.Collected(node))
             case rd.Grant(turns):
-                for node in self.plan.nodes:
-                    self._grant(node, turns)
+                if self._observer is not None:
+                    for turn in turns:
+                        self._observer.granted(turn)
+                for name, each in self._nodes.items():
+                    self.clock.at(self._control_s("", name), self._grant, each, turns)
             case rd.Release(node, reason):
-                self._ordered("coordinator", node, "control", self._control_s(node), self._stop_engine(node, reason))
+                self.clock.at(self._control_s("", node), self._tell, self._nodes[node], ev.StopRequested(reason))
             case ev.SetTimer(timer, at_s):
-                self._set_timer("coordinator", timer, at_s, lambda: self._tell_rounds(ev.TimerFired(timer)))
+                self._set_timer("", timer, at_s, self._tell_rounds, ev.TimerFired(timer))
             case ev.CancelTimer(timer):
-                self._timers.pop(("coordinator", timer), None)
+                self._timers.pop(("", timer), None)
             case rd.Finish():
                 self.result.finish = command
             case _:
-                self.result.logged.append(command)
+                if self._record:
+                    self.result.logged.append(command)
+                if self._observer is not None:
+                    self._observer.logged(command, self.clock.now_s)
+
+    def _control_s(self, source: str, target: str) -> float:
+        return self._transport.control_s(source, target, self.clock.now_s)
 
     def _answer_rounds(self, node: str, event: rd.Event) -> None:
-        self._ordered(node, "coordinator", "control", 2 * self._control_s(node), lambda: self._tell_rounds(event))
+        there_s = self._control_s("", node) - self.clock.now_s
+        self.clock.at(self._control_s(node, "") + there_s, self._tell_rounds, event)
 
-    def _grant(self, node: str, turns: tuple[Turn, ...]) -> None:
-        def deliver() -> None:
-            for turn in turns:
-                self._carrier.granted(node, turn)
-                self._tell(node, ev.TurnGranted(turn))
-
-        self._ordered("coordinator", node, "control", self._control_s(node), deliver)
-
-    def _stop_engine(self, node: str, reason: str) -> Callable[[], None]:
-        return lambda: self._tell(node, ev.StopRequested(reason))
+    def _grant(self, node: _Node, turns: tuple[Turn, ...]) -> None:
+        for turn in turns:
+            self._carrier.granted(node.name, turn)
+            self._tell(node, ev.TurnGranted(turn))
 
     # ---- engines ----------------------------------------------------------------------------------
 
-    def _tell(self, node: str, event: ev.Event) -> None:
-        commands = self._engines[node].handle(event, self.clock.now_s)
-        self.result.handled[node].append(Handled(self.clock.now_s, event, commands))
+    def _tell(self, node: _Node, event: ev.Event) -> None:
+        now_s = self.clock.now_s
+        commands = node.handle(event, now_s)
+        if self._record:
+            node.handled.append(Handled(now_s, event, commands))
         for command in commands:
-            self._obey(node, command)
+            self._obeys[type(command)](node, command)
 
-    def _obey(self, node: str, command: ev.Command) -> None:
-        match command:
-            case ev.RunAction(action):
-                self._run(node, action)
-            case ev.Accept(payload, seq, micro, boundary, source):
-                self._log(node, Action(Op.RECEIVE, seq, micro, boundary, 0, source, payload))
-                self._carrier.put(node, payload, seq, micro, self._inbox.pop((node, payload, seq, micro, boundary)))
-                if payload == Payload.HIDDEN:
-                    credit = ev.CreditArrived(boundary, node)
-                    delay_s = self._message_s(node, source, "credit")
-                    self._ordered(node, source, "credit", delay_s, lambda: self._tell(source, credit))
-            case ev.SendTensor(payload, seq, micro, boundary, target):
-                self._log(node, Action(Op.SEND, seq, micro, boundary, 0, target, payload))
-                content = self._carrier.take(node, payload, seq, micro, boundary)
-                self._send(node, target, payload, seq, micro, boundary, content)
-            case ev.SendHead(turn, target):
-                self._log(node, Action(Op.SEND, 0, -1, turn, 0, target, Payload.HEAD))
-                self._send(node, target, Payload.HEAD, turn, 0, 0, self._carrier.take_head(node))
-            case ev.AcceptHead(turn, source):
-                self._log(node, Action(Op.RECEIVE, 0, -1, turn, 0, source, Payload.HEAD))
-                self._carrier.put_head(node, self._heads.pop((node, turn)))
-            case ev.SetTimer(timer, at_s):
-                self._set_timer(node, timer, at_s, lambda: self._tell(node, ev.TimerFired(timer)))
-            case ev.CancelTimer(timer):
-                self._timers.pop((node, timer), None)
-            case ev.ReportStep(seq, step, kind, values):
-                self._report(node, rd.StepReported(node, seq, step, kind, values))
-            case ev.ReportTurn(turn):
-                self._report(node, rd.TurnReported(node, turn))
-            case ev.Fail(error, message):
-                self._report(node, rd.NodeFailed(node, error, message))
-
-    def _report(self, node: str, event: rd.Event) -> None:
-        self._ordered(node, "coordinator", "control", self._control_s(node), lambda: self._tell_rounds(event))
-
-    def _run(self, node: str, action: Action) -> None:
-        self._log(node, action)
+    def _run(self, node: _Node, command: ev.RunAction) -> None:
+        action = command.action
+        if self._record:
+            node.order.append(action)
         start_s = self.clock.now_s
-        end_s = start_s + self._action_s(node, action)
+        self.clock.at(start_s + self._action_s(node.name, action), self._done, node, action, start_s)
 
-        def done() -> None:
-            values = self._carrier.run(node, action)
-            self.result.spans[node].append(Span(action, start_s, end_s))
-            self._tell(node, ev.ActionDone(action, values))
+    def _done(self, node: _Node, action: Action, start_s: float) -> None:
+        values = self._carrier.run(node.name, action)
+        result, now_s = self.result, self.clock.now_s
+        result.num_actions += 1
+        result.wall_s = now_s
+        if self._record:
+            node.spans.append(Span(action, start_s, now_s))
+        if self._observer is not None:
+            self._observer.ran(node.name, action, start_s, now_s)
+        self._tell(node, ev.ActionDone(action, values))
 
-        self.clock.at(end_s, done)
+    def _accept(self, node: _Node, command: ev.Accept) -> None:
+        payload, seq, micro, boundary, source = command
+        if self._record:
+            node.order.append(Action(Op.RECEIVE, seq, micro, boundary, 0, source, payload))
+        content = node.inbox.pop((payload, seq, micro, boundary))
+        self._carrier.put(node.name, payload, seq, micro, content)
+        if self._observer is not None:
+            self._observer.accepted(node.name, payload, seq, micro, boundary)
+        if payload == Payload.HIDDEN:
+            at_s = self._transport.credit_s(node.name, source, self.clock.now_s)
+            self.clock.at(at_s, self._tell, self._nodes[source], ev.CreditArrived(boundary, node.name))
 
-    def _send(self, node: str, target: str, payload: str, seq: int, micro: int, boundary: int, content: Any) -> None:
-        delay_s = self._message_s(node, target, payload)
-        arrived_s = self._arrival_s(node, target, "data", delay_s)
-        message = Message(payload, node, target, seq, micro, boundary, self.clock.now_s, arrived_s)
-        self.result.messages.append(message)
-        if self._drop(message):
-            return
+    def _send_tensor(self, node: _Node, command: ev.SendTensor) -> None:
+        payload, seq, micro, boundary, target = command
+        if self._record:
+            node.order.append(Action(Op.SEND, seq, micro, boundary, 0, target, payload))
+        content = self._carrier.take(node.name, payload, seq, micro, boundary)
+        self._send(Parcel(payload, node.name, target, seq, micro, boundary), content)
 
-        def deliver() -> None:
-            if payload == Payload.HEAD:
-                self._heads[target, seq] = content
-                self._tell(target, ev.HeadArrived(seq, node))
+    def _send_head(self, node: _Node, command: ev.SendHead) -> None:
+        turn, target = command
+        if self._record:
+            node.order.append(Action(Op.SEND, 0, -1, turn, 0, target, Payload.HEAD))
+        self._send(Parcel(Payload.HEAD, node.name, target, turn, 0, 0), self._carrier.take_head(node.name))
+
+    def _accept_head(self, node: _Node, command: ev.AcceptHead) -> None:
+        turn, source = command
+        if self._record:
+            node.order.append(Action(Op.RECEIVE, 0, -1, turn, 0, source, Payload.HEAD))
+        self._carrier.put_head(node.name, node.heads.pop(turn))
+
+    def _on_timer(self, node: _Node, command: ev.SetTimer) -> None:
+        self._set_timer(node.name, command.timer, command.at_s, self._tell, node, ev.TimerFired(command.timer))
+
+    def _on_cancel(self, node: _Node, command: ev.CancelTimer) -> None:
+        self._timers.pop((node.name, command.timer), None)
+
+    def _on_report_step(self, node: _Node, command: ev.ReportStep) -> None:
+        seq, step, kind, values = command
+        self._report(node, rd.StepReported(node.name, seq, step, kind, values))
+
+    def _on_report_turn(self, node: _Node, command: ev.ReportTurn) -> None:
+        self._report(node, rd.TurnReported(node.name, command.turn))
+
+    def _on_fail(self, node: _Node, command: ev.Fail) -> None:
+        self._report(node, rd.NodeFailed(node.name, command.error, command.message))
+
+    def _report(self, node: _Node, event: rd.Event) -> None:
+        self.clock.at(self._control_s(node.name, ""), self._tell_rounds, event)
+
+    # ---- messages and timers ------------------------------------------------------------------------
+
+    def _send(self, parcel: Parcel, content: Any) -> None:
+        now_s = self.clock.now_s
+        arrival_s = self._transport.arrival_s(parcel, now_s)
+        if self._record or self._drop is not None:
+            message = Message(*parcel, now_s, arrival_s)
+            if self._record:
+                self.result.messages.append(message)
+            if self._drop is not None and self._drop(message):
                 return
-            self._inbox[target, payload, seq, micro, boundary] = content
-            waiting = sum(key[0] == target for key in self._inbox)
-            self.result.peak_inbox[target] = max(self.result.peak_inbox[target], waiting)
-            self._tell(target, ev.TensorArrived(payload, seq, micro, boundary, node))
+        if self._observer is not None:
+            self._observer.sent(parcel, now_s, arrival_s)
+        self.clock.at(arrival_s, self._deliver, parcel, content)
 
-        self.clock.at(arrived_s, deliver)
+    def _deliver(self, parcel: Parcel, content: Any) -> None:
+        payload, source, target, seq, micro, boundary = parcel
+        node = self._nodes[target]
+        if self._observer is not None:
+            self._observer.arrived(parcel, self.clock.now_s)
+        if payload == Payload.HEAD:
+            node.heads[seq] = content
+            self._tell(node, ev.HeadArrived(seq, source))
+            return
+        node.inbox[payload, seq, micro, boundary] = content
+        if len(node.inbox) > node.peak_inbox:
+            node.peak_inbox = len(node.inbox)
+        self._tell(node, ev.TensorArrived(payload, seq, micro, boundary, source))
 
-    # ---- time -------------------------------------------------------------------------------------
-
-    def _log(self, node: str, action: Action) -> None:
-        self.result.order[node].append(action)
-
-    def _arrival_s(self, source: str, target: str, lane: str, delay_s: float) -> float:
-        """Messages of one lane of a link arrive in the order in which they were sent."""
-        key = (source, target, lane)
-        arrived_s = max(self.clock.now_s + delay_s, self._link_free_s.get(key, 0.0))
-        self._link_free_s[key] = arrived_s
-        return arrived_s
-
-    def _ordered(self, source: str, target: str, lane: str, delay_s: float, callback: Callable[[], None]) -> None:
-        self.clock.at(self._arrival_s(source, target, lane, delay_s), callback)
-
-    def _set_timer(self, who: str, timer: str, at_s: float, callback: Callable[[], None]) -> None:
+    def _set_timer(self, who: str, timer: str, at_s: float, callback: Callable[..., None], *args: Any) -> None:
         generation = self._timers.get((who, timer), 0) + 1
         self._timers[who, timer] = generation
+        self.clock.at(at_s, self._fire, who, timer, generation, callback, args)
 
-        def fire() -> None:
-            if self._timers.get((who, timer)) == generation:
-                callback()
-
-        self.clock.at(at_s, fire)
+    def _fire(
+        self, who: str, timer: str, generation: int, callback: Callable[..., None], args: tuple[Any, ...]
+    ) -> None:
+        if self._timers.get((who, timer)) == generation:
+            callback(*args)

@@ -1,0 +1,139 @@
+"""How long each action takes on the virtual clock: a profile's medians, or what was recorded.
+
+A recording of the very same run is replayed action by action, stragglers included. For another plan its samples are
+pools: an action that was not recorded takes the time of one drawn from those of its node and kind, per block.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ringtune.costs import PlanCosts
+from ringtune.plan import Plan
+from ringtune.schedule import Action, Op, lowest_with_graph
+from ringtune.turns import StepKind, Turn, items
+
+
+class ItemKind(NamedTuple):
+    """What an action's time depends on besides the action: equal for the items of a turn at one depth."""
+
+    owner: str
+    kind: StepKind
+    lowest: int
+    sizes: tuple[float, ...]
+
+
+class Items:
+    """Kind and sizes of every item that was granted; the simulator asks by ``seq``.
+
+    Args:
+        costs: of the plan.
+    """
+
+    def __init__(self, costs: PlanCosts) -> None:
+        self._costs = costs
+        self._plan = costs.plan
+        self._by_seq: dict[int, ItemKind] = {}
+        self._by_turn: dict[int, Turn] = {}
+        self._known: dict[ItemKind, ItemKind] = {}
+
+    def granted(self, turn: Turn) -> None:
+        """Note the items of a turn."""
+        self._by_turn[turn.index] = turn
+        for item in items(self._plan, turn):
+            lowest = lowest_with_graph(self._plan, item.kind, item.step)
+            rows = () if item.kind is StepKind.CHECKPOINT else self._plan.microbatch_sizes(item.rows)
+            sizes = tuple(self._costs.size(item.owner, count, item.kind) for count in rows)
+            found = ItemKind(item.owner, item.kind, lowest, sizes)
+            self._by_seq[item.seq] = self._known.setdefault(found, found)
+
+    def __getitem__(self, seq: int) -> ItemKind:
+        """The kind of an item."""
+        return self._by_seq[seq]
+
+    def forget(self, turn: Turn) -> None:
+        """Drop the items of a turn that is done."""
+        for seq in range(turn.first_seq, turn.end_seq):
+            self._by_seq.pop(seq, None)
+        self._by_turn.pop(turn.index, None)
+
+    def size(self, payload: str, seq: int, micro: int) -> float:
+        """Padded tokens of a micro-batch; a head has none."""
+        found = self._by_seq.get(seq)
+        return found.sizes[micro] if found is not None and micro < len(found.sizes) else 0.0
+
+
+class ProfileTimes:
+    """Medians of a profile.
+
+    Args:
+        costs: of the plan.
+        granted: the items of the run.
+    """
+
+    def __init__(self, costs: PlanCosts, granted: Items) -> None:
+        self._costs, self._items = costs, granted
+        self._known: dict[tuple[str, Op, int, int, float, int, StepKind], float] = {}
+
+    def __call__(self, node: str, action: Action) -> float:
+        """Seconds of an action.
+
+        Raises:
+            PlanError: that work was not measured on the node.
+        """
+        op, seq, micro, start, stop, _, _ = action
+        item = self._items[seq]
+        size = item.sizes[micro] if micro >= 0 else 0.0
+        key = (node, op, start, stop, size, item.lowest, item.kind)
+        found = self._known.get(key)
+        if found is None:
+            found = self._costs.action_s(node, action, size=size, lowest=item.lowest, kind=item.kind)
+            self._known[key] = found
+        return found
+
+
+class RecordedTimes:
+    """Samples of a recording, medians of a profile for what has none.
+
+    Args:
+        plan: of the run to be simulated.
+        samples: (node, action, seconds) in the order of the recording.
+        otherwise: times where a node has no sample of that kind.
+        same_run: whether the recording is of this very plan, so that actions are the same ones.
+        seed: of the draws from the pools.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        samples: Iterable[tuple[str, Action, float]],
+        otherwise: ProfileTimes,
+        *,
+        same_run: bool,
+        seed: int = 0,
+    ) -> None:
+        self._num_blocks = plan.num_blocks
+        self._otherwise, self._same_run = otherwise, same_run
+        self._exact: dict[tuple[str, Action], float] = {}
+        self._pools: dict[tuple[str, Op, bool], list[float]] = {}
+        self._random = random.Random(seed)  # noqa: S311 - draws samples, guards nothing
+        for node, action, seconds in samples:
+            self._exact[node, action] = seconds
+            self._pools.setdefault((node, *self._kind(action)), []).append(seconds / self._units(action))
+
+    def __call__(self, node: str, action: Action) -> float:
+        """Seconds of an action."""
+        if self._same_run:
+            exact = self._exact.get((node, action))
+            if exact is not None:
+                return exact
+        pool = self._pools.get((node, *self._kind(action)))
+        return self._random.choice(pool) * self._units(action) if pool else self._otherwise(node, action)
+
+    def _kind(self, action: Action) -> tuple[Op, bool]:
+        return action.op, action.start == self._num_blocks
+
+    def _units(self, action: Action) -> int:
+        return max(1, action.stop - action.start)

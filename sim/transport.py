@@ -1,0 +1,66 @@
+"""When a message arrives on the virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+
+class Parcel(NamedTuple):
+    """What is sent: a hidden state or gradient of a micro-batch, or a head (``seq`` is its turn then)."""
+
+    payload: str
+    source: str
+    target: str
+    seq: int
+    micro: int
+    boundary: int
+
+
+class Transport(Protocol):
+    """Says when things arrive; messages of one link keep their order."""
+
+    def arrival_s(self, parcel: Parcel, now_s: float) -> float:
+        """When a message that is sent at ``now_s`` is there."""
+
+    def credit_s(self, source: str, target: str, now_s: float) -> float:
+        """When a credit that is returned at ``now_s`` is there."""
+
+    def control_s(self, source: str, target: str, now_s: float) -> float:
+        """When a word between a node and the coordinator is there."""
+
+
+class Delays:
+    """Delays from functions, for tests.
+
+    Args:
+        message_s: seconds from source to target; ``payload`` is ``credit`` for a credit.
+        control_s: seconds of a call between coordinator and node.
+    """
+
+    def __init__(
+        self,
+        message_s: Callable[[str, str, str], float] = lambda source, target, payload: 0.0,
+        control_s: Callable[[str], float] = lambda node: 0.0,
+    ) -> None:
+        self._message_s, self._control_s = message_s, control_s
+        self._free_s: dict[tuple[str, str, str], float] = {}
+
+    def arrival_s(self, parcel: Parcel, now_s: float) -> float:
+        """In the order of sending."""
+        delay_s = self._message_s(parcel.source, parcel.target, parcel.payload)
+        return self._in_order(parcel.source, parcel.target, "data", now_s + delay_s)
+
+    def credit_s(self, source: str, target: str, now_s: float) -> float:
+        """In the order of returning."""
+        return self._in_order(source, target, "credit", now_s + self._message_s(source, target, "credit"))
+
+    def control_s(self, source: str, target: str, now_s: float) -> float:
+        """In the order of the calls; the coordinator is the empty name."""
+        return self._in_order(source, target, "control", now_s + self._control_s(source or target))
+
+    def _in_order(self, source: str, target: str, lane: str, at_s: float) -> float:
+        key = (source, target, lane)
+        at_s = max(at_s, self._free_s.get(key, 0.0))
+        self._free_s[key] = at_s
+        return at_s
