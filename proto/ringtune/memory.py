@@ -5,9 +5,10 @@ before a run is not in it. Depth only grows, so the last training step is the mo
 
 What the engine's rules bound, and where it shows here:
 
-* one item at a time keeps graphs: ``microbatches`` of them per trained block;
+* ``warm_up`` items at a time keep graphs (one, except for PipeAdapter): ``microbatches`` of them per trained block;
+* each of those items may see another version of the adapters: ``warm_up - 1`` besides the newest;
 * credits bound the hidden states of a (link, boundary), whether they wait at the sender or the receiver;
-* gradients come back for one item only: ``microbatches`` of them per boundary;
+* gradients come back for those items only: ``microbatches`` of each per boundary;
 * an owner that hosts the bottom embeds without a credit, but only ``credits`` per segment of its route.
 """
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from ringtune.plan import Plan
 from ringtune.profile import ModelFacts
-from ringtune.schedule import Leg, Op, Payload, lower, lowest_trainable, route
+from ringtune.schedule import Leg, Op, Payload, lower, lowest_trainable, route, warm_up
 from ringtune.turns import StepKind
 from ringtune.units import format_bytes
 
@@ -32,7 +33,7 @@ class MemoryEstimate:
 
     Attributes:
         weights_bytes: frozen blocks, and the embedding of an owner.
-        adapters_bytes: adapters of its blocks.
+        adapters_bytes: adapters of its blocks, with the versions that items in flight need.
         optimizer_bytes: gradients and moments of what it trains.
         activations_bytes: what forwards keep for backward, and the work space of one block.
         head_bytes: head of an owner with gradients, moments and activations.
@@ -96,10 +97,11 @@ def node_memory(
     state = 1 + MOMENTS[optimizer]
     largest = plan.microbatch_sizes()[0]
     tensor = largest * plan.max_length * plan.hidden_size * DTYPE_BYTES[dtype]
-    graphs = trained * len(plan.microbatch_sizes()) * activation_block_bytes
+    in_flight = warm_up(plan, piece.start)
+    graphs = in_flight * trained * len(plan.microbatch_sizes()) * activation_block_bytes
     return MemoryEstimate(
         weights_bytes=hosted * model.block_bytes + (model.embedding_bytes if is_owner else 0),
-        adapters_bytes=hosted * model.adapter_block_bytes,
+        adapters_bytes=(hosted + (in_flight - 1) * trained) * model.adapter_block_bytes,
         optimizer_bytes=trained * state * model.adapter_block_bytes,
         activations_bytes=graphs + (activation_block_bytes if hosted else 0),
         head_bytes=_head_bytes(plan, model, state, tensor, DTYPE_BYTES[dtype]) if is_owner else 0,
@@ -152,4 +154,7 @@ def _waiting_tensors(plan: Plan, node: str, lowest: int) -> int:
 
 
 def _bound(plan: Plan, leg: Leg) -> int:
-    return plan.credits if leg.payload == Payload.HIDDEN else len(plan.microbatch_sizes())
+    """Of a gradient no more than its receiver, which hosts the block below, has items that wait for it."""
+    if leg.payload == Payload.HIDDEN:
+        return plan.credits
+    return warm_up(plan, leg.start - 1) * len(plan.microbatch_sizes())

@@ -32,15 +32,20 @@ from ringtune.schedule import (
     Leg,
     Op,
     Payload,
+    forward_version,
+    hosts_above,
     item_legs,
     item_updates,
     lowest_with_graph,
     num_microbatches,
+    warm_up,
     weight_version,
 )
 from ringtune.turns import Item, StartPoint, Turn, items
 
 Table = Mapping[str, Sequence[Action]]
+
+_PLACED = (Op.FORWARD, Op.HEAD, Op.BACKWARD)
 
 _NODE = r"[a-z0-9][a-z0-9._-]*"
 _PATTERNS = (
@@ -91,7 +96,7 @@ def parse_action(text: str, num_blocks: int) -> Action:
 
 
 def build_table(plan: Plan, turns: Iterable[Turn], *, start: StartPoint | None = None) -> dict[str, list[Action]]:
-    """The actions of every node for these turns, item after item (nothing runs ahead).
+    """The actions of every node for these turns, item after item (nothing runs ahead); for PipeAdapter 1F1B.
 
     Within an item a node takes each stretch up to its next receive for all micro-batches in turn.
     """
@@ -101,9 +106,10 @@ def build_table(plan: Plan, turns: Iterable[Turn], *, start: StartPoint | None =
         if holder not in ("", turn.owner):
             table[holder].append(_hand_over(Op.SEND, turn, turn.owner))
             table[turn.owner].append(_hand_over(Op.RECEIVE, turn, holder))
-        for item in items(plan, turn):
-            for node in plan.nodes:
-                table[node].extend(_item_actions(plan, item, node))
+        for node in plan.nodes:
+            parts = [part for item in items(plan, turn) for part in _item_parts(plan, item, node)]
+            for _, actions in sorted(parts, key=lambda part: part[0]):
+                table[node].extend(actions)
         holder = turn.owner
     return table
 
@@ -112,12 +118,37 @@ def _hand_over(op: Op, turn: Turn, peer: str) -> Action:
     return Action(op, 0, -1, turn.index, 0, peer, Payload.HEAD)
 
 
-def _item_actions(plan: Plan, item: Item, node: str) -> list[Action]:
-    actions: list[Action] = []
+def _item_parts(plan: Plan, item: Item, node: str) -> list[tuple[tuple[int, int], list[Action]]]:
+    """What a node does for an item, in parts that stay together, each with its place in the order of the turn."""
+    micros = range(num_microbatches(plan, item))
+    parts = []
     for stretch in _stretches(item_legs(plan, item, node)):
-        for micro in range(num_microbatches(plan, item)):
-            actions.extend(leg.bind(item.seq, micro) for leg in stretch)
-    return actions + list(item_updates(plan, item, node))
+        actions = [leg.bind(item.seq, micro) for micro in micros for leg in stretch]
+        first = next((leg for leg in stretch if leg.op in _PLACED), stretch[0])
+        parts.append((_place(plan, item, first.op, first.start), actions))
+    updates = item_updates(plan, item, node)
+    return parts + [(_place(plan, item, update.op, update.start), [update]) for update in updates]
+
+
+def _place(plan: Plan, item: Item, op: Op, block: int) -> tuple[int, int]:
+    """Where an action of an item comes in the order of its turn: item after item, or for PipeAdapter 1F1B.
+
+    With equal actions host p of P does the forward of item k at 2k + p and the backward at 2k + 2P - 1 - p; the
+    head comes between those of the top host. In halves of that unit, embeddings first::
+
+        E 4k - 2    F 4k + 2p    H 4k + 2P - 1    B 4k + 4P - 2 - 2p    U one later
+    """
+    if plan.method != "pipeadapter" or not item.kind.has_update:
+        return (item.seq, 0)
+    turn, k = divmod(item.step, plan.local_iterations)
+    num_hosts, above = hosts_above(plan, plan.private_blocks), hosts_above(plan, block)
+    if op is Op.EMBED:
+        return (turn, 4 * k - 2)
+    if block == plan.num_blocks or op is Op.HEAD:
+        return (turn, 4 * k + 2 * num_hosts - 1)
+    if op is Op.FORWARD:
+        return (turn, 4 * k + 2 * (num_hosts - above))
+    return (turn, 4 * k + 2 * num_hosts - 2 + 2 * above + (1 if op is Op.UPDATE else 0))
 
 
 def _stretches(legs: tuple[Leg, ...]) -> list[list[Leg]]:
@@ -222,7 +253,8 @@ def validate_table(plan: Plan, turns: Iterable[Turn], table: Table, *, start: St
     """Check that a table carries these turns out correctly, in whatever order it runs ahead.
 
     Every node has exactly the actions of the lowering; each receive has its send; nothing deadlocks; every
-    forward and head sees its ``weight_version``; a backward follows its forward, an update its backwards.
+    forward sees its ``forward_version``, every head all updates; a backward follows its forward and the update of the
+    item before, an update its backwards; no more than ``warm_up`` items wait for their update.
 
     Raises:
         PlanError: with the whole table and the bad cell marked.
@@ -277,6 +309,7 @@ def _check_versions(
     head: int | None = turns[0].first_step if node == holder else None
     first_steps = {turn.index: turn.first_step for turn in turns}
     forwarded: set[tuple[int, int]] = set()
+    open_items: set[int] = set()
     backwards: dict[int, int] = {}
     for position, action in enumerate(table[node]):
         item = by_seq.get(action.seq)
@@ -288,16 +321,25 @@ def _check_versions(
         elif action.op in (Op.FORWARD, Op.FORWARD_FREE):
             why = _stale(plan, versions, item, action)
             forwarded.add((action.seq, action.micro))
+            if action.op is Op.FORWARD and item.kind.has_update:
+                open_items.add(action.seq)
+                most = warm_up(plan, action.start)
+                why = why or (
+                    f"{len(open_items)} items hold graphs, at most {most} may" if len(open_items) > most else ""
+                )
         elif action.op is Op.HEAD and head != item.step:
             why = f"the head has version {head}, step {item.step} must see {item.step}"
         elif action.op is Op.BACKWARD:
             why = "" if (action.seq, action.micro) in forwarded else "backward before forward"
+            if versions[action.start] != weight_version(plan, action.start, item.step):
+                why = why or "backward before the update of the item before"
             backwards[action.seq] = backwards.get(action.seq, 0) + 1
         elif action.op is Op.UPDATE and action.start == plan.num_blocks:
             head = item.step + 1
         elif action.op is Op.UPDATE:
             missing = num_microbatches(plan, item) - backwards.get(action.seq, 0)
             why = f"update before {missing} of its backwards" if missing else ""
+            open_items.discard(action.seq)
             for block in range(action.start, action.stop):
                 versions[block] += 1
         elif action.op is Op.SAVE:
@@ -313,7 +355,7 @@ def _stale(plan: Plan, versions: Mapping[int, int], item: Item, action: Action) 
     if action.op is Op.FORWARD and action.start < lowest:
         return f"keeps a graph below block {lowest}, the lowest trainable one"
     for block in range(action.start, action.stop):
-        wanted = weight_version(plan, block, item.step)
+        wanted = forward_version(plan, block, item)
         if versions.get(block, 0) != wanted:
             return f"block {block} has version {versions.get(block, 0)}, step {item.step} must see {wanted}"
     return ""
