@@ -6,7 +6,6 @@ background after it has joined.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from edge.active import ActiveRun
 from edge.data.rows import OwnerDataset
 from edge.executor import NodeExecutor
+from edge.libraries import load_libraries, touch_kernels
 from edge.model.measure import BlockCost, measure_block
 from edge.options import AgentOptions
 from edge.threads import available_cores
@@ -34,10 +34,9 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def warm_up() -> None:
-    """Import what a run would import on its way, half of the whole time; nothing is built yet."""
-    for module in ("adapters", "adapters.context", "transformers", "transformers.models.auto.tokenization_auto"):
-        importlib.import_module(module)
-    from adapters import AutoAdapterModel  # noqa: F401 - a lazy module that has to be asked for
+    """Load what a run would load on its way, half of the whole time; nothing is built yet."""
+    load_libraries()
+    touch_kernels()
 
 
 def inspect(

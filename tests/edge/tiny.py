@@ -76,6 +76,50 @@ def write_model(
     return folder
 
 
+def write_bert(
+    folder: Path,
+    *,
+    vocab_size: int,
+    hidden_size: int,
+    num_blocks: int,
+    num_heads: int,
+    intermediate_size: int,
+    seed: int = 0,
+) -> Path:
+    """Write config and random safetensors weights of a BERT of any size, without a tokenizer.
+
+    Args:
+        folder: made if missing.
+        vocab_size: tokens.
+        hidden_size: width.
+        num_blocks: transformer blocks.
+        num_heads: attention heads.
+        intermediate_size: inner width of the feed-forward part.
+        seed: of the weights.
+
+    Returns:
+        The folder.
+    """
+    from safetensors.torch import save_file
+    from transformers import BertConfig, BertModel
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_blocks,
+        num_attention_heads=num_heads,
+        intermediate_size=intermediate_size,
+        architectures=["BertModel"],
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        state = BertModel(config).state_dict()
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    config.save_pretrained(folder)
+    return folder
+
+
 def make_rows(
     num_rows: int, *, seed: int = 0, labels: Sequence[str] = LABELS, longest: int = 14
 ) -> list[tuple[str, str]]:

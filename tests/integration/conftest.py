@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.edge import tiny
 from tests.integration.cluster import AGENTS, Cluster, running
 
 GRACE_S = 5.0
@@ -34,3 +36,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running(tmp_path_factory.mktemp("ring"), owners=["node-0", "node-1"], hosts=["node-2"]) as made:
         yield made
     assert not AGENTS
+
+
+@pytest.fixture(scope="session")
+def minilm_shaped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with random weights in the shape of all-MiniLM-L6-v2: 91 MB, of which two blocks are 14 MB."""
+    return tiny.write_bert(
+        tmp_path_factory.mktemp("minilm") / "model",
+        vocab_size=30522,
+        hidden_size=384,
+        num_blocks=6,
+        num_heads=12,
+        intermediate_size=1536,
+    )

@@ -1,0 +1,53 @@
+"""Two figures that are promised: what a slice adds to an idle agent, and how soon an agent is a member."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from coordinator.server import CoordinatorServer
+from tests.bench.imports import environment
+from tests.integration.cluster import REPOSITORY, START_S
+from tests.integration.test_agent_process import agent
+
+MOST_ADDED_BYTES = 30_000_000
+MOST_JOIN_S = 8.0
+
+
+def test_slice_of_two_blocks_adds_at_most_30_mb(minilm_shaped: Path) -> None:
+    """Two of MiniLM's six blocks and one forward of 4 x 64 tokens, in resident bytes over those of an idle agent."""
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "tests.integration.slice_memory", str(minilm_shaped)],
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found)  # noqa: T201 - for `pytest -s`
+    assert found["is_finite"]
+    assert found["hosted_bytes"] > 14_000_000, "two real blocks"
+    assert found["hosted_bytes"] < found["added_bytes"] <= MOST_ADDED_BYTES, found
+
+
+def test_agent_is_a_member_within_8_s() -> None:
+    """From the start of the process to the coordinator's list of living nodes."""
+    with CoordinatorServer("127.0.0.1:0", lease_s=60.0) as server:
+        began_s = time.monotonic()
+        with agent("--coordinator", server.address, "--name", "a", "--watch-parent") as process:
+            while not server.coordinator.living():
+                assert process.poll() is None
+                assert time.monotonic() - began_s < START_S
+                time.sleep(0.01)
+            took_s = time.monotonic() - began_s
+            assert process.stdin is not None
+            process.stdin.close()
+            assert process.wait(START_S) == 0
+    print(f"joined after {took_s:.2f} s")  # noqa: T201
+    assert took_s < MOST_JOIN_S
