@@ -150,9 +150,13 @@ class CausalLanguageModel:
         return int((batch.labels[:, 1:] != IGNORED).sum())
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
-        """Summed cross entropy of the next tokens."""
-        logits_NV = output.logits[:, :-1].flatten(0, 1)  # noqa: N806 - N targets, V vocabulary
-        labels_N = batch.labels[:, 1:].flatten()  # noqa: N806
+        """Summed cross entropy of the next tokens.
+
+        The labels are moved and not the logits: cutting the last token off would copy a vocabulary's worth of
+        numbers for every token, twice with the gradient.
+        """
+        logits_NV = output.logits.flatten(0, 1)  # noqa: N806 - N tokens, V vocabulary
+        labels_N = nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED).flatten()  # noqa: N806
         loss = nn.functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
         correct = int((logits_NV.detach().argmax(dim=-1) == labels_N).sum())
         count = self.num_targets(batch)
