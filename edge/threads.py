@@ -13,9 +13,9 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, TypeVar
 
+from edge.hardware import cpu_quota, usable_cores
 from ringtune.errors import DeadlineError, InterruptedRunError
 
 T = TypeVar("T")
@@ -25,27 +25,8 @@ _CLOSE = object()
 
 def available_cores() -> int:
     """Cores that this process may use: its affinity, capped by the CPU quota of its cgroup; at least 1."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        cores = os.cpu_count() or 1
-    quota = cpu_quota()
-    return max(1, min(cores, math.ceil(quota)) if quota else cores)
-
-
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores that a container's CPU quota allows (cgroup v2, then v1); None if there is no quota."""
-    try:
-        limit, period = (root / "cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        limit_us = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
-        period_us = int((root / "cpu" / "cpu.cfs_period_us").read_text())
-        return limit_us / period_us if limit_us > 0 else None
-    except (OSError, ValueError):
-        return None
+    cores, quota = usable_cores(), cpu_quota()
+    return max(1, min(cores, math.ceil(quota.cores)) if quota else cores)
 
 
 def limit_library_threads(threads: int) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from edge.memory_budget import RUNTIME_BYTES, cgroup_limits, memory_budget
-from edge.threads import cpu_quota
 
 MIB = 1 << 20
 
@@ -71,20 +70,3 @@ def test_budget_is_never_zero(proc: Path, tmp_path: Path) -> None:
     write(tmp_path / "cgroup" / "memory.max", f"{100 * MIB}\n")
     write(tmp_path / "cgroup" / "memory.current", f"{100 * MIB}\n")
     assert memory_budget(proc=proc, cgroup=tmp_path / "cgroup") == 16 * MIB
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({"cpu.max": "150000 100000\n"}, 1.5),
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({}, None),
-    ],
-)
-def test_threads_follow_the_containers_quota(tmp_path: Path, files: dict[str, str], cores: float | None) -> None:
-    """Threads beyond the quota would only be throttled."""
-    for name, text in files.items():
-        write(tmp_path / name, text)
-    assert cpu_quota(tmp_path) == cores

@@ -1,0 +1,108 @@
+"""The processor of this device, and what this process may use of it.
+
+A quota of a control group lets a process compute for a part of every period, and stops it for the rest. Both
+versions are read, and every group up to the root counts: a quota may be set on any of them.
+
+Source: Linux, Documentation/scheduler/sched-bwc.rst and Documentation/admin-guide/cgroup-v2.rst.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import NamedTuple
+
+_PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+_MODEL_KEYS = ("model name", "Model", "Hardware", "cpu model", "CPU part")
+
+
+class CpuQuota(NamedTuple):
+    """So many cores on average, counted anew every period."""
+
+    cores: float
+    period_s: float
+
+
+def cpu_quota(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> CpuQuota | None:
+    """The tightest quota on this process; None if there is none.
+
+    Args:
+        proc: where procfs is mounted.
+        cgroup: where the control groups are mounted.
+    """
+    found = [quota for folder in _folders(proc, cgroup) if (quota := _read_quota(folder)) is not None]
+    return min(found, default=None)
+
+
+def _folders(proc: Path, cgroup: Path) -> list[Path]:
+    """Where quotas may be written: this process's groups and those above; in a container the mount is the group."""
+    groups = {cgroup: "", cgroup / "cpu": ""}
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            groups |= {cgroup: path, cgroup / "unified": path}
+        elif "cpu" in controllers.split(","):
+            groups |= {cgroup / "cpu": path, cgroup / controllers: path}
+    folders = []
+    for mount, path in groups.items():
+        group = mount / path.strip("/")
+        folders += [mount, group]
+        folders += [above for above in group.parents if above.is_relative_to(mount)]
+    return folders
+
+
+def _read_quota(folder: Path) -> CpuQuota | None:
+    try:
+        limit, period = (folder / "cpu.max").read_text().split()
+        return None if limit == "max" else CpuQuota(int(limit) / int(period), int(period) / 1e6)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit_us = int((folder / "cpu.cfs_quota_us").read_text())
+        period_us = int((folder / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+    return CpuQuota(limit_us / period_us, period_us / 1e6) if limit_us > 0 else None
+
+
+def cpu_model(*, proc: Path = _PROC) -> str:
+    """What the processor calls itself; its architecture where the kernel has no name for it."""
+    try:
+        lines = (proc / "cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return next((found[key] for key in _MODEL_KEYS if found.get(key)), platform.machine() or "unknown processor")
+
+
+def describe(*, threads: int, accelerator: str = "", proc: Path = _PROC, cgroup: Path = _CGROUP) -> str:
+    """Processor, cores, quota and threads as one line: where it is equal, timings are comparable.
+
+    Args:
+        threads: that compute.
+        accelerator: name of the device that computes; empty = the processor itself.
+        proc: where procfs is mounted.
+        cgroup: where the control groups are mounted.
+    """
+    quota = cpu_quota(proc=proc, cgroup=cgroup)
+    parts = [
+        *([accelerator] if accelerator else []),
+        cpu_model(proc=proc),
+        f"{usable_cores()} of {os.cpu_count() or 1} cores",
+        f"quota {quota.cores:g} cores per {quota.period_s * 1000:g} ms" if quota else "no quota",
+        f"{threads} thread{'' if threads == 1 else 's'}",
+    ]
+    return ", ".join(parts)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on, whatever its quota."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1

@@ -1,0 +1,1 @@
+"""How fast this node is: every kind of work of a run, timed, and remembered."""
