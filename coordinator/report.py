@@ -64,6 +64,8 @@ class NodeTotals:
         received_bytes: payload bytes from the other nodes.
         hosted_bytes: weights that it materialised.
         peak_rss_bytes: highest resident memory that it reported.
+        peak_versions: most versions of its trained tensors that it stored at once, the newest included.
+        peak_version_bytes: of those besides the newest.
     """
 
     busy_s: float = 0.0
@@ -73,6 +75,8 @@ class NodeTotals:
     received_bytes: int = 0
     hosted_bytes: int = 0
     peak_rss_bytes: int = 0
+    peak_versions: int = 0
+    peak_version_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -151,6 +155,8 @@ class RunLedger:
             entry.peak_rss_bytes = max(entry.peak_rss_bytes, int(totals["peak_rss_bytes"]))
             entry.hosted_bytes = int(totals["hosted_bytes"])
             entry.cpu_s = float(totals["cpu_s"])
+            entry.peak_versions = int(totals["peak_versions"])
+            entry.peak_version_bytes = int(totals["peak_version_bytes"])
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(f"the totals of node {node} are not readable: {error}; use one version") from error
 
@@ -267,6 +273,8 @@ class RunLedger:
             "actions": totals.num_actions,
             "peak_rss_bytes": totals.peak_rss_bytes,
             "hosted_bytes": totals.hosted_bytes,
+            "peak_versions": totals.peak_versions,
+            "peak_version_bytes": totals.peak_version_bytes,
             "predicted_bytes": predicted_bytes.get(node, 0),
             "sent_bytes": totals.sent_bytes,
             "received_bytes": totals.received_bytes,

@@ -239,6 +239,7 @@ class Agent:
             "node": self._options.name,
             **run.totals.as_json(),
             "hosted_bytes": int(executor.hosted_bytes),
+            **executor.version_figures,
             "peak_rss_bytes": memory_budget.peak_rss_bytes(),
         }
         files["totals.json"] = json.dumps(totals).encode()

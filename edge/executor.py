@@ -24,6 +24,7 @@ from edge.model.optimizers import apply_update
 from edge.model.owner import OwnerParts
 from edge.model.saving import adapter_folder
 from edge.model.shard import load_shard, to_shard
+from edge.model.versions import VersionStore
 from ringtune.errors import PlanError
 from ringtune.job import Job
 from ringtune.learning_rate import learning_rate
@@ -68,6 +69,8 @@ class NodeExecutor:
         self._job = job
         self._dataset = dataset if plan.owner(node) else None
         self._hosted: Hosted = host(plan, node, job, model_folder, dataset, device=torch.device(device))
+        blocks = [self._hosted.skeleton.blocks[index] for index in range(self._slice.start, self._slice.stop)]
+        self._versions = VersionStore(blocks, self._hosted.optimizer)
         self._items: dict[int, OpenItem] = {}
         self._flows: dict[tuple[int, int], MicroBatch] = {}
         self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
@@ -85,6 +88,14 @@ class NodeExecutor:
     def hosted_bytes(self) -> int:
         """Bytes of weights, adapters and head that this node holds."""
         return self._hosted.hosted_bytes
+
+    @property
+    def version_figures(self) -> dict[str, int]:
+        """Most versions of the slice's trained tensors at once, and the bytes of those besides the newest."""
+        return {
+            "peak_versions": self._versions.peak_versions,
+            "peak_version_bytes": self._versions.peak_extra_bytes,
+        }
 
     def live_bytes(self) -> int:
         """Bytes of batches, hidden states, gradients and graphs that are held now (for tests)."""
@@ -147,6 +158,8 @@ class NodeExecutor:
     def _forward(self, action: Action, entry: OpenItem) -> Values:
         item, flow, blocks = entry.item, self._flow(action), self._hosted.blocks
         hidden, mask, context = flow.block_inputs(action, blocks)
+        if item.kind.has_update:
+            self._versions.use(item.seq)
         has_grad_below = action.start > lowest_with_graph(self._plan, item.kind, item.step)
         with torch.enable_grad():
             x = hidden.detach().requires_grad_(has_grad_below)
@@ -196,6 +209,7 @@ class NodeExecutor:
         if action.start == self._plan.num_blocks:
             self._owner(action)[0].update(rate)
         elif self._hosted.optimizer is not None:
+            self._versions.release(action.seq)
             apply_update(self._hosted.optimizer, rate)
         return ()
 

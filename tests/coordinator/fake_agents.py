@@ -246,10 +246,11 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         piece = self.plan.slice_of(self.node)
         blocks = range(piece.start, piece.stop) if self._claims is None else self._claims
         tensors = {f"block.{block}": numpy.full(3, block, dtype=numpy.float32) for block in blocks}
+        figures = {"peak_rss_bytes": 7, "hosted_bytes": 1234, "cpu_s": 0.5, "peak_versions": 1, "peak_version_bytes": 0}
         found = {
             "adapter.safetensors": save(tensors),
             "adapter_config.json": b"{}",
-            "totals.json": json.dumps({"peak_rss_bytes": 7, "hosted_bytes": 1234, "cpu_s": 0.5}).encode(),
+            "totals.json": json.dumps(figures).encode(),
         }
         if with_head:
             found |= {"head_config.json": b"{}", "model_head.safetensors": save({"head": numpy.ones(2)})}

@@ -75,7 +75,8 @@ def test_ledger_report_has_units_and_totals() -> None:
     books.turn_done(turn)
     books.add_traffic("a", 0, "b", "h", 100)
     books.add_spans("a", [Span("f0.0[0,1)", 1.0, 1.5), Span(">h0.0#2@b", 1.5, 9.0)])
-    books.add_totals("a", {"peak_rss_bytes": 1000, "hosted_bytes": 500, "cpu_s": 2})
+    versions = {"peak_versions": 3, "peak_version_bytes": 40}
+    books.add_totals("a", {"peak_rss_bytes": 1000, "hosted_bytes": 500, "cpu_s": 2, **versions})
     books.evaluation_done(4, {"loss_sum": 5.0, "count": 10.0, "correct": 6.0})
     books.evaluation_done(8, {"loss_sum": 2.0, "count": 10.0, "correct": 9.0})
     report = books.report(run_id="r", wall_s=12.5, phases_s={"training": 10.0}, predicted_bytes={"a": 900})
@@ -90,6 +91,8 @@ def test_ledger_report_has_units_and_totals() -> None:
         "actions": 1,
         "peak_rss_bytes": 1000,
         "hosted_bytes": 500,
+        "peak_versions": 3,
+        "peak_version_bytes": 40,
         "predicted_bytes": 900,
         "sent_bytes": 100,
         "received_bytes": 0,

@@ -29,6 +29,7 @@ class FakeExecutor:
 
     def __init__(self, on_action: Callable[[Action], None] = lambda action: None) -> None:
         self.hosted_bytes = 7
+        self.version_figures = {"peak_versions": 2, "peak_version_bytes": 5}
         self.log: list[Any] = []
         self.held: dict[tuple[str, int, int], Any] = {}
         self.turns: set[int] = set()

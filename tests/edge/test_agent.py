@@ -202,6 +202,7 @@ def test_agent_goes_through_a_whole_run(ring: Ring) -> None:
     totals = json.loads(files["totals.json"])
     assert totals["actions"] == len([entry for entry in ring.shops["a"].executor.log if not isinstance(entry, bytes)])
     assert totals["hosted_bytes"] == 7
+    assert (totals["peak_versions"], totals["peak_version_bytes"]) == (2, 5)
     assert totals["sent_bytes"]["b"] > 0
     for agent in ring.agents.values():
         agent.release(RUN, "done")

@@ -1,0 +1,105 @@
+"""The versions of a slice's trained tensors that graphs still need.
+
+Under PipeAdapter a node updates its slice while later items wait for their backward. Autograd needs the very tensors
+that a forward used, unchanged: an update in place would make its backward fail, and other values put under the same
+tensor (``tensor.data = ...``) would make it silently wrong. So where an update finds the newest version in use by
+another item, the modules get fresh tensors first, and those are updated. No copy is made otherwise.
+
+::
+
+    item 0  F ------ B U             both forwards use v0; the update of item 0 makes v1 and leaves v0 to item 1
+    item 1    F -------- B U         F of item 2 uses v1; the update of item 1 takes its gradient from v0 to a new v2
+    item 2           F ------ B U
+
+Source: RingAda, section IV, baseline PipeAdapter (several stored versions of the adapters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from ringtune.errors import PlanError
+
+Version = tuple[nn.Parameter, ...]
+
+
+class VersionStore:
+    """Which item's graphs use which version of the trained tensors of some blocks.
+
+    Args:
+        blocks: their trainable parameters are looked after; those of one block may be shared by its modules.
+        optimizer: over these parameters; None if there are none. It always holds the newest version.
+
+    Attributes:
+        peak_versions: most versions that were stored at once, the newest included.
+    """
+
+    def __init__(self, blocks: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None) -> None:
+        self._places = [
+            (module, name)
+            for block in blocks
+            for module in block.modules()
+            for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+            if parameter.requires_grad
+        ]
+        self._optimizer = optimizer
+        self._newest: Version = tuple(getattr(module, name) for module, name in self._places)
+        self._used: dict[int, Version] = {}
+        self.peak_versions = 1 if self._places else 0
+
+    @property
+    def num_versions(self) -> int:
+        """How many versions are stored now, the newest included."""
+        return len({id(version) for version in (self._newest, *self._used.values())}) if self._places else 0
+
+    @property
+    def peak_extra_bytes(self) -> int:
+        """Bytes of the most versions that were stored besides the newest."""
+        distinct = {id(parameter): parameter.nbytes for parameter in self._newest}
+        return max(0, self.peak_versions - 1) * sum(distinct.values())
+
+    def use(self, seq: int) -> None:
+        """A forward of this item is about to use the newest version, which is kept until ``release``.
+
+        Raises:
+            PlanError: an earlier micro-batch of the item used another version.
+        """
+        if self._used.setdefault(seq, self._newest) is not self._newest:
+            raise PlanError(f"item {seq}: the weights were updated between two of its micro-batches")
+
+    def release(self, seq: int) -> None:
+        """All backwards of this item are through: its gradients go to the newest version, which may now be updated."""
+        version = self._used.pop(seq, self._newest)
+        grads = [parameter.grad for parameter in version]
+        for parameter in version:
+            parameter.grad = None
+        del version  # gone before another one is made
+        if any(used is self._newest for used in self._used.values()):
+            self._renew()
+        for parameter, grad in zip(self._newest, grads, strict=True):
+            parameter.grad = grad
+
+    def _renew(self) -> None:
+        """Put fresh tensors of the same values into the modules and the optimizer."""
+        fresh: dict[int, nn.Parameter] = {}
+        for parameter in self._newest:
+            if id(parameter) not in fresh:
+                fresh[id(parameter)] = nn.Parameter(parameter.detach().clone())
+        if self._optimizer is not None:
+            _exchange(self._optimizer, fresh)
+        for (module, name), parameter in zip(self._places, self._newest, strict=True):
+            setattr(module, name, fresh[id(parameter)])
+        self._newest = tuple(fresh[id(parameter)] for parameter in self._newest)
+        self.peak_versions = max(self.peak_versions, self.num_versions)
+
+
+def _exchange(optimizer: torch.optim.Optimizer, fresh: dict[int, nn.Parameter]) -> None:
+    """Let an optimizer go on with other tensors: moments and step counts stay."""
+    for group in optimizer.param_groups:
+        group["params"] = [fresh.get(id(parameter), parameter) for parameter in group["params"]]
+    for parameter in list(optimizer.state):
+        if id(parameter) in fresh:
+            optimizer.state[fresh[id(parameter)]] = optimizer.state.pop(parameter)
