@@ -28,13 +28,13 @@ from typing import Any
 
 from ringtune import events as ev
 from ringtune.errors import PlanError
-from ringtune.flows import Flow, ItemState, Path, forward_range
+from ringtune.flows import Flow, ItemState, Path, Place
 from ringtune.plan import Plan
-from ringtune.schedule import Action, Leg, Op, Payload, forward_version, item_legs, route, warm_up, weight_version
-from ringtune.turns import Item, StartPoint, Turn, items
+from ringtune.schedule import Action, Leg, Op, Payload, item_legs, route, warm_up, weight_version
+from ringtune.turns import StartPoint, Turn, items
 
-_PRIORITY = {Op.HEAD: 1, Op.BACKWARD: 2, Op.FORWARD: 3, Op.SKIP: 4, Op.FORWARD_FREE: 4, Op.EMBED: 4}
 WAIT_TIMER = "wait"
+_EMBED_RANK, _NONE_READY = 4, 5
 
 
 class NodeEngine:
@@ -106,7 +106,8 @@ class NodeEngine:
             return commands
         self._handlers[type(event)](event, now_s, commands)
         if self._running is None and not self._stopped:
-            self._hand_over(commands)
+            if self._heads or self._handovers:
+                self._hand_over(commands)
             self._start_next(commands)
             self._retire(commands)
         if self._states and not self._timer_is_set and not self._stopped:
@@ -207,9 +208,9 @@ class NodeEngine:
                 state.backwards_left -= 1
             elif action.op is Op.FORWARD and action.micro == state.num_micro - 1:
                 self._forward_step = state.item.step
-            self._pass_leg(flow)
-            self._send_on(flow, commands)
-        self._report_step(action, state, commands)
+            self._go_on(flow, commands)
+        if state.item.owner == self.node:
+            self._report_step(action, state, commands)
 
     def _on_updated(self, action: Action, state: ItemState) -> None:
         state.updates.remove(action)
@@ -224,7 +225,7 @@ class NodeEngine:
     def _report_step(self, action: Action, state: ItemState, commands: list[ev.Command]) -> None:
         """The owner reports an item once, when its head is through (and updated)."""
         item = state.item
-        if item.owner != self.node or state.heads_left or action.op not in (Op.HEAD, Op.UPDATE):
+        if state.heads_left or action.op not in (Op.HEAD, Op.UPDATE):
             return
         head_update_left = any(update.start == self.plan.num_blocks for update in state.updates)
         is_last = action.op is Op.HEAD or action.start == self.plan.num_blocks
@@ -233,16 +234,18 @@ class NodeEngine:
 
     # ---- decisions --------------------------------------------------------------------------------
 
-    def _pass_leg(self, flow: Flow) -> None:
-        flow.position += 1
-        if flow.leg is None:
+    def _go_on(self, flow: Flow, commands: list[ev.Command]) -> None:
+        """The leg is done; a send that follows is no work and comes at once."""
+        legs = flow.state.path.legs
+        position = flow.position + 1
+        if position < len(legs):
+            leg = legs[position]
+            if leg.op is Op.SEND:
+                commands.append(ev.SendTensor(leg.payload, flow.seq, flow.micro, leg.start, leg.peer))
+                position += 1
+        flow.move(position)
+        if position == len(legs):
             flow.state.flows_left -= 1
-
-    def _send_on(self, flow: Flow, commands: list[ev.Command]) -> None:
-        leg = flow.leg
-        if leg is not None and leg.op is Op.SEND:
-            commands.append(ev.SendTensor(leg.payload, flow.seq, flow.micro, leg.start, leg.peer))
-            self._pass_leg(flow)
 
     def _hand_over(self, commands: list[ev.Command]) -> None:
         """Take a head that is due, and pass ours on as soon as its version is what the next turn needs.
@@ -273,29 +276,30 @@ class NodeEngine:
         """Pick the best ready action and start it."""
         while self._updating and not self._updating[0].updates:
             self._updating.popleft()
+        if self._updating and self._start_update(commands):
+            return
+        flow = self._best_flow()
+        if flow is None or flow.place is None:
+            return
+        place = flow.place
+        if place.receive is not None:
+            key = (place.receive[0], flow.seq, flow.micro, place.receive[1])
+            commands.append(ev.Accept(*key, source=self._inbox.pop(key)))
+            flow.move(place.position)
+        if place.credit is not None:
+            self._credits[place.credit] = self._credits.get(place.credit, self.plan.credits) - 1
+        if place.op is Op.EMBED:
+            self._embeds.popleft()
+            self._embeds_in_flight += 1
+        self._start(place.leg.bind(flow.seq, flow.micro), flow, flow.state, commands)
+
+    def _start_update(self, commands: list[ev.Command]) -> bool:
         for state in itertools.islice(self._updating, self._max_graphs):
             update = state.ready_update(self.plan.num_blocks, self._forward_step)
             if update is not None and self._may_save(update, state):
                 self._start(update, None, state, commands)
-                return
-        best = self._best_flow()
-        if best is None:
-            return
-        flow, position = best
-        path = flow.state.path
-        leg = path.legs[position]
-        if position != flow.position:
-            receive = path.legs[flow.position]
-            key = (receive.payload, flow.seq, flow.micro, receive.start)
-            commands.append(ev.Accept(*key, source=self._inbox.pop(key)))
-            flow.position = position
-        credit = path.credit[position]
-        if credit is not None:
-            self._credits[credit] = self._credits.get(credit, self.plan.credits) - 1
-        if leg.op is Op.EMBED:
-            self._embeds.popleft()
-            self._embeds_in_flight += 1
-        self._start(leg.bind(flow.seq, flow.micro), flow, flow.state, commands)
+                return True
+        return False
 
     def _may_save(self, action: Action, state: ItemState) -> bool:
         """A save comes after all earlier updates; the owner saves the head too, so it has to have it."""
@@ -307,69 +311,65 @@ class NodeEngine:
         self._running, self._running_flow, self._running_state = action, flow, state
         commands.append(ev.RunAction(action))
 
-    def _best_flow(self) -> tuple[Flow, int] | None:
-        best: tuple[int, int, int] | None = None
-        found: tuple[Flow, int] | None = None
+    def _best_flow(self) -> Flow | None:
+        """The micro-batch to go on with: the lowest rank that is ready, and of those the oldest."""
+        best, found = _NONE_READY, None
         barrier = math.inf
         graphs = 0
         newest: ItemState | None = None
+        floor, inbox = self._floor, self._inbox
         for flow in self._flows:
-            if barrier <= self._floor:
+            if barrier <= floor:
                 break
             state = flow.state
             if state is not newest:
                 newest, graphs = state, graphs + state.holds_graph
-            leg = flow.leg
-            if leg is None:
+            place = flow.place
+            if place is None:
                 continue
-            if leg.op is not Op.EMBED:
-                position = self._ready_position(flow, barrier, graphs)
-                if position is not None:
-                    op = state.path.legs[position].op
-                    rank = (_PRIORITY[op], flow.seq, flow.micro)
-                    if best is None or rank < best:
-                        best, found = rank, (flow, position)
-            barrier = min(barrier, state.path.frontier[flow.position])
+            if place.rank < best and place.op is not Op.EMBED:
+                receive = place.receive
+                if (receive is None or (receive[0], flow.seq, flow.micro, receive[1]) in inbox) and self._is_ready(
+                    flow, place, barrier, graphs
+                ):
+                    best, found = place.rank, flow
+            if place.frontier < barrier:
+                barrier = place.frontier
         if self._embeds and self._embeds_in_flight < self._max_embeds:
             flow = self._embeds[0]
-            rank = (_PRIORITY[Op.EMBED], flow.seq, flow.micro)
-            if (best is None or rank < best) and self._has_credit(flow.state.path, 0):
-                found = (flow, 0)
+            older = found is not None and (found.seq, found.micro) < (flow.seq, flow.micro)
+            if best > _EMBED_RANK or (best == _EMBED_RANK and not older):
+                place = flow.place
+                if place is not None and self._has_credit(place):
+                    found = flow
         return found
 
-    def _ready_position(self, flow: Flow, barrier: float, graphs: int) -> int | None:
-        """Position of the compute leg that ``flow`` can start now, or None; ``graphs`` counts items up to its own."""
-        path, position = flow.state.path, flow.position
-        leg = path.legs[position]
-        if leg.op is Op.RECEIVE:
-            if (leg.payload, flow.seq, flow.micro, leg.start) not in self._inbox:
-                return None
-            position += 1
-            leg = path.legs[position]
-        if leg.op is Op.BACKWARD:
-            is_due = self._versions[leg.start] == weight_version(self.plan, leg.start, flow.state.item.step)
-            return position if is_due and flow.state.next_backward == flow.micro else None
-        if leg.op is Op.HEAD:
-            return position if flow.state.next_head == flow.micro and self._has_head(flow.state) else None
-        if forward_range(leg, self.plan.num_blocks)[1] > barrier or not self._has_credit(path, position):
-            return None
-        if leg.op is Op.FORWARD and graphs > self._max_graphs:
-            return None
-        return position if self._has_versions(leg, flow.state.item) else None
+    def _is_ready(self, flow: Flow, place: Place, barrier: float, graphs: int) -> bool:
+        """Whether the leg can start, its tensor being here; ``graphs`` counts items up to its own."""
+        state, op = flow.state, place.op
+        if op is Op.HEAD:
+            return state.next_head == flow.micro and self._has_head(state)
+        if op is Op.BACKWARD:
+            return state.next_backward == flow.micro and self._has_versions(state, place)
+        if place.end > barrier or not self._has_credit(place):
+            return False
+        if op is Op.FORWARD and graphs > self._max_graphs:
+            return False
+        return self._has_versions(state, place)
 
     def _has_head(self, state: ItemState) -> bool:
         item = state.item
         return self._head_version == item.step and self._held_since == self._holds_since.get(item.turn)
 
-    def _has_versions(self, leg: Leg, item: Item) -> bool:
+    def _has_versions(self, state: ItemState, place: Place) -> bool:
         versions = self._versions
-        return all(
-            versions.get(block, 0) == forward_version(self.plan, block, item) for block in range(leg.start, leg.stop)
-        )
+        for block, version in state.versions.get(place.position) or state.needed_versions(self.plan, place):
+            if versions.get(block, 0) != version:
+                return False
+        return True
 
-    def _has_credit(self, path: Path, position: int) -> bool:
-        credit = path.credit[position]
-        return credit is None or self._credits.get(credit, self.plan.credits) > 0
+    def _has_credit(self, place: Place) -> bool:
+        return place.credit is None or self._credits.get(place.credit, self.plan.credits) > 0
 
     def _retire(self, commands: list[ev.Command]) -> None:
         """Forget finished micro-batches and items; report finished turns."""
@@ -404,11 +404,12 @@ class NodeEngine:
             name = "hidden state" if leg.payload == Payload.HIDDEN else "gradient"
             if key not in self._inbox:
                 return f"{after} the {name} {where}, at block {leg.start}, from node {leg.peer}"
-            flow = Flow(flow.state, flow.micro, flow.position + 1)
-        credit = flow.state.path.credit[flow.position]
-        if credit is not None and not self._has_credit(flow.state.path, flow.position):
-            return f"{after} room in the inbox of node {credit[0]} for the hidden state {where}"
-        if flow.leg is not None and flow.leg.op is Op.HEAD and not self._has_head(flow.state):
+        place = flow.place
+        if place is None:
+            return f"{after} {leg.op.name} {where} to become possible"
+        if place.credit is not None and not self._has_credit(place):
+            return f"{after} room in the inbox of node {place.credit[0]} for the hidden state {where}"
+        if place.op is Op.HEAD and not self._has_head(flow.state):
             source = self._turns.get(item.turn - 1)
             return f"{after} the head {where}, from node {source.owner if source else '?'}"
-        return f"{after} {flow.leg.op.name if flow.leg else 'its update'} {where} to become possible"
+        return f"{after} {place.op.name} {where} to become possible"

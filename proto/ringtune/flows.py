@@ -1,19 +1,56 @@
 """Bookkeeping of the engine: a micro-batch's way through one node, and the item that it belongs to.
 
-A :class:`Path` is the precomputed form of one lowering (``schedule.lower``): for each leg it knows how
-far the micro-batch is from the top and which credit it needs, so that the engine decides without search.
+A :class:`Path` is the precomputed form of one lowering (``schedule.lower``): for each position it knows what the
+micro-batch needs to go on, so that the engine decides with a few comparisons.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ringtune.plan import Plan
-from ringtune.schedule import Action, Leg, Op, Payload, awaited_forward, item_updates, num_microbatches
+from ringtune.schedule import (
+    Action,
+    Leg,
+    Op,
+    Payload,
+    awaited_forward,
+    forward_version,
+    item_updates,
+    num_microbatches,
+    weight_version,
+)
 from ringtune.turns import Item
 
 _FORWARD_OPS = frozenset({Op.EMBED, Op.FORWARD_FREE, Op.FORWARD, Op.SKIP, Op.HEAD})
+_RANKS = {Op.HEAD: 1, Op.BACKWARD: 2, Op.FORWARD: 3, Op.SKIP: 4, Op.FORWARD_FREE: 4, Op.EMBED: 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a micro-batch needs at one position to go on.
+
+    Attributes:
+        leg: the next compute leg.
+        position: of that leg.
+        op: of that leg.
+        rank: the lower, the sooner it is started; see ``engine``.
+        receive: (payload, boundary) of the tensor that has to be here before; None if it needs none.
+        end: one past the last block of a forward (N + 1: head); earlier micro-batches have to be past it.
+        frontier: where the next forward leg starts (-1: embedding, N: head, inf: none). A later micro-batch must
+            not overtake it.
+        credit: the (target, boundary) whose credit that leg takes, or None.
+    """
+
+    leg: Leg
+    position: int
+    op: Op
+    rank: int
+    receive: tuple[str, int] | None
+    end: int
+    frontier: float
+    credit: tuple[str, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,31 +59,47 @@ class Path:
 
     Attributes:
         legs: in the order of the data flow.
-        frontier: per position, where the next forward leg starts (-1: embedding, N: head, inf: none).
-            A later micro-batch must not overtake it.
-        credit: per position the (target, boundary) whose credit that leg takes, or None.
+        places: per position what comes next; None where that is a send, and at the end.
         num_heads, num_backwards: compute legs of these kinds.
     """
 
     legs: tuple[Leg, ...]
-    frontier: tuple[float, ...]
-    credit: tuple[tuple[str, int] | None, ...]
+    places: tuple[Place | None, ...]
     num_heads: int
     num_backwards: int
 
     @staticmethod
     def of(legs: tuple[Leg, ...], num_blocks: int, private_blocks: int) -> Path:
         """Precompute a path."""
-        frontier: list[float] = []
-        ahead = math.inf
-        for leg in reversed(legs):
-            if leg.op in _FORWARD_OPS:
-                ahead = forward_range(leg, num_blocks)[0]
-            frontier.append(ahead)
+        credit = _credits(legs, private_blocks)
+        places: list[Place | None] = [None]
+        frontier = math.inf
+        for position in reversed(range(len(legs))):
+            leg, after = legs[position], places[-1]
+            if leg.op is Op.SEND:
+                places.append(None)
+            elif leg.op is Op.RECEIVE:
+                receive = (leg.payload, leg.start)
+                places.append(None if after is None else replace(after, receive=receive))
+            else:
+                end = 0
+                if leg.op in _FORWARD_OPS:
+                    frontier, end = forward_range(leg, num_blocks)
+                places.append(
+                    Place(
+                        leg=leg,
+                        position=position,
+                        op=leg.op,
+                        rank=_RANKS[leg.op],
+                        receive=None,
+                        end=end,
+                        frontier=frontier,
+                        credit=credit[position],
+                    )
+                )
         return Path(
             legs=legs,
-            frontier=(*reversed(frontier), math.inf),
-            credit=_credits(legs, private_blocks),
+            places=tuple(reversed(places)),
             num_heads=sum(leg.op is Op.HEAD for leg in legs),
             num_backwards=sum(leg.op is Op.BACKWARD for leg in legs),
         )
@@ -95,6 +148,7 @@ class ItemState:
     flows_left: int
     awaited_step: int
     values: dict[str, float] = field(default_factory=dict)
+    versions: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
     @staticmethod
     def of(plan: Plan, item: Item, node: str, path: Path) -> ItemState:
@@ -130,6 +184,20 @@ class ItemState:
         """Whether the head is still to be run or updated for this item."""
         return self.heads_left > 0 or any(action.op is Op.SAVE or action.start == num_blocks for action in self.updates)
 
+    def needed_versions(self, plan: Plan, place: Place) -> tuple[tuple[int, int], ...]:
+        """(block, updates that it must have had, neither more nor fewer) for the leg at ``place``."""
+        found = self.versions.get(place.position)
+        if found is None:
+            leg, item = place.leg, self.item
+            if leg.op is Op.BACKWARD:
+                found = ((leg.start, weight_version(plan, leg.start, item.step)),)
+            elif leg.op in (Op.FORWARD, Op.FORWARD_FREE):
+                found = tuple((block, forward_version(plan, block, item)) for block in range(leg.start, leg.stop))
+            else:
+                found = ()
+            self.versions[place.position] = found
+        return found
+
     @property
     def holds_graph(self) -> bool:
         """Whether a graph of this item may still be needed, or its update is still to come."""
@@ -153,21 +221,28 @@ class ItemState:
         return None
 
 
-@dataclass(slots=True)
 class Flow:
-    """One micro-batch at this node: the position among its path's legs."""
+    """One micro-batch at this node: where it stands on its item's path.
 
-    state: ItemState
-    micro: int
-    position: int = 0
+    Args:
+        state: of its item.
+        micro: which micro-batch.
+    """
 
-    @property
-    def seq(self) -> int:
-        """``seq`` of its item."""
-        return self.state.item.seq
+    __slots__ = ("_path", "micro", "place", "position", "seq", "state")
+
+    def __init__(self, state: ItemState, micro: int) -> None:
+        self.state, self.micro, self.seq = state, micro, state.item.seq
+        self._path = state.path
+        self.move(0)
+
+    def move(self, position: int) -> None:
+        """Go to a position on the path."""
+        self.position = position
+        self.place = self._path.places[position]
 
     @property
     def leg(self) -> Leg | None:
         """The next leg, None if it is through."""
-        legs = self.state.path.legs
+        legs = self._path.legs
         return legs[self.position] if self.position < len(legs) else None
