@@ -16,7 +16,13 @@ from ringtune.turns import StepKind, Turn
 
 
 def plan_text(
-    plan: Plan, memory: Mapping[str, MemoryEstimate], *, at_step: int = 0, num_steps: int = 1, measured: bool
+    plan: Plan,
+    memory: Mapping[str, MemoryEstimate],
+    *,
+    at_step: int = 0,
+    num_steps: int = 1,
+    measured: bool,
+    note: str = "",
 ) -> list[str]:
     """The plan for people.
 
@@ -26,12 +32,14 @@ def plan_text(
         at_step: first step of the table.
         num_steps: steps in the table; 0 = no table.
         measured: whether nodes were asked, or equal ones assumed.
+        note: what of it is only an estimate.
     """
     source = "measured nodes" if measured else "assumed equal nodes"
     lines = [
         f"{plan.method}, {plan.num_blocks} blocks, {plan.num_steps} steps of {plan.batch_size} rows in "
         f"{plan.microbatches} micro-batches, {source}, digest {plan.digest[:12]}"
     ]
+    lines += [note] if note else []
     lines += plan_lines(plan, {node: estimate.total_bytes for node, estimate in memory.items()})
     lines += [f"  {node}: {estimate}" for node, estimate in memory.items()]
     lines.append(_privacy(plan))
@@ -73,8 +81,8 @@ def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
     return format_table(build_table(plan, [turn]), plan.num_blocks)
 
 
-def plan_json(plan: Plan, memory: Mapping[str, MemoryEstimate]) -> str:
-    """The plan for machines: one line."""
+def plan_json(plan: Plan, memory: Mapping[str, MemoryEstimate], *, note: str = "") -> str:
+    """The plan for machines: one line; ``note`` says what of it is only an estimate."""
     value: dict[str, Any] = {
         "event": "plan",
         "plan": plan.to_json(),
@@ -83,4 +91,6 @@ def plan_json(plan: Plan, memory: Mapping[str, MemoryEstimate]) -> str:
             for node, estimate in memory.items()
         },
     }
+    if note:
+        value["note"] = note
     return json.dumps(value)

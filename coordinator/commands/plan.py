@@ -33,7 +33,8 @@ def plan(
 ) -> None:
     """Show slices, memory and the table of actions of a job, without training.
 
-    Without --coordinator nothing is started: sizes come from the model's files, and nodes are taken as equal.
+    Without --coordinator nothing is started: sizes come from the model's files, and nodes are taken as equal. Where
+    rows depend on the tokenizer (question answering, plain text) they are estimated, and the plan says so.
     """
     from coordinator.changes import parse_changes
     from coordinator.plan_text import plan_json, plan_text
@@ -42,6 +43,7 @@ def plan(
     from ringtune.job import load_job
     from ringtune.units import parse_bytes
 
+    note = ""
     wanted = load_job(job).with_overrides(parse_changes(change or []))
     if coordinator:
         from coordinator.training import plan_remote
@@ -52,11 +54,13 @@ def plan(
         needs = plan_memory(wanted, made, facts)
     else:
         from coordinator.estimates import estimated_facts
+        from coordinator.row_counts import estimate_note
 
         planned = make_plan(wanted, estimated_facts(wanted, nodes, memory_bytes=parse_bytes(memory) if memory else 0))
         made, needs = planned.plan, dict(planned.memory)
+        note = estimate_note(wanted)
     if json:
-        typer.echo(plan_json(made, needs))
+        typer.echo(plan_json(made, needs, note=note))
         return
-    for line in plan_text(made, needs, at_step=at_step, num_steps=steps, measured=bool(coordinator)):
+    for line in plan_text(made, needs, at_step=at_step, num_steps=steps, measured=bool(coordinator), note=note):
         typer.echo(line)
