@@ -12,14 +12,21 @@ from typing import NamedTuple
 
 from ringtune.costs import PlanCosts
 from ringtune.plan import Plan
-from ringtune.schedule import Action, Op, lowest_with_graph
+from ringtune.schedule import Action, Op, Payload, lowest_with_graph
 from ringtune.turns import StepKind, Turn, items
 
 
 class ItemKind(NamedTuple):
-    """What an action's time depends on besides the action: equal for the items of a turn at one depth."""
+    """What an action's time and memory depend on besides the action: equal for the items of a turn at one depth.
 
-    owner: str
+    Attributes:
+        number: of its own for each kind that occurs, so that it is quick to look up by.
+        kind: of the item.
+        lowest: the lowest block that keeps a graph.
+        sizes: padded tokens of each micro-batch.
+    """
+
+    number: int
     kind: StepKind
     lowest: int
     sizes: tuple[float, ...]
@@ -36,18 +43,18 @@ class Items:
         self._costs = costs
         self._plan = costs.plan
         self._by_seq: dict[int, ItemKind] = {}
-        self._by_turn: dict[int, Turn] = {}
-        self._known: dict[ItemKind, ItemKind] = {}
+        self._known: dict[tuple[str, StepKind, int, int], ItemKind] = {}
 
     def granted(self, turn: Turn) -> None:
         """Note the items of a turn."""
-        self._by_turn[turn.index] = turn
         for item in items(self._plan, turn):
             lowest = lowest_with_graph(self._plan, item.kind, item.step)
-            rows = () if item.kind is StepKind.CHECKPOINT else self._plan.microbatch_sizes(item.rows)
-            sizes = tuple(self._costs.size(item.owner, count, item.kind) for count in rows)
-            found = ItemKind(item.owner, item.kind, lowest, sizes)
-            self._by_seq[item.seq] = self._known.setdefault(found, found)
+            key = (item.owner, item.kind, lowest, item.rows)
+            if key not in self._known:
+                rows = () if item.kind is StepKind.CHECKPOINT else self._plan.microbatch_sizes(item.rows)
+                sizes = tuple(self._costs.size(item.owner, count, item.kind) for count in rows)
+                self._known[key] = ItemKind(len(self._known), item.kind, lowest, sizes)
+            self._by_seq[item.seq] = self._known[key]
 
     def __getitem__(self, seq: int) -> ItemKind:
         """The kind of an item."""
@@ -57,12 +64,10 @@ class Items:
         """Drop the items of a turn that is done."""
         for seq in range(turn.first_seq, turn.end_seq):
             self._by_seq.pop(seq, None)
-        self._by_turn.pop(turn.index, None)
 
     def size(self, payload: str, seq: int, micro: int) -> float:
-        """Padded tokens of a micro-batch; a head has none."""
-        found = self._by_seq.get(seq)
-        return found.sizes[micro] if found is not None and micro < len(found.sizes) else 0.0
+        """Padded tokens of a micro-batch; a head, whose ``seq`` is its turn, has none."""
+        return 0.0 if payload == Payload.HEAD else self._by_seq[seq].sizes[micro]
 
 
 class ProfileTimes:
@@ -75,7 +80,7 @@ class ProfileTimes:
 
     def __init__(self, costs: PlanCosts, granted: Items) -> None:
         self._costs, self._items = costs, granted
-        self._known: dict[tuple[str, Op, int, int, float, int, StepKind], float] = {}
+        self._known: dict[tuple[str, Op, int, int, int, int], float] = {}
 
     def __call__(self, node: str, action: Action) -> float:
         """Seconds of an action.
@@ -85,10 +90,10 @@ class ProfileTimes:
         """
         op, seq, micro, start, stop, _, _ = action
         item = self._items[seq]
-        size = item.sizes[micro] if micro >= 0 else 0.0
-        key = (node, op, start, stop, size, item.lowest, item.kind)
+        key = (node, op, micro, start, stop, item.number)
         found = self._known.get(key)
         if found is None:
+            size = item.sizes[micro] if micro >= 0 else 0.0
             found = self._costs.action_s(node, action, size=size, lowest=item.lowest, kind=item.kind)
             self._known[key] = found
         return found

@@ -1,16 +1,50 @@
 """Links as they were measured: a message waits for its link, for its sender's uplink and its receiver's downlink.
 
 A pair's rate is that of its slower end. The uplink of a node is taken as fast as the fastest link that leaves it, its
-downlink as the fastest that enters it: a message that goes out at less leaves room for another one beside it.
+downlink as the fastest that enters it: a message that goes out at less leaves room for another one beside it. A
+message takes its share of both from the moment it is ready, so that one which waits for a busy receiver does not keep
+the sender's uplink from others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ringtune.costs import PlanCosts
 from ringtune.profile import Profile
 from sim.transport import Parcel
+
+
+class _Passage(NamedTuple):
+    """What a message of one kind and size takes; equal for all of them, so it is computed once."""
+
+    num_bytes: float
+    around_s: float
+    on_wire_s: float
+    uplink_s: float
+    downlink_s: float
+
+
+class _Side:
+    """One direction of a node's connection: until when it is taken, and its rate in bytes per second."""
+
+    __slots__ = ("free_s", "rate")
+
+    def __init__(self) -> None:
+        self.free_s = 0.0
+        self.rate = 0.0
+
+
+class _Link:
+    """One directed link with what went over it."""
+
+    __slots__ = ("arrived_s", "busy_s", "downlink", "free_s", "latency_s", "passages", "rate", "sent_bytes", "uplink")
+
+    def __init__(self, rate: float | None, latency_s: float, uplink: _Side, downlink: _Side) -> None:
+        self.rate, self.latency_s, self.uplink, self.downlink = rate, latency_s, uplink, downlink
+        self.free_s = self.arrived_s = self.busy_s = self.sent_bytes = 0.0
+        self.passages: dict[tuple[str, int, float], _Passage] = {}
 
 
 class MeasuredLinks:
@@ -32,18 +66,22 @@ class MeasuredLinks:
         control_latency_s: float = 0.0,
     ) -> None:
         self._costs, self._size, self._control_latency_s = costs, size, control_latency_s
-        self._uplink: dict[str, float] = {}
-        self._downlink: dict[str, float] = {}
+        self._uplinks: dict[str, _Side] = {}
+        self._downlinks: dict[str, _Side] = {}
+        self._links: dict[tuple[str, str], _Link] = {}
         for link in profile.links:
-            rate = link.rate_bytes_per_s
-            self._uplink[link.source] = max(rate, self._uplink.get(link.source, 0.0))
-            self._downlink[link.target] = max(rate, self._downlink.get(link.target, 0.0))
-        self._up_free_s: dict[str, float] = {}
-        self._down_free_s: dict[str, float] = {}
-        self._free_s: dict[tuple[str, str], float] = {}
-        self._arrived_s: dict[tuple[str, str], float] = {}
-        self.sent_bytes: dict[tuple[str, str], float] = {}
-        self.busy_s: dict[tuple[str, str], float] = {}
+            for side in (self._side(self._uplinks, link.source), self._side(self._downlinks, link.target)):
+                side.rate = max(link.rate_bytes_per_s, side.rate)
+
+    @property
+    def sent_bytes(self) -> dict[tuple[str, str], float]:
+        """Bytes of each link that was used, by (source, target)."""
+        return {pair: link.sent_bytes for pair, link in self._links.items() if link.sent_bytes}
+
+    @property
+    def busy_s(self) -> dict[tuple[str, str], float]:
+        """Seconds for which each link carried a message, by (source, target)."""
+        return {pair: link.busy_s for pair, link in self._links.items() if link.sent_bytes}
 
     def arrival_s(self, parcel: Parcel, now_s: float) -> float:
         """When it is there, decoded; counts its bytes.
@@ -52,34 +90,53 @@ class MeasuredLinks:
             PlanError: the profile has links, but not this one.
         """
         payload, source, target, seq, micro, boundary = parcel
-        size = self._size(payload, seq, micro)
-        num_bytes = self._costs.message_bytes(payload, boundary, size)
-        pair = (source, target)
-        self.sent_bytes[pair] = self.sent_bytes.get(pair, 0.0) + num_bytes
-        link = self._costs.link(source, target)
-        arrival_s = now_s + self._costs.around_message_s(source, target, payload, size)
-        if link is not None:
-            start_s = max(
-                arrival_s,
-                self._free_s.get(pair, 0.0),
-                self._up_free_s.get(source, 0.0),
-                self._down_free_s.get(target, 0.0),
-            )
-            on_wire_s = num_bytes / link.rate_bytes_per_s
-            self._free_s[pair] = start_s + on_wire_s
-            self._up_free_s[source] = start_s + num_bytes / self._uplink[source]
-            self._down_free_s[target] = start_s + num_bytes / self._downlink[target]
-            self.busy_s[pair] = self.busy_s.get(pair, 0.0) + on_wire_s
-            arrival_s = start_s + on_wire_s + link.latency_s
-        arrival_s = max(arrival_s, self._arrived_s.get(pair, 0.0))
-        self._arrived_s[pair] = arrival_s
+        link = self._links.get((source, target)) or self._link(source, target)
+        key = (payload, boundary, self._size(payload, seq, micro))
+        num_bytes, around_s, on_wire_s, uplink_s, downlink_s = link.passages.get(key) or self._passage(
+            link, source, target, key
+        )
+        link.sent_bytes += num_bytes
+        arrival_s = now_s + around_s
+        if link.rate is not None:
+            up_s, down_s = link.uplink.free_s, link.downlink.free_s
+            up_s, down_s = up_s if up_s > arrival_s else arrival_s, down_s if down_s > arrival_s else arrival_s
+            link.uplink.free_s, link.downlink.free_s = up_s + uplink_s, down_s + downlink_s
+            link.free_s = end_s = max(up_s, down_s, link.free_s) + on_wire_s
+            link.busy_s += on_wire_s
+            arrival_s = end_s + link.latency_s
+        if arrival_s < link.arrived_s:
+            return link.arrived_s
+        link.arrived_s = arrival_s
         return arrival_s
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
         """A credit is short: it takes the latency."""
-        link = self._costs.link(source, target)
-        return now_s + (link.latency_s if link is not None else 0.0)
+        link = self._links.get((source, target)) or self._link(source, target)
+        return now_s + link.latency_s
 
     def control_s(self, source: str, target: str, now_s: float) -> float:
         """Words to and from the coordinator are short."""
         return now_s + self._control_latency_s
+
+    @staticmethod
+    def _side(sides: dict[str, _Side], node: str) -> _Side:
+        return sides.setdefault(node, _Side())
+
+    def _link(self, source: str, target: str) -> _Link:
+        facts = self._costs.link(source, target)
+        rate, latency_s = (facts.rate_bytes_per_s, facts.latency_s) if facts else (None, 0.0)
+        uplink, downlink = self._side(self._uplinks, source), self._side(self._downlinks, target)
+        self._links[source, target] = link = _Link(rate, latency_s, uplink, downlink)
+        return link
+
+    def _passage(self, link: _Link, source: str, target: str, key: tuple[str, int, float]) -> _Passage:
+        payload, boundary, size = key
+        num_bytes = self._costs.message_bytes(payload, boundary, size)
+        around_s = self._costs.around_message_s(source, target, payload, size)
+        if link.rate is None:
+            passage = _Passage(num_bytes, around_s, 0.0, 0.0, 0.0)
+        else:
+            shared_s = (num_bytes / link.uplink.rate, num_bytes / link.downlink.rate)
+            passage = _Passage(num_bytes, around_s, num_bytes / link.rate, *shared_s)
+        link.passages[key] = passage
+        return passage

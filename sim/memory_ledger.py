@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ringtune.memory import DTYPE_BYTES, MOMENTS
 from ringtune.plan import Plan
@@ -26,23 +27,36 @@ class Held:
     Attributes:
         now_bytes: held at the moment.
         peak_bytes: the most that was held.
-        gradients: blocks (N: the head) whose gradient waits for the update.
-        moments: blocks whose optimizer state exists.
+        token_bytes: of one token's hidden state or gradient.
+        gradients: bytes of the gradients that wait for their update, by range of blocks ([N, N): the head).
+        moments: blocks (N: the head) whose optimizer state exists.
     """
 
     now_bytes: float = 0.0
     peak_bytes: float = 0.0
-    gradients: set[int] = field(default_factory=set)
+    token_bytes: int = 0
+    gradients: dict[tuple[int, int], int] = field(default_factory=dict)
     moments: set[int] = field(default_factory=set)
 
     def add(self, num_bytes: float) -> None:
         """Take or free bytes."""
-        self.now_bytes += num_bytes
-        self.touch(0.0)
+        self.now_bytes = now_bytes = self.now_bytes + num_bytes
+        if now_bytes > self.peak_bytes:
+            self.peak_bytes = now_bytes
 
     def touch(self, num_bytes: float) -> None:
         """Hold so many bytes more for a moment."""
-        self.peak_bytes = max(self.peak_bytes, self.now_bytes + num_bytes)
+        if self.now_bytes + num_bytes > self.peak_bytes:
+            self.peak_bytes = self.now_bytes + num_bytes
+
+
+class _Effect(NamedTuple):
+    """What an action does to its node's account: takes, holds for a moment, frees; blocks that get a gradient."""
+
+    takes: float = 0.0
+    touches: float = 0.0
+    frees: float = 0.0
+    gradient: tuple[int, int] | None = None
 
 
 class MemoryLedger:
@@ -68,10 +82,11 @@ class MemoryLedger:
         self._plan, self._facts = plan, facts
         self._moments, self._item_bytes = MOMENTS[optimizer], DTYPE_BYTES[dtype]
         self._full_size = plan.microbatch_sizes()[0] * plan.max_length
+        self._effects: dict[tuple[str, Op, int, int, int, int], _Effect] = {}
         self._held: dict[str, Held] = {}
         for node in plan.nodes:
-            self._held[node] = Held()
-            self._held[node].add(self._fixed_bytes(node, embedding_bytes))
+            self._held[node] = held = Held(token_bytes=facts[node].model.hidden_size * self._item_bytes)
+            held.add(self._fixed_bytes(node, embedding_bytes))
 
     @property
     def peak_bytes(self) -> dict[str, int]:
@@ -80,33 +95,55 @@ class MemoryLedger:
 
     def ran(self, node: str, action: Action, item: ItemKind) -> None:
         """An action is done: at its end all that it took was there."""
-        held, block_bytes = self._held[node], self._facts[node].activation_block_bytes
         op, _, micro, start, stop, _, _ = action
-        if op is Op.UPDATE:
-            self._update(node, held, start, stop)
-            return
+        held = self._held[node]
         if micro < 0:
+            if op is Op.UPDATE:
+                self._update(node, held, start, stop)
             return
-        size = item.sizes[micro]
-        work_bytes = block_bytes * size / self._full_size
-        if op is Op.FORWARD_FREE:
-            held.touch(work_bytes)
-        elif op is Op.FORWARD:
-            held.add((stop - start) * work_bytes)
-            held.touch(work_bytes)
-        elif op is Op.BACKWARD:
-            self._take_gradients(node, held, range(start, stop))
-            held.touch(work_bytes)
-            held.add(-(stop - start) * work_bytes)
-        elif op is Op.HEAD:
-            if item.kind.has_backward:
-                self._take_gradients(node, held, (self._plan.num_blocks,))
-            model = self._facts[node].model
-            held.touch(size * self._item_bytes * (2 * model.hidden_size + _LOGIT_COPIES * model.head_token_logits))
+        key = (node, op, micro, start, stop, item.number)
+        effect = self._effects.get(key)
+        if effect is None:
+            self._effects[key] = effect = self._effect(node, op, start, stop, item, item.sizes[micro])
+        takes, touches, frees, gradient = effect
+        if gradient is not None and gradient not in held.gradients:
+            held.gradients[gradient] = num_bytes = sum(self._weights_bytes(node, block) for block in _blocks(*gradient))
+            held.add(num_bytes)
+        if takes:
+            held.add(takes)
+        if touches:
+            held.touch(touches)
+        if frees:
+            held.now_bytes -= frees
 
-    def moved(self, node: str, size: float, sign: int) -> None:
-        """A tensor of ``size`` padded tokens comes to lie at a node (``sign`` 1), or leaves it (-1)."""
-        self._held[node].add(sign * size * self._facts[node].model.hidden_size * self._item_bytes)
+    def took(self, node: str, size: float) -> None:
+        """A tensor of ``size`` padded tokens comes to lie at a node."""
+        held = self._held[node]
+        held.now_bytes = now_bytes = held.now_bytes + size * held.token_bytes
+        if now_bytes > held.peak_bytes:
+            held.peak_bytes = now_bytes
+
+    def freed(self, node: str, size: float) -> None:
+        """It is gone from there."""
+        held = self._held[node]
+        held.now_bytes -= size * held.token_bytes
+
+    def _effect(self, node: str, op: Op, start: int, stop: int, item: ItemKind, size: float) -> _Effect:
+        work_bytes = self._facts[node].activation_block_bytes * size / self._full_size
+        if op is Op.FORWARD_FREE:
+            return _Effect(touches=work_bytes)
+        if op is Op.FORWARD:
+            return _Effect(takes=(stop - start) * work_bytes, touches=work_bytes)
+        if op is Op.BACKWARD:
+            return _Effect(touches=work_bytes, frees=(stop - start) * work_bytes, gradient=(start, stop))
+        if op is Op.HEAD:
+            model, head = self._facts[node].model, self._plan.num_blocks
+            logits = _LOGIT_COPIES * model.head_token_logits
+            return _Effect(
+                touches=size * self._item_bytes * (2 * model.hidden_size + logits),
+                gradient=(head, head) if item.kind.has_backward else None,
+            )
+        return _Effect()
 
     def _fixed_bytes(self, node: str, embedding_bytes: float | None) -> float:
         plan, model = self._plan, self._facts[node].model
@@ -124,18 +161,14 @@ class MemoryLedger:
             return model.adapter_block_bytes
         return model.head_bytes + model.head_class_bytes * len(self._plan.labels)
 
-    def _take_gradients(self, node: str, held: Held, blocks: range | tuple[int, ...]) -> None:
-        for block in blocks:
-            if block not in held.gradients:
-                held.gradients.add(block)
-                held.add(self._weights_bytes(node, block))
-
     def _update(self, node: str, held: Held, start: int, stop: int) -> None:
-        for block in (start,) if start == self._plan.num_blocks else range(start, stop):
-            weights = self._weights_bytes(node, block)
+        for block in _blocks(start, stop):
             if block not in held.moments:
                 held.moments.add(block)
-                held.add(self._moments * weights)
-            if block in held.gradients:
-                held.gradients.discard(block)
-                held.add(-weights)
+                held.add(self._moments * self._weights_bytes(node, block))
+        held.add(-held.gradients.pop((start, stop), 0))
+
+
+def _blocks(start: int, stop: int) -> range:
+    """The blocks of a range; of an empty one, which stands for the head, its number."""
+    return range(start, max(stop, start + 1))
