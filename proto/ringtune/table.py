@@ -38,7 +38,6 @@ from ringtune.schedule import (
     item_updates,
     lowest_with_graph,
     num_microbatches,
-    warm_up,
     weight_version,
 )
 from ringtune.turns import Item, StartPoint, Turn, items
@@ -136,14 +135,14 @@ def _place(plan: Plan, item: Item, op: Op, block: int) -> tuple[int, int]:
     With equal actions host p of P does the forward of item k at 2k + p and the backward at 2k + 2P - 1 - p; the
     head comes between those of the top host. In halves of that unit, embeddings first::
 
-        E 4k - 2    F 4k + 2p    H 4k + 2P - 1    B 4k + 4P - 2 - 2p    U one later
+        E 4k - 3    F 4k + 2p    H 4k + 2P - 1    B 4k + 4P - 2 - 2p    U one later
     """
     if plan.method != "pipeadapter" or not item.kind.has_update:
         return (item.seq, 0)
     turn, k = divmod(item.step, plan.local_iterations)
     num_hosts, above = hosts_above(plan, plan.private_blocks), hosts_above(plan, block)
     if op is Op.EMBED:
-        return (turn, 4 * k - 2)
+        return (turn, 4 * k - 3)
     if block == plan.num_blocks or op is Op.HEAD:
         return (turn, 4 * k + 2 * num_hosts - 1)
     if op is Op.FORWARD:
@@ -254,7 +253,7 @@ def validate_table(plan: Plan, turns: Iterable[Turn], table: Table, *, start: St
 
     Every node has exactly the actions of the lowering; each receive has its send; nothing deadlocks; every
     forward sees its ``forward_version``, every head all updates; a backward follows its forward and the update of the
-    item before, an update its backwards; no more than ``warm_up`` items wait for their update.
+    item before, an update its backwards.
 
     Raises:
         PlanError: with the whole table and the bad cell marked.
@@ -309,7 +308,6 @@ def _check_versions(
     head: int | None = turns[0].first_step if node == holder else None
     first_steps = {turn.index: turn.first_step for turn in turns}
     forwarded: set[tuple[int, int]] = set()
-    open_items: set[int] = set()
     backwards: dict[int, int] = {}
     for position, action in enumerate(table[node]):
         item = by_seq.get(action.seq)
@@ -321,12 +319,6 @@ def _check_versions(
         elif action.op in (Op.FORWARD, Op.FORWARD_FREE):
             why = _stale(plan, versions, item, action)
             forwarded.add((action.seq, action.micro))
-            if action.op is Op.FORWARD and item.kind.has_update:
-                open_items.add(action.seq)
-                most = warm_up(plan, action.start)
-                why = why or (
-                    f"{len(open_items)} items hold graphs, at most {most} may" if len(open_items) > most else ""
-                )
         elif action.op is Op.HEAD and head != item.step:
             why = f"the head has version {head}, step {item.step} must see {item.step}"
         elif action.op is Op.BACKWARD:
@@ -339,7 +331,6 @@ def _check_versions(
         elif action.op is Op.UPDATE:
             missing = num_microbatches(plan, item) - backwards.get(action.seq, 0)
             why = f"update before {missing} of its backwards" if missing else ""
-            open_items.discard(action.seq)
             for block in range(action.start, action.stop):
                 versions[block] += 1
         elif action.op is Op.SAVE:

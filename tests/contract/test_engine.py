@@ -119,6 +119,61 @@ def test_engine_out_of_order_arrival_waits_for_the_older_micro_batch() -> None:
     assert driver.running is not None and driver.running.seq == 0
 
 
+def test_engine_of_pipeadapter_updates_after_the_last_forward_that_must_not_see_it() -> None:
+    """With two items in flight, the update of item 0 and the backward of item 1 wait for later forwards."""
+    plan = make_plan(
+        [("a", 0, 2), ("b", 2, 4)],
+        ["c"],
+        eval_rows=0,
+        num_steps=3,
+        local_iterations=3,
+        microbatches=1,
+        method="pipeadapter",
+    )
+    driver = Driver(plan, "a")
+    driver.arrive(HIDDEN, 0, 0, 0, "c")
+    driver.step(Op.FORWARD, 0, 2)
+    driver.arrive(GRAD, 0, 0, 2, "b")
+    driver.step(Op.BACKWARD, 0, 2)
+    assert driver.running is None, "the forward of item 1 has to see the weights before this update"
+    driver.arrive(HIDDEN, 1, 0, 0, "c")
+    driver.step(Op.FORWARD, 0, 2)
+    driver.arrive(GRAD, 1, 0, 2, "b")
+    driver.step(Op.UPDATE, 0, 2)
+    driver.step(Op.BACKWARD, 0, 2)
+    assert driver.running is None, "the forward of item 2 has to see one update, not two"
+    driver.arrive(HIDDEN, 2, 0, 0, "c")
+    driver.step(Op.FORWARD, 0, 2)
+    driver.step(Op.UPDATE, 0, 2)
+    driver.arrive(GRAD, 2, 0, 2, "b")
+    driver.step(Op.BACKWARD, 0, 2)
+    driver.step(Op.UPDATE, 0, 2)
+    assert driver.engine.is_idle
+
+
+def test_engine_of_pipeadapter_never_mixes_gradients_of_two_items() -> None:
+    """A gradient of item 1 that comes first waits until item 0 was updated."""
+    plan = make_plan(
+        [("a", 0, 2), ("b", 2, 4)],
+        ["c"],
+        eval_rows=0,
+        num_steps=2,
+        local_iterations=2,
+        microbatches=1,
+        method="pipeadapter",
+    )
+    driver = Driver(plan, "a")
+    for seq in (0, 1):
+        driver.arrive(HIDDEN, seq, 0, 0, "c")
+        driver.step(Op.FORWARD, 0, 2)
+    driver.arrive(GRAD, 1, 0, 2, "b")
+    assert driver.running is None
+    driver.arrive(GRAD, 0, 0, 2, "b")
+    for op, seq in ((Op.BACKWARD, 0), (Op.UPDATE, 0), (Op.BACKWARD, 1), (Op.UPDATE, 1)):
+        assert driver.running is not None and driver.running.seq == seq
+        driver.step(op, 0, 2)
+
+
 def test_engine_credit_is_returned_when_the_tensor_is_used() -> None:
     """A hidden state that waits for its turn still counts as in the inbox."""
     driver = Driver(host_plan(), "b")

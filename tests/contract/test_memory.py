@@ -168,3 +168,25 @@ def test_estimate_of_a_gated_block_keeps_more_of_the_inner_width() -> None:
     gated = dataclasses.replace(MINILM, inner_kept=4)
     plain, more = (estimate_activation_block_bytes(model, rows=2, tokens=8, dropout=0.0) for model in (MINILM, gated))
     assert more - plain == 3 * 2 * 8 * 1536 * 4
+
+
+def test_memory_of_pipeadapter_counts_items_in_flight() -> None:
+    """The lowest of three hosts has graphs of three items and two more versions; the top one is as under "all"."""
+    slices = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
+    plan = _plan(slices, ["d"], method="pipeadapter", local_iterations=4)
+    fresh = _plan(slices, ["d"], method="all", local_iterations=4)
+    lowest, plain = _memory(plan, "a"), _memory(fresh, "a")
+    assert lowest.adapters_bytes == (1 + 2) * 2 * 10
+    assert lowest.activations_bytes == (3 * 2 * 2 + 1) * 7  # items x blocks x micro-batches, and work space
+    assert lowest.buffers_bytes - plain.buffers_bytes == (3 - 1) * 2 * TENSOR  # gradients that come back
+    assert (lowest.weights_bytes, lowest.optimizer_bytes) == (plain.weights_bytes, plain.optimizer_bytes)
+    assert _memory(plan, "b").adapters_bytes == 2 * 10
+    assert _memory(plan, "c").activations_bytes == _memory(fresh, "c").activations_bytes
+    assert _memory(plan, "d") == _memory(fresh, "d")
+
+
+def test_memory_of_pipeadapter_is_bounded_by_the_steps_of_a_turn() -> None:
+    """A turn of one step is never stale."""
+    slices = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
+    short = _plan(slices, ["d"], method="pipeadapter", local_iterations=1)
+    assert _memory(short, "a") == _memory(_plan(slices, ["d"], method="all", local_iterations=1), "a")

@@ -140,7 +140,7 @@ def test_plan_allows_empty_slices_anywhere() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("method", "magic", "method 'magic' is not one of ringada, all, single"),
+        ("method", "magic", "method 'magic' is not one of ringada, all, pipeadapter, single"),
         ("wire_dtype", "int4", "wire dtype 'int4' is not one of"),
         ("num_steps", -1, "num_steps is -1, it has to be at least 0"),
         ("local_iterations", 0, "local_iterations is 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -13,8 +14,10 @@ from ringtune.schedule import (
     Op,
     Payload,
     Segment,
+    awaited_forward,
     depth,
     first_trained_step,
+    forward_version,
     item_legs,
     item_updates,
     links,
@@ -23,6 +26,7 @@ from ringtune.schedule import (
     lowest_with_graph,
     num_microbatches,
     route,
+    warm_up,
     weight_version,
 )
 from ringtune.turns import Item, StepKind, items, turn_sequence
@@ -90,6 +94,51 @@ def test_weight_version_of_a_private_block_is_always_zero() -> None:
     plan = make_plan([("a", 2, 4)], ["c"], private_blocks=2, every_steps=1, num_steps=50)
     assert first_trained_step(plan, 1) is None
     assert [weight_version(plan, block, 49) for block in range(5)] == [0, 0, 48, 49, 49]
+
+
+def _train_items(plan: Plan) -> list[Item]:
+    return [item for turn in turn_sequence(plan) if turn.kind is StepKind.TRAIN for item in items(plan, turn)]
+
+
+def test_forward_version_of_pipeadapter_lags_by_what_is_in_flight() -> None:
+    """Three hosts, turns of 5 and 3 steps: the lowest lags by up to 2 steps, the top and the head never."""
+    slices = [("a", 0, 1), ("b", 1, 1), ("c", 1, 3), ("d", 3, 4)]
+    plan = make_plan(slices, ["a"], method="pipeadapter", num_steps=8, local_iterations=5)
+    versions = {block: [forward_version(plan, block, item) for item in _train_items(plan)] for block in range(5)}
+    assert versions == {
+        0: [0, 0, 0, 1, 2, 5, 5, 5],
+        1: [0, 0, 1, 2, 3, 5, 5, 6],
+        2: [0, 0, 1, 2, 3, 5, 5, 6],
+        3: [0, 1, 2, 3, 4, 5, 6, 7],
+        4: [0, 1, 2, 3, 4, 5, 6, 7],
+    }
+    awaited = {block: [awaited_forward(plan, block, item) for item in _train_items(plan)] for block in (0, 1, 3)}
+    assert awaited == {0: [2, 3, 4, 4, 4, 7, 7, 7], 1: [1, 2, 3, 4, 4, 6, 7, 7], 3: [0, 1, 2, 3, 4, 5, 6, 7]}
+    assert [warm_up(plan, block) for block in range(5)] == [3, 2, 2, 1, 1]
+
+
+def test_forward_version_of_pipeadapter_is_flushed_for_evaluations_and_checkpoints() -> None:
+    """What comes between turns sees every update; private blocks never change."""
+    slices = [("a", 1, 2), ("b", 2, 4)]
+    plan = make_plan(
+        slices, ["c"], method="pipeadapter", num_steps=3, local_iterations=3, private_blocks=1, checkpoint_every=1
+    )
+    between = [item for turn in turn_sequence(plan) for item in items(plan, turn) if turn.kind is not StepKind.TRAIN]
+    assert {item.kind for item in between} == {StepKind.CHECKPOINT, StepKind.EVALUATE}
+    for item in between:
+        assert [forward_version(plan, block, item) for block in range(5)] == [0, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_forward_version_of_the_other_methods_is_every_update(seed: int) -> None:
+    """Without staleness nothing waits for a later forward, and at most one item is in flight."""
+    plan = random_plan(random.Random(seed))
+    if plan.method == "pipeadapter":
+        plan = dataclasses.replace(plan, local_iterations=1)
+    for item in _train_items(plan):
+        for block in range(plan.num_blocks + 1):
+            assert forward_version(plan, block, item) == weight_version(plan, block, item.step)
+            assert (warm_up(plan, block), awaited_forward(plan, block, item)) == (1, item.step)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -36,10 +36,54 @@ ONE_STEP_TABLE = """\
 """
 
 
+THREE_STEPS = make_plan(
+    TWO_HOSTS, ["b"], num_steps=3, local_iterations=3, microbatches=1, eval_rows=0, method="pipeadapter"
+)
+THREE_STEPS_TABLE = """\
+     a          b
+-------------------------
+  0  .          E0.0
+  1  .          >h0.0#0@a
+  2  <h0.0#0@b  E1.0
+  3  F0.0[0,2)  >h1.0#0@a
+  4  >h0.0#2@b  .
+  5  <h1.0#0@b  <h0.0#2@a
+  6  F1.0[0,2)  F0.0[2,4)
+  7  >h1.0#2@b  H0.0
+  8  .          B0.0[2,4)
+  9  .          >g0.0#2@a
+ 10  <g0.0#2@b  U0[head]
+ 11  B0.0[0,2)  U0[2,4)
+ 12  U0[0,2)    E2.0
+ 13  .          >h2.0#0@a
+ 14  <h2.0#0@b  <h1.0#2@a
+ 15  F2.0[0,2)  F1.0[2,4)
+ 16  >h2.0#2@b  H1.0
+ 17  .          B1.0[2,4)
+ 18  .          >g1.0#2@a
+ 19  <g1.0#2@b  U1[head]
+ 20  B1.0[0,2)  U1[2,4)
+ 21  U1[0,2)    <h2.0#2@a
+ 22  .          F2.0[2,4)
+ 23  .          H2.0
+ 24  .          B2.0[2,4)
+ 25  .          >g2.0#2@a
+ 26  <g2.0#2@b  U2[head]
+ 27  B2.0[0,2)  U2[2,4)
+ 28  U2[0,2)    .
+"""
+
+
 def test_table_one_step_of_two_hosts_prints_as_drawn() -> None:
     """Backward stops at the lowest trainable block; the lower host gets no gradient."""
     turns = list(turn_sequence(ONE_STEP))
     assert format_table(build_table(ONE_STEP, turns), ONE_STEP.num_blocks) == ONE_STEP_TABLE
+
+
+def test_table_of_pipeadapter_is_one_forward_one_backward() -> None:
+    """The lower host has two items in flight, the upper one, and everything is updated at the end."""
+    turns = list(turn_sequence(THREE_STEPS))
+    assert format_table(build_table(THREE_STEPS, turns), THREE_STEPS.num_blocks) == THREE_STEPS_TABLE
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -122,3 +166,22 @@ def test_table_validator_refuses_a_stale_forward() -> None:
     column.insert(early, column.pop(update))
     with pytest.raises(PlanError, match="block 3 has version 0, step 1 must see 1"):
         validate_table(plan, turn_sequence(plan), table)
+
+
+@pytest.mark.parametrize(
+    ("moved", "before", "message"),
+    [
+        ("<h1.0#0@b F1.0[0,2) >h1.0#2@b", "<h2.0#0@b", "block 0 has version 1, step 1 must see 0"),
+        ("U0[0,2)", "<g1.0#2@b", "block 0 has version 0, step 2 must see 1"),
+        ("<g1.0#2@b B1.0[0,2)", "U0[0,2)", "backward before the update of the item before"),
+    ],
+    ids=["too-fresh", "too-stale", "two-items-gradients"],
+)
+def test_table_validator_refuses_what_breaks_pipeadapters_rule(moved: str, before: str, message: str) -> None:
+    """A forward sees neither more nor fewer updates than the rule says, and gradients of two items never mix."""
+    table = build_table(THREE_STEPS, turn_sequence(THREE_STEPS))
+    words = [format_action(action, 4) for action in table["a"] if format_action(action, 4) not in moved.split()]
+    at = words.index(before)
+    table["a"] = [parse_action(word, 4) for word in [*words[:at], *moved.split(), *words[at:]]]
+    with pytest.raises(PlanError, match=message):
+        validate_table(THREE_STEPS, turn_sequence(THREE_STEPS), table)

@@ -71,7 +71,7 @@ def random_plan(rng: random.Random) -> Plan:
         local_iterations=rng.randint(1, 4),
         every_steps=rng.randint(1, 5),
         microbatches=rng.choice([1, 2, 4]),
-        method=rng.choice(["ringada", "ringada", "all"]),
+        method=rng.choice(["ringada", "ringada", "all", "pipeadapter"]),
         eval_rows=rng.choice([0, 3, 9]),
         eval_every=rng.choice([0, 3]),
         checkpoint_every=rng.choice([0, 2, 5]),
