@@ -106,6 +106,7 @@ class RecordedTimes:
         plan: of the run to be simulated.
         samples: (node, action, seconds) in the order of the recording.
         otherwise: times where a node has no sample of that kind.
+        granted: the items of the run.
         same_run: whether the recording is of this very plan, so that actions are the same ones.
         seed: of the draws from the pools.
     """
@@ -115,18 +116,21 @@ class RecordedTimes:
         plan: Plan,
         samples: Iterable[tuple[str, Action, float]],
         otherwise: ProfileTimes,
+        granted: Items,
         *,
         same_run: bool,
         seed: int = 0,
     ) -> None:
-        self._num_blocks = plan.num_blocks
+        self._num_blocks, self._items = plan.num_blocks, granted
         self._otherwise, self._same_run = otherwise, same_run
-        self._exact: dict[tuple[str, Action], float] = {}
-        self._pools: dict[tuple[str, Op, bool], list[float]] = {}
+        self._pools: dict[tuple[str, Op, bool, bool], list[float]] = {}
         self._random = random.Random(seed)  # noqa: S311 - draws samples, guards nothing
-        for node, action, seconds in samples:
-            self._exact[node, action] = seconds
-            self._pools.setdefault((node, *self._kind(action)), []).append(seconds / self._units(action))
+        found = tuple(samples)
+        self._exact = {(node, action): seconds for node, action, seconds in found}
+        trained = {action.seq for _, action, _ in found if action.op is Op.UPDATE}
+        for node, action, seconds in found:
+            kind = self._kind(node, action, action.seq in trained)
+            self._pools.setdefault(kind, []).append(seconds / self._units(action))
 
     def __call__(self, node: str, action: Action) -> float:
         """Seconds of an action."""
@@ -134,11 +138,12 @@ class RecordedTimes:
             exact = self._exact.get((node, action))
             if exact is not None:
                 return exact
-        pool = self._pools.get((node, *self._kind(action)))
+        pool = self._pools.get(self._kind(node, action, self._items[action.seq].kind.has_update))
         return self._random.choice(pool) * self._units(action) if pool else self._otherwise(node, action)
 
-    def _kind(self, action: Action) -> tuple[Op, bool]:
-        return action.op, action.start == self._num_blocks
+    def _kind(self, node: str, action: Action, is_trained: bool) -> tuple[str, Op, bool, bool]:
+        """What may stand for each other: heads of evaluations have no backward, the head's update is no block's."""
+        return node, action.op, is_trained, action.start == self._num_blocks
 
     def _units(self, action: Action) -> int:
         return max(1, action.stop - action.start)

@@ -146,7 +146,9 @@ def predict(
     costs = PlanCosts(plan, profile, optimizer=optimizer)
     items = Items(costs)
     medians = ProfileTimes(costs, items)
-    times = medians if samples is None else RecordedTimes(plan, samples, medians, same_run=same_run, seed=seed)
+    times: ProfileTimes | RecordedTimes = medians
+    if samples is not None:
+        times = RecordedTimes(plan, samples, medians, items, same_run=same_run, seed=seed)
     links = MeasuredLinks(costs, profile, size=items.size, control_latency_s=control_latency_s)
     ledger = MemoryLedger(plan, facts, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes)
     meter = Meter(plan.nodes, items, ledger, keep_spans=keep_spans)

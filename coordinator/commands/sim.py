@@ -1,0 +1,64 @@
+"""``ringtune sim``: how long a plan would take, who would wait, and what would travel; nothing is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command("sim")
+def simulate(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json, or the folder of a run.")],
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="profile.json with measured times; default: that of the run.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="TRACE|RUN", help="Take times from a recorded run, stragglers included, not medians."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write prediction.json and trace.json (for Perfetto) there.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of draws from recorded times, where the plan is another.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+) -> None:
+    """Predict wall time, idle shares, bytes and memory of a plan from measured times.
+
+    With the folder of a finished run, what it really took stands beside.
+    """
+    import json as json_module
+
+    from coordinator.prediction_inputs import read_inputs, read_measured, read_recording
+    from coordinator.prediction_text import check_out, prediction_json, prediction_lines, write_files
+    from sim.limits import check_fits
+    from sim.prediction import predict
+
+    if out is not None:
+        check_out(out)
+    given = read_inputs(plan, profile)
+    check_fits(given.plan, given.profile, optimizer=given.optimizer, dtype=given.dtype, shape=given.shape)
+    recording, same_run = read_recording(trace, given.plan) if trace is not None else (None, False)
+    measured = read_measured(given)
+    found = predict(
+        given.plan,
+        given.profile,
+        optimizer=given.optimizer,
+        dtype=given.dtype,
+        samples=recording.samples if recording else None,
+        same_run=same_run,
+        start=measured.start if measured else None,
+        keep_spans=out is not None,
+        seed=seed,
+    )
+    value = prediction_json(given.plan, found, measured)
+    if out is not None:
+        write_files(out, given.plan, found, value)
+    if json:
+        typer.echo(json_module.dumps({"event": "prediction", **value}))
+        return
+    for line in prediction_lines(given.plan, found, measured):
+        typer.echo(line)

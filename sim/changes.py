@@ -1,0 +1,240 @@
+"""What-if changes: pure functions from a profile and a plan to changed ones.
+
+``KEY=VALUE``, where KEY is one of::
+
+    NODE.compute                  speed of a node: 0.5 = half as fast, all its times are divided by 0.5
+    NODE.memory                   its budget: 512MiB, 2GB or bytes
+    link.SOURCE.TARGET.rate       of a directed link, bytes per second: 20e6 or 20MB
+    link.SOURCE.TARGET.latency    seconds, one way
+    microbatches, batch_size ...  a key of the plan (``PLAN_KEYS``)
+
+``*`` in place of a name means every node. In a profile without links (nodes of one machine) ``link.*.*.rate`` makes
+them all, without latency.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from ringtune.errors import PlanError, UsageError
+from ringtune.plan import Plan
+from ringtune.profile import LinkFacts, NodeFacts, Profile
+from ringtune.strict import nearest
+from ringtune.units import parse_bytes
+from ringtune.work_times import WorkTime
+
+PLAN_KEYS = {
+    "batch_size": int,
+    "microbatches": int,
+    "num_steps": int,
+    "local_iterations": int,
+    "every_steps": int,
+    "eval_every": int,
+    "checkpoint_every": int,
+    "credits": int,
+    "wire_dtype": str,
+    "method": str,
+}
+"""Keys of the plan that may be changed, with their types."""
+
+_NODE_KEYS = ("compute", "memory")
+_LINK_KEYS = ("rate", "latency")
+_ALL = "*"
+
+
+def split_change(text: str) -> tuple[str, str]:
+    """Key and value of ``KEY=VALUE``.
+
+    Raises:
+        UsageError: it has no such form.
+    """
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not (equals and key and value):
+        raise UsageError(f"{text!r} is not KEY=VALUE, e.g. pi-3.compute=0.5 or link.pi-1.pi-2.rate=20e6")
+    return key, value
+
+
+def change_all(profile: Profile, plan: Plan, changes: Sequence[str]) -> tuple[Profile, Plan]:
+    """Carry out ``KEY=VALUE`` changes in their order; keys of the plan all at once, so that they may fit together.
+
+    Raises:
+        UsageError: not of that form.
+        PlanError: an unknown node, link or key, named with the nearest; a value out of range.
+    """
+    of_plan: dict[str, int | str] = {}
+    for text in changes:
+        key, value = split_change(text)
+        if "." in key:
+            profile = change_profile(profile, key, value)
+        else:
+            of_plan[key] = plan_value(key, value)
+    return change_plan(profile, plan, of_plan) if of_plan else (profile, plan)
+
+
+# ---- nodes and links -----------------------------------------------------------------------------
+
+
+def change_profile(profile: Profile, key: str, value: str) -> Profile:
+    """Change one figure of a node or a link.
+
+    Raises:
+        PlanError: an unknown node, link or key, named with the nearest; a value out of range.
+    """
+    target, _, last = key.rpartition(".")
+    if target.startswith("link.") and target not in profile.by_name:
+        return _change_link(profile, target.removeprefix("link."), last, value)
+    if last not in _NODE_KEYS:
+        raise PlanError(f"--set {key}: unknown key {last!r}; {nearest(last, _NODE_KEYS)}")
+    if target != _ALL and target not in profile.by_name:
+        raise PlanError(f"--set {key}: the profile has no node {target!r}; {nearest(target, profile.by_name)}")
+    if last == "compute":
+        speed = _number(key, value, parse=float, above=0.0)
+        change: Callable[[NodeFacts], NodeFacts] = lambda node: with_speed(node, speed)  # noqa: E731
+    else:
+        budget = int(_number(key, value, parse=parse_bytes, above=0.0))
+        change = lambda node: dataclasses.replace(node, memory_bytes=budget)  # noqa: E731
+    nodes = tuple(change(node) if target in (node.node, _ALL) else node for node in profile.nodes)
+    return dataclasses.replace(profile, nodes=nodes)
+
+
+def with_speed(node: NodeFacts, speed: float) -> NodeFacts:
+    """A node that computes ``speed`` times as fast: all its times are divided by it."""
+    blocks = {name: getattr(node, name) / speed for name in ("block_forward_s", "block_graph_s", "block_backward_s")}
+    return dataclasses.replace(node, **blocks, work_times=tuple(_faster(time, speed) for time in node.work_times))
+
+
+def _faster(time: WorkTime, speed: float) -> WorkTime:
+    return dataclasses.replace(
+        time, median_s=time.median_s / speed, low_s=time.low_s / speed, high_s=time.high_s / speed
+    )
+
+
+def _change_link(profile: Profile, pair: str, last: str, value: str) -> Profile:
+    key = f"link.{pair}.{last}"
+    if last not in _LINK_KEYS:
+        raise PlanError(f"--set {key}: unknown key {last!r} of a link; {nearest(last, _LINK_KEYS)}")
+    number = _number(key, value, parse=_rate, above=0.0) if last == "rate" else _number(key, value, least=0.0)
+    if not profile.links and pair == "*.*" and last == "rate":
+        return dataclasses.replace(profile, links=_all_links(profile, number))
+    source, target = _ends(profile, pair, key)
+    links = tuple(
+        _with(link, last, number) if source in (link.source, _ALL) and target in (link.target, _ALL) else link
+        for link in profile.links
+    )
+    return dataclasses.replace(profile, links=links)
+
+
+def _with(link: LinkFacts, key: str, number: float) -> LinkFacts:
+    if key == "latency":
+        return dataclasses.replace(link, latency_s=number)
+    return dataclasses.replace(link, rate_bytes_per_s=number, rate_low_bytes_per_s=0.0, rate_high_bytes_per_s=0.0)
+
+
+def _all_links(profile: Profile, rate: float) -> tuple[LinkFacts, ...]:
+    names = sorted(profile.by_name)
+    return tuple(
+        LinkFacts(source=source, target=target, rate_bytes_per_s=rate, latency_s=0.0)
+        for source in names
+        for target in names
+        if source != target
+    )
+
+
+def _ends(profile: Profile, pair: str, key: str) -> tuple[str, str]:
+    """Source and target of ``SOURCE.TARGET``; names may have dots, so the links that there are decide."""
+    if not profile.links:
+        raise PlanError(
+            f"--set {key}: the profile has no links, messages take no time; measure them with 'ringtune measure', or "
+            "give all of them a rate first: link.*.*.rate=20e6"
+        )
+    known = profile.link_by_pair
+    for dot in (index for index, letter in enumerate(pair) if letter == "."):
+        source, target = pair[:dot], pair[dot + 1 :]
+        if any(source in (one, _ALL) and target in (other, _ALL) for one, other in known):
+            return source, target
+    raise PlanError(f"--set {key}: the profile has no link {pair!r}; {nearest(pair, [f'{s}.{t}' for s, t in known])}")
+
+
+# ---- the plan ------------------------------------------------------------------------------------
+
+
+def plan_value(key: str, value: str) -> int | str:
+    """The value of a key of the plan, in its type.
+
+    Raises:
+        PlanError: there is no such key, or it is no whole number.
+    """
+    if key not in PLAN_KEYS:
+        raise PlanError(f"--set {key}: unknown key of the plan; {nearest(key, PLAN_KEYS)}")
+    if PLAN_KEYS[key] is str:
+        return value
+    try:
+        return int(value)
+    except ValueError as error:
+        raise PlanError(f"--set {key}={value}: {value!r} is no whole number") from error
+
+
+def change_plan(profile: Profile, plan: Plan, values: dict[str, int | str]) -> tuple[Profile, Plan]:
+    """Change keys of the plan; what a forward keeps for backward grows with the rows of a micro-batch.
+
+    Raises:
+        PlanError: the plan breaks a rule then, or the profile can't tell times for other micro-batches.
+    """
+    method = values.get("method", plan.method)
+    if method != plan.method and "single" in (method, plan.method):
+        raise PlanError("--set method: 'single' has its own slices; give --replan JOB")
+    changed = dataclasses.replace(plan, **values)  # type: ignore[arg-type]
+    return with_rows(profile, changed.microbatch_sizes()[0], plan.microbatch_sizes()[0]), changed
+
+
+def with_rows(profile: Profile, after: int, before: int) -> Profile:
+    """The profile for micro-batches of ``after`` rows in place of ``before``: what a forward keeps grows with them.
+
+    Raises:
+        PlanError: a node has times of one size only.
+    """
+    if before == after:
+        return profile
+    return dataclasses.replace(profile, nodes=tuple(_with_rows(node, after, before) for node in profile.nodes))
+
+
+def _with_rows(node: NodeFacts, after: int, before: int) -> NodeFacts:
+    if not node.work_times:
+        raise PlanError(
+            f"node {node.node} has times of micro-batches of {before} rows only, not of {after}; measure it with "
+            "'ringtune measure'"
+        )
+    return dataclasses.replace(node, activation_block_bytes=round(node.activation_block_bytes * after / before))
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+def _number(
+    key: str,
+    value: str,
+    *,
+    parse: Callable[[str], float] = float,
+    above: float | None = None,
+    least: float | None = None,
+) -> float:
+    try:
+        number = float(parse(value))
+    except (ValueError, UsageError) as error:
+        raise PlanError(f"--set {key}={value}: {value!r} is no number") from error
+    if not math.isfinite(number):
+        raise PlanError(f"--set {key}={value}: it has to be a finite number")
+    if above is not None and not number > above:
+        raise PlanError(f"--set {key}={value}: it has to be above {above:g}")
+    if least is not None and not number >= least:
+        raise PlanError(f"--set {key}={value}: it has to be at least {least:g}")
+    return number
+
+
+def _rate(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return parse_bytes(text.removesuffix("/s"))

@@ -1,0 +1,74 @@
+"""What has to hold before a plan is run on the virtual clock: the profile is of its model, and every node has room."""
+
+from __future__ import annotations
+
+from ringtune.costs import check_profile
+from ringtune.errors import CapacityError, PlanError
+from ringtune.memory import MemoryEstimate, node_memory
+from ringtune.plan import Plan
+from ringtune.profile import Profile, Shape
+from ringtune.strict import nearest
+from ringtune.units import format_bytes
+
+
+def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shape: Shape | None = None) -> None:
+    """Refuse what can't be predicted, or would never be run.
+
+    Args:
+        plan: the plan.
+        profile: of its nodes.
+        optimizer: of the job.
+        dtype: of the computation.
+        shape: what the timings have to belong to; None = whatever.
+
+    Raises:
+        PlanError: the plan names a node that the profile lacks, or the profile is of another model or shape.
+        CapacityError: a node has less memory than the plan needs there; names it with both numbers.
+    """
+    known = profile.by_name
+    for node in plan.nodes:
+        if node not in known:
+            raise PlanError(f"the plan names node {node!r}, which the profile lacks; {nearest(node, known)}")
+    check_profile(profile, plan, shape=shape)
+    for node, needs in memory_bounds(plan, profile, optimizer=optimizer, dtype=dtype).items():
+        if needs.total_bytes > known[node].memory_bytes:
+            piece = plan.slice_of(node)
+            what = f"blocks [{piece.start}, {piece.stop})" if piece.num_blocks else "embedding and head"
+            raise CapacityError(
+                f"node {node} needs {needs} for {what} but has {format_bytes(known[node].memory_bytes)}; give it fewer "
+                "blocks, lower batch_size or max_length, or raise microbatches"
+            )
+
+
+def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -> dict[str, MemoryEstimate]:
+    """What each node of the plan holds at most, whatever the timing."""
+    facts = profile.by_name
+    return {
+        node: node_memory(
+            plan,
+            node,
+            facts[node].model,
+            optimizer=optimizer,
+            activation_block_bytes=facts[node].activation_block_bytes,
+            dtype=dtype,
+        )
+        for node in plan.nodes
+    }
+
+
+def recorded_shape(profile: Profile, plan: Plan) -> Shape | None:
+    """What the timings should belong to, where there is no job that says it: the plan's lengths and wire type."""
+    measured = [node.shape for node in profile.nodes if node.shape.is_measured]
+    if not measured:
+        return None
+    first = measured[0]
+    return Shape(
+        rows=first.rows,
+        tokens=plan.max_length,
+        task=first.task,
+        adapter=first.adapter,
+        dtype=first.dtype,
+        wire_dtype=plan.wire_dtype,
+        optimizer=first.optimizer,
+        dropout=first.dropout,
+    )

@@ -1,0 +1,84 @@
+"""What-if changes of who takes part: a node leaves, or one like another joins; pure, as ``sim.changes``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ringtune.errors import PlanError
+from ringtune.ids import check_node_name
+from ringtune.plan import Phase, Plan, Slice
+from ringtune.profile import LinkFacts, Profile
+from ringtune.strict import nearest
+
+
+def drop_from_profile(profile: Profile, name: str) -> Profile:
+    """The profile without a node and its links.
+
+    Raises:
+        PlanError: it has no such node.
+    """
+    if name not in profile.by_name:
+        raise PlanError(f"--drop {name}: the profile has no such node; {nearest(name, profile.by_name)}")
+    return dataclasses.replace(
+        profile,
+        nodes=tuple(node for node in profile.nodes if node.node != name),
+        links=tuple(link for link in profile.links if name not in (link.source, link.target)),
+    )
+
+
+def drop_from_plan(plan: Plan, name: str) -> Plan:
+    """The plan without a node: its blocks go to the host before it in the ring, those of the first host to the next.
+
+    Its data is not trained on any more; the number of steps stays.
+
+    Raises:
+        PlanError: no host or no owner is left.
+    """
+    owners = tuple(owner for owner in plan.owners if owner.node != name)
+    if not owners:
+        raise PlanError(f"--drop {name}: it is the only owner of data; nothing would be left to train on")
+    left = [piece for piece in plan.slices if piece.node != name]
+    gone = plan.slice_of(name)
+    if gone.num_blocks:
+        if not left:
+            raise PlanError(f"--drop {name}: it hosts all blocks; give --replan JOB to share them out anew")
+        before = [index for index, piece in enumerate(left) if piece.num_blocks and piece.stop == gone.start]
+        after = [index for index, piece in enumerate(left) if piece.num_blocks and piece.start == gone.stop]
+        heir = (before or after or [0])[0]
+        start, stop = (gone.start, gone.stop)
+        if left[heir].num_blocks:
+            start, stop = min(start, left[heir].start), max(stop, left[heir].stop)
+        left[heir] = Slice(node=left[heir].node, start=start, stop=stop)
+    return dataclasses.replace(plan, owners=owners, phases=(Phase(slices=tuple(left)),))
+
+
+def add_node(profile: Profile, name: str, like: str) -> Profile:
+    """A further node with the speed, memory and links of ``like``, but without data.
+
+    Between the two the rate is that of the slower of the model's fastest way out and in, with the longer latency of
+    those two.
+
+    Raises:
+        PlanError: ``like`` is not there, or ``name`` is already.
+        UsageError: no node may be called so.
+    """
+    check_node_name(name)
+    if name in profile.by_name:
+        raise PlanError(f"--add {name}: the profile has a node of that name already; choose another")
+    if like not in profile.by_name:
+        raise PlanError(f"--like {like}: the profile has no such node; {nearest(like, profile.by_name)}")
+    twin = dataclasses.replace(
+        profile.by_name[like], node=name, train_rows=0, eval_rows=0, labels=(), eval_labels=(), skipped_rows=0
+    )
+    links = list(profile.links)
+    links += [dataclasses.replace(link, source=name) for link in profile.links if link.source == like]
+    links += [dataclasses.replace(link, target=name) for link in profile.links if link.target == like]
+    out = [link for link in profile.links if link.source == like]
+    into = [link for link in profile.links if link.target == like]
+    if out and into:
+        ways = [max(way, key=lambda link: link.rate_bytes_per_s) for way in (out, into)]
+        rate, latency_s = min(way.rate_bytes_per_s for way in ways), max(way.latency_s for way in ways)
+        for source, target in ((like, name), (name, like)):
+            links.append(LinkFacts(source=source, target=target, rate_bytes_per_s=rate, latency_s=latency_s))
+    nodes = tuple(sorted((*profile.nodes, twin), key=lambda node: node.node))
+    return dataclasses.replace(profile, nodes=nodes, links=tuple(links))

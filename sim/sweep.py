@@ -1,0 +1,161 @@
+"""Many what-ifs at once: axes of values, their grid, and its cells on all cores or on a cluster.
+
+A cell depends on nothing but its own changes, and results stand in the order of the grid: neither the number of
+workers nor the backend shows in them. Workers get the plan and the profile from this very process, through joblib.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ringtune.errors import RingTuneError, UsageError
+from sim.changes import split_change
+
+Cell = TypeVar("Cell")
+
+BACKENDS = ("loky", "dask", "ray")
+_MODULES = {"dask": "distributed", "ray": "ray"}
+_PACKAGES = {"dask": "dask[distributed]", "ray": "ray"}
+_DIGITS = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """One key with the values that it takes.
+
+    Attributes:
+        key: as for ``--set``.
+        values: as text, in the order of the table.
+    """
+
+    key: str
+    values: tuple[str, ...]
+
+
+def parse_axis(text: str) -> Axis:
+    """Read ``KEY=0.25,0.5,1`` or ``KEY=0.25:2:8`` (from, to, how many; evenly spaced).
+
+    Raises:
+        UsageError: no such form, or a value twice.
+    """
+    key, listed = split_change(text)
+    values: list[str] = []
+    for part in listed.split(","):
+        values += _range(text, part) if ":" in part else [part.strip()]
+    if not all(values):
+        raise UsageError(f"--sweep {text!r} has an empty value")
+    if len(set(values)) != len(values):
+        raise UsageError(f"--sweep {text!r} has a value twice")
+    return Axis(key=key, values=tuple(values))
+
+
+def _range(text: str, part: str) -> list[str]:
+    pieces = part.split(":")
+    try:
+        first, last, count = float(pieces[0]), float(pieces[1]), int(pieces[2])
+        if len(pieces) != 3 or count < 2 or not (math.isfinite(first) and math.isfinite(last)):
+            raise ValueError(part)
+    except (ValueError, IndexError) as error:
+        raise UsageError(
+            f"--sweep {text!r}: {part!r} is not FROM:TO:COUNT with two values at least, e.g. 0.25:2:8"
+        ) from error
+    step = (last - first) / (count - 1)
+    return [f"{first + index * step:.{_DIGITS}g}" for index in range(count)]
+
+
+def grid(axes: Sequence[Axis]) -> list[tuple[str, ...]]:
+    """The ``KEY=VALUE`` changes of every cell; the last axis runs fastest.
+
+    Raises:
+        UsageError: a key stands twice.
+    """
+    keys = [axis.key for axis in axes]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UsageError(f"--sweep {key} stands twice; give all its values at once: {key}=A,B")
+    return list(itertools.product(*([f"{axis.key}={value}" for value in axis.values] for axis in axes)))
+
+
+def run_cells(
+    task: Callable[[tuple[str, ...]], Cell],
+    cells: Sequence[tuple[str, ...]],
+    *,
+    jobs: int = -1,
+    backend: str = "loky",
+    cluster: str = "",
+) -> list[Cell]:
+    """Do ``task`` for every cell.
+
+    Args:
+        task: picklable, as are its results.
+        cells: changes of each.
+        jobs: workers of this machine; -1 = one for each core. A cluster takes what it has.
+        backend: one of ``BACKENDS``.
+        cluster: address of a Dask scheduler or a Ray cluster; empty = one on this machine, for the sweep only.
+
+    Returns:
+        Results in the order of ``cells``.
+
+    Raises:
+        UsageError: no such backend or number of workers.
+        RingTuneError: a package is not installed, or nobody answers at the address.
+    """
+    if backend not in BACKENDS:
+        raise UsageError(f"--backend {backend!r} is not one of {', '.join(BACKENDS)}")
+    if jobs == 0 or jobs < -1:
+        raise UsageError(f"--jobs {jobs} has to be at least 1, or -1 for all cores")
+    if cluster and backend == "loky":
+        raise UsageError("--cluster is for --backend dask and ray")
+    if backend == "loky" and 1 in (jobs, len(cells)):
+        return [task(cell) for cell in cells]
+    joblib = _import("joblib", "joblib", "ringtune[sweeps]")
+    workers = min(jobs, len(cells)) if jobs > 0 else jobs
+    with _backend(joblib, backend, workers, cluster):
+        return list(joblib.Parallel(n_jobs=workers)(joblib.delayed(task)(cell) for cell in cells))
+
+
+@contextmanager
+def _backend(joblib: Any, backend: str, workers: int, cluster: str) -> Iterator[None]:
+    """Joblib's backend of that name, with the cluster behind it."""
+    if backend == "loky":
+        with joblib.parallel_config("loky", inner_max_num_threads=1):
+            yield
+        return
+    module = _import(_MODULES[backend], _PACKAGES[backend], _PACKAGES[backend])
+    if backend == "dask":
+        local = {"n_workers": workers if workers > 0 else None, "threads_per_worker": 1, "dashboard_address": None}
+        with (
+            _connected(backend, cluster, lambda: module.Client(cluster) if cluster else module.Client(**local)),
+            joblib.parallel_config("dask"),
+        ):
+            yield
+        return
+    importlib.import_module("ray.util.joblib").register_ray()
+    started: dict[str, Any] = {"address": cluster} if cluster else {"num_cpus": workers if workers > 0 else None}
+    try:
+        _connected(backend, cluster, lambda: module.init(log_to_driver=False, **started))
+        with joblib.parallel_config("ray"):
+            yield
+    finally:
+        module.shutdown()
+
+
+def _connected(backend: str, cluster: str, connect: Callable[[], Any]) -> Any:
+    try:
+        return connect()
+    except (OSError, ConnectionError, TimeoutError) as error:
+        where = f"the {backend} cluster at {cluster}" if cluster else f"a {backend} cluster on this machine"
+        raise RingTuneError(f"can't use {where}: {error}; see --cluster") from error
+
+
+def _import(module: str, package: str, what: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise RingTuneError(f"this sweep needs the package {package!r}; pip install '{what}'") from error
