@@ -1,0 +1,191 @@
+"""What this machine can do for a testbed, found out by trying it; what it can't has its reason."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.testbed import groups
+from deploy.testbed.boards import Layout
+from deploy.testbed.groups import GroupMounts
+from deploy.testbed.network import Shaper
+from deploy.testbed.shell import attempt
+from ringtune.errors import RingTuneError
+
+# What automake, meson and others take for "skipped".
+SKIPPED_EXIT_CODE = 77
+
+_SCRATCH = ("unshare", "--net", "--", "sh", "-c")
+_TRIALS = {
+    "tbf": "tc qdisc add dev lo root tbf rate 1mbit burst 16k latency 50ms",
+    "htb": "tc qdisc add dev lo root handle 1: htb && tc class add dev lo parent 1: classid 1:1 htb rate 1mbit"
+    " && tc qdisc add dev lo parent 1:1 bfifo",
+    "netem": "tc qdisc add dev lo root netem delay 1ms",
+    "bridge": "ip link add br0 type bridge && ip link add p0 type veth peer name p1 && ip link set p0 master br0",
+}
+
+
+class MissingCapability(Exception):  # noqa: N818 - not a failure: a script skips then
+    """This machine can't be a testbed, or not the one that is asked for; says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capability:
+    """One thing that a testbed uses.
+
+    Attributes:
+        name: of it.
+        use: what for.
+        reason: why it is not here; empty if it is.
+        is_needed: whether no testbed is possible without.
+    """
+
+    name: str
+    use: str
+    reason: str
+    is_needed: bool = True
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine has it."""
+        return not self.reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capabilities:
+    """All of them.
+
+    Attributes:
+        found: in the order in which they are shown.
+        mounts: the control groups, None without.
+    """
+
+    found: tuple[Capability, ...]
+    mounts: GroupMounts | None
+
+    def reason(self, name: str) -> str:
+        """Why a capability is not here; empty if it is."""
+        return next(capability.reason for capability in self.found if capability.name == name)
+
+    @property
+    def missing(self) -> list[str]:
+        """Why no testbed is possible; empty if one is."""
+        lacks = [f"{one.name}: {one.reason}" for one in self.found if one.is_needed and one.reason]
+        if self.reason("tbf") and self.reason("htb"):
+            lacks.append(f"tbf and htb: {self.reason('tbf')}")
+        return lacks
+
+    def choose(self, layout: Layout) -> tuple[GroupMounts, Shaper]:
+        """What to build this layout with.
+
+        Raises:
+            MissingCapability: it can't be built here.
+        """
+        if self.missing or self.mounts is None:
+            raise MissingCapability("; ".join(self.missing))
+        late = [board.name for board in layout.boards if board.latency_s > 0]
+        if late and self.reason("netem"):
+            raise MissingCapability(
+                f"latency_ms of {', '.join(late)} needs netem: {self.reason('netem')}; set it to 0 to go without"
+            )
+        return self.mounts, Shaper(rate="htb" if self.reason("tbf") else "tbf", has_delay=not self.reason("netem"))
+
+
+def find_capabilities() -> Capabilities:
+    """Try everything. Leaves nothing behind: the trials are in namespaces that end with their process."""
+    is_root = os.geteuid() == 0
+    lacks_root = "" if is_root else "the user is not root; use sudo"
+
+    def tried(name: str) -> str:
+        return lacks_root or _why_not(_TRIALS[name])
+
+    mounts = _mounts()
+    in_groups = mounts if isinstance(mounts, str) else lacks_root or _why_no_group(mounts)
+    version = "" if isinstance(mounts, str) else f", version {mounts.version}"
+    found = (
+        Capability(name="root", use="to make namespaces and groups", reason=lacks_root),
+        Capability(name="namespaces", use="ip netns, nsenter", reason=lacks_root or _why_no_namespace()),
+        Capability(name="bridge", use="bridge and veth", reason=tried("bridge")),
+        Capability(name="tbf", use="rates", reason=tried("tbf"), is_needed=False),
+        Capability(name="htb", use="rates, if there is no tbf", reason=tried("htb"), is_needed=False),
+        Capability(name="netem", use="latency_ms", reason=tried("netem"), is_needed=False),
+        Capability(name="groups", use=f"quotas and memory limits{version}", reason=in_groups),
+    )
+    return Capabilities(found=found, mounts=None if isinstance(mounts, str) or in_groups else mounts)
+
+
+def _why_not(script: str) -> str:
+    done = attempt((*_SCRATCH, script))
+    return "" if done.returncode == 0 else _last_words(done.stderr) or f"exit code {done.returncode}"
+
+
+def _why_no_namespace() -> str:
+    for tool in ("ip", "nsenter"):
+        done = attempt((tool, "-V"))
+        if done.returncode == 127:
+            return _last_words(done.stderr)
+    name = f"ringtune-probe-{os.getpid()}"
+    done = attempt(("ip", "netns", "add", name))
+    if done.returncode == 0:
+        done = attempt(("ip", "netns", "del", name))
+    return "" if done.returncode == 0 else _last_words(done.stderr)
+
+
+def _mounts() -> GroupMounts | str:
+    try:
+        mounts = Path("/proc/mounts").read_text()
+    except OSError as error:
+        return f"/proc/mounts: {error.strerror}"
+    unified = groups.unified_mount(mounts)
+    controllers = _text(unified / "cgroup.controllers") if unified is not None else ""
+    return groups.find_mounts(mounts, controllers=controllers)
+
+
+def _why_no_group(mounts: GroupMounts) -> str:
+    """Make one group, look for its files, remove it."""
+    name = f"ringtune-probe-{os.getpid()}"
+    made: list[Path] = []
+    wanted: dict[Path, tuple[str, ...]] = {mounts.cpu: ("cpu.max", "memory.max")}
+    if mounts.version == 1:
+        wanted = {mounts.cpu: ("cpu.cfs_quota_us",), mounts.memory: ("memory.limit_in_bytes",)}
+    try:
+        groups.hand_down(mounts)
+        for root in wanted:
+            (root / name).mkdir()
+            made.append(root / name)
+        lacks = [file for root, files in wanted.items() for file in files if not (root / name / file).exists()]
+        return f"the kernel has no {', '.join(lacks)}" if lacks else ""
+    except OSError as error:
+        return f"can't make a group in {error.filename}: {error.strerror}"
+    except RingTuneError as error:
+        return str(error)
+    finally:
+        for folder in made:
+            folder.rmdir()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _last_words(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1].removeprefix("Error: ").rstrip(".")
+
+
+def describe(capabilities: Capabilities, *, write: Callable[[str], object]) -> bool:
+    """A line for each capability.
+
+    Returns:
+        Whether a testbed is possible.
+    """
+    for one in capabilities.found:
+        state = "PASS" if one.is_here else "FAIL" if one.is_needed else "LACK"
+        write(f"{state}  {one.name:<10}  {one.use}" + (f": {one.reason}" if one.reason else ""))
+    if capabilities.missing:
+        write(f"no testbed is possible here: {'; '.join(capabilities.missing)}")
+    return not capabilities.missing
