@@ -1,7 +1,6 @@
-"""PipeAdapter in the ring against its rule written out: one process, the whole model, past versions of each block.
+"""PipeAdapter in the ring gives the adapters and head of its rule written out in one process.
 
-Host p of P, counted from below, keeps w = P - p items in flight: the forward of item k of a turn sees
-``max(0, k - w + 1)`` updates of that turn, its backward the same weights, and its gradient goes to the newest ones.
+The rule and its reference stand in ``tests.edge.stale_reference``.
 """
 
 from __future__ import annotations
@@ -13,21 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.func import functional_call
 
-from edge.data.rows import OwnerDataset
 from ringtune import rounds as rd
-from ringtune.learning_rate import learning_rate
-from ringtune.turns import Item, StartPoint, StepKind, items, turn_sequence
-from tests.edge.reference import inputs_of, targets_of, whole_model
+from ringtune.turns import StartPoint, StepKind, turn_sequence
+from tests.edge.stale_reference import Tensors, train_stale
 from tests.suites.tensors import Case, distance, make_carrier, reference_of, write_family_inputs, write_inputs
 from tests.suites.test_resumed_run_equals_the_whole import holder_of, rebuilt, same_bits
 from tests.suites.test_resumed_run_equals_the_whole import run as run_plan
 from tests.suites.test_ring_equals_one_process import distance_to_reference, run
 
 Slices = tuple[tuple[str, int, int], ...]
-Tensors = dict[str, torch.Tensor]
 
 TWO: Slices = (("b", 0, 2), ("a", 2, 4))
 THREE: Slices = (("a", 0, 1), ("b", 1, 3), ("c", 3, 4))
@@ -46,95 +40,10 @@ def stale_case(folder: Path, **changes: Any) -> Case:
     return Case(folder=folder, method="pipeadapter", **{**values, **changes})
 
 
-@dataclasses.dataclass
-class StaleProcess:
-    """The whole model, and for each block every version of its adapter that there ever was."""
-
-    case: Case
-    bounds: tuple[tuple[int, int], ...]
-    losses: list[float] = dataclasses.field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Take the tensors out of the model; the modules are only called with others in their place."""
-        case, plan = self.case, self.case.plan((("a", self.case.private_blocks, self.case.num_blocks),))
-        self.model: Any = whole_model(case.job, plan, case.folder / "model").eval()
-        self.model.heads[self.model.active_head].train()
-        trained = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
-        self.head = {name: value for name, value in trained.items() if name.startswith("heads.")}
-        self.blocks: list[dict[str, torch.nn.Parameter]] = []
-        for _, block in self.model.iter_layers():
-            own = {id(value) for value in block.parameters()}
-            self.blocks.append({name: value for name, value in trained.items() if id(value) in own})
-        for block in self.blocks[: case.private_blocks]:
-            block.clear()
-        self.past = [[self.copy(block)] for block in self.blocks]
-        newest = [value for block in self.blocks for value in block.values()] + list(self.head.values())
-        kind = torch.optim.AdamW if case.optimizer == "adamw" else torch.optim.SGD
-        self.optimizer = kind(newest, lr=1.0, weight_decay=case.weight_decay)
-
-    @staticmethod
-    def copy(tensors: Any) -> Tensors:
-        """Values of this moment."""
-        return {name: value.detach().clone() for name, value in tensors.items()}
-
-    def seen(self, block: int, first_step: int, k: int) -> Tensors:
-        """The version of a block that the forward of item ``k`` of a turn sees."""
-        above = [p for p, (_, stop) in enumerate(self.bounds) if stop > block]
-        return self.past[block][first_step + max(0, k - len(above) + 1)] if self.blocks[block] else {}
-
-    def train(self) -> StaleProcess:
-        """All turns."""
-        plan, datasets = self.case.plan((("a", self.case.private_blocks, self.case.num_blocks),)), self.case.datasets()
-        for turn in turn_sequence(plan):
-            if turn.kind is StepKind.TRAIN:
-                for k, item in enumerate(items(plan, turn)):
-                    self.step(item, turn.first_step, k, datasets[turn.owner])
-        return self
-
-    def step(self, item: Item, first_step: int, k: int, dataset: OwnerDataset) -> None:
-        """One item: forward and backward with old versions, one update of the newest."""
-        plan = self.case.plan((("a", self.case.private_blocks, self.case.num_blocks),))
-        used = {name: value for b in range(len(self.blocks)) for name, value in self.seen(b, first_step, k).items()}
-        used = {name: value.clone().requires_grad_() for name, value in {**used, **self.copy(self.head)}.items()}
-        batch = dataset.batch(plan, item)
-        _, all_targets = targets_of(self.case.task, batch)
-        total, first = torch.zeros((), dtype=torch.float64), 0
-        for size in plan.microbatch_sizes(item.rows):
-            rows = batch.rows(first, first + size)
-            first += size
-            targets, count = targets_of(self.case.task, rows)
-            output = functional_call(self.model, used, kwargs={**inputs_of(self.model, rows), **targets})
-            total = total + output.loss * (count / all_targets)
-        grads = dict(zip(used, torch.autograd.grad(total, list(used.values())), strict=True))
-        for part in (*self.blocks, self.head):
-            for name, value in part.items():
-                value.grad = grads[name]
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.case.job.train, item.step, plan.num_steps)
-        self.optimizer.step()
-        for block, versions in zip(self.blocks, self.past, strict=True):
-            versions.append(self.copy(block))
-        self.losses.append(float(total.detach()))
-
-    def result(self) -> Tensors:
-        """Adapters and head, named as the ring names them."""
-        state = self.model.state_dict()
-        names = [name for name in state if ".ringtune." in name]
-        return {name: state[name] for name in names}
-
-
 @functools.lru_cache(maxsize=32)
-def stale_reference(case: Case, bounds: tuple[tuple[int, int], ...]) -> tuple[Tensors, list[float]]:
-    """The result of the stale process, once per case."""
-    generator_state = torch.get_rng_state()
-    done = StaleProcess(case, bounds).train()
-    torch.set_rng_state(generator_state)
-    return done.result(), done.losses
-
-
-def hosts_of(slices: Slices) -> tuple[tuple[int, int], ...]:
-    """The hosts' ranges, bottom to top, without empty ones."""
-    return tuple((start, stop) for _, start, stop in slices if stop > start)
+def stale_reference(case: Case, slices: Slices) -> tuple[Tensors, list[float]]:
+    """Adapters with head, and losses, of the rule written out; once per case."""
+    return train_stale(case.job, case.plan(slices), case.folder / "model", case.datasets())
 
 
 def ring_result(case: Case, slices: Slices, *, seed: int = 0) -> tuple[Tensors, list[float], dict[str, dict[str, int]]]:
@@ -155,7 +64,7 @@ def ring_result(case: Case, slices: Slices, *, seed: int = 0) -> tuple[Tensors, 
 def test_pipeadapter_equals_the_stale_reference(folder: Path, split: str, microbatches: int, optimizer: str) -> None:
     """Three turns of two owners: every tensor and every loss to 1e-9 in float64."""
     case = stale_case(folder, microbatches=microbatches, optimizer=optimizer)
-    wanted, losses = stale_reference(case, hosts_of(SPLITS[split]))
+    wanted, losses = stale_reference(case, SPLITS[split])
     got, found, _ = ring_result(case, SPLITS[split])
     assert distance(got, wanted) < 1e-9
     assert found == pytest.approx(losses, rel=1e-9)
@@ -176,14 +85,14 @@ def test_pipeadapter_of_other_shapes_equals_the_stale_reference(
 ) -> None:
     """Short turns, evaluations between them, owners anywhere, frozen private blocks: the same rule."""
     case = stale_case(folder, **changes)
-    assert distance(ring_result(case, slices)[0], stale_reference(case, hosts_of(slices))[0]) < 1e-9
+    assert distance(ring_result(case, slices)[0], stale_reference(case, slices)[0]) < 1e-9
 
 
 def test_pipeadapter_comparison_can_fail(folder: Path) -> None:
     """Negative control: one host more, or no staleness at all, is far outside the bound."""
     case = stale_case(folder)
-    wanted, _ = stale_reference(case, hosts_of(THREE))
-    assert distance(stale_reference(case, hosts_of(TWO))[0], wanted) > 1e-4
+    wanted, _ = stale_reference(case, THREE)
+    assert distance(stale_reference(case, TWO)[0], wanted) > 1e-4
     fresh = reference_of(dataclasses.replace(case, method="all"))
     assert distance({**fresh.adapter(), **fresh.head()}, wanted) > 1e-4
 
@@ -234,7 +143,7 @@ def test_pipeadapter_of_other_adapters_equals_the_stale_reference(
     dtype = "float32" if adapter == "loreft" else "float64"
     case = stale_case(inputs, adapter=adapter, dtype=dtype, num_steps=8)
     got = ring_result(case, THREE)[0]
-    wanted = stale_reference(case, hosts_of(THREE))[0]
+    wanted = stale_reference(case, THREE)[0]
     assert distance(got, wanted) < (1e-5 if dtype == "float32" else 1e-9)
 
 
