@@ -19,10 +19,9 @@ def trained(outcome: Outcome) -> dict[str, torch.Tensor]:
     return {name: tensor for file in names for name, tensor in load(bytes(outcome.files[file])).items()}
 
 
-def reference_of(cluster: Cluster, job: Job, outcome: Outcome) -> reference.Trained:
-    """Train the same items in this process on the whole model."""
-    assert outcome.plan is not None
-    datasets = {
+def datasets_of(cluster: Cluster, job: Job) -> dict[str, OwnerDataset]:
+    """Each owner's share of the rows, as its agent has it."""
+    return {
         name: OwnerDataset.load(
             job,
             Path(cluster.train),
@@ -33,7 +32,12 @@ def reference_of(cluster: Cluster, job: Job, outcome: Outcome) -> reference.Trai
         )
         for index, name in enumerate(cluster.owners)
     }
-    return reference.train(job, outcome.plan, cluster.model, datasets)
+
+
+def reference_of(cluster: Cluster, job: Job, outcome: Outcome) -> reference.Trained:
+    """Train the same items in this process on the whole model."""
+    assert outcome.plan is not None
+    return reference.train(job, outcome.plan, cluster.model, datasets_of(cluster, job))
 
 
 def largest_difference(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:

@@ -8,8 +8,9 @@ import time
 import pytest
 
 from edge.recorder import replay
+from tests.edge.stale_reference import train_stale
 from tests.integration.cluster import Cluster
-from tests.integration.results import largest_difference, reference_of, trained
+from tests.integration.results import datasets_of, largest_difference, reference_of, trained
 
 pytestmark = pytest.mark.slow
 SETTLE_S = 10.0
@@ -42,6 +43,20 @@ def test_ring_other_methods_equal_one_process(cluster: Cluster, method: str) -> 
     assert outcome.is_done, outcome.message
     wanted = reference_of(cluster, job, outcome)
     assert largest_difference(trained(outcome), {**wanted.adapter(), **wanted.head()}) < 1e-9
+
+
+def test_ring_of_pipeadapter_equals_its_rule_in_one_process(cluster: Cluster) -> None:
+    """Stale on purpose, on real processes: equal to the rule written out, with as many versions as it needs."""
+    job = cluster.job(train__method="pipeadapter", train__local_iterations=5, train__max_steps=13)
+    outcome = cluster.run(job)
+    assert outcome.is_done, outcome.message
+    assert outcome.plan is not None
+    wanted, losses = train_stale(job, outcome.plan, cluster.model, datasets_of(cluster, job))
+    assert largest_difference(trained(outcome), wanted) < 1e-9
+    assert [line["loss"] for line in outcome.metrics if "loss" in line] == pytest.approx(losses, abs=1e-9)
+    hosts = [piece.node for piece in outcome.plan.slices if piece.num_blocks]
+    stored = [outcome.report["nodes"][node]["peak_versions"] for node in hosts]
+    assert stored == list(range(len(hosts), 0, -1)) != [1]
 
 
 def test_ring_agents_keep_nothing_of_a_run(cluster: Cluster) -> None:
