@@ -132,17 +132,28 @@ class WhatIf:
         """
         return self._outcome(self.plan, self.profile, self.shape)
 
+    def check(self, cells: Sequence[Sequence[str]]) -> None:
+        """Refuse cells that make no sense, before any is computed: those are mistakes, no results.
+
+        Raises:
+            UsageError: a change is not KEY=VALUE.
+            PlanError: an unknown node, link or key, or a value out of range.
+        """
+        for more in cells:
+            profile = self._joined()
+            for key, value in map(split_change, (*self.changes, *more)):
+                if "." in key:
+                    profile = change_profile(profile, key, value)
+                else:
+                    plan_value(key, value)
+
     def after(self, more: Sequence[str] = ()) -> Outcome:
         """The plan with all changes, and ``more`` of them.
 
         Raises:
             RingTuneError: a change makes no sense, or what comes of it does not fit.
         """
-        profile, plan = self.profile, self.plan
-        if self.add and self.job is None:
-            raise PlanError(f"--add {self.add[0][0]}: the plan has no blocks for it; give --replan JOB")
-        for name, like in self.add:
-            profile = add_node(profile, name, like)
+        profile, plan = self._joined(), self.plan
         changes = (*self.changes, *more)
         if self.job is None:
             profile, plan = change_all(profile, plan, changes)
@@ -168,6 +179,15 @@ class WhatIf:
             fullest_node=node,
             fullest_share=share,
         )
+
+    def _joined(self) -> Profile:
+        """The profile with the nodes that join."""
+        if self.add and self.job is None:
+            raise PlanError(f"--add {self.add[0][0]}: the plan has no blocks for it; give --replan JOB")
+        profile = self.profile
+        for name, like in self.add:
+            profile = add_node(profile, name, like)
+        return profile
 
     def _planned(self, profile: Profile, job: Job, changes: Sequence[str]) -> tuple[Profile, Plan]:
         """Plan anew: keys of the plan change the job, except for credits, which the job has not."""

@@ -1,0 +1,138 @@
+"""``ringtune what-if``: what a faster board, a slower link or another batch would change; nothing is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from coordinator.what_if import WhatIf
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command("what-if")
+def what_if(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json, or the folder of a run.")],
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="profile.json with measured times; default: that of the run.")
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="NODE.compute (0.5 = half as fast), NODE.memory, link.A.B.rate (bytes per second), link.A.B.latency "
+            "(seconds), or a key of the plan: microbatches, batch_size, every_steps, wire_dtype; * = every node.",
+        ),
+    ] = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE", help="Leave a node out; without --replan the host before it takes its blocks."),
+    ] = None,
+    add: Annotated[list[str] | None, typer.Option(metavar="NODE", help="Add a node without data.")] = None,
+    like: Annotated[
+        list[str] | None, typer.Option(metavar="NODE", help="Whose speed, memory and links an added node has.")
+    ] = None,
+    replan: Annotated[Path | None, typer.Option(metavar="JOB", help="Plan anew for this job.toml.")] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUES", help="Several values: A,B,C or FROM:TO:COUNT; given twice: the grid."),
+    ] = None,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Workers of a sweep; -1 = one for each core.")] = -1,
+    backend: Annotated[str, typer.Option(metavar="loky|dask|ray", help="What runs the cells of a sweep.")] = "loky",
+    cluster: Annotated[str, typer.Option(metavar="ADDRESS", help="Of a running Dask scheduler or Ray cluster.")] = "",
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the sweep as CSV.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the sweep as .png or .svg.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+) -> None:
+    """Predict what a change of nodes, links or plan does to wall time, idle shares and memory."""
+    import json as json_module
+
+    from coordinator.prediction_inputs import read_inputs
+    from coordinator.what_if import WhatIf
+    from coordinator.what_if_text import comparison_json, comparison_lines
+    from ringtune.errors import UsageError
+    from ringtune.job import load_job
+
+    if not (change or drop or add or replan or sweep):
+        raise UsageError("nothing changes; give --set, --sweep, --drop, --add or --replan")
+    if (csv or plot) and not sweep:
+        raise UsageError("--csv and --plot are for a --sweep")
+    given = read_inputs(plan, profile)
+    question = WhatIf(
+        plan=given.plan,
+        profile=given.profile,
+        optimizer=given.optimizer,
+        dtype=given.dtype,
+        shape=given.shape,
+        changes=tuple(change or ()),
+        drop=tuple(drop or ()),
+        add=tuple(zip(add or (), _models(add or [], like or []), strict=True)),
+        job=load_job(replan) if replan else None,
+    )
+    if sweep:
+        _sweep(question, sweep, jobs=jobs, backend=backend, cluster=cluster, csv=csv, plot=plot, json=json)
+        return
+    before, after = question.before(), question.after()
+    if json:
+        typer.echo(json_module.dumps({"event": "what-if", **comparison_json(before, after)}))
+        return
+    for line in comparison_lines(before, after):
+        typer.echo(line)
+
+
+def _models(add: list[str], like: list[str]) -> list[str]:
+    """Whom each added node is like; one name stands for all.
+
+    Raises:
+        UsageError: another number of names.
+    """
+    from ringtune.errors import UsageError
+
+    if add and len(like) == 1:
+        return like * len(add)
+    if len(add) != len(like):
+        raise UsageError("every --add NODE needs a --like NODE: whose speed, memory and links it has")
+    return like
+
+
+def _sweep(
+    question: WhatIf,
+    sweep: list[str],
+    *,
+    jobs: int,
+    backend: str,
+    cluster: str,
+    csv: Path | None,
+    plot: Path | None,
+    json: bool,
+) -> None:
+    """Run the cells, then print and write them."""
+    import json as json_module
+
+    from coordinator.sweep_plot import check_plot, write_plot
+    from coordinator.what_if_text import sweep_csv, sweep_lines, sweep_rows
+    from ringtune.durable import write_durably
+    from sim.sweep import grid, parse_axis, run_cells
+
+    axes = [parse_axis(text) for text in sweep]
+    cells = grid(axes)
+    if plot is not None:
+        check_plot(plot)
+    before = question.before()
+    question.check(cells)
+    found = run_cells(question, cells, jobs=jobs, backend=backend, cluster=cluster)
+    rows = sweep_rows(axes, before, found)
+    if csv is not None:
+        write_durably(csv, sweep_csv(axes, rows).encode())
+    if plot is not None:
+        write_plot(plot, axes, before.prediction.wall_s, found)
+    if json:
+        value = {"before": before.to_json(), "axes": {axis.key: list(axis.values) for axis in axes}, "cells": rows}
+        typer.echo(json_module.dumps({"event": "sweep", **value}))
+        return
+    for line in sweep_lines(axes, before, found):
+        typer.echo(line)
