@@ -11,7 +11,9 @@ from torch import nn
 from edge.data.tokens import Batch
 from edge.model.safetensors_files import Checkpoint
 from edge.model.skeleton import Skeleton, without_weights
+from edge.model.token_loss import token_loss
 from ringtune.errors import JobError, ModelError
+from ringtune.memory import MOST_LOGIT_BYTES, logits_fit
 from ringtune.model_family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, LM_HEAD, QUESTION_ANSWERING
 
 HEAD = "ringtune"
@@ -46,11 +48,33 @@ class Task(Protocol):
     def num_targets(self, batch: Batch) -> int:
         """Valid targets of a whole batch: what the summed loss is divided by."""
 
+    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:  # noqa: N803
+        """Loss and hits of a micro-batch.
+
+        Args:
+            head: what ``add`` gave.
+            last_BTD: the model's last hidden state.
+            batch: the rows.
+            more: keyword arguments that the family has for the head.
+        """
+
+
+class _OneOutput:
+    """A task whose head may compute all that it has for a micro-batch at once."""
+
+    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:  # noqa: N803
+        """The head as AdapterHub calls it; its output gets no name here, so that logits end before backward."""
+        from transformers.modeling_outputs import BaseModelOutput
+
+        outputs = BaseModelOutput(last_hidden_state=last_BTD)
+        return self.evaluate(head(outputs, attention_mask=batch.mask, return_dict=True, **more), batch)
+
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
         """Loss and hits of a micro-batch from the head's output."""
+        raise NotImplementedError
 
 
-class SequenceClassification:
+class SequenceClassification(_OneOutput):
     """One class per row."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
@@ -84,7 +108,7 @@ class ImageClassification(SequenceClassification):
         return _head(model)
 
 
-class QuestionAnswering:
+class QuestionAnswering(_OneOutput):
     """Where an answer begins and ends in each window; a window without it points at its first token."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
@@ -113,7 +137,7 @@ class QuestionAnswering:
         )
 
 
-class CausalLanguageModel:
+class CausalLanguageModel(_OneOutput):
     """The next token, with the pretrained decoder as head: frozen, so that nothing of it ever travels."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
@@ -149,6 +173,16 @@ class CausalLanguageModel:
         """Tokens that have a token before them in their row."""
         return int((batch.labels[:, 1:] != IGNORED).sum())
 
+    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:  # noqa: N803
+        """Logits of all tokens at once if they are few, otherwise a chunk of tokens at a time."""
+        table_VD = head.get_output_embeddings().weight  # noqa: N806 - V vocabulary
+        vocabulary, item_bytes = table_VD.shape[0], table_VD.element_size()
+        if logits_fit(last_BTD.shape[:2].numel(), vocabulary, item_bytes):
+            return super().run(head, last_BTD, batch, more)
+        chunk = max(1, MOST_LOGIT_BYTES // (vocabulary * item_bytes))
+        found = token_loss(last_BTD.flatten(0, 1), table_VD, _next_tokens(batch), chunk=chunk, ignored=IGNORED)
+        return self._counts(found.loss_sum, found.num_correct, batch)
+
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
         """Summed cross entropy of the next tokens.
 
@@ -156,13 +190,20 @@ class CausalLanguageModel:
         numbers for every token, twice with the gradient.
         """
         logits_NV = output.logits.flatten(0, 1)  # noqa: N806 - N tokens, V vocabulary
-        labels_N = nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED).flatten()  # noqa: N806
+        labels_N = _next_tokens(batch)  # noqa: N806
         loss = nn.functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
-        correct = int((logits_NV.detach().argmax(dim=-1) == labels_N).sum())
+        return self._counts(loss, int((logits_NV.detach().argmax(dim=-1) == labels_N).sum()), batch)
+
+    def _counts(self, loss_sum: torch.Tensor, correct: int, batch: Batch) -> HeadCounts:
         count = self.num_targets(batch)
         return HeadCounts(
-            loss_sum=loss, num_targets=count, more=(("correct", float(correct)), ("tokens", float(count)))
+            loss_sum=loss_sum, num_targets=count, more=(("correct", float(correct)), ("tokens", float(count)))
         )
+
+
+def _next_tokens(batch: Batch) -> torch.Tensor:
+    """What each token is to predict (N); the last one of a row predicts nothing."""
+    return nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED).flatten()
 
 
 TASKS: Mapping[str, Task] = {

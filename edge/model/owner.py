@@ -102,12 +102,8 @@ class OwnerParts:
         leaf: torch.Tensor | None,
         num_targets: int,
     ) -> HeadResult:
-        from transformers.modeling_outputs import BaseModelOutput
-
         last_BTD, more = self._skeleton.family.finish(self._skeleton.base, hidden_BTD, batch)  # noqa: N806
-        outputs = BaseModelOutput(last_hidden_state=last_BTD)
-        # The output gets no name here: the logits of a large vocabulary shall end before backward.
-        counts = self._task.evaluate(self.head(outputs, attention_mask=batch.mask, return_dict=True, **more), batch)
+        counts = self._task.run(self.head, last_BTD, batch, more)
         if leaf is not None:
             torch.autograd.backward(counts.loss_sum / num_targets)
         values = (("loss_sum", float(counts.loss_sum.detach())), ("count", float(counts.num_targets)), *counts.more)

@@ -24,6 +24,9 @@ from ringtune.units import format_bytes
 
 MOMENTS = {"adamw": 2, "sgd": 0}
 DTYPE_BYTES = {"float32": 4, "float64": 8}
+MOST_LOGIT_BYTES = 16 << 20
+"""What the logits of a micro-batch may take; a head with more takes its tokens in chunks of so many bytes."""
+
 _LOGIT_COPIES = 3
 
 
@@ -134,14 +137,31 @@ def estimate_activation_block_bytes(
     return round((hidden_units * hidden_state + probabilities) * DTYPE_BYTES[dtype])
 
 
-def _head_bytes(plan: Plan, model: ModelFacts, state: int, tensor: int, item_bytes: int) -> int:
-    """Weights, gradients and moments, logits, and the hidden state with its gradient of one micro-batch.
+def logits_fit(num_tokens: int, token_logits: int, item_bytes: int) -> bool:
+    """Whether a head may compute the logits of so many padded tokens at once.
 
-    Logits of every token are there three times: as such, as probabilities, and as gradient.
+    They are there three times then: as such, as probabilities, and as gradient. A chunk changes in place instead.
+
+    Args:
+        num_tokens: of the micro-batch.
+        token_logits: numbers for each token; 0 if the head looks at one token of a row.
+        item_bytes: of a number.
     """
+    return _LOGIT_COPIES * num_tokens * token_logits * item_bytes <= MOST_LOGIT_BYTES
+
+
+def logits_peak_bytes(num_tokens: int, token_logits: int, item_bytes: int) -> int:
+    """What the logits of a micro-batch of at most so many tokens take at their peak; see ``logits_fit``."""
+    each = token_logits * item_bytes
+    return min(_LOGIT_COPIES * num_tokens * each, max(MOST_LOGIT_BYTES, each))
+
+
+def _head_bytes(plan: Plan, model: ModelFacts, state: int, tensor: int, item_bytes: int) -> int:
+    """Weights, gradients and moments, logits, and the hidden state with its gradient of one micro-batch."""
     weights = model.head_bytes + model.head_class_bytes * len(plan.labels)
-    logits = plan.microbatch_sizes()[0] * plan.max_length * model.head_token_logits * item_bytes
-    return weights * (1 + state) + 2 * tensor + _LOGIT_COPIES * logits
+    num_tokens = plan.microbatch_sizes()[0] * plan.max_length
+    logits = logits_peak_bytes(num_tokens, model.head_token_logits, item_bytes)
+    return weights * (1 + state) + 2 * tensor + logits
 
 
 def _waiting_tensors(plan: Plan, node: str, lowest: int) -> int:

@@ -6,7 +6,14 @@ import dataclasses
 
 import pytest
 
-from ringtune.memory import MemoryEstimate, estimate_activation_block_bytes, node_memory
+from ringtune.memory import (
+    MOST_LOGIT_BYTES,
+    MemoryEstimate,
+    estimate_activation_block_bytes,
+    logits_fit,
+    logits_peak_bytes,
+    node_memory,
+)
 from ringtune.plan import Plan
 from ringtune.profile import ModelFacts
 from tests.suites.plans import make_plan
@@ -161,6 +168,16 @@ def test_memory_of_a_language_models_owner_counts_logits() -> None:
         for model in (speaking, silent)
     ]
     assert heads == [2 * TENSOR + 3 * 2 * 16 * 100 * 4, 2 * TENSOR]
+
+
+def test_memory_of_a_large_vocabulary_is_bounded_by_a_chunk() -> None:
+    """More logits than the bound come in chunks; the estimate never falls when a micro-batch grows."""
+    assert logits_fit(1, 10_000, 4) and not logits_fit(1000, 10_000, 4)
+    peaks = [logits_peak_bytes(tokens, 32_000, 4) for tokens in range(0, 600, 7)]
+    assert peaks == sorted(peaks)
+    assert peaks[:2] == [0, 3 * 7 * 32_000 * 4]
+    assert peaks[-1] == MOST_LOGIT_BYTES
+    assert logits_peak_bytes(2, 8_000_000, 4) == 32_000_000, "at least one token at a time"
 
 
 def test_estimate_of_a_gated_block_keeps_more_of_the_inner_width() -> None:

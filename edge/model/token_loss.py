@@ -1,0 +1,99 @@
+"""The loss over a large vocabulary, without the logits of all tokens at once.
+
+Logits of 512 tokens over 32,000 words take 65 MB, and three times that with their probabilities and gradient: more than
+the blocks of a small model. So tokens are taken a chunk at a time, and a chunk's logits become its gradient in place::
+
+    logits  ->  minus the largest  ->  exp, over the sum  ->  minus 1 at the target  ->  times the table = gradient
+
+The gradient of the hidden state is ready when the loss is, because nothing comes after a sum but a factor. It needs a
+frozen decoder: the table gets no gradient. Tokens without a target cost nothing.
+
+N tokens, V words, D model width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+
+class TokenLoss(NamedTuple):
+    """The loss of some tokens.
+
+    Attributes:
+        loss_sum: scalar tensor, summed cross entropy; keeps its graph.
+        num_correct: tokens whose largest logit is the target's.
+    """
+
+    loss_sum: torch.Tensor
+    num_correct: int
+
+
+def token_loss(
+    hidden_ND: torch.Tensor,  # noqa: N803
+    table_VD: torch.Tensor,  # noqa: N803
+    labels_N: torch.Tensor,  # noqa: N803
+    *,
+    chunk: int,
+    ignored: int,
+) -> TokenLoss:
+    """Summed cross entropy of ``hidden_ND @ table_VD.T``.
+
+    Args:
+        hidden_ND: what the decoder gets.
+        table_VD: the frozen decoder.
+        labels_N: target of each token.
+        chunk: tokens whose logits may be there at once.
+        ignored: the label of a token without a target.
+    """
+    places = (labels_N != ignored).nonzero().squeeze(-1)
+    wants_grad = torch.is_grad_enabled() and hidden_ND.requires_grad
+    loss, correct = _Chunked.apply(hidden_ND, table_VD, labels_N, places, chunk, wants_grad)  # type: ignore[no-untyped-call]
+    return TokenLoss(loss_sum=loss, num_correct=int(correct))
+
+
+class _Chunked(torch.autograd.Function):
+    """Loss and gradient in one pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: torch.Tensor,  # noqa: N803
+        table_VD: torch.Tensor,  # noqa: N803
+        labels_N: torch.Tensor,  # noqa: N803
+        places: torch.Tensor,
+        chunk: int,
+        wants_grad: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum the chunks' losses and hits; all of them use the same memory."""
+        grad_ND = torch.zeros_like(hidden_ND) if wants_grad else None  # noqa: N806
+        loss = hidden_ND.new_zeros(())
+        correct = torch.zeros((), dtype=torch.int64, device=hidden_ND.device)
+        work_CV = hidden_ND.new_empty(min(chunk, len(places)), table_VD.shape[0])  # noqa: N806 - C tokens of a chunk
+        for first in range(0, len(places), chunk):
+            some = places[first : first + chunk]
+            labels_C1 = labels_N[some].unsqueeze(-1)  # noqa: N806
+            values_CV = torch.mm(hidden_ND[some], table_VD.T, out=work_CV[: len(some)])  # noqa: N806
+            largest_C1, found_C1 = values_CV.max(dim=-1, keepdim=True)  # noqa: N806
+            correct += (found_C1 == labels_C1).sum()
+            values_CV -= largest_C1  # noqa: N806
+            at_target_C1 = values_CV.gather(-1, labels_C1)  # noqa: N806
+            values_CV.exp_()
+            sums_C1 = values_CV.sum(dim=-1, keepdim=True)  # noqa: N806
+            loss += (sums_C1.log() - at_target_C1).sum()
+            if grad_ND is not None:
+                values_CV /= sums_C1  # noqa: N806
+                values_CV.scatter_add_(-1, labels_C1, -torch.ones_like(at_target_C1))
+                grad_ND[some] = values_CV @ table_VD
+        ctx.grad = grad_ND
+        ctx.mark_non_differentiable(correct)
+        return loss, correct
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The gradient that is ready, times what the loss is multiplied by; once."""
+        grad, ctx.grad = ctx.grad, None
+        if grad is None:
+            raise RuntimeError("the loss of these tokens was computed without a gradient, or went backward already")
+        return (grad.mul_(grads[0]), None, None, None, None, None)
