@@ -10,7 +10,7 @@ from coordinator.progress import plan_lines
 from ringtune.errors import UsageError
 from ringtune.memory import MemoryEstimate
 from ringtune.plan import Plan
-from ringtune.schedule import depth
+from ringtune.schedule import depth, warm_up
 from ringtune.table import build_table, format_table
 from ringtune.turns import StepKind, Turn
 
@@ -42,11 +42,18 @@ def plan_text(
     lines += [note] if note else []
     lines += plan_lines(plan, {node: estimate.total_bytes for node, estimate in memory.items()})
     lines += [f"  {node}: {estimate}" for node, estimate in memory.items()]
+    if plan.method == "pipeadapter":
+        lines.append(_staleness(plan))
     lines.append(_privacy(plan))
     if num_steps:
         lines.append(f"actions from step {at_step}, depth {depth(plan, at_step)}:")
         lines += table_text(plan, at_step=at_step, num_steps=num_steps).splitlines()
     return lines
+
+
+def _staleness(plan: Plan) -> str:
+    lags = ", ".join(f"{piece.node} {warm_up(plan, piece.start) - 1}" for piece in plan.slices if piece.num_blocks)
+    return f"weights are stale on purpose, by up to so many steps, each with its version of the adapters: {lags}"
 
 
 def _privacy(plan: Plan) -> str:

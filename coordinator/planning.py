@@ -70,6 +70,8 @@ def make_plan(job: Job, facts: Mapping[str, NodeFacts], *, evaluation_only: bool
             f"{model.num_blocks} blocks; lower it"
         )
     draft = _draft(job, nodes, model)
+    if draft.method == "pipeadapter":  # room for a whole item between two hosts, so that the warm-up fills the ring
+        draft = dataclasses.replace(draft, credits=max(draft.credits, draft.microbatches))
     if evaluation_only:
         draft = dataclasses.replace(draft, num_steps=0, checkpoint_every=0)
     check = MemoryCheck(job, model, {node.node: node for node in nodes}, draft)
@@ -225,12 +227,17 @@ class MemoryCheck:
         )
 
     def with_slice(self, node: str, start: int, stop: int) -> Plan:
-        """A plan in which ``node`` hosts ``[start, stop)`` and strangers the rest."""
+        """A plan in which ``node`` hosts ``[start, stop)`` and strangers the rest.
+
+        Under PipeAdapter a node holds more, the more hosts are above it: then as many as there can be.
+        """
         low, high = self._draft.private_blocks, self._draft.num_blocks
+        strangers = sum(other > node for other in self._facts) if self._draft.method == "pipeadapter" else 1
+        cuts = range(stop, min(high, stop + max(1, strangers)))
         pieces = (
             Slice(node=_BELOW, start=low, stop=start),
             Slice(node=node, start=start, stop=stop),
-            Slice(node=_ABOVE, start=stop, stop=high),
+            *(Slice(node=f"{_ABOVE} {at}", start=at, stop=high if at == cuts[-1] else at + 1) for at in cuts),
         )
         return dataclasses.replace(
             self._draft, phases=(Phase(slices=tuple(piece for piece in pieces if piece.num_blocks)),)

@@ -83,6 +83,17 @@ def test_plan_text_has_slices_memory_and_table(wanted: Job) -> None:
     assert "U0[head]" in text
 
 
+def test_plan_text_says_how_stale_pipeadapter_is(wanted: Job) -> None:
+    """Whoever plans a stale run is told by how many steps each host lags; other methods have no such line."""
+    wanted = wanted.with_overrides({"train.method": "pipeadapter", "train.local_iterations": 8})
+    planned = make_plan(wanted, estimated_facts(wanted, 2, memory_bytes=GIB))
+    text = "\n".join(plan_text(planned.plan, planned.memory, num_steps=0, measured=False))
+    assert "stale on purpose" in text
+    assert "node-0 1, node-1 0" in text
+    fresh = make_plan(wanted.with_overrides({"train.method": "all"}), estimated_facts(wanted, 2, memory_bytes=GIB))
+    assert "stale" not in "\n".join(plan_text(fresh.plan, fresh.memory, num_steps=0, measured=False))
+
+
 def test_plan_json_is_one_line_that_reads_back(wanted: Job) -> None:
     """Machines get the whole plan with its digest, and the memory in bytes."""
     planned = make_plan(wanted, estimated_facts(wanted, 2, memory_bytes=GIB))

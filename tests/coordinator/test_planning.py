@@ -76,6 +76,29 @@ def test_plan_single_takes_the_fastest_node_with_room() -> None:
         plan_for(single, facts("a", memory_bytes=100))
 
 
+def test_plan_of_pipeadapter_has_room_for_an_item_between_two_hosts() -> None:
+    """Credits for all micro-batches of a batch, or the ring never fills; other methods keep the default."""
+    nodes = (facts("a"), facts("b"))
+    wanted: dict[str, Any] = {"train.batch_size": 16, "train.microbatches": 12}
+    pipe = plan_for(job().with_overrides({"train.method": "pipeadapter", **wanted}), *nodes)
+    other = plan_for(job().with_overrides(wanted), *nodes)
+    assert (pipe.credits, other.credits) == (12, 8)
+
+
+def test_plan_of_pipeadapter_counts_the_versions_of_the_lower_hosts() -> None:
+    """The lowest of three nodes keeps graphs of three items: with room for two it hosts fewer blocks."""
+    wanted = job().with_overrides({"train.method": "pipeadapter", "train.local_iterations": 9})
+    names = ("a", "b", "c")
+    roomy = make_plan(wanted, {name: facts(name) for name in names})
+    assert slices(roomy.plan) == {"a": (0, 2), "b": (2, 3), "c": (3, 4)}
+    fresh = make_plan(wanted.with_overrides({"train.method": "all"}), {name: facts(name) for name in names})
+    need, has = roomy.memory_bytes["a"], fresh.memory_bytes["a"]
+    assert need > has
+    tight = make_plan(wanted, {"a": facts("a", memory_bytes=need - 1), "b": facts("b"), "c": facts("c")})
+    assert slices(tight.plan)["a"] == (0, 1)
+    assert tight.memory_bytes["a"] < need
+
+
 def test_plan_leaves_private_blocks_to_the_owners() -> None:
     """Slices begin behind the private blocks."""
     plan = plan_for(job(privacy__private_blocks=2), facts("a"), facts("b"))
