@@ -22,12 +22,14 @@ from typing import Any, Protocol
 
 from edge import memory_budget
 from edge.active import ActiveRun
+from edge.measuring.wanted import Timing
 from edge.options import AgentOptions, is_loopback
 from edge.reporter import Reporter
 from edge.run import AgentRun, Link
 from edge.saver import GoesOn, ShardAsked, check_shards, open_saver
 from edge.threads import ComputeThread
 from edge.weights.borrow import Borrower
+from edge.wire.probe import LinkRate, measure_link
 from ringtune.errors import ConnectionFailedError, FrameError, IntegrityError, RingTuneError
 from ringtune.file_chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
 from ringtune.job import Job, parse_job
@@ -48,7 +50,7 @@ class Workshop(Protocol):
         """Load the libraries that a run needs."""
 
     def inspect(
-        self, options: AgentOptions, job: Job, *, measure: bool, memory_bytes: int
+        self, options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
     ) -> tuple[dict[str, Any], Any]:
         """Facts as JSON, and the node's dataset or None."""
 
@@ -109,8 +111,8 @@ class Agent:
 
     # ---- what the coordinator asks ----------------------------------------------------------------
 
-    def inspect(self, run_id: str, job_toml: str, measure: bool, *, timeout_s: float) -> str:
-        """Count rows and labels, measure a block.
+    def inspect(self, run_id: str, job_toml: str, timing: Timing | None, *, timeout_s: float) -> str:
+        """Count rows and labels, time every kind of work; ``timing`` None = do not.
 
         Returns:
             ``profile.NodeFacts`` as JSON.
@@ -127,12 +129,23 @@ class Agent:
 
         def work() -> dict[str, Any]:
             self._data = ("", None)
-            facts, dataset = self._workshop().inspect(self._options, job, measure=measure, memory_bytes=budget)
+            facts, dataset = self._workshop().inspect(self._options, job, timing=timing, memory_bytes=budget)
             self._data = (run_id, dataset)
             return facts
 
         what = f"node {self._options.name} to inspect its model and data"
         return json.dumps(self._compute.call(work, timeout_s=deadline_s - time.monotonic(), what=what))
+
+    def measure_link(self, target: str, address: str, message_bytes: int, *, timeout_s: float) -> LinkRate:
+        """How fast the link to another node is; see ``edge.wire.probe``.
+
+        Raises:
+            ConnectionFailedError: it can't be measured, or leaves this machine unencrypted; names both ends.
+            DeadlineError: it took too long.
+        """
+        self._check_private(target, address)
+        source = self._options.name
+        return measure_link(source, target, address, message_bytes=message_bytes, timeout_s=timeout_s)
 
     def prepare(
         self,
@@ -309,12 +322,15 @@ class Agent:
             address = addresses.get(target, "")
             if not address:
                 raise ConnectionFailedError(f"node {name} got no address of node {target}; let it join again")
-            if not self._options.insecure and not is_loopback(address):
-                raise ConnectionFailedError(
-                    f"node {name} won't send tensors unencrypted to {target} at {address}; "
-                    "start every node with --insecure if the network is trusted"
-                )
+            self._check_private(target, address)
             active.links[target] = self._open_link(workshop, active, target, address, deadline_s)
+
+    def _check_private(self, target: str, address: str) -> None:
+        if not self._options.insecure and not is_loopback(address):
+            raise ConnectionFailedError(
+                f"node {self._options.name} won't send tensors unencrypted to {target} at {address}; "
+                "start every node with --insecure if the network is trusted"
+            )
 
     def _open_link(self, workshop: Workshop, active: ActiveRun, target: str, address: str, deadline_s: float) -> Any:
         """Open one link; a peer that has not got the plan yet refuses, so try again until the deadline."""

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
+from edge.measuring.wanted import DEFAULT_BUDGET_S, Timing
 from edge.saver import GoesOn, ShardAsked
 from edge.weights.serve import WeightsServicer
 from edge.wire.options import NodeServer, abort
+from edge.wire.probe import add_probe_sink
 from ringtune.codec import turn_from_proto
 from ringtune.errors import RingTuneError
 from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2_grpc
@@ -43,7 +45,9 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         """Facts for the planner."""
         facts = _answer(
             context,
-            lambda: self._agent.inspect(request.run_id, request.job_toml, request.measure, timeout_s=_left_s(context)),
+            lambda: self._agent.inspect(
+                request.run_id, request.job_toml, _timing(request), timeout_s=_left_s(context)
+            ),
         )
         return control_pb2.InspectReply(
             facts_json=facts, shards=_answer(context, lambda: self._shards(request, context))
@@ -58,6 +62,25 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         problems = self._agent.check_shards(request.checkpoint_run, asked, timeout_s=_left_s(context))
         pairs = zip(asked, problems, strict=True)
         return [control_pb2.ShardState(step=shard.step, problem=problem) for shard, problem in pairs]
+
+    def MeasureLink(  # noqa: N802
+        self, request: control_pb2.MeasureLinkRequest, context: grpc.ServicerContext
+    ) -> control_pb2.MeasureLinkReply:
+        """How fast this node reaches another one."""
+        found = _answer(
+            context,
+            lambda: self._agent.measure_link(
+                request.target, request.address, request.message_bytes, timeout_s=_left_s(context)
+            ),
+        )
+        return control_pb2.MeasureLinkReply(
+            rate_bytes_per_s=found.rate_bytes_per_s,
+            rate_low_bytes_per_s=found.rate_low_bytes_per_s,
+            rate_high_bytes_per_s=found.rate_high_bytes_per_s,
+            latency_s=found.latency_s,
+            samples=found.samples,
+            bytes=found.sent_bytes,
+        )
 
     def Prepare(  # noqa: N802
         self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
@@ -124,6 +147,12 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         return control_pb2.Empty()
 
 
+def _timing(request: control_pb2.InspectRequest) -> Timing | None:
+    if not request.measure:
+        return None
+    return Timing(request.measure_s or DEFAULT_BUDGET_S, request.neighbours, request.fresh)
+
+
 def _goes_on(request: control_pb2.PrepareRequest) -> GoesOn | None:
     if not request.HasField("shard"):
         return None
@@ -161,6 +190,7 @@ class AgentServer:
         def add(server: grpc.Server) -> None:
             self._grpc_server = server
             control_pb2_grpc.add_AgentServicer_to_server(AgentServicer(agent), server)
+            add_probe_sink(server)
             if agent.models is not None:
                 weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(agent.models.offers), server)
 

@@ -13,10 +13,14 @@ from typing import Any
 import torch
 
 from edge.active import ActiveRun
-from edge.data.rows import OwnerDataset
+from edge.data.rows import NO_TOKENS, OwnerDataset
 from edge.executor import NodeExecutor
+from edge.hardware import describe
 from edge.libraries import load_libraries, touch_kernels
-from edge.model.measure import BlockCost, measure_block
+from edge.measuring.node import full_size_s, timings
+from edge.measuring.wanted import Timing
+from edge.measuring.works import Measured
+from edge.memory_budget import give_memory_back
 from edge.options import AgentOptions
 from edge.threads import available_cores
 from edge.wire.frames import Hello
@@ -24,12 +28,14 @@ from edge.wire.link import OutLink
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.errors import DataError, UsageError
 from ringtune.job import Job
+from ringtune.measuring import job_shape
 from ringtune.model_files import model_facts
 from ringtune.plan import Plan
-from ringtune.profile import NodeFacts
+from ringtune.profile import NodeFacts, Shape
+from ringtune.work_times import Work
 
 _LOG = logging.getLogger(__name__)
-_NOT_MEASURED = BlockCost(forward_s=0.0, graph_s=0.0, backward_s=0.0, activation_bytes=0)
+_NOT_MEASURED = Measured((), 0)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -40,14 +46,14 @@ def warm_up() -> None:
 
 
 def inspect(
-    options: AgentOptions, job: Job, *, measure: bool, memory_bytes: int
+    options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
 ) -> tuple[dict[str, Any], OwnerDataset | None]:
-    """Read what this node has, and time a block.
+    """Read what this node has, and how fast it is.
 
     Args:
         options: of the agent.
         job: with the model's folder on this machine.
-        measure: whether to time a block; otherwise times are 0 (not measured).
+        timing: how to time every kind of work; None = not at all, times are then 0.
         memory_bytes: budget for a run.
 
     Returns:
@@ -61,7 +67,13 @@ def inspect(
     folder = Path(job.model.path)
     facts = model_facts(folder, job)
     dataset = load_data(options, job, folder)
-    cost = measure_block(folder, job, device=device) if measure else _NOT_MEASURED
+    tokens = dataset.mean_tokens(job.train.batch_size, job.train.seed, options.name) if dataset else NO_TOKENS
+    hardware = describe(threads=threads, accelerator=torch.cuda.get_device_name() if device == "cuda" else "")
+    found = _NOT_MEASURED
+    if timing is not None:
+        state = None if options.is_guest else options.state
+        found = timings(job, facts, dataset, device=device, hardware=hardware, state=state, timing=timing)
+        give_memory_back()
     if device == "cuda" and not options.memory_bytes:
         memory_bytes = torch.cuda.mem_get_info()[0]
     node = NodeFacts(
@@ -74,11 +86,16 @@ def inspect(
         memory_bytes=memory_bytes,
         threads=threads,
         device=device,
-        block_forward_s=cost.forward_s,
-        block_graph_s=cost.graph_s,
-        block_backward_s=cost.backward_s,
-        activation_block_bytes=cost.activation_bytes,
+        block_forward_s=full_size_s(found, Work.FORWARD),
+        block_graph_s=full_size_s(found, Work.GRAPH),
+        block_backward_s=full_size_s(found, Work.BACKWARD),
+        activation_block_bytes=found.activation_bytes,
         model=facts,
+        hardware=hardware,
+        train_tokens=tokens.train,
+        eval_tokens=tokens.evaluation,
+        shape=job_shape(job) if timing else Shape(),
+        work_times=found.work_times,
     )
     return node.to_json(), dataset
 

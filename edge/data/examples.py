@@ -45,6 +45,9 @@ class Examples(Protocol):
             targets: class name -> index.
         """
 
+    def width(self, chosen: Sequence[int]) -> int:
+        """How long the rows of a batch of these examples are, padded, in tokens."""
+
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
         """Judge predictions row by row.
 

@@ -185,6 +185,10 @@ class ImageExamples(Unscored):
             pixels=pixels,
         )
 
+    def width(self, chosen: Sequence[int]) -> int:
+        """Patches of every image, and the class token."""
+        return self._images.num_tokens
+
 
 def _normalisation(folder: Path, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of each channel, (C, 1, 1)."""

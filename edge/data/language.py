@@ -83,17 +83,21 @@ class LanguageExamples(Unscored):
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """These texts; every token but the first of a row is a target at its own place."""
-        rows = self._rows
-        encoded = (
-            rows.rows(chosen, max_length=self._max_length)
-            if isinstance(rows, Encoder)
-            else [rows[index] for index in chosen]
-        )
+        encoded = self._encoded(chosen)
         ids, mask, types = self._padder.pad(encoded)
         labels = ids.masked_fill(mask == 0, IGNORED)
         for index, row in enumerate(encoded):
             labels[index, self._padder.start(len(row.ids), ids.shape[1])] = IGNORED
         return Batch(ids=ids, mask=mask, token_type_ids=types, labels=labels)
+
+    def width(self, chosen: Sequence[int]) -> int:
+        """The longest of these texts or blocks."""
+        return max(len(row.ids) for row in self._encoded(chosen))
+
+    def _encoded(self, chosen: Sequence[int]) -> Sequence[Encoded]:
+        if isinstance(self._rows, Encoder):
+            return self._rows.rows(chosen, max_length=self._max_length)
+        return [self._rows[index] for index in chosen]
 
 
 def _pieces(path: Path) -> list[str]:

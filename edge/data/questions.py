@@ -173,6 +173,10 @@ class QuestionExamples:
             examples=torch.tensor(list(chosen), dtype=torch.int64),
         )
 
+    def width(self, chosen: Sequence[int]) -> int:
+        """The longest of these windows."""
+        return max(len(self._windows[index].tokens.ids) for index in chosen)
+
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
         """Take the best span of each window; a question counts when all its windows are in.
 

@@ -6,9 +6,11 @@ Raw rows, token ids and labels stay in this object; a run only sees embedded bat
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,15 +25,27 @@ from ringtune.errors import DataError
 from ringtune.job import Job
 from ringtune.model_family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 from ringtune.plan import Plan
+from ringtune.random_stream import RandomStream
 from ringtune.turns import Item, StepKind
 
 _LOG = logging.getLogger(__name__)
+TOKENS_BUDGET_S = 5.0
 SOURCES: Mapping[str, Callable[[Job, Path], Source]] = {
     CLASSIFICATION: LabelledTexts,
     QUESTION_ANSWERING: Questions,
     CAUSAL_LM: Language,
     IMAGE_CLASSIFICATION: Images,
 }
+
+
+class MeanTokens(NamedTuple):
+    """Mean padded lengths of batches, in tokens; 0 = there are none."""
+
+    train: float
+    evaluation: float
+
+
+NO_TOKENS = MeanTokens(0.0, 0.0)
 
 
 class OwnerDataset:
@@ -160,9 +174,40 @@ class OwnerDataset:
             self._streams[key] = BatchStream(self.train_rows, plan.batch_size, plan.seed, item.owner)
         return self._train.batch(self._streams[key].rows(item.batch), self._targets)
 
+    def mean_tokens(self, batch_size: int, seed: int, owner: str, *, budget_s: float = TOKENS_BUDGET_S) -> MeanTokens:
+        """The mean padded length of its batches, over all of an epoch and of an evaluation.
+
+        Texts are encoded for it, once: the run needs them too. Where that takes longer than the budget, the mean is
+        over the batches that were done, which is a fair sample: both are visited in a random order.
+
+        Args:
+            batch_size: of the job.
+            seed: of the job.
+            owner: this node.
+            budget_s: for each of the two, seconds.
+        """
+        stream = BatchStream(self.train_rows, batch_size, seed, owner)
+        train = _mean_width(self._train, map(stream.rows, range(stream.num_batches)), budget_s)
+        if self._evaluation is None or not self.eval_rows:
+            return MeanTokens(train, 0.0)
+        order = RandomStream("widths", seed, owner).permutation(-(-self.eval_rows // batch_size))
+        batches = (eval_rows(self.eval_rows, batch_size, index) for index in order)
+        return MeanTokens(train, _mean_width(self._evaluation, batches, budget_s))
+
     def score(self, item: Item, batch: Batch, predictions: torch.Tensor) -> Values:
         """What an evaluation counts beyond the head's own numbers, for rows of one of its items."""
         return () if self._evaluation is None else self._evaluation.score(batch, predictions, item.turn)
+
+
+def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: float) -> float:
+    started_s = time.monotonic()
+    widths: list[int] = []
+    for rows in batches:
+        widths.append(examples.width(rows))
+        if time.monotonic() - started_s > budget_s:
+            _LOG.info("padded lengths: the mean of the first %d batches stands for all", len(widths))
+            break
+    return statistics.fmean(widths)
 
 
 def _take(

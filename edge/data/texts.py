@@ -75,6 +75,10 @@ class LabelledExamples(Unscored):
         labels = [targets.get(self._labels[row], IGNORED) for row in chosen]
         return Batch(ids=ids, mask=mask, token_type_ids=types, labels=torch.tensor(labels, dtype=torch.int64))
 
+    def width(self, chosen: Sequence[int]) -> int:
+        """The longest of these texts."""
+        return max(len(row.ids) for row in self._encoder.rows(chosen, max_length=self._max_length))
+
 
 def read_rows(path: Path, *, text: str, label: str) -> list[tuple[str, str]]:
     """Read the columns ``text`` and ``label`` of a csv or jsonl file.

@@ -151,6 +151,25 @@ def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_b
     return max(sum(_part_params(part, block, hidden_size, widths) for part in parts) for block in range(num_blocks))
 
 
+def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
+    """The highest of the blocks to which a configuration adds most weights; ``leave_out`` leaves others without any.
+
+    Args:
+        config: as in the job.
+        hidden_size: width of the hidden state.
+        widths: what the family's matrices measure.
+        num_blocks: of the model.
+
+    Raises:
+        JobError: unknown, or it can't be split.
+    """
+    parts = parse_adapter_config(config)
+    return max(
+        range(num_blocks),
+        key=lambda block: (sum(_part_params(part, block, hidden_size, widths) for part in parts), block),
+    )
+
+
 def _part_params(part: AdapterPart, block: int, hidden: int, widths: Widths) -> int:
     kind, defaults = _KNOWN[part.name]
     options = {**defaults, **part.options}

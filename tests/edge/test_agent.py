@@ -12,6 +12,7 @@ import pytest
 
 from edge.active import ActiveRun
 from edge.agent import Agent
+from edge.measuring.wanted import Timing
 from edge.options import AgentOptions
 from ringtune.errors import (
     ConnectionFailedError,
@@ -32,6 +33,7 @@ from tests.edge.fakes import WAIT_S, FakeExecutor
 from tests.suites.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=4)
+TIMING = Timing()
 JOB = Job(model=Model(path="model")).to_toml()
 RUN = "r20260101-000000-00000000"
 OTHER = "r20260101-000000-11111111"
@@ -107,10 +109,10 @@ class FakeWorkshop:
         """Nothing to load."""
 
     def inspect(
-        self, options: AgentOptions, job: Job, *, measure: bool, memory_bytes: int
+        self, options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
     ) -> tuple[dict[str, Any], Any]:
         """Facts that show what came in, and a dataset."""
-        facts = {"node": options.name, "path": job.model.path, "memory_bytes": memory_bytes, "measure": measure}
+        facts = {"node": options.name, "path": job.model.path, "memory_bytes": memory_bytes, "timing": timing}
         return facts, f"rows of {options.name}"
 
     def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
@@ -189,7 +191,7 @@ def ring() -> Iterator[Ring]:
 def test_agent_goes_through_a_whole_run(ring: Ring) -> None:
     """Inspect, prepare, grant, collect, release: every turn is reported by both, the results come, nothing stays."""
     for agent in ring.agents.values():
-        agent.inspect(RUN, JOB, True, timeout_s=WAIT_S)
+        agent.inspect(RUN, JOB, TIMING, timeout_s=WAIT_S)
     ring.prepare_all()
     assert [ring.shops[name].built for name in "ab"] == [["rows of a"], ["rows of b"]]
     turns = tuple(turn_sequence(PLAN))
@@ -237,9 +239,9 @@ def test_agent_inspect_replaces_the_model_path_and_uses_the_given_memory() -> No
     from pathlib import Path
 
     ring = Ring(model=Path("/elsewhere"), memory_bytes=5)
-    facts = json.loads(ring.agents["a"].inspect(RUN, JOB, False, timeout_s=WAIT_S))
+    facts = json.loads(ring.agents["a"].inspect(RUN, JOB, None, timeout_s=WAIT_S))
     ring.close()
-    assert facts == {"node": "a", "path": "/elsewhere", "memory_bytes": 5, "measure": False}
+    assert facts == {"node": "a", "path": "/elsewhere", "memory_bytes": 5, "timing": None}
 
 
 def test_agent_error_of_an_inspection_reaches_the_caller(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,8 +253,8 @@ def test_agent_error_of_an_inspection_reaches_the_caller(ring: Ring, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(ring.shops["a"], "inspect", refuse)
         with pytest.raises(DataError, match="no column"):
-            ring.agents["a"].inspect(RUN, JOB, True, timeout_s=WAIT_S)
-    assert ring.agents["a"].inspect(RUN, JOB, True, timeout_s=WAIT_S)
+            ring.agents["a"].inspect(RUN, JOB, TIMING, timeout_s=WAIT_S)
+    assert ring.agents["a"].inspect(RUN, JOB, TIMING, timeout_s=WAIT_S)
 
 
 def test_agent_refuses_calls_for_a_run_that_it_does_not_have(ring: Ring) -> None:
@@ -336,7 +338,7 @@ def test_agent_close_does_not_wait_for_a_long_action(ring: Ring) -> None:
 def test_agent_takes_a_new_run_over_a_left_over_one(ring: Ring) -> None:
     """If a Release got lost, the next run wins: the coordinator drives one at a time."""
     ring.prepare_all()
-    ring.agents["a"].inspect(OTHER, JOB, True, timeout_s=WAIT_S)
+    ring.agents["a"].inspect(OTHER, JOB, TIMING, timeout_s=WAIT_S)
     assert ring.agents["a"].current_run == ""
     assert all(link.is_closed for link in ring.shops["a"].links)
 

@@ -1,4 +1,4 @@
-"""The cost of a block: positive times, and exactly the bytes that a graph keeps."""
+"""Exactly the bytes that a graph keeps are counted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from edge.measuring.works import Bench
 from edge.model.activations import graph_bytes
-from edge.model.measure import measure_block
 from tests.edge import ring, tiny
 
 
@@ -50,10 +50,10 @@ def test_measure_agrees_with_saved_tensor_hooks(model_folder: Path) -> None:
 
 
 def test_measure_grows_with_the_micro_batch(model_folder: Path) -> None:
-    """Twice the rows keep about twice the bytes; dropout keeps more; nothing is negative."""
-    small = measure_block(model_folder, ring.make_job(model_folder, train__microbatches=2), repeats=3, budget_s=0.2)
-    large = measure_block(model_folder, ring.make_job(model_folder), repeats=3, budget_s=0.2)
-    dropped = measure_block(model_folder, ring.make_job(model_folder, train__dropout=0.1), repeats=3, budget_s=0.2)
-    assert 1.8 * small.activation_bytes < large.activation_bytes < 2.2 * small.activation_bytes
-    assert dropped.activation_bytes > large.activation_bytes
-    assert min(small.forward_s, small.graph_s, small.backward_s) > 0
+    """Twice the rows keep about twice the bytes; dropout keeps more."""
+    small, large, dropped = (
+        Bench(model_folder, ring.make_job(model_folder, **changes), None).activation_bytes()
+        for changes in ({"train__microbatches": 2}, {}, {"train__dropout": 0.1})
+    )
+    assert 1.8 * small < large < 2.2 * small
+    assert dropped > large

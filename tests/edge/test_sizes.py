@@ -8,7 +8,7 @@ import pytest
 from adapters import AdapterConfig, AutoAdapterModel, BertAdapterModel
 from transformers import BertConfig
 
-from edge.model.measure import measure_block
+from edge.measuring.works import Bench
 from ringtune.adapter_config import adapter_block_params
 from ringtune.job import Job, Model
 from ringtune.memory import estimate_activation_block_bytes
@@ -99,11 +99,11 @@ def test_sizes_of_activations_are_near_the_measured_ones(tmp_path: Path, model_t
         "mistral": {**wide, "intermediate_size": 704, "head_dim": None},
         "vit": {"hidden_size": 256, "intermediate_size": 1024, "image_size": 28},
     }
-    folder = tiny_families.write_family(tmp_path, model_type, num_blocks=1, **widths.get(model_type, wide))
+    folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2, **widths.get(model_type, wide))
     task = FAMILIES[model_type].tasks[0]
     job = Job(model=Model(path=str(folder), task=task)).with_overrides(
         {"train.max_length": 50, "train.batch_size": 8, "train.microbatches": 1, "train.dropout": dropout}
     )
-    measured = measure_block(folder, job, repeats=1, budget_s=0.1).activation_bytes
+    measured = Bench(folder, job, None).activation_bytes()
     estimated = estimate_activation_block_bytes(model_facts(folder, job), rows=8, tokens=50, dropout=dropout)
     assert 0.93 * measured <= estimated <= 1.33 * measured

@@ -175,18 +175,36 @@ class NodesReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("job_toml", "plan_only", "num_nodes", "join_s", "resume_json")
+    __slots__ = ("job_toml", "plan_only", "num_nodes", "join_s", "resume_json", "profile_json")
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     PLAN_ONLY_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     JOIN_S_FIELD_NUMBER: _ClassVar[int]
     RESUME_JSON_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
     job_toml: str
     plan_only: bool
     num_nodes: int
     join_s: float
     resume_json: str
-    def __init__(self, job_toml: _Optional[str] = ..., plan_only: _Optional[bool] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ..., resume_json: _Optional[str] = ...) -> None: ...
+    profile_json: str
+    def __init__(self, job_toml: _Optional[str] = ..., plan_only: _Optional[bool] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ..., resume_json: _Optional[str] = ..., profile_json: _Optional[str] = ...) -> None: ...
+
+class MeasureRequest(_message.Message):
+    __slots__ = ("job_toml", "num_nodes", "join_s", "without_links", "fresh", "one_by_one")
+    JOB_TOML_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    JOIN_S_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_LINKS_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
+    ONE_BY_ONE_FIELD_NUMBER: _ClassVar[int]
+    job_toml: str
+    num_nodes: int
+    join_s: float
+    without_links: bool
+    fresh: bool
+    one_by_one: bool
+    def __init__(self, job_toml: _Optional[str] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ..., without_links: _Optional[bool] = ..., fresh: _Optional[bool] = ..., one_by_one: _Optional[bool] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("run_id", "reason")
@@ -311,18 +329,24 @@ class RunStatus(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., is_over: _Optional[bool] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., run_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., steps_done: _Optional[int] = ..., round: _Optional[int] = ..., initiator: _Optional[str] = ..., depth: _Optional[int] = ..., loss: _Optional[float] = ..., message: _Optional[str] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
-    __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards")
+    __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards", "measure_s", "neighbours", "fresh")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_RUN_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_S_FIELD_NUMBER: _ClassVar[int]
+    NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_toml: str
     measure: bool
     checkpoint_run: str
     shards: _containers.RepeatedCompositeFieldContainer[ShardRef]
-    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ..., checkpoint_run: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardRef, _Mapping]]] = ...) -> None: ...
+    measure_s: float
+    neighbours: int
+    fresh: bool
+    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ..., checkpoint_run: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardRef, _Mapping]]] = ..., measure_s: _Optional[float] = ..., neighbours: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class ShardRef(_message.Message):
     __slots__ = ("step", "sha256")
@@ -450,3 +474,43 @@ class ReleaseRequest(_message.Message):
     run_id: str
     reason: str
     def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class MeasureLinkRequest(_message.Message):
+    __slots__ = ("target", "address", "message_bytes")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    address: str
+    message_bytes: int
+    def __init__(self, target: _Optional[str] = ..., address: _Optional[str] = ..., message_bytes: _Optional[int] = ...) -> None: ...
+
+class MeasureLinkReply(_message.Message):
+    __slots__ = ("rate_bytes_per_s", "rate_low_bytes_per_s", "rate_high_bytes_per_s", "latency_s", "samples", "bytes")
+    RATE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    RATE_LOW_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    RATE_HIGH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    rate_bytes_per_s: float
+    rate_low_bytes_per_s: float
+    rate_high_bytes_per_s: float
+    latency_s: float
+    samples: int
+    bytes: int
+    def __init__(self, rate_bytes_per_s: _Optional[float] = ..., rate_low_bytes_per_s: _Optional[float] = ..., rate_high_bytes_per_s: _Optional[float] = ..., latency_s: _Optional[float] = ..., samples: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class ProbeMessage(_message.Message):
+    __slots__ = ("wants_arrival", "payload")
+    WANTS_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    wants_arrival: bool
+    payload: bytes
+    def __init__(self, wants_arrival: _Optional[bool] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
+class ProbeArrival(_message.Message):
+    __slots__ = ("at_s",)
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    at_s: float
+    def __init__(self, at_s: _Optional[float] = ...) -> None: ...

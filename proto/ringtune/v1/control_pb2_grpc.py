@@ -65,6 +65,11 @@ class CoordinatorStub:
                 request_serializer=ringtune_dot_v1_dot_control__pb2.RunRequest.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_control__pb2.RunEvent.FromString,
                 _registered_method=True)
+        self.Measure = channel.unary_stream(
+                '/ringtune.v1.Coordinator/Measure',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.MeasureRequest.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.RunEvent.FromString,
+                _registered_method=True)
         self.Evaluate = channel.stream_stream(
                 '/ringtune.v1.Coordinator/Evaluate',
                 request_serializer=ringtune_dot_v1_dot_control__pb2.EvaluateInput.SerializeToString,
@@ -133,6 +138,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Measure(self, request, context):
+        """User: let the nodes measure themselves and their links. Cancelling the call stops it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Evaluate(self, request_iterator, context):
         """User: evaluate a saved adapter on the nodes: first the request, then the files. Cancelling the call stops it.
         """
@@ -192,6 +204,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
             'Run': grpc.unary_stream_rpc_method_handler(
                     servicer.Run,
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.RunRequest.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.RunEvent.SerializeToString,
+            ),
+            'Measure': grpc.unary_stream_rpc_method_handler(
+                    servicer.Measure,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.MeasureRequest.FromString,
                     response_serializer=ringtune_dot_v1_dot_control__pb2.RunEvent.SerializeToString,
             ),
             'Evaluate': grpc.stream_stream_rpc_method_handler(
@@ -389,6 +406,33 @@ class Coordinator:
             _registered_method=True)
 
     @staticmethod
+    def Measure(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ringtune.v1.Coordinator/Measure',
+            ringtune_dot_v1_dot_control__pb2.MeasureRequest.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.RunEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Evaluate(request_iterator,
             target,
             options=(),
@@ -537,6 +581,11 @@ class AgentStub:
                 request_serializer=ringtune_dot_v1_dot_control__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
                 _registered_method=True)
+        self.MeasureLink = channel.unary_unary(
+                '/ringtune.v1.Agent/MeasureLink',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.MeasureLinkRequest.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.MeasureLinkReply.FromString,
+                _registered_method=True)
 
 
 class AgentServicer:
@@ -585,6 +634,13 @@ class AgentServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def MeasureLink(self, request, context):
+        """Measure the link from this node to another one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -617,6 +673,11 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.ReleaseRequest.FromString,
                     response_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
+            ),
+            'MeasureLink': grpc.unary_unary_rpc_method_handler(
+                    servicer.MeasureLink,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.MeasureLinkRequest.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.MeasureLinkReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -782,6 +843,109 @@ class Agent:
             '/ringtune.v1.Agent/Release',
             ringtune_dot_v1_dot_control__pb2.ReleaseRequest.SerializeToString,
             ringtune_dot_v1_dot_control__pb2.Empty.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MeasureLink(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringtune.v1.Agent/MeasureLink',
+            ringtune_dot_v1_dot_control__pb2.MeasureLinkRequest.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.MeasureLinkReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class ProbeStub:
+    """Probe is what a node calls on another one to measure their link. Messages stay bytes on the way in, as on the ring.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Link = channel.stream_stream(
+                '/ringtune.v1.Probe/Link',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.ProbeMessage.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.ProbeArrival.FromString,
+                _registered_method=True)
+
+
+class ProbeServicer:
+    """Probe is what a node calls on another one to measure their link. Messages stay bytes on the way in, as on the ring.
+    """
+
+    def Link(self, request_iterator, context):
+        """Node: messages of the size that a run would send; the other says when those arrived that ask for it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ProbeServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Link': grpc.stream_stream_rpc_method_handler(
+                    servicer.Link,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.ProbeMessage.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.ProbeArrival.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'ringtune.v1.Probe', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('ringtune.v1.Probe', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Probe:
+    """Probe is what a node calls on another one to measure their link. Messages stay bytes on the way in, as on the ring.
+    """
+
+    @staticmethod
+    def Link(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ringtune.v1.Probe/Link',
+            ringtune_dot_v1_dot_control__pb2.ProbeMessage.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.ProbeArrival.FromString,
             options,
             channel_credentials,
             insecure,

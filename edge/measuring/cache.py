@@ -1,0 +1,88 @@
+"""What a node has measured of itself, kept in its folder: a second start takes seconds.
+
+::
+
+    STATE/profile.json    {"schema": 1, "entries": {KEY: {"budget_s": .., "activation_bytes": .., "work_times": [..]}}}
+
+The key stands for everything that changes a timing: model, processor and threads, shape of the job, the owner's part,
+neighbours that were busy at the same time, version of torch. The newest entries stay. A file that can't be read is
+ignored with a warning: what it held is measured again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from edge.measuring.works import Measured
+from ringtune.durable import write_durably
+from ringtune.errors import InvalidInputError, StorageError
+from ringtune.strict import read_value
+from ringtune.work_times import WorkTime
+
+_LOG = logging.getLogger(__name__)
+CACHE_FILE = "profile.json"
+SCHEMA = 1
+KEPT_ENTRIES = 16
+
+
+def cache_key(**parts: object) -> str:
+    """A digest of everything that changes a timing."""
+    text = json.dumps({name: repr(value) for name, value in parts.items()}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class ProfileCache:
+    """The remembered timings of one node.
+
+    Args:
+        state: the node's folder.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self.path = state / CACHE_FILE
+
+    def find(self, key: str, *, budget_s: float) -> Measured | None:
+        """What was measured under ``key`` with at least this budget; None if nothing was."""
+        entry = self._entries().get(key)
+        if entry is None:
+            return None
+        try:
+            if float(entry["budget_s"]) < budget_s:
+                return None
+            times = read_value(tuple[WorkTime, ...], entry["work_times"], where="work_times", error=InvalidInputError)
+            return Measured(times, int(entry["activation_bytes"]))
+        except (KeyError, TypeError, ValueError, InvalidInputError) as error:
+            _LOG.warning("%s: what was measured earlier is not readable (%s); it is measured again", self.path, error)
+            return None
+
+    def put(self, key: str, measured: Measured, *, budget_s: float) -> None:
+        """Remember; without room it is only a pity."""
+        entries = self._entries()
+        entries.pop(key, None)
+        entries[key] = {
+            "budget_s": budget_s,
+            "activation_bytes": measured.activation_bytes,
+            "work_times": [dataclasses.asdict(point) for point in measured.work_times],
+        }
+        newest = dict(list(entries.items())[-KEPT_ENTRIES:])
+        try:
+            write_durably(self.path, json.dumps({"schema": SCHEMA, "entries": newest}, indent=1).encode())
+        except StorageError as error:
+            _LOG.warning("what was measured is not remembered: %s", error)
+
+    def _entries(self) -> dict[str, dict[str, Any]]:
+        try:
+            value = json.loads(self.path.read_bytes())
+            if value["schema"] != SCHEMA:
+                return {}
+            return {str(key): dict(entry) for key, entry in value["entries"].items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _LOG.warning("%s is not readable (%s: %s); it is measured again", self.path, type(error).__name__, error)
+            return {}

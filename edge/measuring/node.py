@@ -1,0 +1,76 @@
+"""The timings of this node for a job: remembered, or measured now."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import torch
+
+from edge.data.rows import OwnerDataset
+from edge.hardware import cpu_quota
+from edge.measuring.cache import ProfileCache, cache_key
+from edge.measuring.laps import Timer, window_of
+from edge.measuring.wanted import Timing
+from edge.measuring.works import Bench, Measured
+from ringtune.job import Job
+from ringtune.measuring import job_shape
+from ringtune.profile import ModelFacts
+from ringtune.work_times import Work
+
+_LOG = logging.getLogger(__name__)
+
+
+def timings(
+    job: Job,
+    model: ModelFacts,
+    dataset: OwnerDataset | None,
+    *,
+    device: str,
+    hardware: str,
+    state: Path | None,
+    timing: Timing,
+) -> Measured:
+    """What every kind of work takes here.
+
+    Args:
+        job: with the model's folder on this machine.
+        model: what the folder holds.
+        dataset: the node's rows; None = it is no owner.
+        device: torch device.
+        hardware: processor and what may be used of it.
+        state: the node's folder; None = nothing is remembered, and it can't save.
+        timing: how.
+
+    Raises:
+        ModelError: the model folder can't be used.
+        JobError: the adapter configuration can't be split.
+    """
+    key = cache_key(
+        model=model.digest,
+        hardware=hardware,
+        shape=job_shape(job),
+        batch=(job.train.batch_size, job.train.microbatches),
+        classes=len({*job.data.labels, *dataset.labels}) if dataset else -1,
+        neighbours=timing.neighbours,
+        torch=torch.__version__,
+    )
+    cache = ProfileCache(state) if state is not None else None
+    found = cache.find(key, budget_s=timing.budget_s) if cache and not timing.is_fresh else None
+    if found is not None:
+        return found
+    started_s = time.monotonic()
+    bench = Bench(Path(job.model.path), job, dataset, device=device)
+    timer = Timer(window_s=window_of(cpu_quota()), settle=bench.settle())
+    found = bench.measure(timer, budget_s=timing.budget_s, disk=state)
+    _LOG.info("measured %d points in %.1f s", len(found.work_times), time.monotonic() - started_s)
+    if cache is not None:
+        cache.put(key, found, budget_s=timing.budget_s)
+    return found
+
+
+def full_size_s(measured: Measured, work: Work) -> float:
+    """The time of a work at full size; 0 if it was not measured."""
+    points = [point for point in measured.work_times if point.work == work]
+    return max(points, key=lambda point: point.size).median_s if points else 0.0

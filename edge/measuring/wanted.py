@@ -1,0 +1,21 @@
+"""How a node shall time itself; without torch, so that an agent can read it before that is loaded."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DEFAULT_BUDGET_S = 4.0
+
+
+class Timing(NamedTuple):
+    """What the coordinator asks for.
+
+    Attributes:
+        budget_s: about how long all timings may take, in seconds; slow boards take longer.
+        neighbours: other nodes of this machine that are timed at the same moment.
+        is_fresh: measure anew even what the node remembers.
+    """
+
+    budget_s: float = DEFAULT_BUDGET_S
+    neighbours: int = 0
+    is_fresh: bool = False

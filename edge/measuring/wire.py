@@ -1,0 +1,38 @@
+"""A hidden state to the messages of a link and back, as the two ends of a link do it."""
+
+from __future__ import annotations
+
+import torch
+
+from edge.wire import frames, tensors
+from ringtune.errors import FrameError
+from ringtune.schedule import Payload
+
+_HELLO = frames.Hello(run_id="measure", plan_epoch=0, source="measured", digest="")
+
+
+def encode(hidden: torch.Tensor, mask: torch.Tensor, dtype: str) -> list[bytes]:
+    """What the sender's thread does."""
+    encoded = tensors.encode(hidden, mask, dtype)
+    header = frames.tensor_header(_HELLO, Payload.HIDDEN, 0, 0, 0, encoded)
+    return list(frames.messages(header, encoded.parts))
+
+
+def decode(messages: list[bytes], compute_dtype: torch.dtype) -> torch.Tensor:
+    """What the receiver's thread does.
+
+    Raises:
+        FrameError: the messages are not one whole tensor.
+    """
+    assembler = frames.Assembler(lambda header: None, lambda header: None)
+    for message in messages:
+        fed = assembler.feed(message)
+        if fed.error is not None:
+            raise fed.error
+        if fed.received is not None:
+            header, payload = fed.received
+            dtype = frames.DTYPE_NAMES[header.dtype]
+            return tensors.decode(payload, tuple(header.shape), dtype, header.mask_bytes, compute_dtype=compute_dtype)[
+                0
+            ]
+    raise FrameError("a measured tensor did not arrive whole; please report this")

@@ -1,0 +1,318 @@
+"""Every kind of work of a run, timed through the executor of a run on one real block of the model.
+
+The node hosts one block of a plan whose other blocks are elsewhere, and a schedule that unfreezes one more block a
+step: so the same block is the lowest trainable one at one step, and has trainable ones below it at the next. All
+blocks of a model have one shape; if some have no adapter (``leave_out``), a block with one is timed, and those
+without count as it does.
+
+::
+
+    put hidden, f                     FORWARD            put hidden, F, put gradient, B, U   GRAPH, BACKWARD, UPDATE
+    E E .. E                          EMBED              put hidden, F, put gradient, B      .. of the lowest one
+    E, H, U[head]                     HEAD, UPDATE_HEAD  E, H of an evaluation               HEAD_FREE
+
+What encodes, decodes, hands over and saves is the code of a run too; the disk is the one of the node's folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from edge.checkpoints import RunShards
+from edge.data.rows import OwnerDataset
+from edge.executor import NodeExecutor
+from edge.measuring.laps import Cycle, Laps, Spread, Timer
+from edge.measuring.rows import SizedRows, known_labels, uneven_mask
+from edge.measuring.wire import decode, encode
+from ringtune.adapter_config import fullest_block
+from ringtune.durable import make_folder
+from ringtune.job import Job
+from ringtune.measuring import Size, timed_sizes
+from ringtune.model_families import FAMILIES
+from ringtune.model_family import CLASS_TASKS
+from ringtune.model_files import model_sizes, read_config
+from ringtune.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule import Action, Op, Payload
+from ringtune.turns import StepKind, Turn
+from ringtune.work_times import Work, WorkTime
+
+_NODE, _BELOW, _ABOVE = "measured", "below", "above"
+_TINY_RATE = 1e-9
+_UNSIZED: tuple[Work, ...] = (Work.UPDATE, Work.UPDATE_HEAD)
+_BLOCK_LOOPS, _OWNER_LOOPS, _ONCE_LOOPS = 4, 3, 2
+
+
+class Measured(NamedTuple):
+    """What was found out.
+
+    Attributes:
+        work_times: every point.
+        activation_bytes: what a forward with graph keeps of one block until its backward, its output included.
+    """
+
+    work_times: tuple[WorkTime, ...]
+    activation_bytes: int
+
+
+class Bench:
+    """One real block of a model, and an owner's parts where there are rows, ready to be timed.
+
+    Args:
+        folder: of the base model.
+        job: sizes, adapter, optimizer, dtypes.
+        dataset: the node's rows; None = it is no owner, so embedding and head are left out.
+        device: torch device.
+
+    Raises:
+        ModelError: see ``NodeExecutor``.
+        JobError: the adapter configuration can't be split.
+    """
+
+    def __init__(self, folder: Path, job: Job, dataset: OwnerDataset | None, *, device: str = "cpu") -> None:
+        config = read_config(folder)
+        family, sizes = FAMILIES[config["model_type"]], model_sizes(config)
+        self.sizes = timed_sizes(job, fixed_tokens=sizes.longest if sizes.fixed else 0)
+        self._fixed = sizes.fixed
+        self._job = job.with_overrides({"train.learning_rate": _TINY_RATE, "train.warmup_steps": 0})
+        self._num_blocks, self._hidden_size = sizes.num_blocks, sizes.hidden
+        self._block = fullest_block(
+            job.adapter.config, hidden_size=sizes.hidden, widths=family.widths(config), num_blocks=sizes.num_blocks
+        )
+        rows = self.sizes[0].rows
+        self._rows = SizedRows(dataset, job.model.task, rows * job.train.microbatches) if dataset else None
+        has_classes = job.model.task in CLASS_TASKS
+        self._plan = self._make_plan(rows, known_labels(job.data.labels, dataset, has_classes=has_classes))
+        # the executor wants of a dataset only what SizedRows has
+        rows_of: Any = self._rows
+        self._executor = NodeExecutor(self._plan, _NODE, self._job, folder, rows_of, device=device)
+        self._dtype = torch.float64 if job.model.dtype == "float64" else torch.float32
+        self._device = torch.device(device)
+
+    def _make_plan(self, rows: int, labels: tuple[str, ...]) -> Plan:
+        """This node hosts one block, strangers the rest; step s unfreezes block N - 1 - s."""
+        block, stop = self._block, self._num_blocks
+        pieces = (
+            Slice(node=_BELOW, start=0, stop=block),
+            Slice(node=_NODE, start=block, stop=block + 1),
+            Slice(node=_ABOVE, start=block + 1, stop=stop),
+        )
+        batch = rows * self._job.train.microbatches
+        return Plan(
+            method="ringada",
+            num_blocks=stop,
+            phases=(Phase(slices=tuple(piece for piece in pieces if piece.num_blocks)),),
+            owners=(Owner(node=_NODE if self._rows else _ABOVE, train_rows=batch, eval_rows=batch),),
+            num_steps=stop + 1,
+            local_iterations=1,
+            every_steps=1,
+            batch_size=batch,
+            microbatches=self._job.train.microbatches,
+            max_length=self._job.train.max_length,
+            hidden_size=self._hidden_size,
+            wire_dtype=self._job.wire.dtype,
+            labels=labels,
+            seed=self._job.train.seed,
+        )
+
+    # ---- what is measured -------------------------------------------------------------------------
+
+    def measure(self, timer: Timer, *, budget_s: float, disk: Path | None) -> Measured:
+        """Time everything that this node may have to do.
+
+        Args:
+            timer: of the loops.
+            budget_s: about how long all of it may take, in seconds; on a slow board it takes longer.
+            disk: the node's folder for checkpoints; None = it can't save.
+        """
+        owner_loops = _OWNER_LOOPS if self._rows else 0
+        each_s = budget_s / (len(self.sizes) * (_BLOCK_LOOPS + owner_loops) + _ONCE_LOOPS)
+        found: list[WorkTime] = []
+        once: dict[Work, Spread] = {}
+        with torch.random.fork_rng(devices=[]):
+            for size in self.sizes:
+                sized, unsized = self._at_size(size, timer, each_s)
+                found += [spread.at(work, *size) for work, spread in sized.items()]
+                once = once or unsized
+            once |= self._once(timer, each_s, disk)
+            found += [spread.at(work) for work, spread in once.items()]
+            return Measured(tuple(found), self.activation_bytes())
+
+    def activation_bytes(self) -> int:
+        """What a forward with graph at full size keeps of one block until its backward, its output included."""
+        size, item = self.sizes[0], self._item(lowest=self._block == 0)
+        self._put_hidden(item, self._random(size), uneven_mask(size))
+        self._run(Op.FORWARD_FREE, item)  # so that what all blocks share is there already
+        before = self._executor.live_bytes()
+        self._run(Op.FORWARD, item)
+        kept = self._executor.live_bytes() - before
+        self._executor.forget_turn(item)
+        return kept
+
+    def _at_size(self, size: Size, timer: Timer, each_s: float) -> tuple[dict[Work, Spread], dict[Work, Spread]]:
+        """Times of the works that depend on the size, and of those that do not."""
+        found: dict[Work, Spread] = {}
+        for cycle in self._cycles(size):
+            with self._forgetting():
+                found |= timer.measure(cycle, budget_s=each_s)
+        if self._block == 0:  # a model of one block has none with trainable ones below it; its cost bounds theirs
+            found.setdefault(Work.GRAPH, found[Work.GRAPH_LOWEST])
+            found.setdefault(Work.BACKWARD, found[Work.BACKWARD_LOWEST])
+        unsized: dict[Work, Spread] = {work: found.pop(work) for work in _UNSIZED if work in found}
+        return found, unsized
+
+    def _cycles(self, size: Size) -> Iterator[Cycle]:
+        hidden, mask, grad = self._random(size), uneven_mask(size), self._random(size)
+        yield self._forward(hidden, mask)
+        yield self._train(hidden, mask, grad, lowest=True)
+        if self._block:
+            yield self._train(hidden, mask, grad, lowest=False)
+        yield self._wire(hidden, mask)
+        if self._rows is not None:
+            self._rows.take_size(size.rows * self._job.train.microbatches, 0 if self._fixed else size.tokens)
+            yield self._embed(size)
+            yield self._head(size)
+            yield self._head_free(size)
+
+    def _once(self, timer: Timer, each_s: float, disk: Path | None) -> dict[Work, Spread]:
+        found: dict[Work, Spread] = {}
+        if self._rows is not None:
+            found |= timer.measure(self._hand_over, budget_s=each_s)
+        if disk is not None:
+            with _folder_in(disk) as folder:
+                found |= timer.measure(self._save(folder), budget_s=each_s)
+        return found
+
+    # ---- the loops --------------------------------------------------------------------------------
+
+    def _forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> Cycle:
+        item = self._item(lowest=True)
+
+        def cycle(laps: Laps) -> None:
+            self._put_hidden(item, hidden, mask)
+            laps.lap(Work.FORWARD, lambda: self._run(Op.FORWARD_FREE, item))
+
+        return cycle
+
+    def _train(self, hidden: torch.Tensor, mask: torch.Tensor, grad: torch.Tensor, *, lowest: bool) -> Cycle:
+        item, executor = self._item(lowest=lowest), self._executor
+        graph = Work.GRAPH_LOWEST if lowest else Work.GRAPH
+        backward = Work.BACKWARD_LOWEST if lowest else Work.BACKWARD
+        update = Action(Op.UPDATE, item, -1, self._block, self._block + 1)
+
+        def cycle(laps: Laps) -> None:
+            self._put_hidden(item, hidden, mask)
+            laps.lap(graph, lambda: self._run(Op.FORWARD, item))
+            executor.put_tensor(Payload.GRAD, item, 0, grad, None)
+            laps.lap(backward, lambda: self._run(Op.BACKWARD, item))
+            laps.lap(Work.UPDATE, lambda: executor.run(update))
+
+        return cycle
+
+    def _embed(self, size: Size) -> Cycle:
+        count = self._job.train.microbatches
+
+        def all_parts(item: int) -> None:
+            for micro in range(count):
+                self._executor.run(Action(Op.EMBED, item, micro))
+
+        def cycle(laps: Laps) -> None:
+            item = self._item(lowest=True)  # anew, so that its batch is made anew
+            laps.lap(Work.EMBED, lambda: all_parts(item), times=count)
+
+        return cycle
+
+    def _head(self, size: Size) -> Cycle:
+        update = Action(Op.UPDATE, 0, -1, self._num_blocks, self._num_blocks)
+
+        def cycle(laps: Laps) -> None:
+            item = self._item(lowest=True)
+            self._executor.run(Action(Op.EMBED, item, 0))
+            laps.lap(Work.HEAD, lambda: self._executor.run(Action(Op.HEAD, item, 0)))
+            laps.lap(Work.UPDATE_HEAD, lambda: self._executor.run(update._replace(seq=item)))
+
+        return cycle
+
+    def _head_free(self, size: Size) -> Cycle:
+        def cycle(laps: Laps) -> None:
+            item = self._item(lowest=True, kind=StepKind.EVALUATE)
+            self._executor.run(Action(Op.EMBED, item, 0))
+            laps.lap(Work.HEAD_FREE, lambda: self._executor.run(Action(Op.HEAD, item, 0)))
+
+        return cycle
+
+    def _wire(self, hidden: torch.Tensor, mask: torch.Tensor) -> Cycle:
+        def cycle(laps: Laps) -> None:
+            messages = laps.lap(Work.ENCODE, lambda: encode(hidden, mask, self._job.wire.dtype))
+            laps.lap(Work.DECODE, lambda: decode(messages, self._dtype))
+
+        return cycle
+
+    def _hand_over(self, laps: Laps) -> None:
+        executor = self._executor
+        laps.lap(Work.HAND_OVER, lambda: executor.load_head_blob(executor.head_blob()))
+
+    def _save(self, folder: Path) -> Cycle:
+        shards, with_head = RunShards(folder), self._rows is not None
+
+        def save() -> None:
+            shards.write(0, self._executor.shard({"node": _NODE}, with_head=with_head), node=_NODE)
+
+        return lambda laps: laps.lap(Work.SAVE, save)
+
+    # ---- parts ------------------------------------------------------------------------------------
+
+    def _item(self, *, lowest: bool, kind: StepKind = StepKind.TRAIN) -> int:
+        """Grant one item anew; its ``seq`` tells whether the block is the lowest trainable one of its step."""
+        step = self._num_blocks - 1 - self._block + (0 if lowest else 1)
+        index = 0 if lowest else 1
+        turn = Turn(
+            index=index,
+            kind=kind,
+            owner=self._plan.owners[0].node,
+            round=0,
+            first_seq=index,
+            num_items=1,
+            first_step=step,
+            first_batch=0,
+        )
+        self._executor.grant(turn)
+        return index
+
+    @contextmanager
+    def _forgetting(self) -> Iterator[None]:
+        """Drop what a loop leaves, so that the next one finds an empty node."""
+        yield
+        for index in (0, 1):
+            self._executor.forget_turn(index)
+
+    def _put_hidden(self, item: int, hidden: torch.Tensor, mask: torch.Tensor) -> None:
+        self._executor.put_tensor(Payload.HIDDEN, item, 0, hidden, mask)
+
+    def _run(self, op: Op, item: int) -> object:
+        return self._executor.run(Action(op, item, 0, self._block, self._block + 1))
+
+    def _random(self, size: Size) -> torch.Tensor:
+        return torch.randn(size.rows, size.tokens, self._hidden_size, dtype=self._dtype)
+
+    def settle(self) -> Callable[[], None]:
+        """What waits until the device has done what it was given."""
+        device = self._device
+        return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+
+
+@contextmanager
+def _folder_in(disk: Path) -> Iterator[Path]:
+    """A folder on the same disk, removed in the end."""
+    make_folder(disk)
+    folder = Path(tempfile.mkdtemp(prefix=".measure-", dir=disk))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

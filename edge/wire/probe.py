@@ -1,0 +1,244 @@
+"""How fast a link is: messages of the size that a run sends, timed where they arrive.
+
+The source asks the target to answer some messages with the time at which they came; all times are the target's, so
+no clocks are compared. Latency is half a round trip of a small message. For the rate, messages follow one another as
+on a link of a run, some of them on the way at a time (a tenth of a second's worth and what the latency hides, two at
+least), and the bytes between two answers are divided by the time between them::
+
+    source  m m m m? m m m m? ...        ? = asks when it came
+    target        |a       |a            a window: at least 1 MB and 0.1 s
+              ------>|  dropped          the first window: a token bucket lets its burst through at full speed
+
+A shaper with a bucket (``tc ... tbf``) lets a burst through much faster than its rate, and one after each pause. So
+the first window is dropped, and windows follow until there are three at least and half a second; by then a burst has
+been through, because it passes at the speed of the medium.
+
+Source: tc-tbf(8).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import grpc
+
+from edge.wire.options import error_of_call, open_channel
+from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
+from ringtune.v1 import control_pb2
+
+METHOD: Final = "/ringtune.v1.Probe/Link"
+LONGEST_MESSAGE_BYTES: Final = 4 << 20
+"""A longer hidden state travels in several messages too."""
+
+_ASKS: Final = control_pb2.ProbeMessage(wants_arrival=True).SerializeToString()
+_WARM_UP_PINGS: Final = 5
+_PINGS: Final = 20
+_WINDOW_BYTES: Final = 1_000_000
+_WINDOW_S: Final = 0.1
+_LEAST_WINDOWS: Final = 3
+_MOST_WINDOWS: Final = 9
+_LEAST_S: Final = 0.5
+_ON_THE_WAY_S: Final = 0.1
+_LEAST_ON_THE_WAY: Final = 2
+_ASKS_ON_THE_WAY: Final = 4
+_TRIPS_ON_THE_WAY: Final = 2
+_TRIPS_TO_SPEED_UP: Final = 10
+_JOIN_S: Final = 5.0
+
+
+class LinkRate(NamedTuple):
+    """One directed link; see ``ringtune.profile.LinkFacts``."""
+
+    rate_bytes_per_s: float
+    rate_low_bytes_per_s: float
+    rate_high_bytes_per_s: float
+    latency_s: float
+    samples: int
+    sent_bytes: int
+
+
+def add_probe_sink(server: grpc.Server) -> None:
+    """Let other nodes measure their links to this one; before the server starts."""
+    link: grpc.RpcMethodHandler[bytes, control_pb2.ProbeArrival] = grpc.stream_stream_rpc_method_handler(
+        _arrivals, request_deserializer=None, response_serializer=control_pb2.ProbeArrival.SerializeToString
+    )
+    service = control_pb2.DESCRIPTOR.services_by_name["Probe"].full_name
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Link": link}),))
+
+
+def _arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
+    """Drop every message; the call ends with its caller's deadline at the latest."""
+    with contextlib.suppress(grpc.RpcError):  # how a call ends that its caller cancels
+        for message in messages:
+            if message.startswith(_ASKS):
+                yield control_pb2.ProbeArrival(at_s=time.monotonic())
+
+
+def measure_link(source: str, target: str, address: str, *, message_bytes: int, timeout_s: float) -> LinkRate:
+    """Measure one direction of one link.
+
+    Args:
+        source: this node, for messages.
+        target: the other one.
+        address: its ``host:port``.
+        message_bytes: of a hidden state.
+        timeout_s: for everything.
+
+    Raises:
+        ConnectionFailedError: nobody answers there.
+        DeadlineError: it took too long.
+        PeerLostError: the other node ended meanwhile.
+    """
+    probe = _Probe(address, min(max(1, message_bytes), LONGEST_MESSAGE_BYTES), timeout_s)
+    try:
+        latency_s = probe.ping()
+        windows = probe.stream(latency_s)
+    except grpc.RpcError as error:
+        raise _of_both(error_of_call(error, peer=f"node {target} at {address}"), source, target) from error
+    except RingTuneError as error:
+        raise _of_both(error, source, target) from error
+    finally:
+        probe.close()
+    low, median, high = statistics.quantiles(windows, n=4, method="inclusive")
+    return LinkRate(median, low, high, latency_s, len(windows), probe.sent_bytes)
+
+
+def _of_both(error: RingTuneError, source: str, target: str) -> RingTuneError:
+    kind = type(error) if isinstance(error, ConnectionFailedError | PeerLostError) else ConnectionFailedError
+    return kind(f"the link {source} -> {target} can't be measured: {error}")
+
+
+class _Probe:
+    """One stream to the target, with the thread that feeds it and the one that calls."""
+
+    def __init__(self, address: str, message_bytes: int, timeout_s: float) -> None:
+        payload = bytes(message_bytes)
+        self._quiet = control_pb2.ProbeMessage(payload=payload).SerializeToString()
+        self._asking = control_pb2.ProbeMessage(wants_arrival=True, payload=payload).SerializeToString()
+        self._small = control_pb2.ProbeMessage(wants_arrival=True, payload=bytes(16)).SerializeToString()
+        self._deadline_s = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[float | BaseException] = queue.SimpleQueue()
+        self.sent_bytes = 0
+        self._channel = open_channel(address)
+        method: Any = self._channel.stream_stream(METHOD, response_deserializer=control_pb2.ProbeArrival.FromString)
+        self._call = method(iter(self._outgoing.get, None), timeout=timeout_s)
+        self._reader = threading.Thread(target=self._read, name="probe-arrivals", daemon=True)
+        self._reader.start()
+
+    def close(self) -> None:
+        """End the stream and its threads."""
+        self._outgoing.put(None)
+        self._call.cancel()
+        self._reader.join(_JOIN_S)
+        self._channel.close()
+
+    def ping(self) -> float:
+        """Half the median round trip of a small message, in seconds."""
+        trips = []
+        for _ in range(_WARM_UP_PINGS + _PINGS):
+            started_s = time.monotonic()
+            self._put(self._small)
+            self._next_arrival()
+            trips.append(time.monotonic() - started_s)
+        return statistics.median(trips[_WARM_UP_PINGS:]) / 2
+
+    def stream(self, latency_s: float) -> list[float]:
+        """Bytes per second of each window but the first."""
+        windows = Windows(latency_s)
+        asked: deque[int] = deque()  # bytes up to and with each message that asked
+        sent_bytes = arrived_bytes = last_asked_bytes = 0
+        size = len(self._quiet)
+        on_the_way_s = _ON_THE_WAY_S + 2 * _TRIPS_ON_THE_WAY * latency_s
+        while not windows.are_enough:
+            room = max(_LEAST_ON_THE_WAY * size, windows.rate_bytes_per_s * on_the_way_s)
+            while sent_bytes + size - arrived_bytes <= room:
+                sent_bytes += size
+                is_last = sent_bytes + size - arrived_bytes > room
+                if is_last or sent_bytes - last_asked_bytes >= room / _ASKS_ON_THE_WAY:
+                    asked.append(sent_bytes)
+                    last_asked_bytes = sent_bytes
+                    self._put(self._asking)
+                else:
+                    self._put(self._quiet)
+            at_s = self._next_arrival()
+            arrived_bytes = asked.popleft()
+            windows.add(arrived_bytes, at_s)
+        return windows.rates
+
+    def _put(self, message: bytes) -> None:
+        self.sent_bytes += len(message)
+        self._outgoing.put(message)
+
+    def _next_arrival(self) -> float:
+        left_s = self._deadline_s - time.monotonic()
+        try:
+            arrived = self._arrived.get(timeout=max(0.0, left_s))
+        except queue.Empty:
+            raise DeadlineError(f"no answer came within {self._timeout_s:g} s; is the link very slow?") from None
+        if isinstance(arrived, BaseException):
+            raise arrived
+        return arrived
+
+    def _read(self) -> None:
+        try:
+            for arrival in self._call:
+                self._arrived.put(arrival.at_s)
+            self._arrived.put(PeerLostError("the other node ended the measurement; start it again"))
+        except BaseException as error:
+            self._arrived.put(error)
+
+
+class Windows:
+    """Cuts arrivals into windows, of which the first is dropped.
+
+    Args:
+        latency_s: of the link; over a long one it takes some round trips until both ends send at full speed.
+
+    Attributes:
+        rates: of the windows that count, bytes per second.
+        rate_bytes_per_s: of what came last; 0 until two messages came.
+    """
+
+    def __init__(self, latency_s: float) -> None:
+        self._first_s = max(_WINDOW_S, 2 * _TRIPS_TO_SPEED_UP * latency_s)
+        self.rates: list[float] = []
+        self.rate_bytes_per_s = 0.0
+        self._start: tuple[int, float] | None = None
+        self._last = (0, 0.0)
+        self._counted_s = 0.0
+        self._is_first = True
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether the median is worth something."""
+        if len(self.rates) < _LEAST_WINDOWS:
+            return False
+        return self._counted_s >= _LEAST_S or len(self.rates) >= _MOST_WINDOWS
+
+    def add(self, arrived_bytes: int, at_s: float) -> None:
+        """So many bytes had arrived at this time of the target's clock."""
+        if self._start is None:
+            self._start = self._last = (arrived_bytes, at_s)
+            return
+        taken_s = at_s - self._last[1]
+        if taken_s > 0:
+            self.rate_bytes_per_s = (arrived_bytes - self._last[0]) / taken_s
+        self._last = (arrived_bytes, at_s)
+        window_bytes, window_s = arrived_bytes - self._start[0], at_s - self._start[1]
+        if window_bytes < _WINDOW_BYTES or window_s < (self._first_s if self._is_first else _WINDOW_S):
+            return
+        self._start = self._last
+        if self._is_first:
+            self._is_first = False
+            return
+        self.rates.append(window_bytes / window_s)
+        self._counted_s += window_s
