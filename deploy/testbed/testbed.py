@@ -279,14 +279,15 @@ class Testbed:
         """
         words = processes.inside(self.folders(on), self.namespace(on), agents.fill_in(command, self.coordinator))
         environment = agents.environment(coordinator=self.coordinator)
-        process = subprocess.Popen(words, env=environment)  # noqa: S603 - it is what was asked for
-        running = Running(command[0], process, Path("/dev/null"))
-        try:
-            with _signals_for(process):
+        with _signals_for_command() as started:
+            process = subprocess.Popen(words, env=environment)  # noqa: S603 - it is what was asked for
+            started.append(process)
+            running = Running(command[0], process, Path("/dev/null"))
+            try:
                 code = running.wait(timeout_s)
-        finally:
-            if process.poll() is None:
-                processes.stop([running], term_s=_COMMAND_TERM_S)
+            finally:
+                if process.poll() is None:
+                    processes.stop([running], term_s=_COMMAND_TERM_S)
         if code is None:
             raise DeadlineError(f"'{command[0]}' did not end within {timeout_s:g} s; allow more")
         return code if code >= 0 else 128 - code
@@ -298,17 +299,22 @@ class Testbed:
 
 
 @contextlib.contextmanager
-def _signals_for(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Leave Ctrl-C to ``process``, which the terminal sends it to as well, and pass SIGTERM on."""
+def _signals_for_command() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Leave Ctrl-C to the command, which the terminal sends it to as well, and pass SIGTERM on.
+
+    Gives the list in which to put its process.
+    """
+    started: list[subprocess.Popen[bytes]] = []
 
     def ignore(number: int, frame: FrameType | None) -> None:
         """Unlike SIG_IGN this is not inherited."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        process.send_signal(number)
+        for process in started:
+            process.send_signal(number)
 
     with _handlers({signal.SIGINT: ignore, signal.SIGTERM: pass_on}):
-        yield
+        yield started
 
 
 @contextlib.contextmanager
