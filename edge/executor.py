@@ -29,7 +29,7 @@ from ringtune.errors import PlanError
 from ringtune.job import Job
 from ringtune.learning_rate import learning_rate
 from ringtune.plan import Plan
-from ringtune.schedule import Action, Op, Payload, lowest_with_graph
+from ringtune.schedule import Action, Op, Payload
 from ringtune.turns import StepKind, Turn, items
 
 Values = tuple[tuple[str, float], ...]
@@ -108,8 +108,9 @@ class NodeExecutor:
 
     def grant(self, turn: Turn) -> None:
         """Learn the items of a turn; has to come before any of their actions."""
-        for item in items(self._plan, turn):
-            self._items[item.seq] = OpenItem.of(self._plan, item)
+        plan = self._plan.unfrozen_at(turn.unfreeze_at)
+        for item in items(plan, turn):
+            self._items[item.seq] = OpenItem.of(plan, item)
 
     def forget_turn(self, index: int) -> None:
         """Drop a turn's items; call it when the node has done all its actions of the turn."""
@@ -160,7 +161,7 @@ class NodeExecutor:
         hidden, mask, context = flow.block_inputs(action, blocks)
         if item.kind.has_update:
             self._versions.use(item.seq)
-        has_grad_below = action.start > lowest_with_graph(self._plan, item.kind, item.step)
+        has_grad_below = action.start > entry.lowest
         with torch.enable_grad():
             x = hidden.detach().requires_grad_(has_grad_below)
             at = (item.step, action.micro)

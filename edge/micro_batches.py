@@ -17,7 +17,7 @@ from edge.model.activations import saved_tensors
 from edge.model.slice import BlockRunner
 from ringtune.errors import PlanError
 from ringtune.plan import Plan
-from ringtune.schedule import Action
+from ringtune.schedule import Action, lowest_with_graph
 from ringtune.turns import Item
 
 
@@ -98,6 +98,7 @@ class OpenItem:
 
     Attributes:
         item: the item.
+        lowest: the lowest block that keeps a graph.
         offsets: where each micro-batch starts in the batch, and the end.
         batch: at the owner, from the first embedding to the last head.
         num_targets: valid targets of the batch.
@@ -105,6 +106,7 @@ class OpenItem:
     """
 
     item: Item
+    lowest: int
     offsets: tuple[int, ...]
     batch: Batch | None = None
     num_targets: int = 0
@@ -112,10 +114,11 @@ class OpenItem:
 
     @staticmethod
     def of(plan: Plan, item: Item) -> OpenItem:
-        """An item of which nothing has been done."""
+        """An item of which nothing has been done; ``plan`` as it is for the item's turn."""
+        lowest = lowest_with_graph(plan, item.kind, item.step)
         sizes = plan.microbatch_sizes(item.rows)
         offsets = tuple(sum(sizes[:index]) for index in range(len(sizes) + 1))
-        return OpenItem(item=item, offsets=offsets, heads_left=len(sizes))
+        return OpenItem(item=item, lowest=lowest, offsets=offsets, heads_left=len(sizes))
 
     def rows(self, action: Action) -> Batch:
         """The rows of the action's micro-batch.

@@ -30,7 +30,7 @@ _EVENTS: dict[str, Any] = {cls.__name__: cls for cls in ev.Event.__args__}
 def header_line(plan: Plan, node: str, wait_s: float, start: StartPoint | None = None) -> str:
     """The first line of a recording."""
     header = {"recording": _FORMAT, "node": node, "plan_digest": plan.digest, "wait_s": wait_s}
-    return json.dumps(header | ({"start": dataclasses.asdict(start)} if start else {}))
+    return json.dumps(header | ({"start": {"step": start.step, "holder": start.holder}} if start else {}))
 
 
 def record_line(now_s: float, event: ev.Event, commands: Sequence[ev.Command]) -> str:
@@ -63,7 +63,8 @@ def event_from_json(value: Sequence[Any]) -> ev.Event:
         event = _EVENTS[name](*fields)
         if isinstance(event, ev.TurnGranted):
             turn: Any = event.turn
-            return ev.TurnGranted(Turn(**{**turn, "kind": StepKind(turn["kind"])}))
+            steps = tuple(turn.get("unfreeze_at", ()))
+            return ev.TurnGranted(Turn(**{**turn, "kind": StepKind(turn["kind"]), "unfreeze_at": steps}))
         if isinstance(event, ev.ActionDone):
             recorded: Any = event.action
             values = tuple((str(key), float(number)) for key, number in event.values)

@@ -61,7 +61,7 @@ class NodeEngine:
         self._floor = 0 if self._is_owner and plan.private_blocks else piece.start
         self._start_point = start or StartPoint.of(plan)
         step, is_holder = self._start_point.step, self._start_point.holder == node
-        self._versions = {block: weight_version(plan, block, step) for block in range(piece.start, piece.stop)}
+        self._versions: dict[int, int] = {}
         self._max_graphs = warm_up(plan, piece.start)
         self._forward_step = step - 1
         self._head_version = step
@@ -126,6 +126,9 @@ class NodeEngine:
         turn = event.turn
         if turn.index < self._next_turn:
             return
+        plan = self.plan.unfrozen_at(turn.unfreeze_at)
+        if not self._versions:
+            self._versions = self._first_versions(plan)
         self._next_turn = turn.index + 1
         self._last_progress_s = now_s
         self._turns[turn.index] = turn
@@ -135,9 +138,9 @@ class NodeEngine:
             self._handovers.append((turn, self._holds_since[turn.index - 1]))
         left = 0
         for item in items(self.plan, turn):
-            legs = item_legs(self.plan, item, self.node)
+            legs = item_legs(plan, item, self.node)
             path = self._paths.setdefault(legs, Path.of(legs, self.plan.num_blocks, self.plan.private_blocks))
-            state = ItemState.of(self.plan, item, self.node, path)
+            state = ItemState.of(plan, item, self.node, path)
             if state.is_done:
                 continue
             left += 1
@@ -151,6 +154,11 @@ class NodeEngine:
         self._turn_items_left[turn.index] = left
         if left == 0:
             self._finish_turn(turn.index, commands)
+
+    def _first_versions(self, plan: Plan) -> dict[int, int]:
+        """Updates of the slice's blocks where the run begins or goes on; the first turn says what was unfrozen."""
+        piece, step = plan.slice_of(self.node), self._start_point.step
+        return {block: weight_version(plan, block, step) for block in range(piece.start, piece.stop)}
 
     def _on_tensor(self, event: ev.TensorArrived, now_s: float, commands: list[ev.Command]) -> None:
         self._last_progress_s = now_s
@@ -363,7 +371,7 @@ class NodeEngine:
 
     def _has_versions(self, state: ItemState, place: Place) -> bool:
         versions = self._versions
-        for block, version in state.versions.get(place.position) or state.needed_versions(self.plan, place):
+        for block, version in state.versions.get(place.position) or state.needed_versions(place):
             if versions.get(block, 0) != version:
                 return False
         return True

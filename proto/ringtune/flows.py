@@ -137,8 +137,12 @@ def _credits(legs: tuple[Leg, ...], private_blocks: int) -> tuple[tuple[str, int
 
 @dataclass(slots=True)
 class ItemState:
-    """How far one item is at this node; its slice is updated after the forward of step ``awaited_step``."""
+    """How far one item is at this node; its slice is updated after the forward of step ``awaited_step``.
 
+    ``plan`` is the plan as it is for the item's turn.
+    """
+
+    plan: Plan
     item: Item
     path: Path
     num_micro: int
@@ -155,6 +159,7 @@ class ItemState:
         """The state before anything happened."""
         count = num_microbatches(plan, item)
         return ItemState(
+            plan=plan,
             item=item,
             path=path,
             num_micro=count,
@@ -184,11 +189,11 @@ class ItemState:
         """Whether the head is still to be run or updated for this item."""
         return self.heads_left > 0 or any(action.op is Op.SAVE or action.start == num_blocks for action in self.updates)
 
-    def needed_versions(self, plan: Plan, place: Place) -> tuple[tuple[int, int], ...]:
+    def needed_versions(self, place: Place) -> tuple[tuple[int, int], ...]:
         """(block, updates that it must have had, neither more nor fewer) for the leg at ``place``."""
         found = self.versions.get(place.position)
         if found is None:
-            leg, item = place.leg, self.item
+            leg, item, plan = place.leg, self.item, self.plan
             if leg.op is Op.BACKWARD:
                 found = ((leg.start, weight_version(plan, leg.start, item.step)),)
             elif leg.op in (Op.FORWARD, Op.FORWARD_FREE):

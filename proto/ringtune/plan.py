@@ -9,7 +9,9 @@ Roles are independent: an *owner* has data, embedding and head; a *host* has a s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +22,8 @@ from ringtune.strict import read_dataclass
 
 METHODS = ("ringada", "all", "pipeadapter", "single")
 WIRE_DTYPES = ("float32", "bfloat16", "float16", "int8", "float64")
+UNFREEZINGS = ("every", "at", "auto")
+_LATER = {"unfreeze": "every", "unfreeze_at": (), "patience_steps": 20, "min_improvement": 0.01}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +67,7 @@ class Plan:
         owners: in initiator order.
         num_steps: optimizer steps of the whole run; 0 = only an evaluation.
         local_iterations: steps of one turn.
-        every_steps: RingAda unfreezes one more block every so many steps.
+        every_steps: RingAda unfreezes one more block every so many steps, if ``unfreeze`` is ``every``.
         batch_size: rows of one step.
         microbatches: parts of one batch; at most ``batch_size``.
         max_length: longest sequence in tokens; bounds the shape of every frame.
@@ -75,6 +79,10 @@ class Plan:
         private_blocks: frozen blocks ``[0, p)`` that every owner runs itself.
         labels: agreed class names, sorted.
         seed: of the run.
+        unfreeze: one of ``UNFREEZINGS``: when RingAda unfreezes one more block.
+        unfreeze_at: for ``at`` these steps; empty for the others.
+        patience_steps: for ``auto``: so many steps without improvement, see ``unfreezing``.
+        min_improvement: for ``auto``: what counts as one, as a share of the best loss.
     """
 
     method: str
@@ -95,6 +103,10 @@ class Plan:
     private_blocks: int = 0
     labels: tuple[str, ...] = ()
     seed: int = 0
+    unfreeze: str = "every"
+    unfreeze_at: tuple[int, ...] = ()
+    patience_steps: int = 20
+    min_improvement: float = 0.01
 
     def __post_init__(self) -> None:
         """Refuse a plan that breaks a rule which does not depend on the schedule."""
@@ -136,14 +148,32 @@ class Plan:
         """Evaluation batches of one owner; the last one may be short."""
         return -(-owner.eval_rows // self.batch_size)
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether the run itself decides when blocks are unfrozen; each turn then says what holds for it."""
+        return self.unfreeze == "auto" and self.method == "ringada"
+
+    def unfrozen_at(self, steps: tuple[int, ...]) -> Plan:
+        """The plan as it is where blocks are unfrozen at ``steps`` (``Turn.unfreeze_at``); equal steps give one object.
+
+        Raises:
+            PlanError: this plan does not leave that to the run, or the steps break a rule.
+        """
+        return _unfrozen_at(self, steps) if steps else self
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-able form with the digest beside it."""
         return {**dataclasses.asdict(self), "digest": self.digest}
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON form, without the digest itself."""
-        text = json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
+        """SHA-256 of the canonical JSON form, without the digest itself.
+
+        A field that came after plans had been written is left out at its default: those plans keep their digest.
+        """
+        fields = dataclasses.asdict(self).items()
+        value = {key: item for key, item in fields if key not in _LATER or item != _LATER[key]}
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     @staticmethod
@@ -160,6 +190,13 @@ class Plan:
         if value.get("digest", plan.digest) != plan.digest:
             raise PlanError("the plan's digest does not match its content; make it anew with 'ringtune plan'")
         return plan
+
+
+@functools.lru_cache(maxsize=256)
+def _unfrozen_at(plan: Plan, steps: tuple[int, ...]) -> Plan:
+    if not plan.is_auto:
+        raise PlanError(f"a turn says that blocks are unfrozen at {list(steps)}, but the plan settles that itself")
+    return dataclasses.replace(plan, unfreeze="at", unfreeze_at=steps)
 
 
 def _check(plan: Plan) -> None:
@@ -179,6 +216,7 @@ def _check(plan: Plan) -> None:
     if plan.microbatches > plan.batch_size:
         raise PlanError(f"{plan.microbatches} micro-batches do not fit a batch of {plan.batch_size} rows")
     _check_slices(plan)
+    _check_unfreezing(plan)
     names = [owner.node for owner in plan.owners]
     if not names or len(set(names)) != len(names):
         raise PlanError(f"owners have to be at least one and distinct, not {names}")
@@ -187,6 +225,27 @@ def _check(plan: Plan) -> None:
             raise PlanError(f"owner {owner.node} has no rows; give it data or leave it out")
         if owner.eval_rows < 0:
             raise PlanError(f"owner {owner.node} has {owner.eval_rows} evaluation rows, it has to be at least 0")
+
+
+def _check_unfreezing(plan: Plan) -> None:
+    steps = plan.unfreeze_at
+    if plan.unfreeze not in UNFREEZINGS:
+        raise PlanError(f"unfreeze {plan.unfreeze!r} is not one of {', '.join(UNFREEZINGS)}")
+    if steps and plan.unfreeze != "at":
+        raise PlanError(f"unfreeze_at is {list(steps)}, it has to be empty where unfreeze is {plan.unfreeze!r}")
+    if any(later <= earlier for earlier, later in itertools.pairwise((0, *steps))):
+        raise PlanError(f"unfreeze_at is {list(steps)}, it has to be above 0 and strictly increasing")
+    most = plan.num_blocks - plan.private_blocks - 1
+    if len(steps) > most:
+        private = f", {plan.private_blocks} of them private," if plan.private_blocks else ""
+        raise PlanError(
+            f"unfreeze_at has {len(steps)} steps, but of {plan.num_blocks} blocks{private} no more than {most} can be "
+            "unfrozen, as the top one trains from the start; leave some out"
+        )
+    if plan.patience_steps < 1:
+        raise PlanError(f"patience_steps is {plan.patience_steps}, it has to be at least 1")
+    if not 0 <= plan.min_improvement < 1:
+        raise PlanError(f"min_improvement is {plan.min_improvement}, it has to be in [0, 1)")
 
 
 def _check_slices(plan: Plan) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from ringtune.events import CancelTimer, SetTimer, TimerFired
 from ringtune.plan import Plan
 from ringtune.turns import Turn
+from ringtune.unfreezing import NOTHING_KNOWN, Unfreezing
 
 # ---- events --------------------------------------------------------------------------------------
 
@@ -130,11 +131,19 @@ class LogTurn(NamedTuple):
     turn: Turn
 
 
+class LogUnfreeze(NamedTuple):
+    """The run has decided that from ``step`` on ``depth`` blocks train; said when the turn is granted."""
+
+    step: int
+    depth: int
+
+
 class LogCheckpoint(NamedTuple):
     """Every node has saved what it trained up to ``step``; ``holder`` saved the head."""
 
     step: int
     holder: str
+    unfreezing: Unfreezing = NOTHING_KNOWN
 
 
 class LogEvaluation(NamedTuple):
@@ -173,6 +182,7 @@ Command = (
     | Grant
     | LogStep
     | LogTurn
+    | LogUnfreeze
     | LogCheckpoint
     | LogEvaluation
     | Collect

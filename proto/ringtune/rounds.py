@@ -34,6 +34,7 @@ from ringtune.round_events import (
     LogEvaluation,
     LogStep,
     LogTurn,
+    LogUnfreeze,
     NodeFailed,
     Prepare,
     Prepared,
@@ -43,7 +44,8 @@ from ringtune.round_events import (
     StopAsked,
     TurnReported,
 )
-from ringtune.schedule import depth
+from ringtune.schedule import depth, unfreezing_steps
+from ringtune.turn_depths import TurnDepths
 from ringtune.turns import ITEMS_AHEAD, StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
 
 __all__ = [
@@ -61,6 +63,7 @@ __all__ = [
     "LogEvaluation",
     "LogStep",
     "LogTurn",
+    "LogUnfreeze",
     "NodeFailed",
     "Planner",
     "Prepare",
@@ -113,11 +116,13 @@ class Rounds:
         self._facts: dict[str, Any] = {}
         self._waiting: set[str] = set()
         self._sequence: Iterator[Turn] = iter(())
+        self._next_turn: Turn | None = None
         self._open: dict[int, Turn] = {}
         self._turn_waits: dict[int, set[str]] = {}
         self._last_granted: Turn | None = None
         self._saved_step: int | None = None
         self._is_exhausted = False
+        self._depths: TurnDepths | None = None
         self._reported_items: dict[int, int] = {}
         self._evaluation: dict[int, tuple[tuple[str, float], ...]] = {}
 
@@ -180,6 +185,7 @@ class Rounds:
             self._make_plan(now_s, commands)
         elif phase == "preparing":
             self._enter("training", now_s, commands)
+            self._depths = TurnDepths(self._made_plan, self._start_point)
             self._sequence = turn_sequence(self._made_plan, start=self._start_point)
             self._grant_ahead(commands)
             self._end_training(now_s, commands)
@@ -211,15 +217,38 @@ class Rounds:
             raise PlanError(f"phase {self.phase} needs a plan and there is none")
         return self.plan
 
+    @property
+    def _made_depths(self) -> TurnDepths:
+        if self._depths is None:
+            raise PlanError(f"phase {self.phase} does not train yet")
+        return self._depths
+
+    @property
+    def unfreeze_at(self) -> tuple[int, ...]:
+        """The steps at which one more block began to train, up to the last turn that was granted."""
+        plan, last = self._made_plan, self._last_granted
+        decided = last.unfreeze_at if last else self._start_point.unfreezing.unfreeze_at if self._start_point else ()
+        return unfreezing_steps(plan.unfrozen_at(decided))
+
     # ---- training ---------------------------------------------------------------------------------
+
+    def _depth(self, turn: Turn, step: int) -> int:
+        return depth(self._made_plan.unfrozen_at(turn.unfreeze_at), step)
 
     def _grant_ahead(self, commands: list[Command]) -> None:
         granted: list[Turn] = []
+        depths = self._made_depths
         while not self._is_exhausted and self._needs_more():
-            turn = next(self._sequence, None)
-            if turn is None:
+            if self._next_turn is None:
+                self._next_turn = next(self._sequence, None)
+            if self._next_turn is None:
                 self._is_exhausted = True
                 break
+            if not depths.may_grant(self._next_turn):
+                break
+            turn, self._next_turn = depths.decided(self._next_turn, self._last_granted), None
+            if turn.kind is StepKind.TRAIN and turn.first_step in turn.unfreeze_at:
+                commands.append(LogUnfreeze(turn.first_step, self._depth(turn, turn.first_step)))
             granted.append(turn)
             self._note(turn)
         if granted:
@@ -244,24 +273,33 @@ class Rounds:
             return
         self._set_deadline(now_s, commands)
         self._reported_items[turn.index] += 1
-        commands.append(LogStep(turn, event.seq, event.step, depth(self._made_plan, event.step), event.values))
+        commands.append(LogStep(turn, event.seq, event.step, self._depth(turn, event.step), event.values))
         if turn.kind is StepKind.EVALUATE:
             self._evaluation[event.seq] = event.values
+        self._made_depths.note(turn, event.seq, event.values)
         self._grant_ahead(commands)
+        self._close_turns(now_s, commands)  # a node's last word of a turn may come before the owner's last loss
 
     def _on_turn_done(self, node: str, index: int, now_s: float, commands: list[Command]) -> None:
         if index not in self._open:
             return
         self._set_deadline(now_s, commands)
         self._turn_waits[index].discard(node)
-        # turns close in order, so that whatever is logged is complete up to there
-        while self._open and not self._turn_waits[min(self._open)]:
+        self._close_turns(now_s, commands)
+
+    def _close_turns(self, now_s: float, commands: list[Command]) -> None:
+        """Turns close in order, so that whatever is logged is complete up to there."""
+        depths = self._made_depths
+        while self._open:
             first = min(self._open)
-            turn = self._open.pop(first)
-            del self._turn_waits[first], self._reported_items[first]
+            turn = self._open[first]
+            if self._turn_waits[first] or not depths.is_complete(turn):
+                break
+            del self._open[first], self._turn_waits[first], self._reported_items[first]
+            depths.close(turn)
             commands.append(LogTurn(turn))
             if turn.kind is StepKind.CHECKPOINT:
-                commands.append(LogCheckpoint(turn.first_step, turn.owner))
+                commands.append(LogCheckpoint(turn.first_step, turn.owner, depths.unfreezing))
             self._grant_ahead(commands)
             following = self._open.get(first + 1)
             if turn.kind is StepKind.EVALUATE and (following is None or following.kind is not StepKind.EVALUATE):
@@ -322,7 +360,7 @@ class Rounds:
             return f"{waited} in phase {self.phase} for node {', '.join(sorted(self._waiting))}"
         first = min(self._open)
         turn = self._open[first]
-        nodes = ", ".join(sorted(self._turn_waits[first]))
+        nodes = ", ".join(sorted(self._turn_waits[first])) or turn.owner
         waited = f"waited {_TRAINING_PATIENCE * self._wait_s:g} s"
         return f"{waited} for turn {first} of node {turn.owner} (from step {turn.first_step}): not done by {nodes}"
 

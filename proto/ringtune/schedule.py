@@ -14,6 +14,7 @@ Source: RingAda, sections III-A and III-B.2 (early-stopped backward, terminator)
 
 from __future__ import annotations
 
+import bisect
 import enum
 import functools
 import itertools
@@ -86,11 +87,15 @@ def max_depth(plan: Plan) -> int:
 def depth(plan: Plan, step: int) -> int:
     """How many blocks train at ``step``, counted from the top.
 
+    Where the run decides (``plan.is_auto``), ask the plan as it is for a turn: ``plan.unfrozen_at``.
+
     Source: RingAda, section IV: one more block, top-down, every k steps; the other methods train all.
     """
-    if plan.method == "ringada":
+    if plan.method != "ringada":
+        return max_depth(plan)
+    if plan.unfreeze == "every":
         return min(max_depth(plan), 1 + step // plan.every_steps)
-    return max_depth(plan)
+    return 1 + bisect.bisect_right(plan.unfreeze_at, step) if step >= 0 else 0
 
 
 def lowest_trainable(plan: Plan, step: int) -> int:
@@ -103,7 +108,19 @@ def first_trained_step(plan: Plan, block: int) -> int | None:
     needed = plan.num_blocks - block
     if needed > max_depth(plan):
         return None
-    return (needed - 1) * plan.every_steps if plan.method == "ringada" else 0
+    if plan.method != "ringada" or needed == 1:
+        return 0
+    if plan.unfreeze == "every":
+        return (needed - 1) * plan.every_steps
+    return plan.unfreeze_at[needed - 2] if needed - 2 < len(plan.unfreeze_at) else None
+
+
+def unfreezing_steps(plan: Plan) -> tuple[int, ...]:
+    """The steps of the run at which one more block begins to train; as ``unfreeze.at`` they give the same run."""
+    if plan.method != "ringada":
+        return ()
+    first = (first_trained_step(plan, block) for block in reversed(range(plan.num_blocks - 1)))
+    return tuple(step for step in first if step is not None and step < plan.num_steps)
 
 
 def weight_version(plan: Plan, block: int, step: int) -> int:

@@ -105,8 +105,9 @@ def build_table(plan: Plan, turns: Iterable[Turn], *, start: StartPoint | None =
         if holder not in ("", turn.owner):
             table[holder].append(_hand_over(Op.SEND, turn, turn.owner))
             table[turn.owner].append(_hand_over(Op.RECEIVE, turn, holder))
+        now = plan.unfrozen_at(turn.unfreeze_at)
         for node in plan.nodes:
-            parts = [part for item in items(plan, turn) for part in _item_parts(plan, item, node)]
+            parts = [part for item in items(plan, turn) for part in _item_parts(now, item, node)]
             for _, actions in sorted(parts, key=lambda part: part[0]):
                 table[node].extend(actions)
         holder = turn.owner
@@ -259,7 +260,7 @@ def validate_table(plan: Plan, turns: Iterable[Turn], table: Table, *, start: St
         PlanError: with the whole table and the bad cell marked.
     """
     granted = tuple(turns)
-    by_seq = {item.seq: item for turn in granted for item in items(plan, turn)}
+    by_seq = {item.seq: (item, plan.unfrozen_at(turn.unfreeze_at)) for turn in granted for item in items(plan, turn)}
     expected = build_table(plan, granted, start=start)
     for node, actions in table.items():
         _check_actions(plan, table, node, actions, expected.get(node, []))
@@ -300,17 +301,21 @@ def _check_messages(plan: Plan, table: Table) -> None:
 
 
 def _check_versions(
-    plan: Plan, turns: tuple[Turn, ...], by_seq: Mapping[int, Item], table: Table, node: str, holder: str
+    plan: Plan, turns: tuple[Turn, ...], by_seq: Mapping[int, tuple[Item, Plan]], table: Table, node: str, holder: str
 ) -> None:
-    """Walk one node's column with the number of updates that each of its units has had."""
+    """Walk one node's column with the number of updates that each of its units has had.
+
+    ``by_seq`` has each item with the plan as it is for its turn.
+    """
     piece = plan.slice_of(node)
+    plan = plan.unfrozen_at(turns[0].unfreeze_at)
     versions = {block: weight_version(plan, block, turns[0].first_step) for block in range(piece.start, piece.stop)}
     head: int | None = turns[0].first_step if node == holder else None
     first_steps = {turn.index: turn.first_step for turn in turns}
     forwarded: set[tuple[int, int]] = set()
     backwards: dict[int, int] = {}
     for position, action in enumerate(table[node]):
-        item = by_seq.get(action.seq)
+        item, plan = by_seq.get(action.seq, (None, plan))
         why = ""
         if action.payload == Payload.HEAD:
             head = first_steps[action.start] if action.op is Op.RECEIVE else head

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ringtune.errors import PlanError
 from ringtune.plan import Plan
+from ringtune.unfreezing import NOTHING_KNOWN, Unfreezing
 
 ITEMS_AHEAD = 16
 """Turns are granted until so many items are granted beyond the finished ones; a turn has at least one item."""
@@ -53,6 +54,8 @@ class Turn:
         num_items: how many items.
         first_step: optimizer steps done before its first item.
         first_batch: index of its first batch in the owner's own stream of batches.
+        unfreeze_at: all decisions of the run that hold for it, if the plan leaves them to the run; whoever works on
+            the turn goes by ``plan.unfrozen_at`` of them.
     """
 
     index: int
@@ -63,6 +66,7 @@ class Turn:
     num_items: int
     first_step: int
     first_batch: int
+    unfreeze_at: tuple[int, ...] = ()
 
     @property
     def end_step(self) -> int:
@@ -82,13 +86,15 @@ class StartPoint:
     Attributes:
         step: optimizer steps done; at a turn boundary.
         holder: the owner that has the head.
+        unfreezing: what the coordinator knows of the losses, if the plan leaves unfreezing to the run.
     """
 
     step: int
     holder: str
+    unfreezing: Unfreezing = NOTHING_KNOWN
 
     @staticmethod
-    def of(plan: Plan, *, step: int = 0, holder: str = "") -> StartPoint:
+    def of(plan: Plan, *, step: int = 0, holder: str = "", unfreezing: Unfreezing = NOTHING_KNOWN) -> StartPoint:
         """A start point that fits the plan; by default its very beginning.
 
         Raises:
@@ -101,7 +107,7 @@ class StartPoint:
         holder = holder or plan.owners[0].node
         if plan.owner(holder) is None:
             raise PlanError(f"node {holder!r} is no owner of the plan, so it can't hold the head")
-        return StartPoint(step=step, holder=holder)
+        return StartPoint(step=step, holder=holder, unfreezing=unfreezing)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,6 +234,7 @@ def _next_turn(
         num_items=num_items,
         first_step=first_step,
         first_batch=first_batch,
+        unfreeze_at=last.unfreeze_at if last else (),
     )
 
 

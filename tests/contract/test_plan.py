@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import random
 from typing import Any
@@ -94,6 +95,10 @@ OTHER: dict[str, Any] = {
     "private_blocks": 1,
     "labels": ("neg",),
     "seed": 1,
+    "unfreeze": "auto",
+    "unfreeze_at": (3,),
+    "patience_steps": 21,
+    "min_improvement": 0.0,
     "owners": (Owner(node="b", train_rows=10, eval_rows=3), Owner(node="a", train_rows=10, eval_rows=3)),
     "phases": (Phase(slices=(Slice(node="a", start=0, stop=1), Slice(node="b", start=1, stop=4))),),
 }
@@ -108,7 +113,34 @@ def test_plan_digest_changes_with_every_field(name: str) -> None:
         changes["phases"] = (Phase(slices=(Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=5))),)
     if name == "private_blocks":
         changes["phases"] = (Phase(slices=(Slice(node="a", start=1, stop=2), Slice(node="b", start=2, stop=4))),)
+    if name == "unfreeze_at":
+        plan = dataclasses.replace(plan, unfreeze="at")
     assert dataclasses.replace(plan, **changes).digest != plan.digest
+
+
+def test_plan_of_an_older_version_keeps_its_digest() -> None:
+    """A plan that was written before there were other ways to unfreeze reads, with the digest it had."""
+    written = make_plan(SLICES, ["a", "b"]).to_json()
+    for name in ("unfreeze", "unfreeze_at", "patience_steps", "min_improvement"):
+        del written[name]
+    fields = {name: value for name, value in written.items() if name != "digest"}
+    digest = hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    assert Plan.from_json({**fields, "digest": digest}) == make_plan(SLICES, ["a", "b"])
+
+
+def test_plan_unfrozen_at_is_the_plan_with_those_steps() -> None:
+    """Under auto a turn's decisions make a plan of the form ``at``; equal decisions give one object."""
+    plan = make_plan(SLICES, ["a"], unfreeze="auto")
+    assert plan.unfrozen_at(()) is plan
+    assert plan.unfrozen_at((4, 8)) == make_plan(SLICES, ["a"], unfreeze="at", unfreeze_at=(4, 8))
+    assert plan.unfrozen_at((4, 8)) is plan.unfrozen_at((4, 8))
+
+
+@pytest.mark.parametrize("changes", [{}, {"unfreeze": "at"}, {"unfreeze": "auto", "method": "all"}])
+def test_plan_that_settles_unfreezing_refuses_decisions_of_a_turn(changes: dict[str, Any]) -> None:
+    """A turn can't overrule the plan."""
+    with pytest.raises(PlanError, match="the plan settles that itself"):
+        make_plan(SLICES, ["a"], **changes).unfrozen_at((4,))
 
 
 @pytest.mark.parametrize(
@@ -158,6 +190,11 @@ def test_plan_allows_empty_slices_anywhere() -> None:
         ("owners", (Owner(node="a", train_rows=0),), "owner a has no rows"),
         ("owners", (Owner(node="a", train_rows=1, eval_rows=-1),), "owner a has -1 evaluation rows"),
         ("owners", (Owner(node="a", train_rows=1), Owner(node="a", train_rows=2)), "distinct, not ['a', 'a']"),
+        ("unfreeze", "never", "unfreeze 'never' is not one of every, at, auto"),
+        ("unfreeze_at", (3,), "unfreeze_at is [3], it has to be empty where unfreeze is 'every'"),
+        ("patience_steps", 0, "patience_steps is 0"),
+        ("min_improvement", -0.1, "min_improvement is -0.1, it has to be in [0, 1)"),
+        ("min_improvement", 1.0, "min_improvement is 1.0"),
         ("phases", (), "exactly one phase for now, this one has 0"),
         ("phases", (Phase(slices=()), Phase(slices=())), "this one has 2"),
     ],
@@ -167,6 +204,22 @@ def test_plan_refuses_values_out_of_range(field: str, value: object, message: st
     with pytest.raises(PlanError) as caught:
         dataclasses.replace(make_plan(SLICES, ["a"]), **{field: value})  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("steps", [(0,), (-1, 2), (2, 2), (3, 2)])
+def test_plan_refuses_unfreezing_steps_out_of_order(steps: tuple[int, ...]) -> None:
+    """The top block trains from step 0; each further one begins later than the one above it."""
+    with pytest.raises(PlanError, match="above 0 and strictly increasing"):
+        make_plan(SLICES, ["a"], unfreeze="at", unfreeze_at=steps)
+
+
+def test_plan_refuses_more_unfreezing_steps_than_blocks() -> None:
+    """A step at which nothing is left to unfreeze would be ignored; private blocks stay frozen."""
+    make_plan(SLICES, ["a"], unfreeze="at", unfreeze_at=(1, 2, 3))
+    with pytest.raises(PlanError, match="4 steps, but of 4 blocks no more than 3 can be unfrozen"):
+        make_plan(SLICES, ["a"], unfreeze="at", unfreeze_at=(1, 2, 3, 4))
+    with pytest.raises(PlanError, match="3 steps, but of 4 blocks, 1 of them private, no more than 2"):
+        make_plan([("a", 1, 4)], ["a"], private_blocks=1, unfreeze="at", unfreeze_at=(1, 2, 3))
 
 
 def _tamper(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:

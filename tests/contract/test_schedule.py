@@ -26,6 +26,7 @@ from ringtune.schedule import (
     lowest_with_graph,
     num_microbatches,
     route,
+    unfreezing_steps,
     warm_up,
     weight_version,
 )
@@ -61,6 +62,51 @@ def test_depth_grows_by_one_block_every_k_steps() -> None:
     assert [lowest_trainable(plan, step) for step in (0, 3, 6, 9, 99)] == [3, 2, 1, 0, 0]
 
 
+def test_depth_grows_at_the_given_steps() -> None:
+    """One more block at each of the steps, and none after the last one."""
+    plan = make_plan(AB, ["a"], unfreeze="at", unfreeze_at=(2, 5))
+    assert [depth(plan, step) for step in range(8)] == [1, 1, 2, 2, 2, 3, 3, 3]
+    assert [first_trained_step(plan, block) for block in (3, 2, 1, 0)] == [0, 2, 5, None]
+    assert depth(make_plan(AB, ["a"], unfreeze="at"), 99) == 1
+
+
+def test_depth_before_the_first_step_is_nothing() -> None:
+    """A run of no steps, which only evaluates, trains nothing in whatever form the steps were given."""
+    forms = [{}, {"unfreeze": "at", "unfreeze_at": (2,)}, {"unfreeze": "auto"}]
+    assert [depth(make_plan(AB, ["a"], **form), -1) for form in forms] == [0, 0, 0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["all", "single", "pipeadapter"])
+@pytest.mark.parametrize("unfreeze", ["every", "at", "auto"])
+def test_depth_of_the_other_methods_ignores_unfreezing(method: str, unfreeze: str) -> None:
+    """Whatever the form, everything trains from step 0 and the run has nothing to decide."""
+    steps = (3,) if unfreeze == "at" else ()
+    plan = make_plan([("a", 0, 4)], ["a"], method=method, unfreeze=unfreeze, unfreeze_at=steps)
+    assert (depth(plan, 0), plan.is_auto, unfreezing_steps(plan)) == (4, False, ())
+
+
+def test_unfreezing_steps_are_those_within_the_run() -> None:
+    """What a report says, in a form that another run can be given; the last one may have no block left."""
+    assert unfreezing_steps(make_plan(AB, ["a"], every_steps=3, num_steps=20)) == (3, 6, 9)
+    assert unfreezing_steps(make_plan(AB, ["a"], every_steps=3, num_steps=6)) == (3,)
+    assert unfreezing_steps(make_plan(AB, ["a"], unfreeze="at", unfreeze_at=(2, 7), num_steps=7)) == (2,)
+    assert unfreezing_steps(make_plan([("a", 2, 4)], ["a"], private_blocks=2, every_steps=1)) == (1,)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_steps_is_the_same_schedule_as_its_steps(seed: int) -> None:
+    """The first form is a short way to write the second one."""
+    plan = random_plan(random.Random(seed))
+    steps = unfreezing_steps(plan)
+    other = dataclasses.replace(plan, unfreeze="at", unfreeze_at=steps)
+    blocks = range(plan.num_blocks + 1)
+    for step in range(plan.num_steps):
+        assert depth(plan, step) == depth(other, step)
+        assert [weight_version(plan, block, step) for block in blocks] == [
+            weight_version(other, block, step) for block in blocks
+        ]
+
+
 def test_depth_stops_above_private_blocks() -> None:
     """Private blocks stay frozen, whatever the method."""
     slices = [("a", 1, 2), ("b", 2, 4)]
@@ -86,6 +132,17 @@ def test_weight_version_counts_the_updates_of_a_block() -> None:
         2: [0, 0, 0, 1, 2, 3, 4, 5],
         3: [0, 1, 2, 3, 4, 5, 6, 7],
         4: [0, 1, 2, 3, 4, 5, 6, 7],
+    }
+
+
+def test_weight_version_counts_from_the_step_at_which_a_block_joins() -> None:
+    """Steps given by hand: block 2 joins at 1, block 1 at 4, block 0 never."""
+    plan = make_plan(AB, ["a"], unfreeze="at", unfreeze_at=(1, 4))
+    assert {block: [weight_version(plan, block, step) for step in range(7)] for block in range(4)} == {
+        0: [0, 0, 0, 0, 0, 0, 0],
+        1: [0, 0, 0, 0, 0, 1, 2],
+        2: [0, 0, 1, 2, 3, 4, 5],
+        3: [0, 1, 2, 3, 4, 5, 6],
     }
 
 

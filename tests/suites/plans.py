@@ -30,6 +30,10 @@ def make_plan(
     hidden_size: int = 32,
     labels: Sequence[str] = ("neg", "pos"),
     seed: int = 0,
+    unfreeze: str = "every",
+    unfreeze_at: tuple[int, ...] = (),
+    patience_steps: int = 20,
+    min_improvement: float = 0.01,
 ) -> Plan:
     """A plan from (node, start, stop) triples in ring order."""
     return Plan(
@@ -51,6 +55,10 @@ def make_plan(
         private_blocks=private_blocks,
         labels=tuple(labels),
         seed=seed,
+        unfreeze=unfreeze,
+        unfreeze_at=unfreeze_at,
+        patience_steps=patience_steps,
+        min_improvement=min_improvement,
     )
 
 
