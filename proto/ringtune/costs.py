@@ -27,12 +27,23 @@ def work_table(node: NodeFacts) -> WorkTable:
     Raises:
         PlanError: nothing was measured.
     """
-    points = list(node.work_times)
+    points = work_points(node)
     if not points:
-        if not node.block_forward_s > 0:
-            raise PlanError(f"node {node.node} has no measured times; measure it with 'ringtune measure'")
-        points = [_point(work, seconds) for work, seconds in _from_block(node).items()]
+        raise PlanError(f"node {node.node} has no measured times; measure it with 'ringtune measure'")
     return WorkTable(points, where=f"node {node.node}")
+
+
+def work_points(node: NodeFacts) -> tuple[WorkTime, ...]:
+    """The measured points of a node; where only a block was measured, those of its blocks; none if nothing was."""
+    if node.work_times or not node.block_forward_s > 0:
+        return node.work_times
+    return tuple(_point(work, seconds) for work, seconds in _from_block(node).items())
+
+
+def padded_size(owner: NodeFacts, *, max_length: int, rows: int, kind: StepKind) -> float:
+    """Padded tokens of a micro-batch of so many rows of ``owner``."""
+    tokens = owner.eval_tokens if kind is StepKind.EVALUATE else owner.train_tokens
+    return rows * (min(tokens, max_length) or max_length)
 
 
 def _from_block(node: NodeFacts) -> dict[Work, float]:
@@ -129,9 +140,7 @@ class PlanCosts:
 
     def size(self, owner: str, rows: int, kind: StepKind) -> float:
         """Padded tokens of a micro-batch of so many rows of ``owner``."""
-        facts = self._facts[owner]
-        tokens = facts.eval_tokens if kind is StepKind.EVALUATE else facts.train_tokens
-        return rows * (min(tokens, self.plan.max_length) or self.plan.max_length)
+        return padded_size(self._facts[owner], max_length=self.plan.max_length, rows=rows, kind=kind)
 
     def action_s(self, node: str, action: Action, *, size: float, lowest: int, kind: StepKind) -> float:
         """The time of a compute action; see ``NodeCosts.seconds``."""
