@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Iterator, MutableMapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -119,6 +119,15 @@ class LazyGroup(TyperGroup):
         """The names, sorted."""
         return list(self.commands)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before the command; without any arguments the help is shown."""
+        if not args:
+            return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except TyperException as error:
+            _refuse(error, str(ctx.command_path))
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command; turn our errors into a message and an exit code."""
         try:
@@ -128,11 +137,16 @@ class LazyGroup(TyperGroup):
             raise typer.Exit(error.exit_code) from error
         except TyperException as error:  # an option or a command that there is not, a value of the wrong type
             asked = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
-            _show(UsageError(f"{error.format_message().rstrip('.')}; see '{asked} --help'"))
-            raise typer.Exit(UsageError.exit_code) from error
+            _refuse(error, asked)
         except KeyboardInterrupt as error:
             _show(InterruptedRunError("stopped by Ctrl-C"))
             raise typer.Exit(InterruptedRunError.exit_code) from error
+
+
+def _refuse(error: TyperException, asked: str) -> NoReturn:
+    """Tell what the parser refuses in the form of all errors, and where the help is."""
+    _show(UsageError(f"{error.format_message().rstrip('.')}; see '{asked} --help'"))
+    raise typer.Exit(UsageError.exit_code) from error
 
 
 def _show(error: RingTuneError) -> None:

@@ -18,7 +18,7 @@ from ringtune import cli
 from ringtune.errors import CapacityError, ConnectionFailedError, JobError, UsageError, all_errors
 
 REPOSITORY = Path(__file__).parents[2]
-COMMANDS = ("coordinator", "demo", "doctor", "eval", "export", "node", "nodes", "plan", "status", "train")
+COMMANDS = ("coordinator", "demo", "doctor", "eval", "export", "node", "nodes", "plan", "sim", "status", "train")
 LIMIT_S = 60.0
 
 
@@ -100,7 +100,14 @@ def test_cli_json_error_is_a_line_on_standard_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("plan", "job.toml", "--sets", "3"), ("plan", "job.toml", "--nodes", "x"), ("trian",)]
+    "arguments",
+    [
+        ("plan", "job.toml", "--sets", "3"),
+        ("plan", "job.toml", "--nodes", "x"),
+        ("trian",),
+        ("--bogus",),
+        ("--bogus", "plan", "job.toml"),
+    ],
 )
 def test_cli_wrong_options_are_errors_like_all_others(arguments: tuple[str, ...]) -> None:
     """What the parser refuses has the same single line, exit code and line for machines, and says where the help is."""
@@ -109,6 +116,13 @@ def test_cli_wrong_options_are_errors_like_all_others(arguments: tuple[str, ...]
     assert (result.returncode, line["error"], line["exit_code"]) == (2, "UsageError", UsageError.exit_code)
     assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
     assert "--help'" in line["message"]
+
+
+def test_cli_without_arguments_shows_its_help() -> None:
+    """Whoever types the bare name wants to know what there is."""
+    result = ringtune()
+    assert "Usage" in result.stdout
+    assert "error:" not in result.stderr
 
 
 def test_cli_needs_to_know_where_to_train(tmp_path: Path) -> None:
