@@ -8,6 +8,7 @@ import time
 import pytest
 
 from edge.recorder import replay
+from ringtune.checkpoint import Resume
 from tests.edge.stale_reference import train_stale
 from tests.integration.cluster import Cluster
 from tests.integration.results import datasets_of, largest_difference, reference_of, trained
@@ -47,7 +48,13 @@ def test_ring_other_methods_equal_one_process(cluster: Cluster, method: str) -> 
 
 def test_ring_of_pipeadapter_equals_its_rule_in_one_process(cluster: Cluster) -> None:
     """Stale on purpose, on real processes: equal to the rule written out, with as many versions as it needs."""
-    job = cluster.job(train__method="pipeadapter", train__local_iterations=5, train__max_steps=13)
+    job = cluster.job(
+        train__method="pipeadapter",
+        train__local_iterations=5,
+        train__max_steps=13,
+        train__checkpoint_every=5,
+        runtime__lease_s=8.0,
+    )
     outcome = cluster.run(job)
     assert outcome.is_done, outcome.message
     assert outcome.plan is not None
@@ -57,6 +64,10 @@ def test_ring_of_pipeadapter_equals_its_rule_in_one_process(cluster: Cluster) ->
     hosts = [piece.node for piece in outcome.plan.slices if piece.num_blocks]
     stored = [outcome.report["nodes"][node]["peak_versions"] for node in hosts]
     assert stored == list(range(len(hosts), 0, -1)) != [1]
+    resume = Resume(plan=outcome.plan, manifests=(outcome.checkpoints[-2],))
+    again = cluster.follow(job, resume).wait()
+    assert (again.message, again.resumed_at) == ("", 10)
+    assert largest_difference(trained(again), trained(outcome)) == 0.0, "a resumed run ends with the very bits"
 
 
 def test_ring_agents_keep_nothing_of_a_run(cluster: Cluster) -> None:
