@@ -1,0 +1,132 @@
+"""Links: rates, latencies, and what messages that share a node's connection do to each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringtune.costs import PlanCosts
+from ringtune.errors import PlanError
+from ringtune.schedule import Payload
+from ringtune.work_times import Work
+from sim.links import MeasuredLinks
+from sim.transport import Parcel
+from tests.sim.profiles import TIMES, profile_of
+from tests.suites.plans import make_plan
+
+PLAN = make_plan([("a", 0, 1), ("b", 1, 2), ("c", 2, 4)], ["a"], hidden_size=10)
+SIZE = 25.0
+TENSOR = 1000
+"""Bytes of a gradient of ``SIZE`` tokens: 25 x 10 x 4."""
+
+
+def links(
+    rates: dict[tuple[str, str], tuple[float, float]], *, encode_s: float = 0.0, decode_s: float = 0.0
+) -> MeasuredLinks:
+    """Links with (rate, latency) by pair."""
+    times = {**TIMES, Work.ENCODE: encode_s, Work.DECODE: decode_s, Work.HAND_OVER: 7.0}
+    profile = profile_of(PLAN, times=times, links=rates)
+    return MeasuredLinks(PlanCosts(PLAN, profile), profile, size=lambda payload, seq, micro: SIZE)
+
+
+def gradient(source: str, target: str) -> Parcel:
+    """A message of ``TENSOR`` bytes."""
+    return Parcel(Payload.GRAD, source, target, 0, 0, 1)
+
+
+def test_links_take_latency_and_bytes_over_rate() -> None:
+    """A message is made, sent, and read."""
+    found = links({("a", "b"): (100.0, 0.5)}, encode_s=0.25, decode_s=0.125)
+    assert found.arrival_s(gradient("a", "b"), 2.0) == 2.0 + 0.25 + 0.125 + 10.0 + 0.5
+    assert found.sent_bytes == {("a", "b"): TENSOR}
+    assert found.busy_s == {("a", "b"): 10.0}
+
+
+def test_links_of_one_machine_take_the_time_of_making_and_reading() -> None:
+    """Without links in the profile bytes are counted, but take no time."""
+    found = links({}, encode_s=0.25, decode_s=0.125)
+    assert found.arrival_s(gradient("a", "b"), 2.0) == 2.375
+    assert found.credit_s("b", "a", 3.0) == 3.0
+    assert (found.sent_bytes, found.busy_s) == ({("a", "b"): TENSOR}, {("a", "b"): 0.0})
+
+
+def test_links_send_one_message_after_the_other() -> None:
+    """The second one waits for the first; latencies overlap."""
+    found = links({("a", "b"): (100.0, 0.5)})
+    assert [found.arrival_s(gradient("a", "b"), 0.0) for _ in range(3)] == [10.5, 20.5, 30.5]
+
+
+def test_links_of_equal_rate_share_the_uplink() -> None:
+    """Two neighbours at the rate of the uplink: one after the other."""
+    found = links({("a", "b"): (100.0, 0.0), ("a", "c"): (100.0, 0.0)})
+    assert found.arrival_s(gradient("a", "b"), 0.0) == 10.0
+    assert found.arrival_s(gradient("a", "c"), 0.0) == 20.0
+
+
+def test_links_to_a_slow_node_leave_room_for_another() -> None:
+    """At a quarter of the uplink a message takes a quarter of it."""
+    found = links({("a", "b"): (25.0, 0.0), ("a", "c"): (100.0, 0.0)})
+    assert found.arrival_s(gradient("a", "b"), 0.0) == 40.0
+    assert found.arrival_s(gradient("a", "c"), 0.0) == 20.0
+
+
+def test_links_share_the_downlink() -> None:
+    """Two senders at the receiver's rate: one after the other."""
+    found = links({("a", "c"): (100.0, 0.0), ("b", "c"): (100.0, 0.0)})
+    assert found.arrival_s(gradient("a", "c"), 0.0) == 10.0
+    assert found.arrival_s(gradient("b", "c"), 0.0) == 20.0
+
+
+def test_links_that_wait_for_the_receiver_keep_no_uplink_from_others() -> None:
+    """What a sends to c waits behind b's message there; a's message to b needs only a's uplink."""
+    found = links({("a", "c"): (100.0, 0.0), ("b", "c"): (100.0, 0.0), ("a", "b"): (100.0, 0.0)})
+    for _ in range(4):
+        found.arrival_s(gradient("b", "c"), 0.0)
+    assert found.arrival_s(gradient("a", "c"), 0.0) == 50.0
+    assert found.arrival_s(gradient("a", "b"), 0.0) == 20.0
+
+
+def test_links_have_two_directions() -> None:
+    """What comes does not slow down what goes."""
+    found = links({("a", "b"): (100.0, 0.0), ("b", "a"): (10.0, 0.0)})
+    assert found.arrival_s(gradient("b", "a"), 0.0) == 100.0
+    assert found.arrival_s(gradient("a", "b"), 0.0) == 10.0
+
+
+def test_links_keep_the_order_of_messages() -> None:
+    """A short message does not overtake a long one."""
+    sizes = {0: 100.0, 1: 0.0}
+    profile = profile_of(PLAN, times={**TIMES, Work.ENCODE: 0.0})
+    found = MeasuredLinks(PlanCosts(PLAN, profile), profile, size=lambda payload, seq, micro: sizes[micro])
+    late = found.arrival_s(Parcel(Payload.GRAD, "a", "b", 0, 0, 1), 5.0)
+    assert found.arrival_s(Parcel(Payload.GRAD, "a", "b", 0, 1, 1), 4.0) == late
+
+
+def test_links_carry_heads_with_their_own_bytes_and_time() -> None:
+    """A hand-over has no micro-batch: the head, its moments, and the time of packing them."""
+    found = links({("a", "b"): (100.0, 0.0)})
+    head = 3 * (4000 + 2 * 100)
+    assert found.arrival_s(Parcel(Payload.HEAD, "a", "b", 3, 0, 0), 0.0) == 7.0 + head / 100
+    assert found.sent_bytes == {("a", "b"): head}
+
+
+def test_links_send_the_mask_with_hidden_states_of_blocks_only() -> None:
+    """The hidden state for the head needs none."""
+    found = links({("a", "b"): (100.0, 0.0), ("c", "a"): (100.0, 0.0)})
+    found.arrival_s(Parcel(Payload.HIDDEN, "a", "b", 0, 0, 1), 0.0)
+    found.arrival_s(Parcel(Payload.HIDDEN, "c", "a", 0, 0, PLAN.num_blocks), 0.0)
+    assert found.sent_bytes == {("a", "b"): TENSOR + SIZE, ("c", "a"): TENSOR}
+
+
+def test_links_return_credits_with_the_latency_only() -> None:
+    """A credit is a few bytes, and does not wait."""
+    found = links({("a", "b"): (1.0, 0.5)})
+    found.arrival_s(gradient("a", "b"), 0.0)
+    assert found.credit_s("a", "b", 3.0) == 3.5
+
+
+@pytest.mark.parametrize("ask", ["arrival_s", "credit_s"])
+def test_links_that_were_not_measured_are_an_error(ask: str) -> None:
+    """With some links known a missing one is named."""
+    found = links({("a", "b"): (100.0, 0.5)})
+    with pytest.raises(PlanError, match="the profile lacks link b -> c; measure anew"):
+        found.credit_s("b", "c", 0.0) if ask == "credit_s" else found.arrival_s(gradient("b", "c"), 0.0)
