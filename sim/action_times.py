@@ -47,8 +47,9 @@ class Items:
 
     def granted(self, turn: Turn) -> None:
         """Note the items of a turn."""
-        for item in items(self._plan, turn):
-            lowest = lowest_with_graph(self._plan, item.kind, item.step)
+        plan = self._plan.unfrozen_at(turn.unfreeze_at)
+        for item in items(plan, turn):
+            lowest = lowest_with_graph(plan, item.kind, item.step)
             key = (item.owner, item.kind, lowest, item.rows)
             if key not in self._known:
                 rows = () if item.kind is StepKind.CHECKPOINT else self._plan.microbatch_sizes(item.rows)

@@ -8,6 +8,7 @@ trusts its input: what does not read as a value raises :class:`~ringtune.errors.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -45,6 +46,7 @@ def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
         num_items=turn.num_items,
         first_step=turn.first_step,
         first_batch=turn.first_batch,
+        unfreeze_at=turn.unfreeze_at,
     )
 
 
@@ -52,9 +54,14 @@ def turn_from_proto(message: control_pb2.TurnMessage) -> Turn:
     """The turn of a message.
 
     Raises:
-        IntegrityError: an unknown kind, no owner, no items, or a negative number.
+        IntegrityError: an unknown kind, no owner, no items, a negative number, or unfreezing steps out of order.
     """
     counts = (message.index, message.round, message.first_seq, message.first_step, message.first_batch)
+    steps = tuple(message.unfreeze_at)
+    if any(later <= earlier for earlier, later in itertools.pairwise((0, *steps))):
+        raise IntegrityError(
+            f"turn {message.index} of the grant unfreezes at {list(steps)}; use one version on all machines"
+        )
     if not message.owner or message.num_items < 1 or min(counts) < 0:
         raise IntegrityError(f"turn {message.index} of the grant is not readable; use one version on all machines")
     return Turn(
@@ -66,6 +73,7 @@ def turn_from_proto(message: control_pb2.TurnMessage) -> Turn:
         num_items=message.num_items,
         first_step=message.first_step,
         first_batch=message.first_batch,
+        unfreeze_at=steps,
     )
 
 

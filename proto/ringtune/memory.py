@@ -1,7 +1,8 @@
 """How much memory a plan takes on a node, as a pure function of plan and measured sizes.
 
 An upper bound that the planner compares with the node's budget. What the interpreter and the libraries take
-before a run is not in it. Depth only grows, so the last training step is the moment of the maximum.
+before a run is not in it. Depth only grows, so the last training step is the moment of the maximum; where the run
+decides the depth, it is the deepest that it can reach.
 
 What the engine's rules bound, and where it shows here:
 
@@ -20,6 +21,7 @@ from ringtune.plan import Plan
 from ringtune.profile import ModelFacts
 from ringtune.schedule import Leg, Op, Payload, lower, lowest_trainable, route, warm_up
 from ringtune.turns import StepKind
+from ringtune.unfreezing import unfrozen_soonest
 from ringtune.units import format_bytes
 
 MOMENTS = {"adamw": 2, "sgd": 0}
@@ -93,7 +95,7 @@ def node_memory(
         dtype: of the computation, a key of ``DTYPE_BYTES``.
     """
     piece, is_owner = plan.slice_of(node), plan.owner(node) is not None
-    lowest = lowest_trainable(plan, plan.num_steps - 1)
+    lowest = lowest_trainable(unfrozen_soonest(plan), plan.num_steps - 1)
     private = plan.private_blocks if is_owner else 0
     hosted = piece.num_blocks + private
     trained = max(0, piece.stop - max(piece.start, lowest)) if piece.num_blocks else 0

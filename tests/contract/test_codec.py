@@ -34,6 +34,7 @@ _COUNTS = st.integers(0, 2**40)
         num_items=st.integers(1, 2**40),
         first_step=_COUNTS,
         first_batch=_COUNTS,
+        unfreeze_at=st.sets(st.integers(1, 2**40), max_size=5).map(lambda steps: tuple(sorted(steps))),
     )
 )
 def test_codec_turn_comes_back(turn: Turn) -> None:
@@ -61,6 +62,16 @@ def test_codec_turn_that_is_none_is_refused(changes: dict[str, object]) -> None:
     for name, value in changes.items():
         setattr(message, name, value)
     with pytest.raises(IntegrityError, match="use one version on all machines"):
+        codec.turn_from_proto(message)
+
+
+@pytest.mark.parametrize("steps", [(0,), (-3, 2), (4, 4), (8, 4)])
+def test_codec_turn_that_unfreezes_out_of_order_is_refused(steps: tuple[int, ...]) -> None:
+    """Decisions are steps after the first one, strictly increasing."""
+    turn = Turn(index=1, kind=StepKind.TRAIN, owner="a", round=0, first_seq=2, num_items=3, first_step=2, first_batch=0)
+    message = codec.turn_to_proto(turn)
+    message.unfreeze_at.extend(steps)
+    with pytest.raises(IntegrityError, match="turn 1 of the grant unfreezes at"):
         codec.turn_from_proto(message)
 
 

@@ -105,6 +105,15 @@ def test_memory_of_a_slice_that_never_trains_has_no_optimizer_and_no_gradients()
     assert frozen.total_bytes < _memory(plan, "a").total_bytes
 
 
+def test_memory_of_a_run_that_decides_is_that_of_the_deepest_it_can_reach() -> None:
+    """Two owners, turns of two steps, a patience of two: a loss that never improves unfreezes at steps 8, 12, 16."""
+    slices, owners = [("a", 0, 2), ("b", 2, 4)], ["c", "d"]
+    for num_steps, steps in ((8, ()), (12, (8,)), (13, (8, 12)), (99, (8, 12, 16))):
+        auto = make_plan(slices, owners, num_steps=num_steps, unfreeze="auto", patience_steps=2)
+        at = make_plan(slices, owners, num_steps=num_steps, unfreeze="at", unfreeze_at=steps)
+        assert [_memory(auto, node) for node in auto.nodes] == [_memory(at, node) for node in at.nodes]
+
+
 def test_memory_of_plain_sgd_has_no_moments() -> None:
     """Only the gradient."""
     plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])

@@ -414,7 +414,7 @@ class LoadChunk(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ...) -> None: ...
 
 class TurnMessage(_message.Message):
-    __slots__ = ("index", "kind", "owner", "round", "first_seq", "num_items", "first_step", "first_batch")
+    __slots__ = ("index", "kind", "owner", "round", "first_seq", "num_items", "first_step", "first_batch", "unfreeze_at")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -423,6 +423,7 @@ class TurnMessage(_message.Message):
     NUM_ITEMS_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
     FIRST_BATCH_FIELD_NUMBER: _ClassVar[int]
+    UNFREEZE_AT_FIELD_NUMBER: _ClassVar[int]
     index: int
     kind: str
     owner: str
@@ -431,7 +432,8 @@ class TurnMessage(_message.Message):
     num_items: int
     first_step: int
     first_batch: int
-    def __init__(self, index: _Optional[int] = ..., kind: _Optional[str] = ..., owner: _Optional[str] = ..., round: _Optional[int] = ..., first_seq: _Optional[int] = ..., num_items: _Optional[int] = ..., first_step: _Optional[int] = ..., first_batch: _Optional[int] = ...) -> None: ...
+    unfreeze_at: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, index: _Optional[int] = ..., kind: _Optional[str] = ..., owner: _Optional[str] = ..., round: _Optional[int] = ..., first_seq: _Optional[int] = ..., num_items: _Optional[int] = ..., first_step: _Optional[int] = ..., first_batch: _Optional[int] = ..., unfreeze_at: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GrantRequest(_message.Message):
     __slots__ = ("run_id", "plan_epoch", "turns", "keep_from_step")
