@@ -71,7 +71,9 @@ class Capabilities:
 
     @property
     def missing(self) -> list[str]:
-        """Why no testbed is possible; empty if one is."""
+        """Why no testbed is possible; empty if one is. Without root nothing else could be tried."""
+        if self.reason("root"):
+            return [f"root: {self.reason('root')}"]
         lacks = [f"{one.name}: {one.reason}" for one in self.found if one.is_needed and one.reason]
         if self.reason("tbf") and self.reason("htb"):
             lacks.append(f"tbf and htb: {self.reason('tbf')}")

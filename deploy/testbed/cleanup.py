@@ -181,7 +181,12 @@ def clean(*, folder: Path = LEDGERS, force: bool = False) -> list[str]:
 
 
 def _ledgers(folder: Path) -> Iterable[Path]:
-    return sorted(folder.glob("*.jsonl"))
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".jsonl")
+    except FileNotFoundError:
+        return []
+    except PermissionError as error:  # not "nothing is left"
+        raise RingTuneError(f"can't read the ledgers in {folder}: {error.strerror}; use sudo") from error
 
 
 def _clean_one(ledger: Ledger, *, force: bool) -> str:
