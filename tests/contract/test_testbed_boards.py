@@ -290,9 +290,9 @@ def capabilities(**reasons: str) -> Capabilities:
 
 def test_missing_capability_is_named_with_its_reason() -> None:
     """What every testbed needs."""
-    with pytest.raises(MissingCapability, match="^root: the user is not root$"):
+    with pytest.raises(MissingCapability, match=r"^root: the user is not root$"):
         capabilities(root="the user is not root", groups="the user is not root").choose(AB)
-    with pytest.raises(MissingCapability, match="^bridge: unknown; groups: none$"):
+    with pytest.raises(MissingCapability, match=r"^bridge: unknown; groups: none$"):
         capabilities(bridge="unknown", groups="none").choose(AB)
     with pytest.raises(MissingCapability, match="tbf and htb: unknown"):
         capabilities(tbf="unknown", htb="unknown").choose(AB)
