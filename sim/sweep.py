@@ -124,8 +124,11 @@ def run_cells(
 def _backend(joblib: Any, backend: str, workers: int, cluster: str) -> Iterator[None]:
     """Joblib's backend of that name, with the cluster behind it."""
     if backend == "loky":
-        with joblib.parallel_config("loky", inner_max_num_threads=1):
-            yield
+        try:
+            with joblib.parallel_config("loky", inner_max_num_threads=1):
+                yield
+        finally:  # its processes would wait for more work
+            importlib.import_module("joblib.externals.loky").get_reusable_executor().shutdown(wait=True)
         return
     module = _import(_MODULES[backend], _PACKAGES[backend], _PACKAGES[backend])
     if backend == "dask":
