@@ -115,7 +115,8 @@ class FrameCheck:
         self._expectation = expectation
         self._plan = expectation.plan
         self._source = source
-        self._turns: list[Turn] = []
+        self._turns: list[Turn] = []  # those near the newest one; the first of them is number self._forgotten
+        self._forgotten = 0
         self._start = expectation.start or StartPoint.of(self._plan)
         self._sequence = turn_sequence(self._plan, start=self._start)
         # a round has that many turns at most, and every owner gets something in each; turns are granted ahead
@@ -175,7 +176,7 @@ class FrameCheck:
         if kind == PROBE:
             return
         turn = self._turn(header.seq, header)
-        before = self._turns[turn.index - 1].owner if turn.index else self._start.holder
+        before = self._turns[turn.index - 1 - self._forgotten].owner if turn.index else self._start.holder
         if (before, turn.owner) != (self._source, self._expectation.node):
             raise FrameError(
                 f"{describe(header)} came to node {self._expectation.node}, but that turn's head goes from node "
@@ -236,10 +237,10 @@ class FrameCheck:
         """The turn of this index, if it is near what came last."""
         newest = self._newest.turn
         low, high = newest - self._window, newest + self._window
-        self._extend(high)
-        if not max(0, low) <= index <= high or index >= len(self._turns):
+        self._keep_near(newest)
+        if not max(0, low) <= index <= high or index >= self._forgotten + len(self._turns):
             raise FrameError(f"{describe(header)} is of turn {index}, far from turn {newest} that is on now")
-        return self._turns[index]
+        return self._turns[index - self._forgotten]
 
     def _item(self, header: ring_pb2.FrameHeader) -> tuple[Turn, Item]:
         turn = self._turn(self._position(header), header)
@@ -251,11 +252,11 @@ class FrameCheck:
 
     def _position(self, header: ring_pb2.FrameHeader) -> int:
         """The index of the turn that the item belongs to."""
-        self._extend(self._newest.turn + self._window)
+        self._keep_near(self._newest.turn)
         position = bisect.bisect_right(self._turns, header.seq, key=_first_seq) - 1
         if position < 0 or header.seq >= self._turns[position].end_seq:
             raise FrameError(f"{describe(header)} is of no turn near turn {self._newest.turn} that is on now")
-        return position
+        return self._forgotten + position
 
     def _expand(self, turn: Turn, start: int) -> tuple[Item, ...]:
         """Some items of a turn, from its ``start``-th on: a turn may be long."""
@@ -268,12 +269,17 @@ class FrameCheck:
         )
         return items(self._plan, part)
 
-    def _extend(self, index: int) -> None:
-        while len(self._turns) <= index:
+    def _keep_near(self, newest: int) -> None:
+        """Have the turns around ``newest`` and one more before them, and forget the older ones now and then."""
+        while self._forgotten + len(self._turns) <= newest + self._window:
             turn = next(self._sequence, None)
             if turn is None:
-                return
+                break
             self._turns.append(turn)
+        useless = newest - self._window - 1 - self._forgotten
+        if useless > self._window:
+            del self._turns[:useless]
+            self._forgotten += useless
 
     def _check_new(self, turn: Turn, header: ring_pb2.FrameHeader, kind: str) -> None:
         if _key(header, kind) in self._seen.get(turn.index, ()):

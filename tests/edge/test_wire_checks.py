@@ -146,7 +146,7 @@ def test_checks_refuse_old_turns() -> None:
     for seq in range(100):
         check.admit(_header(of, seq=seq))
         check.credit_returned(2, 1)
-    with pytest.raises(FrameError, match="far from turn 99"):
+    with pytest.raises(FrameError, match="turn 99 that is on now"):
         check.admit(_header(of, seq=3, micro=1))
     with pytest.raises(FrameError, match="no turn near turn 99"):
         check.admit(_header(of, seq=200))
@@ -222,3 +222,28 @@ def test_checks_of_a_long_run_stay_small_and_quick() -> None:
     assert time.process_time() - began_s < 5.0
     assert len(check._seen) <= 30
     assert len(check._turns) < 300
+
+
+def test_checks_forget_the_turns_of_long_ago() -> None:
+    """Turns are kept around the newest one only, and still every frame of the run passes and none of long ago."""
+    of = plan(num_steps=3000, local_iterations=1)
+    check, most = _check(of), 0
+    for seq in range(2900):
+        check.admit(_header(of, seq=seq))
+        check.credit_returned(2, 1)
+        most = max(most, len(check._turns))
+    assert most <= 3 * check._window + 2 < 200
+    with pytest.raises(FrameError, match="of no turn near"):
+        check.admit(_header(of, seq=3))
+
+
+def test_checks_know_who_held_the_head_before_the_turns_that_are_kept() -> None:
+    """Late in a run the head still has to come from the owner of the turn before."""
+    of = plan(num_steps=3000, local_iterations=1)
+    check = _check(of, source="c", node="d")
+    heads = [turn for turn in turn_sequence(of) if turn.owner == "d"]
+    for turn in heads[:1200]:
+        check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, turn.index, b"head"))
+    assert len(check._turns) < 200
+    with pytest.raises(FrameError, match="that turn's head goes from"):
+        check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, heads[1200].index - 1, b"head"))
