@@ -32,7 +32,7 @@ START_S = 60.0
 RUN_S = 100.0
 # Every agent that a cluster has started and not yet seen end.
 AGENTS: set[subprocess.Popen[bytes]] = set()
-LEASE_S = 3.0
+LEASE_S = 6.0
 
 
 @dataclass(slots=True)

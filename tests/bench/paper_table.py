@@ -1,0 +1,201 @@
+"""RingAda's Table I on the virtual clock: Single, PipeAdapter and RingAda on four equal boards, per depth and in total.
+
+``python -m tests.bench.paper_table`` measures one node with a model of mBERT's shape, takes four such boards at
+``SPEED`` of this machine's core, joined by links of ``RATE``, and predicts 700 steps of 16 rows of 128 tokens, one
+more block every 40 steps. No number comes from the paper or is fitted to it.
+
+The paper gives seconds to convergence, and for that different numbers of epochs; per epoch its ratios are others.
+Steps are equal here, so what compares is its time per epoch: 3.32x over Single and 1.48x over PipeAdapter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ringtune.plan import Owner, Phase, Plan, Slice
+from ringtune.profile import LinkFacts, NodeFacts, Profile
+from ringtune.schedule import depth
+from sim.changes import with_speed
+from sim.prediction import Prediction, predict
+from tests.bench import mbert
+from tests.bench.rings import run
+
+OUT = Path("build/bench/paper")
+BOARDS = ("board-0", "board-1", "board-2", "board-3")
+SPEED = 0.4
+RATE_BYTES_PER_S = 125e6
+LATENCY_S = 5e-4
+STEPS, EVERY_STEPS, BATCH_SIZE, NUM_BLOCKS = 700, 40, 16, 12
+MICROBATCHES = (1, 4, 8)
+# Distinct word pieces of the SQuAD v1.1 development set (BERT's English vocabulary): of all 48 articles, and of the
+# fullest of four quarters of them. Only these rows of the table are ever read.
+TOUCHED_BY_ALL, TOUCHED_BY_A_QUARTER = 18_264, 10_646
+TABLE_I = {
+    "single": {"memory_mb": 1035.04, "convergence_s": 5103.60, "epochs": 600, "f1": 80.08},
+    "pipeadapter": {"memory_mb": 432.576, "convergence_s": 2428.72, "epochs": 640, "f1": 78.61},
+    "ringada": {"memory_mb": 373.056, "convergence_s": 1793.18, "epochs": 700, "f1": 77.34},
+}
+
+
+@functools.cache
+def measure(folder: Path = OUT) -> NodeFacts:
+    """Measure one node of this machine with each number of micro-batches; all points in one record."""
+    model, train = mbert.write_model(folder / "model"), mbert.write_rows(folder / "train.csv")
+    found: list[NodeFacts] = []
+    for microbatches in MICROBATCHES:
+        job = mbert.write_job(
+            folder / f"measure-{microbatches}.toml",
+            model=model,
+            train=train,
+            method="ringada",
+            microbatches=microbatches,
+            steps=STEPS,
+            owners=1,
+        )
+        out = folder / f"profile-{microbatches}.json"
+        run([sys.executable, "-m", "ringtune.cli", "measure", str(job), "--local", "1", "--out", str(out)])
+        found.append(Profile.from_json(json.loads(out.read_text(encoding="utf-8"))).nodes[0])
+    points = {(time.work, time.rows, time.tokens): time for node in found for time in node.work_times}
+    return dataclasses.replace(found[0], work_times=tuple(points.values()))
+
+
+def four_boards(node: NodeFacts) -> Profile:
+    """Four boards like the measured node, at ``SPEED`` of it."""
+    boards = tuple(
+        dataclasses.replace(with_speed(node, SPEED), node=name, train_rows=mbert.ROWS // len(BOARDS)) for name in BOARDS
+    )
+    links = tuple(
+        LinkFacts(source=source, target=target, rate_bytes_per_s=RATE_BYTES_PER_S, latency_s=LATENCY_S)
+        for source in BOARDS
+        for target in BOARDS
+        if source != target
+    )
+    return Profile(nodes=boards, links=links)
+
+
+def plan_of(method: str, microbatches: int, *, hosts: int = 4, owners: int = 4) -> Plan:
+    """The plan of a run: even slices, every board an owner."""
+    each = NUM_BLOCKS // hosts
+    slices = tuple(Slice(node=BOARDS[at], start=at * each, stop=(at + 1) * each) for at in range(hosts))
+    return Plan(
+        method=method,
+        num_blocks=NUM_BLOCKS,
+        phases=(Phase(slices=slices),),
+        owners=tuple(Owner(node=name, train_rows=mbert.ROWS // len(BOARDS)) for name in BOARDS[:owners]),
+        num_steps=STEPS,
+        local_iterations=10,
+        every_steps=EVERY_STEPS,
+        batch_size=BATCH_SIZE,
+        microbatches=microbatches,
+        max_length=mbert.TOKENS,
+        hidden_size=768,
+        labels=("bad", "good"),
+    )
+
+
+def with_activations(profile: Profile, microbatches: int) -> Profile:
+    """What a forward keeps was measured for one number of micro-batches; it is in proportion to their size."""
+    rows = BATCH_SIZE // microbatches
+    nodes = tuple(
+        dataclasses.replace(node, activation_block_bytes=round(node.activation_block_bytes * rows / node.shape.rows))
+        for node in profile.nodes
+    )
+    return dataclasses.replace(profile, nodes=nodes)
+
+
+def seconds_by_ringada_depth(prediction: Prediction, plan: Plan) -> dict[int, float]:
+    """A run's seconds over the steps in which RingAda has each depth; methods without depths are even."""
+    if plan.method == "ringada":
+        return {each.depth: each.wall_s for each in prediction.depths}
+    view = dataclasses.replace(plan, method="ringada")
+    step_s = prediction.train_s / plan.num_steps
+    found: dict[int, float] = {}
+    for step in range(plan.num_steps):
+        found[depth(view, step)] = found.get(depth(view, step), 0.0) + step_s
+    return found
+
+
+def table(node: NodeFacts) -> dict[str, Any]:
+    """All methods: seconds per depth and in total, memory of the fullest node in two ways of counting."""
+    profile = four_boards(node)
+    row_bytes = node.model.hidden_size * 4
+    runs: dict[str, Any] = {}
+    plans = {"single-1": plan_of("single", 1, hosts=1, owners=1)}
+    for method in ("pipeadapter", "ringada"):
+        plans |= {f"{method}-{count}": plan_of(method, count) for count in MICROBATCHES}
+    for name, plan in plans.items():
+        facts = with_activations(profile, plan.microbatches)
+        rows = TOUCHED_BY_ALL if method_of(name) == "single" else TOUCHED_BY_A_QUARTER
+        touched = predict(plan, facts, embedding_bytes=rows * row_bytes)
+        resident = predict(plan, facts)
+        runs[name] = {
+            "total_s": touched.train_s,
+            "by_depth_s": seconds_by_ringada_depth(touched, plan),
+            "bubble_share": touched.bubble_share,
+            "memory_touched_bytes": max(each.peak_memory_bytes for each in touched.nodes),
+            "memory_resident_bytes": max(each.peak_memory_bytes for each in resident.nodes),
+        }
+    single = runs["single-1"]
+    best = {
+        method: min((name for name in runs if name.startswith(method)), key=lambda name: runs[name]["total_s"])
+        for method in ("pipeadapter", "ringada")
+    }
+    ringada, pipe = runs[best["ringada"]], runs[best["pipeadapter"]]
+    return {
+        "boards": {"speed": SPEED, "rate_bytes_per_s": RATE_BYTES_PER_S, "tokens": mbert.TOKENS, "batch": BATCH_SIZE},
+        "touched_embedding_rows": {"single": TOUCHED_BY_ALL, "a board of four": TOUCHED_BY_A_QUARTER},
+        "runs": runs,
+        "best": best,
+        "speedup_over_single": single["total_s"] / ringada["total_s"],
+        "speedup_over_pipeadapter": pipe["total_s"] / ringada["total_s"],
+        "speedup_over_single_by_depth": _ratios(single["by_depth_s"], ringada["by_depth_s"]),
+        "speedup_over_pipeadapter_by_depth": _ratios(pipe["by_depth_s"], ringada["by_depth_s"]),
+        "memory_over_single": ringada["memory_touched_bytes"] / single["memory_touched_bytes"],
+        "memory_over_single_resident": ringada["memory_resident_bytes"] / single["memory_resident_bytes"],
+        "table_i": TABLE_I,
+        "table_i_per_epoch_s": {name: row["convergence_s"] / row["epochs"] for name, row in TABLE_I.items()},
+    }
+
+
+def method_of(name: str) -> str:
+    """The method in the name of a run."""
+    return name.rsplit("-", 1)[0]
+
+
+def _ratios(over: Mapping[int, float], under: Mapping[int, float]) -> dict[int, float]:
+    return {key: over[key] / under[key] for key in sorted(under)}
+
+
+def lines(figures: Mapping[str, Any]) -> list[str]:
+    """The table for people."""
+    runs = figures["runs"]
+    depths = sorted(runs["single-1"]["by_depth_s"])
+    text = ["run            total s  bubble  memory MB (touched / resident)  " + " ".join(f"d={d:<5}" for d in depths)]
+    for name, row in runs.items():
+        by_depth = " ".join(f"{row['by_depth_s'][d]:<7.0f}" for d in depths)
+        memory = f"{row['memory_touched_bytes'] / 1e6:8.0f} / {row['memory_resident_bytes'] / 1e6:<8.0f}"
+        text.append(f"{name:<14} {row['total_s']:8.0f} {row['bubble_share']:7.2f}  {memory:<31} {by_depth}")
+    return text
+
+
+def main() -> None:
+    """Measure, predict, print, write ``build/bench/paper/table.json``."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    figures = table(measure())
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "table.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(lines(figures)))  # noqa: T201
+    shown = ("speedup_over_single", "speedup_over_pipeadapter", "memory_over_single", "memory_over_single_resident")
+    for name in shown:
+        print(f"{name}: {figures[name]:.3f}")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

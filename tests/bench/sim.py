@@ -1,0 +1,175 @@
+"""``make bench-sim``: what the simulator and the planner are worth. Writes ``build/bench/sim.json`` anew.
+
+============================= ============================================================ =============
+ringada_time_error            predicted over measured wall time of a run of at least 60 s  <= 0.05
+                              on four unequal boards, less one; median of the repeats
+pipeadapter_time_error        the same                                                     <= 0.08
+single_time_error             the same                                                     <= 0.08
+actions_per_s                 compute actions a second of the simulator on one core        >= 100,000
+speedup_over_single           RingAda's best number of micro-batches over Single, equal    >= 2.85
+                              steps, whole schedule, four equal boards, mBERT's shape
+speedup_over_pipeadapter      the same over PipeAdapter's best                             reported
+memory_over_single            fullest node over Single, embedding rows as touched          <= 0.36
+microbatch_speedup_simulated  everything trainable, 4 micro-batches over 1, four equal     >= 1.8
+                              boards
+microbatch_speedup_measured   the same on the testbed                                      reported
+planner_over_even             an even split's predicted time over the planner's, geometric reported
+                              mean over ten heterogeneous rings
+plan_64x96_s                  seconds to plan 64 nodes and 96 blocks                       <= 5
+============================= ============================================================ =============
+
+Where the testbed can't be built (no root, no namespaces), the reason stands in the place of a figure. The testbed's
+part takes some 25 minutes of a quiet machine; ``--quick`` makes its runs short, and says so in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from coordinator.demo.fetch import default_cache
+from coordinator.demo.workspace import prepare
+from sim.prediction import predict
+from tests.bench import mbert, paper_table, planner, testbed_runs
+
+OUT = Path("build/bench")
+REPEATS = 3
+STEPS = {"ringada": 90, "pipeadapter": 60, "single": 45}
+QUICK_STEPS = {"ringada": 16, "pipeadapter": 12, "single": 8}
+CONFIRMED_DEPTHS = (1, 6, 12)
+TARGETS: dict[str, tuple[str, float]] = {
+    "ringada_time_error": ("<=", 0.05),
+    "pipeadapter_time_error": ("<=", 0.08),
+    "single_time_error": ("<=", 0.08),
+    "actions_per_s": (">=", 100_000),
+    "speedup_over_single": (">=", 2.85),
+    "memory_over_single": ("<=", 0.36),
+    "microbatch_speedup_simulated": (">=", 1.8),
+    "plan_64x96_s": ("<=", 5.0),
+}
+
+Figures = dict[str, Any]
+
+
+def actions_per_s(figures: Figures) -> Figures:
+    """Compute actions a second of a whole prediction of the paper's run, the best of three."""
+    profile = paper_table.four_boards(paper_table.measure())
+    plan = paper_table.plan_of("ringada", 8)
+    rates = []
+    for _ in range(3):
+        started_s = time.perf_counter()
+        prediction = predict(plan, profile)
+        rates.append(prediction.num_actions / (time.perf_counter() - started_s))
+    return {"actions_per_s": max(rates), "actions_per_s_samples": rates}
+
+
+def paper(figures: Figures) -> Figures:
+    """The paper's table on the virtual clock."""
+    found = paper_table.table(paper_table.measure())
+    names = ("speedup_over_single", "speedup_over_pipeadapter", "memory_over_single", "memory_over_single_resident")
+    return {name: found[name] for name in names} | {"paper_table": found}
+
+
+def times(figures: Figures, *, steps: dict[str, int], repeats: int) -> Figures:
+    """Predicted against measured on unequal boards."""
+    workspace = prepare(OUT / "testbed" / "demo", default_cache())
+    train = workspace.job.with_name("train.csv")
+    return testbed_runs.time_errors(
+        OUT / "testbed" / "times", model=workspace.model, train=train, steps=steps, repeats=repeats
+    )
+
+
+def microbatches(figures: Figures) -> Figures:
+    """4 micro-batches over 1."""
+    workspace = prepare(OUT / "testbed" / "demo", default_cache())
+    train = workspace.job.with_name("train.csv")
+    found = testbed_runs.microbatch_speedup(OUT / "testbed" / "microbatches", model=workspace.model, train=train)
+    names = ("microbatch_speedup_simulated", "microbatch_speedup_measured")
+    return {name: found[name] for name in names} | {"microbatches": found}
+
+
+def depths(figures: Figures) -> Figures:
+    """Three depths of the paper's run on the testbed."""
+    folder = paper_table.OUT
+    best = str(figures.get("paper_table", {}).get("best", {}).get("ringada", "ringada-8"))
+    found = testbed_runs.depths_on_boards(
+        OUT / "testbed" / "depths",
+        model=mbert.write_model(folder / "model"),
+        train=mbert.write_rows(folder / "train.csv"),
+        depths=CONFIRMED_DEPTHS,
+        steps_each=5,
+        tokens=mbert.TOKENS,
+        microbatches=int(best.rsplit("-", 1)[1]),
+    )
+    return {"confirmed_depths": found}
+
+
+def planning(figures: Figures) -> Figures:
+    """The planner's figures."""
+    return planner.figures()
+
+
+def main() -> None:
+    """Measure part by part; what failed is named and does not stop the others."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true", help="short runs on the testbed")
+    parser.add_argument("--only", nargs="*", default=[], help="names of parts")
+    options = parser.parse_args()
+    steps, repeats = (QUICK_STEPS, 1) if options.quick else (STEPS, REPEATS)
+    parts: dict[str, tuple[Callable[[Figures], Figures], tuple[str, ...]]] = {
+        "actions": (actions_per_s, ("actions_per_s",)),
+        "paper": (paper, ("speedup_over_single", "speedup_over_pipeadapter", "memory_over_single")),
+        "planning": (planning, ("planner_over_even", "plan_64x96_s")),
+        "times": (
+            lambda figures: times(figures, steps=steps, repeats=repeats),
+            ("ringada_time_error", "pipeadapter_time_error", "single_time_error"),
+        ),
+        "microbatches": (microbatches, ("microbatch_speedup_simulated", "microbatch_speedup_measured")),
+        "depths": (depths, ("confirmed_depths",)),
+    }
+    OUT.mkdir(parents=True, exist_ok=True)
+    path = OUT / "sim.json"
+    path.unlink(missing_ok=True)
+    figures: Figures = {"quick": options.quick, "machine": machine()}
+    for name, (part, keys) in parts.items():
+        if options.only and name not in options.only:
+            continue
+        try:
+            figures |= part(figures)
+        except testbed_runs.MissingCapability as missing:
+            figures |= dict.fromkeys(keys, f"not measured: {missing}")
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        for key in keys:
+            print(f"{key}: {figures[key]} {verdict(key, figures[key])}", flush=True)  # noqa: T201
+
+
+def machine() -> Figures:
+    """What it was measured on."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": platform.machine(),
+        "python": sys.version.split()[0],
+        "torch": version("torch"),
+        "load_1_min": os.getloadavg()[0],
+    }
+
+
+def verdict(key: str, value: object) -> str:
+    """Whether a target is reached; empty without one."""
+    if key not in TARGETS or not isinstance(value, int | float):
+        return ""
+    sign, bound = TARGETS[key]
+    reached = value <= bound if sign == "<=" else value >= bound
+    return f"(target {sign} {bound:g}: {'reached' if reached else 'MISSED'})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""Predicted against measured times on boards of the testbed: what the simulator is worth.
+
+Boards are network namespaces with a quota of processor time and shaped links (``deploy/testbed``). The profile is
+taken inside the same limits, all boards measuring at once; then each method is trained, and the very plan of the run
+is predicted from that profile. Measured is the time from the first action to the end of the last one.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deploy.testbed.agents import AgentSetup
+from deploy.testbed.boards import Board, Layout, load_layout
+from deploy.testbed.capabilities import MissingCapability
+from deploy.testbed.testbed import Testbed
+from ringtune.plan import Plan
+from ringtune.profile import Profile
+from sim.prediction import Prediction, predict
+
+UNEQUAL = Path("deploy/testbed/boards.toml")
+RUN_S = 1200.0
+JOB = """\
+[model]
+path = {model}
+[data]
+train = {train}
+[train]
+method = "{method}"
+learning_rate = 1e-3
+batch_size = 16
+microbatches = {microbatches}
+max_length = {tokens}
+max_steps = {steps}
+checkpoint_every = 0
+seed = {seed}
+[unfreeze]
+{unfreeze}
+[runtime]
+threads = 1
+"""
+
+Figures = dict[str, Any]
+
+
+def equal_boards(cpu_cores: float, *, mbit_per_s: float, memory_bytes: int = 3 << 30) -> Layout:
+    """Four boards that are the same."""
+    rate = mbit_per_s * 1e6 / 8
+    return Layout(
+        boards=tuple(
+            Board(
+                name=f"board-{index}",
+                cpu_cores=cpu_cores,
+                memory_bytes=memory_bytes,
+                up_bytes_per_s=rate,
+                down_bytes_per_s=rate,
+            )
+            for index in range(4)
+        ),
+        name="rteq",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timed:
+    """One run on boards and its prediction.
+
+    Attributes:
+        measured_s: from the first action to the end of the last.
+        predicted: the same run on the virtual clock.
+        folder: of the run.
+    """
+
+    measured_s: float
+    predicted: Prediction
+    folder: Path
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted.wall_s / self.measured_s - 1
+
+    def measured_step_s(self, first: int, last: int) -> float:
+        """Seconds of one of the steps ``[first, last)``, on average."""
+        ends_s = step_ends_s(self.folder)
+        return (ends_s[last - 1] - ends_s[first - 1]) / (last - first)
+
+
+class Bed:
+    """A testbed with agents that have joined.
+
+    Args:
+        bed: the testbed.
+        folder: for jobs, profiles and runs.
+    """
+
+    def __init__(self, bed: Testbed, folder: Path) -> None:
+        self._bed, self._folder = bed, folder
+
+    def _ringtune(self, *arguments: str) -> None:
+        command = [sys.executable, "-P", "-m", "ringtune.cli", *arguments, "--coordinator", "{coordinator}"]
+        code = self._bed.run([*command, "--insecure"], timeout_s=RUN_S)
+        if code:
+            raise RuntimeError(f"ringtune {' '.join(arguments[:2])} ended with {code}; see {self._folder / 'logs'}")
+
+    def measure(self, job: Path, name: str = "profile") -> Profile:
+        """Measure all boards and links for a job."""
+        out = self._folder / f"{name}.json"
+        self._ringtune("measure", str(job), "--out", str(out), "--fresh")
+        return Profile.from_json(json.loads(out.read_text(encoding="utf-8")))
+
+    def train(self, job: Path, profile_file: Path, name: str) -> Path:
+        """Train with the plan that the profile gives; returns the run's folder."""
+        out = self._folder / name
+        self._ringtune("train", str(job), "--out", str(out), "--replace", "--profile", str(profile_file))
+        return out
+
+    def timed(self, job: Path, profile: Profile, name: str) -> Timed:
+        """Train and predict the plan that was used."""
+        folder = self.train(job, self._folder / "profile.json", name)
+        plan = Plan.from_json(json.loads((folder / "plan.json").read_text(encoding="utf-8")))
+        return Timed(measured_s=measured_s(folder), predicted=predict(plan, profile), folder=folder)
+
+
+@contextmanager
+def on_boards(layout: Layout, folder: Path, train: Path) -> Iterator[Bed]:
+    """Build the boards, start coordinator and agents.
+
+    Raises:
+        MissingCapability: this machine can't.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with Testbed(layout, folder=folder) as bed:
+        bed.start_coordinator(lease_s=30.0)
+        bed.start_agents(AgentSetup(data=train.resolve()))
+        yield Bed(bed, folder)
+
+
+def write_job(
+    path: Path,
+    *,
+    model: Path,
+    train: Path,
+    method: str,
+    steps: int,
+    microbatches: int = 4,
+    tokens: int = 64,
+    unfreeze: str = "every_steps = 15",
+    seed: int = 0,
+) -> Path:
+    """Write the job of a run."""
+    text = JOB.format(
+        model=json.dumps(str(model.resolve())),
+        train=json.dumps(str(train.resolve())),
+        method=method,
+        microbatches=microbatches,
+        tokens=tokens,
+        steps=steps,
+        seed=seed,
+        unfreeze=unfreeze,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path.resolve()
+
+
+def compute_events(folder: Path) -> list[dict[str, Any]]:
+    """The compute actions of a run's trace."""
+    trace = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
+    return [
+        event
+        for event in trace["traceEvents"]
+        if event["ph"] == "X" and "item" in event["args"] and event["cat"] not in ("send", "receive")
+    ]
+
+
+def measured_s(folder: Path) -> float:
+    """From the first compute action to the end of the last one."""
+    events = compute_events(folder)
+    end_us = max(event["ts"] + event["dur"] for event in events)
+    return float(end_us - min(event["ts"] for event in events)) / 1e6
+
+
+def step_ends_s(folder: Path) -> dict[int, float]:
+    """When the last action of each item ended."""
+    ends_s: dict[int, float] = {}
+    for event in compute_events(folder):
+        item = int(event["args"]["item"])
+        ends_s[item] = max(ends_s.get(item, 0.0), (event["ts"] + event["dur"]) / 1e6)
+    return ends_s
+
+
+def time_errors(
+    folder: Path, *, model: Path, train: Path, steps: dict[str, int], repeats: int, layout: Layout | None = None
+) -> Figures:
+    """Each method on four unequal boards, several times: errors of the predicted wall time.
+
+    Args:
+        folder: for everything.
+        model: of the jobs.
+        train: rows, shared by the boards.
+        steps: of each method.
+        repeats: runs of each method; methods take turns.
+        layout: the boards; by default the unequal ones.
+    """
+    found: dict[str, list[Timed]] = {method: [] for method in steps}
+    with on_boards(layout or load_layout(UNEQUAL), folder, train) as bed:
+        first = write_job(folder / "measure.toml", model=model, train=train, method="ringada", steps=10)
+        profile = bed.measure(first)
+        for repeat in range(repeats):
+            for method, count in steps.items():
+                job = write_job(folder / f"{method}.toml", model=model, train=train, method=method, steps=count)
+                timed = bed.timed(job, profile, f"{method}-{repeat}")
+                found[method].append(timed)
+                say(f"{method}: measured {timed.measured_s:.1f} s, predicted {timed.predicted.wall_s:.1f} s")
+    result: Figures = {}
+    for method, runs in found.items():
+        errors = [run.error for run in runs]
+        result[f"{method}_time_error"] = statistics.median(abs(error) for error in errors)
+        result[f"{method}_time_errors"] = errors
+        result[f"{method}_measured_s"] = [run.measured_s for run in runs]
+    return result
+
+
+def microbatch_speedup(folder: Path, *, model: Path, train: Path, steps: int = 12) -> Figures:
+    """Everything trainable on four equal boards: 4 micro-batches over 1, measured and simulated."""
+    with on_boards(equal_boards(0.4, mbit_per_s=100), folder, train) as bed:
+        figures: Figures = {}
+        for count in (1, 4):
+            job = write_job(
+                folder / f"all-{count}.toml", model=model, train=train, method="all", steps=steps, microbatches=count
+            )
+            timed = bed.timed(job, bed.measure(job), f"all-{count}")
+            figures[f"measured_s_{count}"] = timed.measured_s
+            figures[f"simulated_s_{count}"] = timed.predicted.wall_s
+            say(f"{count} micro-batches: {timed.measured_s:.1f} s, predicted {timed.predicted.wall_s:.1f} s")
+    figures["microbatch_speedup_measured"] = figures["measured_s_1"] / figures["measured_s_4"]
+    figures["microbatch_speedup_simulated"] = figures["simulated_s_1"] / figures["simulated_s_4"]
+    return figures
+
+
+def depths_on_boards(
+    folder: Path, *, model: Path, train: Path, depths: Sequence[int], steps_each: int, tokens: int, microbatches: int
+) -> Figures:
+    """RingAda held at some depths for a while on four equal boards: seconds of a step, measured and predicted."""
+    at, spans, step = [], {}, 0
+    known = 1
+    for wanted in depths:
+        while known < wanted:
+            step += 1
+            at.append(step)
+            known += 1
+        spans[wanted] = (step + 1, step + 1 + steps_each)
+        step += 1 + steps_each
+    with on_boards(equal_boards(0.4, mbit_per_s=1000), folder, train) as bed:
+        job = write_job(
+            folder / "depths.toml",
+            model=model,
+            train=train,
+            method="ringada",
+            steps=step + 1,
+            microbatches=microbatches,
+            tokens=tokens,
+            unfreeze=f"at = {at}",
+        )
+        timed = bed.timed(job, bed.measure(job), "depths")
+    predicted_s = {each.depth: each.step_s for each in timed.predicted.depths}
+    rows = {
+        wanted: {"measured_step_s": timed.measured_step_s(*spans[wanted]), "predicted_step_s": predicted_s[wanted]}
+        for wanted in depths
+    }
+    return {"depths": rows, "error": timed.error, "measured_s": timed.measured_s}
+
+
+def say(text: str) -> None:
+    """Progress of a long benchmark."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+__all__ = ["MissingCapability", "depths_on_boards", "microbatch_speedup", "on_boards", "time_errors", "write_job"]
