@@ -22,6 +22,7 @@ from ringtune.errors import FrameError
 from ringtune.plan import Plan
 from ringtune.schedule import Op, Payload, item_legs, links, lowest_with_graph
 from ringtune.turns import ITEMS_AHEAD, Item, StartPoint, StepKind, Turn, items, turn_sequence
+from ringtune.unfreezing import unfrozen_soonest
 from ringtune.v1 import ring_pb2
 
 MAX_BLOB_BYTES: Final = 1 << 30
@@ -113,7 +114,8 @@ class FrameCheck:
 
     def __init__(self, expectation: RunExpectation, source: str, newest: Newest | None = None) -> None:
         self._expectation = expectation
-        self._plan = expectation.plan
+        # where the run decides what trains: every gradient that any decision can bring, and no other one
+        self._plan = unfrozen_soonest(expectation.plan)
         self._source = source
         self._turns: list[Turn] = []  # those near the newest one; the first of them is number self._forgotten
         self._forgotten = 0

@@ -35,6 +35,14 @@ __all__ = [
 ]
 
 
+_CLEARS = {
+    "train.rounds": ("max_steps",),
+    "train.max_steps": ("rounds",),
+    "unfreeze.every_steps": ("at", "patience_steps", "min_improvement"),
+    "unfreeze.at": ("every_steps", "patience_steps", "min_improvement"),
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """A whole ``job.toml``."""
@@ -74,15 +82,15 @@ class Job:
 
         Args:
             overrides: dotted keys as in the file, e.g. ``{"train.seed": 1}``. Setting one of ``train.rounds``
-                and ``train.max_steps`` clears the other.
+                and ``train.max_steps`` clears the other; so does one form of ``unfreeze``.
 
         Raises:
             JobError: unknown key, wrong type, out of range; the same rules as in the file.
         """
         tables = self.to_tables()
-        length = {"train.rounds": "max_steps", "train.max_steps": "rounds"}
-        for name in overrides.keys() & length.keys():
-            tables["train"].pop(length[name], None)
+        for name in overrides.keys() & _CLEARS.keys():
+            for other in _CLEARS[name]:
+                tables[name.partition(".")[0]].pop(other, None)
         for name, value in overrides.items():
             section, _, key = name.partition(".")
             check_keys([section], tables, where="", error=JobError)

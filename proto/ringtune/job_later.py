@@ -7,13 +7,8 @@ from collections.abc import Mapping
 from ringtune.errors import JobError
 
 _LATER_SECTIONS = ("memory", "hift", "operations", "offload")
-_LATER_KEYS = {
-    "unfreeze.at": "unfreezing at given steps",
-    "unfreeze.auto": "automatic unfreezing",
-}
 _LATER_VALUES = {
     "train.method": ("hift",),
-    "unfreeze.every_steps": ("auto",),
 }
 _CLIP_KEYS = ("clip_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping")
 
@@ -40,7 +35,5 @@ def _refuse_key(name: str, value: object) -> None:
             f"{name} is not supported: clipping by the global norm needs a sum over the ring before each update; "
             "remove it"
         )
-    if name in _LATER_KEYS:
-        raise JobError(f"{name} is not supported yet ({_LATER_KEYS[name]}); remove it")
     if value in _LATER_VALUES.get(name, ()):
         raise JobError(f"{name} = {value!r} is not supported yet; leave {name} out or choose another")

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from typing import Any
 
 from ringtune.adapter_config import parse_adapter_config
 from ringtune.errors import JobError
 from ringtune.model_family import TASKS
-from ringtune.plan import METHODS, WIRE_DTYPES
+from ringtune.plan import METHODS, MIN_IMPROVEMENT, PATIENCE_STEPS, WIRE_DTYPES
 from ringtune.strict import nearest
 
 MODEL_DTYPES = ("float32", "float64")
 OPTIMIZERS = ("adamw", "sgd")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 DEFAULT_ROUNDS = 5
+DEFAULT_EVERY_STEPS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,17 +186,58 @@ class Train:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfreeze:
-    """``[unfreeze]``: when RingAda trains one more block.
+    """``[unfreeze]``: when RingAda trains one more block, top-down.
 
     Attributes:
-        every_steps: one more block, top-down, every so many steps.
+        every_steps: every so many steps; None exactly if ``at`` is given.
+        at: at each of these steps, or ``auto``: when the loss has stopped improving (``unfreezing``).
+        patience_steps: for ``auto``: so many steps without improvement; None for the other forms.
+        min_improvement: for ``auto``: what counts as one, as a share of the best loss; None for the other forms.
     """
 
-    every_steps: int = 40
+    every_steps: int | None = None
+    at: tuple[int, ...] | str | None = None
+    patience_steps: int | None = None
+    min_improvement: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        _check_at_least("unfreeze.every_steps", self.every_steps, 1)
+        """Check the ranges, and fill in what was left out."""
+        if self.every_steps is not None and self.at is not None:
+            raise JobError(
+                f"unfreeze.every_steps = {self.every_steps} and unfreeze.at both say when to unfreeze; keep one"
+            )
+        if self.every_steps is None and self.at is None:
+            object.__setattr__(self, "every_steps", DEFAULT_EVERY_STEPS)
+        if self.every_steps is not None:
+            _check_at_least("unfreeze.every_steps", self.every_steps, 1)
+        if isinstance(self.at, str):
+            self._check_auto()
+            return
+        for name in ("patience_steps", "min_improvement"):
+            if getattr(self, name) is not None:
+                raise JobError(f"unfreeze.{name} has a meaning with unfreeze.at = 'auto' only; remove it")
+        if any(later <= earlier for earlier, later in itertools.pairwise((0, *(self.at or ())))):
+            raise JobError(f"unfreeze.at is {list(self.at or ())}, it has to be above 0 and strictly increasing")
+
+    def _check_auto(self) -> None:
+        if self.at != "auto":
+            raise JobError(f"unfreeze.at = {self.at!r} is neither a list of steps nor 'auto'")
+        if self.patience_steps is None:
+            object.__setattr__(self, "patience_steps", PATIENCE_STEPS)
+        if self.min_improvement is None:
+            object.__setattr__(self, "min_improvement", MIN_IMPROVEMENT)
+        _check_at_least("unfreeze.patience_steps", self.patience_steps or 0, 1)
+        if not 0 <= (self.min_improvement or 0) < 1:
+            raise JobError(f"unfreeze.min_improvement is {self.min_improvement}, it has to be in [0, 1)")
+
+    def plan_fields(self) -> dict[str, Any]:
+        """What a plan says of it: fields of ``plan.Plan`` by name."""
+        if self.every_steps is not None:
+            return {"unfreeze": "every", "every_steps": self.every_steps}
+        if not isinstance(self.at, str):
+            return {"unfreeze": "at", "unfreeze_at": self.at, "every_steps": DEFAULT_EVERY_STEPS}
+        auto = {"patience_steps": self.patience_steps, "min_improvement": self.min_improvement}
+        return {"unfreeze": "auto", "every_steps": DEFAULT_EVERY_STEPS, **auto}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

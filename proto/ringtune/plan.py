@@ -23,7 +23,14 @@ from ringtune.strict import read_dataclass
 METHODS = ("ringada", "all", "pipeadapter", "single")
 WIRE_DTYPES = ("float32", "bfloat16", "float16", "int8", "float64")
 UNFREEZINGS = ("every", "at", "auto")
-_LATER = {"unfreeze": "every", "unfreeze_at": (), "patience_steps": 20, "min_improvement": 0.01}
+PATIENCE_STEPS = 20
+MIN_IMPROVEMENT = 0.01
+_LATER = {
+    "unfreeze": "every",
+    "unfreeze_at": (),
+    "patience_steps": PATIENCE_STEPS,
+    "min_improvement": MIN_IMPROVEMENT,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,8 +112,8 @@ class Plan:
     seed: int = 0
     unfreeze: str = "every"
     unfreeze_at: tuple[int, ...] = ()
-    patience_steps: int = 20
-    min_improvement: float = 0.01
+    patience_steps: int = PATIENCE_STEPS
+    min_improvement: float = MIN_IMPROVEMENT
 
     def __post_init__(self) -> None:
         """Refuse a plan that breaks a rule which does not depend on the schedule."""

@@ -35,7 +35,8 @@ def read_dataclass(cls: type[T], value: object, *, where: str, error: type[Inval
     """Build ``cls`` from a dictionary whose keys are exactly its fields; fields with a default may be absent.
 
     Args:
-        cls: a dataclass of bool, int, float, str, ``X | None``, ``tuple[X, ...]`` and such dataclasses.
+        cls: a dataclass of bool, int, float, str, ``X | None``, ``tuple[X, ...]`` with or without ``| str``, and such
+            dataclasses.
         value: what was read; anything but a dictionary is refused.
         where: the dotted name of the dictionary for messages, e.g. ``train``; empty at the top.
         error: which error to raise.
@@ -72,8 +73,7 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
     if origin in (types.UnionType, typing.Union):
         if value is None:
             return None
-        (inner,) = [arg for arg in args if arg is not type(None)]
-        return read_value(inner, value, where=where, error=error)
+        return read_value(_choice(args, value, where=where, error=error), value, where=where, error=error)
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise error(f"{where} has to be a list, but is {describe(value)}")
@@ -118,6 +118,19 @@ def describe(value: object) -> str:
     text = repr(value)
     text = text if len(text) <= 40 else f"{text[:37]}..."
     return f"{kind.replace('a ', 'the ', 1)} {text}" if not isinstance(value, bool) else str(value).lower()
+
+
+def _choice(args: tuple[Any, ...], value: object, *, where: str, error: type[InvalidInputError]) -> Any:
+    """The one of several types that a value is to be read as: a list, or else the type that it has."""
+    given = [arg for arg in args if arg is not type(None)]
+    if len(given) == 1:
+        return given[0]
+    found = tuple if isinstance(value, list | tuple) else type(value)
+    for arg in given:
+        if found in (arg, typing.get_origin(arg)):
+            return arg
+    names = " or ".join(_TYPE_NAMES[typing.get_origin(arg) or arg] for arg in given)
+    raise error(f"{where} has to be {names}, but is {describe(value)}")
 
 
 def _example(name: str, hint: Any) -> str:

@@ -138,7 +138,9 @@ JOBS = st.builds(
     ),
     adapter=st.builds(Adapter, config=st.sampled_from(["seq_bn", "lora[r=4]|ia3", "lora[attn_matrices=['q','k']]"])),
     train=trains(),
-    unfreeze=st.builds(Unfreeze, every_steps=POSITIVE),
+    unfreeze=st.builds(Unfreeze, every_steps=POSITIVE)
+    | st.builds(Unfreeze, at=st.sets(POSITIVE, max_size=5).map(lambda steps: tuple(sorted(steps))))
+    | st.builds(Unfreeze, at=st.just("auto"), patience_steps=POSITIVE, min_improvement=st.floats(0, 0.99)),
     wire=st.builds(Wire, dtype=st.sampled_from(WIRE_DTYPES)),
     privacy=st.builds(Privacy, private_blocks=COUNT),
     runtime=st.builds(
@@ -191,6 +193,9 @@ BAD: list[tuple[type[Any], dict[str, Any], str]] = [
     (Train, {"checkpoint_every": -1}, "train.checkpoint_every is -1"),
     (Train, {"warmup_steps": -1}, "train.warmup_steps is -1"),
     (Unfreeze, {"every_steps": 0}, "unfreeze.every_steps is 0, it has to be at least 1"),
+    (Unfreeze, {"every_steps": 5, "at": "auto"}, "unfreeze.every_steps = 5 and unfreeze.at both say when"),
+    (Unfreeze, {"at": (3, 2)}, "unfreeze.at is [3, 2], it has to be above 0 and strictly increasing"),
+    (Unfreeze, {"at": "auto", "min_improvement": float("nan")}, "unfreeze.min_improvement is nan"),
     (Wire, {"dtype": "int4"}, "wire.dtype = 'int4' is not one of"),
     (Privacy, {"private_blocks": -1}, "privacy.private_blocks is -1"),
     (Runtime, {"threads": -1}, "runtime.threads is -1"),
@@ -230,6 +235,15 @@ def test_job_with_overrides_switches_between_rounds_and_max_steps() -> None:
     assert (by_rounds.train.rounds, by_rounds.train.max_steps) == (2, None)
     with pytest.raises(JobError, match="both set the length"):
         JOB.with_overrides({"train.rounds": 2, "train.max_steps": 7})
+
+
+def test_job_with_overrides_switches_between_the_forms_of_unfreezing() -> None:
+    """Setting one form clears the other with all that belongs to it."""
+    auto = JOB.with_overrides({"unfreeze.at": "auto", "unfreeze.patience_steps": 9})
+    assert auto.unfreeze == Unfreeze(at="auto", patience_steps=9, min_improvement=0.01)
+    given = auto.with_overrides({"unfreeze.at": [3, 5]})
+    assert given.unfreeze == Unfreeze(at=(3, 5))
+    assert given.with_overrides({"unfreeze.every_steps": 7}).unfreeze == Unfreeze(every_steps=7)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,27 @@ def test_job_file_as_documented_is_read() -> None:
     assert isinstance(job.runtime.lease_s, float)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", {"unfreeze": "every", "every_steps": 40}),
+        ("every_steps = 7", {"unfreeze": "every", "every_steps": 7}),
+        ("at = [40, 100]", {"unfreeze": "at", "every_steps": 40, "unfreeze_at": (40, 100)}),
+        ("at = []", {"unfreeze": "at", "every_steps": 40, "unfreeze_at": ()}),
+        ("at = 'auto'", {"unfreeze": "auto", "every_steps": 40, "patience_steps": 20, "min_improvement": 0.01}),
+        (
+            "at = 'auto'\npatience_steps = 50\nmin_improvement = 0",
+            {"unfreeze": "auto", "every_steps": 40, "patience_steps": 50, "min_improvement": 0.0},
+        ),
+    ],
+)
+def test_job_file_has_three_forms_of_unfreezing(text: str, found: dict[str, object]) -> None:
+    """Each becomes fields of the plan, and is written back as itself."""
+    job = _parse(f"[unfreeze]\n{text}")
+    assert job.unfreeze.plan_fields() == found
+    assert parse_job(job.to_toml(), source="job") == job
+
+
 def _parse(text: str) -> Job:
     return parse_job(f'[model]\npath = "m"\n{text}', source="job.toml")
 
@@ -87,8 +108,17 @@ def _parse(text: str) -> Job:
         ("[train]\nclip_norm = 1.0", "train.clip_norm is not supported: clipping by the global norm needs a sum"),
         ("[train]\nmax_grad_norm = 1.0", "train.max_grad_norm is not supported: clipping"),
         ("[train]\nmethod = 'hift'", "train.method = 'hift' is not supported yet"),
-        ("[unfreeze]\nat = [1, 2]", "unfreeze.at is not supported yet (unfreezing at given steps); remove it"),
-        ("[unfreeze]\nevery_steps = 'auto'", "unfreeze.every_steps = 'auto' is not supported yet"),
+        ("[unfreeze]\nevery_steps = 'auto'", "unfreeze.every_steps has to be a whole number, but is the text 'auto'"),
+        ("[unfreeze]\nevery_steps = 9\nat = [1]", "unfreeze.every_steps = 9 and unfreeze.at both say when to unfreeze"),
+        ("[unfreeze]\nat = 'never'", "unfreeze.at = 'never' is neither a list of steps nor 'auto'"),
+        ("[unfreeze]\nat = 40", "unfreeze.at has to be a list or a text, but is the whole number 40"),
+        ("[unfreeze]\nat = [1, 'b']", "unfreeze.at[1] has to be a whole number, but is the text 'b'"),
+        ("[unfreeze]\nat = [0, 4]", "unfreeze.at is [0, 4], it has to be above 0 and strictly increasing"),
+        ("[unfreeze]\nat = [4, 4]", "unfreeze.at is [4, 4], it has to be above 0 and strictly increasing"),
+        ("[unfreeze]\nat = [4]\npatience_steps = 9", "unfreeze.patience_steps has a meaning with unfreeze.at = 'auto'"),
+        ("[unfreeze]\nmin_improvement = 0.1", "unfreeze.min_improvement has a meaning with unfreeze.at = 'auto' only"),
+        ("[unfreeze]\nat = 'auto'\npatience_steps = 0", "unfreeze.patience_steps is 0, it has to be at least 1"),
+        ("[unfreeze]\nat = 'auto'\nmin_improvement = 1", "unfreeze.min_improvement is 1.0, it has to be in [0, 1)"),
         ("[data]\nquestions = 'q'", "unknown key 'data.questions'; did you mean 'question'?"),
         ("[data]\nanswer = 'context'", "data.context and data.answer are both column 'context'; they have to differ"),
         ("[data]\nimage = ''", "data.image is empty; give it a value"),

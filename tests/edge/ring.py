@@ -52,7 +52,7 @@ def make_plan(
         ),
         num_steps=job.train.num_steps(len(datasets)),
         local_iterations=job.train.local_iterations,
-        every_steps=job.unfreeze.every_steps,
+        **job.unfreeze.plan_fields(),
         batch_size=job.train.batch_size,
         microbatches=job.train.microbatches,
         max_length=job.train.max_length,

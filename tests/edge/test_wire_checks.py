@@ -61,6 +61,7 @@ def _sent(of: Plan, node: str, source: str) -> Iterator[ring_pb2.FrameHeader]:
         {"batch_size": 5, "microbatches": 3, "local_iterations": 1, "eval_every": 1},
         {"owners": tuple(Owner(node=name, train_rows=4, eval_rows=3) for name in "abcdef"), "eval_every": 1},
         {"method": "all"},
+        {"unfreeze": "at", "unfreeze_at": (3, 4)},
     ],
 )
 def test_checks_admit_all_that_the_plan_foresees(changes: dict[str, Any]) -> None:
@@ -165,6 +166,19 @@ def test_checks_let_a_head_pass_to_the_next_initiator_only() -> None:
             _check(source=source, node=node).admit(header)
     with pytest.raises(FrameError, match="far from turn 0"):
         _check(source="c", node="d").admit(frames.blob_header(hello(source="c"), Payload.HEAD, 10**9, b""))
+
+
+def test_checks_of_a_run_that_decides_admit_what_any_decision_brings() -> None:
+    """Frames may come before the grant that says what trains: gradients pass as deep as the loss could make it."""
+    of = plan(unfreeze="auto", patience_steps=2, num_steps=40)  # soonest at steps 8, 12, 16
+    check = _check(of, "b", "a")
+    late = list(_sent(of.unfrozen_at((10, 14, 18)), "a", "b"))
+    assert {header.seq for header in late} == set(range(14, 40))
+    for header in late:
+        check.admit(header)
+    too_soon = next(_sent(of.unfrozen_at((8, 10, 16)), "a", "b"))
+    with pytest.raises(FrameError, match="not foreseen"):
+        _check(of, "b", "a").admit(too_soon)
 
 
 def test_checks_of_a_resumed_run_take_the_head_from_who_holds_it() -> None:
