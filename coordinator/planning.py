@@ -184,7 +184,7 @@ def _draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Plan:
         owners=owners,
         num_steps=train.num_steps(len(owners)),
         local_iterations=train.local_iterations,
-        every_steps=job.unfreeze.every_steps,
+        **job.unfreeze.plan_fields(),
         batch_size=train.batch_size,
         microbatches=train.microbatches,
         max_length=train.max_length,
