@@ -310,7 +310,8 @@ class Agent:
                 timeout_s=deadline_s - time.monotonic(),
             )
             if goes_on is not None and active.saver is not None:
-                active.saver.load(goes_on.shard.step, goes_on.shard.sha256, active.executor)
+                held_head = goes_on.holder == active.node
+                active.saver.load(goes_on.shard.step, goes_on.shard.sha256, active.executor, with_head=held_head)
 
         left_s = deadline_s - time.monotonic()
         self._compute.call(work, timeout_s=left_s, what=f"node {self._options.name} to build its slice")

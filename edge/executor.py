@@ -284,13 +284,13 @@ class NodeExecutor:
         head = self.head_blob() if with_head else None
         return to_shard(self._trained(), self._hosted.optimizer, head, metadata)
 
-    def load_shard(self, data: bytes, metadata: Mapping[str, str]) -> None:
-        """Go on from what ``shard`` gave.
+    def load_shard(self, data: bytes, metadata: Mapping[str, str], *, with_head: bool) -> None:
+        """Go on from what ``shard`` gave; ``with_head`` as there.
 
         Raises:
             IntegrityError: unreadable, of something else, or it does not fit this node's slice.
         """
-        head = load_shard(data, self._trained(), self._hosted.optimizer, metadata)
+        head = load_shard(data, self._trained(), self._hosted.optimizer, metadata, with_head=with_head)
         if head is not None:
             self.load_head_blob(head)
 

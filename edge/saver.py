@@ -24,7 +24,7 @@ class Saves(Protocol):
 class Loads(Protocol):
     """The part of ``edge.executor.NodeExecutor`` that goes on from a checkpoint."""
 
-    def load_shard(self, data: bytes, metadata: Mapping[str, str]) -> None:
+    def load_shard(self, data: bytes, metadata: Mapping[str, str], *, with_head: bool) -> None:
         """Go on from it."""
 
 
@@ -66,8 +66,8 @@ class Saver:
         content = executor.shard(self._metadata(step), with_head=with_head)
         return self.open().write(step, content, node=self._node)
 
-    def load(self, step: int, sha256: str, executor: Loads) -> None:
-        """Go on from a shard.
+    def load(self, step: int, sha256: str, executor: Loads, *, with_head: bool) -> None:
+        """Go on from a shard; ``with_head`` if this node held the head then.
 
         Raises:
             IntegrityError: it is missing, damaged, or of something else; names it.
@@ -75,7 +75,7 @@ class Saver:
         shards = self.open()
         content = shards.read(step, sha256, node=self._node)
         try:
-            executor.load_shard(content, self._metadata(step))
+            executor.load_shard(content, self._metadata(step), with_head=with_head)
         except IntegrityError as error:
             raise IntegrityError(f"node {self._node}, {shards.path(step)}: {error}") from error
 

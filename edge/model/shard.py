@@ -51,7 +51,12 @@ def to_shard(
 
 
 def load_shard(
-    data: bytes, parameters: Parameters, optimizer: torch.optim.Optimizer | None, metadata: Mapping[str, str]
+    data: bytes,
+    parameters: Parameters,
+    optimizer: torch.optim.Optimizer | None,
+    metadata: Mapping[str, str],
+    *,
+    with_head: bool,
 ) -> bytes | None:
     """Take over what ``to_shard`` gave.
 
@@ -60,9 +65,10 @@ def load_shard(
         parameters: as there.
         optimizer: as there.
         metadata: what it has to be of.
+        with_head: whether the node held the head then; a shard of it has one, and no other.
 
     Returns:
-        The head, None if the file has none.
+        The head, None if another node held it.
 
     Raises:
         IntegrityError: unreadable, of something else, or its tensors do not fit; nothing was changed then.
@@ -72,6 +78,12 @@ def load_shard(
         if found.get(key) != wanted:
             raise IntegrityError(f"the shard is of {key} {found.get(key)!r}, not {wanted!r}")
     head = tensors.pop(_HEAD, None)
+    if with_head is not (head is not None):
+        raise IntegrityError(
+            "the shard has no head, but this node held it at that step"
+            if with_head
+            else "the shard has a head, but another node held it at that step"
+        )
     given = _part(tensors, _ADAPTER)
     state = _part(tensors, _MOMENTS)
     if given.keys() != parameters.keys() or len(given) + len(state) != len(tensors):

@@ -34,7 +34,7 @@ class FakeModel:
         self.asked.append((dict(metadata), with_head))
         return f"content of {metadata['step']}".encode()
 
-    def load_shard(self, data: bytes, metadata: Any) -> None:
+    def load_shard(self, data: bytes, metadata: Any, *, with_head: bool) -> None:
         """Remember it."""
         self.loaded.append(data)
 
@@ -134,7 +134,7 @@ def test_saver_says_what_a_shard_is_of_and_loads_it(tmp_path: Path) -> None:
     saver, model = Saver(tmp_path, RUN, PLAN, "a"), FakeModel()
     shard = saver.save(4, model, with_head=True)
     assert model.asked == [({"run_id": RUN, "plan_digest": PLAN.digest, "node": "a", "step": "4"}, True)]
-    saver.load(4, shard.sha256, model)
+    saver.load(4, shard.sha256, model, with_head=True)
     assert model.loaded == [b"content of 4"]
     saver.close()
 
@@ -145,14 +145,37 @@ def test_saver_names_the_file_of_a_shard_that_does_not_fit(tmp_path: Path) -> No
     class Picky(FakeModel):
         """Takes nothing."""
 
-        def load_shard(self, data: bytes, metadata: Any) -> None:
+        def load_shard(self, data: bytes, metadata: Any, *, with_head: bool) -> None:
             """Refuse."""
             raise IntegrityError("the shard is of node 'b', not 'a'")
 
     saver = Saver(tmp_path, RUN, PLAN, "a")
     shard = saver.save(4, Picky(), with_head=False)
     with pytest.raises(IntegrityError, match=r"node a, .*step-4\.safetensors: the shard is of node 'b'"):
-        saver.load(4, shard.sha256, Picky())
+        saver.load(4, shard.sha256, Picky(), with_head=False)
+    saver.close()
+
+
+def test_saver_names_the_file_of_a_holders_shard_without_a_head(tmp_path: Path) -> None:
+    """A run that goes on needs the head of the owner that held it; which file lacks it is told."""
+    from edge.model.shard import load_shard, to_shard
+
+    class Model(FakeModel):
+        """Saves without a head whatever it is asked."""
+
+        def shard(self, metadata: Any, *, with_head: bool) -> bytes:
+            """Nothing but what it is of."""
+            return to_shard({}, None, None, metadata)
+
+        def load_shard(self, data: bytes, metadata: Any, *, with_head: bool) -> None:
+            """As an executor does."""
+            load_shard(data, {}, None, metadata, with_head=with_head)
+
+    saver = Saver(tmp_path, RUN, PLAN, "a")
+    shard = saver.save(4, Model(), with_head=True)
+    saver.load(4, shard.sha256, Model(), with_head=False)
+    with pytest.raises(IntegrityError, match=r"node a, .*step-4\.safetensors: the shard has no head"):
+        saver.load(4, shard.sha256, Model(), with_head=True)
     saver.close()
 
 

@@ -43,7 +43,7 @@ def test_shard_goes_on_with_the_very_bits() -> None:
     train(own, first, "1.up")
     train(own, first, "0.up", "1.up")
     train(other, second, "0.up")  # state that has to go
-    assert load_shard(to_shard(own, first, None, METADATA), other, second, METADATA) is None
+    assert load_shard(to_shard(own, first, None, METADATA), other, second, METADATA, with_head=False) is None
     for _ in range(3):
         train(own, first, "0.up", "1.up")
         train(other, second, "0.up", "1.up")
@@ -61,8 +61,8 @@ def test_shard_of_equal_state_is_equal_bytes() -> None:
 
 def test_shard_carries_the_head_only_if_it_is_given() -> None:
     """One owner holds the head; a node without a slice has nothing else."""
-    assert load_shard(to_shard({}, None, b"head", METADATA), {}, None, METADATA) == b"head"
-    assert load_shard(to_shard({}, None, None, METADATA), {}, None, METADATA) is None
+    assert load_shard(to_shard({}, None, b"head", METADATA), {}, None, METADATA, with_head=True) == b"head"
+    assert load_shard(to_shard({}, None, None, METADATA), {}, None, METADATA, with_head=False) is None
 
 
 @pytest.mark.parametrize("key", METADATA)
@@ -70,7 +70,7 @@ def test_shard_of_something_else_is_refused_by_name(key: str) -> None:
     """Another run, plan, node or step."""
     data = to_shard(parameters(0), None, None, METADATA)
     with pytest.raises(IntegrityError, match=f"of {key} .*, not 'x'"):
-        load_shard(data, parameters(0), None, {**METADATA, key: "x"})
+        load_shard(data, parameters(0), None, {**METADATA, key: "x"}, with_head=False)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,20 @@ def test_shard_that_does_not_fit_changes_nothing(damage: Callable[[bytes], bytes
     own = parameters(1)
     before = {name: value.detach().clone() for name, value in own.items()}
     with pytest.raises(IntegrityError, match=message):
-        load_shard(damage(to_shard(parameters(0), None, None, METADATA)), own, None, METADATA)
+        load_shard(damage(to_shard(parameters(0), None, None, METADATA)), own, None, METADATA, with_head=False)
+    assert all(torch.equal(own[name], before[name]) for name in own)
+
+
+@pytest.mark.parametrize(
+    ("head", "with_head", "message"),
+    [(None, True, "has no head, but this node held it"), (b"head", False, "has a head, but another node held it")],
+)
+def test_shard_of_the_holder_of_the_head_has_it(head: bytes | None, with_head: bool, message: str) -> None:
+    """The run would go on with an initial head otherwise; nothing is taken over then."""
+    own = parameters(1)
+    before = {name: value.detach().clone() for name, value in own.items()}
+    with pytest.raises(IntegrityError, match=message):
+        load_shard(to_shard(parameters(0), None, head, METADATA), own, None, METADATA, with_head=with_head)
     assert all(torch.equal(own[name], before[name]) for name in own)
 
 
@@ -101,4 +114,4 @@ def test_shard_without_metadata_is_refused() -> None:
     from safetensors.torch import save
 
     with pytest.raises(IntegrityError, match="does not say what it is of"):
-        load_shard(save({"adapter/0.up": torch.ones(1)}), {}, None, METADATA)
+        load_shard(save({"adapter/0.up": torch.ones(1)}), {}, None, METADATA, with_head=False)

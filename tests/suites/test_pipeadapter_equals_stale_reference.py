@@ -158,7 +158,7 @@ def test_pipeadapter_resumed_run_gives_the_bits_of_the_whole_run(folder: Path) -
     assert [entry.step for entry in saved] == [5, 10, 13]
     for checkpoint in saved[:2]:
         start = StartPoint.of(plan, step=checkpoint.step, holder=checkpoint.holder)
-        carrier = rebuilt(case, plan, whole.shards[checkpoint.step], checkpoint.step)
+        carrier = rebuilt(case, plan, whole.shards[checkpoint.step], checkpoint)
         rest = run_plan(plan, carrier, random.Random(checkpoint.step).randint(1, 99), start=start)
         assert rest.finish == rd.Finish("", "")
         assert same_bits(carrier.collected(plan, holder_of(plan, rest)), wanted)

@@ -50,11 +50,11 @@ def run(
     ).run()
 
 
-def rebuilt(case: Case, plan: Plan, shards: dict[str, bytes], step: int) -> TorchCarrier:
-    """New executors that go on from shards."""
+def rebuilt(case: Case, plan: Plan, shards: dict[str, bytes], saved: rd.LogCheckpoint) -> TorchCarrier:
+    """New executors that go on from the shards of a checkpoint."""
     carrier = make_carrier(case, plan)
     for node, executor in carrier.executors.items():
-        executor.load_shard(shards[node], shard_metadata(node, step))
+        executor.load_shard(shards[node], shard_metadata(node, saved.step), with_head=node == saved.holder)
     return carrier
 
 
@@ -92,7 +92,7 @@ def test_resumed_run_gives_the_bits_of_the_whole_run_from_any_checkpoint(folder:
     evaluations = [entry for entry in result.logged if isinstance(entry, rd.LogEvaluation)]
     for checkpoint in random.Random(name).sample(saved, 2):
         start = StartPoint.of(plan, step=checkpoint.step, holder=checkpoint.holder)
-        carrier = rebuilt(case, plan, whole.shards[checkpoint.step], checkpoint.step)
+        carrier = rebuilt(case, plan, whole.shards[checkpoint.step], checkpoint)
         rest = run(plan, carrier, 1, start=start)
         assert rest.finish == rd.Finish("", "")
         assert same_bits(carrier.collected(plan, holder_of(plan, rest)), wanted), checkpoint
@@ -120,6 +120,6 @@ def test_drained_run_goes_on_with_the_same_bits(drained: tuple[Case, Plan, dict[
     stopped = run(plan, carrier, seed, drain_at_s=10.0 + 20 * seed)
     (checkpoint,) = [entry for entry in stopped.logged if isinstance(entry, rd.LogCheckpoint)]
     start = StartPoint.of(plan, step=checkpoint.step, holder=checkpoint.holder)
-    carrier = rebuilt(case, plan, carrier.shards[checkpoint.step], checkpoint.step)
+    carrier = rebuilt(case, plan, carrier.shards[checkpoint.step], checkpoint)
     rest = run(plan, carrier, seed, start=start)
     assert same_bits(carrier.collected(plan, holder_of(plan, rest)), wanted)
