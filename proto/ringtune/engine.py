@@ -72,6 +72,7 @@ class NodeEngine:
         self._turn_items_left: dict[int, int] = {}
         self._states: deque[ItemState] = deque()
         self._updating: deque[ItemState] = deque()
+        self._may_update = False
         self._flows: deque[Flow] = deque()
         self._embeds: deque[Flow] = deque()
         self._embeds_in_flight = 0
@@ -139,7 +140,9 @@ class NodeEngine:
         left = 0
         for item in items(self.plan, turn):
             legs = item_legs(plan, item, self.node)
-            path = self._paths.setdefault(legs, Path.of(legs, self.plan.num_blocks, self.plan.private_blocks))
+            path = self._paths.get(legs)
+            if path is None:
+                path = self._paths[legs] = Path.of(legs, plan.num_blocks, plan.private_blocks)
             state = ItemState.of(plan, item, self.node, path)
             if state.is_done:
                 continue
@@ -147,6 +150,7 @@ class NodeEngine:
             self._states.append(state)
             if state.updates:
                 self._updating.append(state)
+                self._may_update = True
             flows = [Flow(state, micro) for micro in range(state.num_micro)] if path.legs else []
             self._flows.extend(flows)
             if item.owner == self.node:
@@ -212,16 +216,20 @@ class NodeEngine:
             if action.op is Op.HEAD:
                 state.heads_left -= 1
                 self._embeds_in_flight -= 1
+                self._may_update = True
             elif action.op is Op.BACKWARD:
                 state.backwards_left -= 1
+                self._may_update = True
             elif action.op is Op.FORWARD and action.micro == state.num_micro - 1:
                 self._forward_step = state.item.step
+                self._may_update = True
             self._go_on(flow, commands)
         if state.item.owner == self.node:
             self._report_step(action, state, commands)
 
     def _on_updated(self, action: Action, state: ItemState) -> None:
         state.updates.remove(action)
+        self._may_update = True
         if action.op is Op.SAVE:
             return
         if action.start == self.plan.num_blocks:
@@ -266,6 +274,7 @@ class NodeEngine:
             if turn is not None and not self._needs_head_before(index):
                 commands.append(ev.AcceptHead(index, self._heads.pop(index)))
                 self._head_version, self._held_since = turn.first_step, index
+                self._may_update = True
         while self._handovers:
             turn, held_since = self._handovers[0]
             if self._held_since != held_since or self._head_version != turn.first_step:
@@ -282,9 +291,7 @@ class NodeEngine:
 
     def _start_next(self, commands: list[ev.Command]) -> None:
         """Pick the best ready action and start it."""
-        while self._updating and not self._updating[0].updates:
-            self._updating.popleft()
-        if self._updating and self._start_update(commands):
+        if self._may_update and self._start_update(commands):
             return
         flow = self._best_flow()
         if flow is None or flow.place is None:
@@ -302,11 +309,15 @@ class NodeEngine:
         self._start(place.leg.bind(flow.seq, flow.micro), flow, flow.state, commands)
 
     def _start_update(self, commands: list[ev.Command]) -> bool:
+        """Start an update or a save that has become possible; only the end of an action or a head makes any so."""
+        while self._updating and not self._updating[0].updates:
+            self._updating.popleft()
         for state in itertools.islice(self._updating, self._max_graphs):
             update = state.ready_update(self.plan.num_blocks, self._forward_step)
             if update is not None and self._may_save(update, state):
                 self._start(update, None, state, commands)
                 return True
+        self._may_update = False
         return False
 
     def _may_save(self, action: Action, state: ItemState) -> bool:
