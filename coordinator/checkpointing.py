@@ -16,6 +16,7 @@ from ringtune.job import Job
 from ringtune.plan import Plan
 from ringtune.profile import NodeFacts
 from ringtune.turns import StartPoint
+from ringtune.unfreezing import NOTHING_KNOWN, Unfreezing
 from ringtune.v1 import control_pb2
 
 
@@ -100,7 +101,8 @@ class Checkpointing:
                 f"the run began with model {self._chosen.model_digest[:12]}…, the nodes have {model_digest[:12]}… now; "
                 "put the same folder back"
             )
-        self.start = StartPoint.of(planned.plan, step=self._chosen.step, holder=self._chosen.holder)
+        chosen = self._chosen
+        self.start = StartPoint.of(planned.plan, step=chosen.step, holder=chosen.holder, unfreezing=chosen.unfreezing)
         return planned
 
     def note_model(self, facts: Mapping[str, NodeFacts], plan: Plan) -> None:
@@ -123,8 +125,8 @@ class Checkpointing:
             shard = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes)
             self._saved.setdefault(entry.step, {})[node] = shard
 
-    def manifest(self, plan: Plan, step: int, holder: str) -> Manifest:
-        """The manifest of a checkpoint that every node has saved.
+    def manifest(self, plan: Plan, step: int, holder: str, unfreezing: Unfreezing = NOTHING_KNOWN) -> Manifest:
+        """The manifest of a checkpoint that every node has saved; ``unfreezing`` is what is known of the losses.
 
         Raises:
             IntegrityError: a node did not say what it saved.
@@ -143,6 +145,7 @@ class Checkpointing:
             step=step,
             holder=holder,
             shards=tuple(shards[node] for node in plan.nodes),
+            unfreezing=unfreezing,
         )
 
     def note_kept(self, step: int) -> bool:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.progress import evaluation_line, figure, listening_line, report_lines
+from coordinator.progress import evaluation_line, figure, listening_line, report_lines, unfreeze_line
 from ringtune.plan import Plan
 from ringtune.units import format_bytes
 
@@ -74,6 +74,10 @@ class LiveProgress:
             self._bar.update(self._task, completed=int(step["step"]) + 1, numbers=numbers)
         else:
             self._bar.update(self._task, numbers=f"{step['kind']}  loss {loss}")
+
+    def unfreeze(self, entry: Mapping[str, Any]) -> None:
+        """A line above the bar."""
+        self._console.print(unfreeze_line(entry), highlight=False)
 
     def evaluation(self, entry: Mapping[str, Any]) -> None:
         """A line above the bar."""

@@ -36,6 +36,9 @@ class Progress(Protocol):
     def step(self, step: Mapping[str, Any]) -> None:
         """An item is through."""
 
+    def unfreeze(self, entry: Mapping[str, Any]) -> None:
+        """The run has decided from which step on one more block trains."""
+
     def evaluation(self, entry: Mapping[str, Any]) -> None:
         """An evaluation is complete."""
 
@@ -92,6 +95,9 @@ class SilentProgress(_Quiet):
     def step(self, step: Mapping[str, Any]) -> None:
         """Nothing."""
 
+    def unfreeze(self, entry: Mapping[str, Any]) -> None:
+        """Nothing."""
+
     def evaluation(self, entry: Mapping[str, Any]) -> None:
         """Nothing."""
 
@@ -129,6 +135,10 @@ class JsonProgress(_Quiet):
     def step(self, step: Mapping[str, Any]) -> None:
         """A line with the item's numbers."""
         self._write("step", step)
+
+    def unfreeze(self, entry: Mapping[str, Any]) -> None:
+        """A line with step and depth."""
+        self._write("unfreeze", {name: entry[name] for name in ("step", "depth")})
 
     def evaluation(self, entry: Mapping[str, Any]) -> None:
         """A line with accuracy, loss and count."""
@@ -174,6 +184,10 @@ class PlainProgress(_Quiet):
         if is_last or now_s - self._shown_at_s >= _PLAIN_INTERVAL_S:
             self._shown_at_s = now_s
             self._write(step_line(step))
+
+    def unfreeze(self, entry: Mapping[str, Any]) -> None:
+        """Step and depth on a line."""
+        self._write(unfreeze_line(entry))
 
     def evaluation(self, entry: Mapping[str, Any]) -> None:
         """Accuracy and loss on a line."""
@@ -225,6 +239,11 @@ def step_line(step: Mapping[str, Any]) -> str:
         f"step {step['step'] + 1}/{step['num_steps']}: round {step['round']}, {step['initiator']}, "
         f"depth {step['depth']}, loss {loss}"
     )
+
+
+def unfreeze_line(entry: Mapping[str, Any]) -> str:
+    """A decision in words; steps are counted from 1 there, as in ``step_line``."""
+    return f"the loss has stopped improving: {entry['depth']} blocks train from step {entry['step'] + 1} on"
 
 
 def evaluation_line(entry: Mapping[str, Any]) -> str:

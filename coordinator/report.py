@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +108,7 @@ class RunLedger:
         self._train = train
         self._last_end_unix_s = 0.0
         self._steps: dict[int, _Step] = {}
+        self._unfrozen: list[dict[str, Any]] = []
         self._traffic: dict[int, _Traffic] = defaultdict(_Traffic)
         self._links: dict[str, int] = defaultdict(int)
         self._evaluations: list[dict[str, Any]] = []
@@ -187,13 +188,24 @@ class RunLedger:
             self._steps_done += 1
         return {"kind": turn.kind.value, "seq": seq, "num_steps": self._plan.num_steps, **line}
 
+    def unfrozen(self, step: int, depth: int) -> dict[str, Any]:
+        """Note that the run has decided to train ``depth`` blocks from ``step`` on; its line comes with that turn's.
+
+        Returns:
+            What to show as progress at once.
+        """
+        entry = {"kind": "unfreeze", "step": step, "depth": depth}
+        self._unfrozen.append(entry)
+        return entry
+
     def turn_done(self, turn: Turn) -> list[dict[str, Any]]:
         """Close a turn.
 
         Returns:
-            The lines of metrics.jsonl for its steps, in order.
+            The lines of metrics.jsonl for its steps, in order; before them that of a block that was unfrozen.
         """
-        lines = []
+        lines = [entry for entry in self._unfrozen if entry["step"] <= turn.first_step]
+        self._unfrozen = self._unfrozen[len(lines) :]
         self._next_seq = turn.end_seq
         for seq in range(turn.first_seq, turn.end_seq):
             traffic = self._traffic.pop(seq, _Traffic())
@@ -234,7 +246,13 @@ class RunLedger:
     # ---- the end ----------------------------------------------------------------------------------
 
     def report(
-        self, *, run_id: str, wall_s: float, phases_s: Mapping[str, float], predicted_bytes: Mapping[str, int]
+        self,
+        *,
+        run_id: str,
+        wall_s: float,
+        phases_s: Mapping[str, float],
+        predicted_bytes: Mapping[str, int],
+        unfreeze_at: Sequence[int] = (),
     ) -> dict[str, Any]:
         """The content of report.json.
 
@@ -243,6 +261,7 @@ class RunLedger:
             wall_s: from the start of the run to its last result.
             phases_s: seconds of each phase.
             predicted_bytes: what the planner expected each node to need.
+            unfreeze_at: the steps at which one more block began to train.
         """
         final = self._evaluations[-1] if self._evaluations else {"count": 0, "loss": None, "accuracy": None}
         return {
@@ -252,6 +271,7 @@ class RunLedger:
             "method": self._plan.method,
             "plan_digest": self._plan.digest,
             "steps": self._steps_done,
+            "unfreeze_at": list(unfreeze_at),
             "wall_s": round(wall_s, 6),
             "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
             "train": {

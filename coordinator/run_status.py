@@ -54,6 +54,8 @@ class StatusBoard:
         self._ended_s = self._phase_since_s
 
     def _take_step(self, step: dict[str, Any]) -> None:
+        if step["kind"] == "unfreeze":
+            return  # it is of a turn to come; its first step will tell the depth
         if step["kind"] == "train":
             self._now.steps_done = max(self._now.steps_done, step["step"] + 1)
         for name in _FIGURES:

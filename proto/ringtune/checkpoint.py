@@ -3,7 +3,8 @@
 A checkpoint lies at a turn boundary. Shards (adapters, moments with step counts, at one owner the head) stay on
 the nodes; the submitter keeps the manifest, which is written last: without it there is no checkpoint. Everything
 else that a run needs to go on is a function of the plan and the step: data position, depth, learning rate and the
-seed of every dropout mask (``batches``, ``schedule``, ``learning_rate``; ``edge.model.dropout``).
+seed of every dropout mask (``batches``, ``schedule``, ``learning_rate``; ``edge.model.dropout``). Where the run itself
+decides the depth, the manifest has what it knows of its losses.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ringtune.job import Job
 from ringtune.plan import Plan
 from ringtune.strict import read_dataclass
 from ringtune.turns import StartPoint
+from ringtune.unfreezing import NOTHING_KNOWN, Unfreezing
 
 SCHEMA: Final = 1
 KEPT: Final = 2
@@ -55,6 +57,7 @@ class Manifest:
         step: optimizer steps done.
         holder: the owner whose shard has the head.
         shards: one for each node of the plan, in its order.
+        unfreezing: what is known of the losses, so that the run goes on with the very decisions it would have made.
     """
 
     run_id: str
@@ -65,6 +68,7 @@ class Manifest:
     holder: str
     shards: tuple[Shard, ...]
     schema: int = SCHEMA
+    unfreezing: Unfreezing = NOTHING_KNOWN
 
     def __post_init__(self) -> None:
         """Refuse what can't be a checkpoint; names become parts of paths."""
@@ -76,8 +80,11 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON form."""
-        return _digest(dataclasses.asdict(self))
+        """SHA-256 of the canonical JSON form; a run that has nothing to decide has no losses in it."""
+        value = dataclasses.asdict(self)
+        if self.unfreezing == NOTHING_KNOWN:
+            del value["unfreezing"]
+        return _digest(value)
 
     def shard_of(self, node: str) -> Shard:
         """The shard of a node.
@@ -179,6 +186,7 @@ class Resume:
             if tuple(shard.node for shard in manifest.shards) != self.plan.nodes:
                 raise PlanError(f"{name} does not have a shard of every node of the plan")
             StartPoint.of(self.plan, step=manifest.step, holder=manifest.holder)
+            manifest.unfreezing.check(self.plan, manifest.step)
         if len({manifest.run_id for manifest in self.manifests}) != 1:
             raise PlanError("the checkpoints are of different runs; keep those of one")
 
