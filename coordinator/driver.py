@@ -341,10 +341,10 @@ class RunDriver:
                 self._timers.pop(timer, None)
             case rounds.Finish():
                 self._finish = command
-            case rounds.LogCheckpoint(step, holder):
-                manifest = self._checkpoints.manifest(self._require_plan().plan, step, holder)
+            case rounds.LogCheckpoint(step, holder, unfreezing):
+                manifest = self._checkpoints.manifest(self._require_plan().plan, step, holder, unfreezing)
                 self._emit(control_pb2.RunEvent(checkpoint_json=json.dumps(manifest.to_json())))
-            case rounds.LogStep() | rounds.LogTurn() | rounds.LogEvaluation():
+            case rounds.LogStep() | rounds.LogTurn() | rounds.LogUnfreeze() | rounds.LogEvaluation():
                 if self._books is not None:
                     self._books.log(command)
 
@@ -417,6 +417,7 @@ class RunDriver:
             wall_s=time.monotonic() - self._started_s,
             phases_s=self._phases_s,
             predicted_bytes=self._require_plan().memory_bytes,
+            unfreeze_at=self._rounds.unfreeze_at,
         )
         self._emit(control_pb2.RunEvent(report_json=json.dumps(report)))
 

@@ -57,7 +57,7 @@ class RunBooks:
         """Remember when an item was through; the state machine logs it next."""
         self._ends_unix_s[seq] = at_unix_s
 
-    def log(self, command: rounds.LogStep | rounds.LogTurn | rounds.LogEvaluation) -> None:
+    def log(self, command: rounds.LogStep | rounds.LogTurn | rounds.LogUnfreeze | rounds.LogEvaluation) -> None:
         """Carry a log command of the state machine out."""
         match command:
             case rounds.LogStep(turn, seq, step, depth, values):
@@ -67,6 +67,8 @@ class RunBooks:
             case rounds.LogTurn(turn):
                 for line in self.ledger.turn_done(turn):
                     self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
+            case rounds.LogUnfreeze(step, depth):
+                self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.unfrozen(step, depth))))
             case rounds.LogEvaluation(step, values):
                 entry = self.ledger.evaluation_done(step, dict(values))
                 self._emit(control_pb2.RunEvent(step_json=json.dumps({"kind": "evaluation", **entry})))

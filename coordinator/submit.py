@@ -286,6 +286,8 @@ class Submission:
     def _take_step(self, step: dict[str, Any]) -> None:
         if step.get("kind") == "evaluation":
             self._progress.evaluation(step)
+        elif step.get("kind") == "unfreeze":
+            self._progress.unfreeze(step)
         else:
             self._progress.step(step)
 
