@@ -39,6 +39,8 @@ def prediction_lines(plan: Plan, found: Prediction, measured: Measured | None = 
         f"{format_seconds(found.evaluation_s)} of evaluations and checkpoints; "
         f"hosts idle {share_text(found.bubble_share)} of it; {found.num_actions:,} actions",
     ]
+    if plan.is_auto:
+        lines.append("the run decides itself when it unfreezes; predicted is a loss that never improves: the soonest")
     if measured is not None:
         real = measured_json(measured, found.wall_s)
         again = f" (resumed, {real['steps']} steps)" if measured.start else ""

@@ -68,9 +68,10 @@ def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequenc
     plot.set_ylim(bottom=0)
     plot.legend()
     picture = io.BytesIO()
-    # no date inside: the same sweep gives the same file
-    metadata = {"Date": None} if path.suffix.lower() == ".svg" else {}
-    figure.savefig(picture, format=path.suffix.lower().removeprefix("."), dpi=_DPI, metadata=metadata)
+    ending = path.suffix.lower()
+    # neither a date nor random names inside: the same sweep gives the same file
+    with importlib.import_module("matplotlib").rc_context({"svg.hashsalt": "ringtune", "svg.fonttype": "none"}):
+        figure.savefig(picture, format=ending[1:], dpi=_DPI, metadata={"Date": None} if ending == ".svg" else {})
     write_durably(path, picture.getvalue())
 
 

@@ -182,6 +182,8 @@ def change_plan(profile: Profile, plan: Plan, values: dict[str, int | str]) -> t
     Raises:
         PlanError: the plan breaks a rule then, or the profile can't tell times for other micro-batches.
     """
+    if "every_steps" in values and plan.unfreeze != "every":
+        raise PlanError(f"--set every_steps has no effect in a plan that unfreezes by {plan.unfreeze!r}; leave it out")
     method = values.get("method", plan.method)
     if method != plan.method and "single" in (method, plan.method):
         raise PlanError("--set method: 'single' has its own slices; give --replan JOB")

@@ -18,7 +18,20 @@ from ringtune import cli
 from ringtune.errors import CapacityError, ConnectionFailedError, JobError, UsageError, all_errors
 
 REPOSITORY = Path(__file__).parents[2]
-COMMANDS = ("coordinator", "demo", "doctor", "eval", "export", "node", "nodes", "plan", "sim", "status", "train", "what-if")
+COMMANDS = (
+    "coordinator",
+    "demo",
+    "doctor",
+    "eval",
+    "export",
+    "node",
+    "nodes",
+    "plan",
+    "sim",
+    "status",
+    "train",
+    "what-if",
+)
 LIMIT_S = 60.0
 
 
