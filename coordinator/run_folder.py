@@ -5,6 +5,7 @@
     DIR/job.toml   plan.json   profile.json   metrics.jsonl   report.json   trace.json
     DIR/adapter/   the AdapterHub folder      DIR/recordings/  if asked for      DIR/logs/  with --local
     DIR/checkpoints/   manifests, and with --local the nodes' shards
+    DIR/parts/         of a run that was stopped: what its earlier parts have left
 
 A file grows as ``NAME.part`` and gets its name when it is complete and its digest is right; ``metrics.jsonl``
 alone grows under its own name, a whole line at a time. Paths come from another machine: they are checked.
@@ -22,16 +23,18 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from coordinator.run_checkpoints import FOLDER, RunCheckpoints, cut_metrics, force_to_disk
+from coordinator.run_parts import FOLDER as PARTS
+from coordinator.run_parts import RunParts
 from ringtune.checkpoint import Manifest
 from ringtune.durable import storage_errors, write_durably
 from ringtune.errors import IntegrityError, UsageError
 
 _OWN_FILES = ("job.toml", "plan.json", "profile.json", "metrics.jsonl", "report.json", "trace.json")
-_OWN_FOLDERS = ("adapter", "recordings", "logs", FOLDER)
+_OWN_FOLDERS = ("adapter", "recordings", "logs", FOLDER, PARTS)
 _REMOVE_S = 5.0
 _RETRY_S = 0.1
 _PART = ".part"
-_PLAN = "plan.json"
+_PLAN, _METRICS, _REPORT = "plan.json", "metrics.jsonl", "report.json"
 _PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,2}")
 
 
@@ -54,6 +57,7 @@ class RunFolder:
     def __init__(self, path: Path, *, replace: bool = False, resume: bool = False) -> None:
         self.path = path
         self.checkpoints = RunCheckpoints(path)
+        self._parts = RunParts(path)
         self._open: dict[str, tuple[BinaryIO, Any]] = {}
         self._prepare(replace, resume)
 
@@ -95,7 +99,7 @@ class RunFolder:
         write_durably(self._target(name), text.encode())
 
     def write_json(self, name: str, text: str) -> None:
-        """Write a JSON document, indented for people.
+        """Write a JSON document, indented for people; ``report.json`` with what earlier parts of the run amount to.
 
         Raises:
             IntegrityError: it is no JSON.
@@ -104,11 +108,13 @@ class RunFolder:
             value = json.loads(text)
         except ValueError as error:
             raise IntegrityError(f"{name} that came is not JSON: {error}; use one version on all machines") from error
+        if name == _REPORT:
+            value = self._parts.completed(value, self.path / _METRICS)
         self.write_text(name, json.dumps(value, indent=1) + "\n")
 
     def add_metrics(self, line: str) -> None:
         """Append a line to ``metrics.jsonl``."""
-        target = self._target("metrics.jsonl")
+        target = self._target(_METRICS)
         with storage_errors(target), target.open("a", encoding="utf-8") as file:
             file.write(line.rstrip("\n") + "\n")
 
@@ -118,13 +124,14 @@ class RunFolder:
         Raises:
             StorageError: no room; earlier checkpoints are intact.
         """
-        force_to_disk(self.path / "metrics.jsonl")
+        force_to_disk(self.path / _METRICS)
         self.checkpoints.add(manifest)
 
     def go_back_to(self, step: int) -> None:
-        """Forget what comes after a step, from which the run goes on now."""
+        """Forget what comes after a step, from which the run goes on now, and put away what is of the part before."""
         self.checkpoints.go_back_to(step)
-        cut_metrics(self.path / "metrics.jsonl", step)
+        cut_metrics(self.path / _METRICS, step)
+        self._parts.begin(step)
 
     def add_chunk(self, name: str, chunk: bytes, *, last: bool, sha256: str) -> Path | None:
         """Append to a result file.
