@@ -58,7 +58,7 @@ def datasets_of(job: Job, plan: Plan) -> dict[str, OwnerDataset]:
     }
 
 
-def train(job: Job, plan: Plan, *, first_step: int = 0) -> dict[str, float]:
+def train(job: Job, plan: Plan, *, first_step: int = 0) -> dict[str, Any]:
     """Train and evaluate.
 
     Args:
@@ -67,8 +67,8 @@ def train(job: Job, plan: Plan, *, first_step: int = 0) -> dict[str, float]:
         first_step: where the clock starts; it stops where the last step starts.
 
     Returns:
-        ``wall_s`` and ``cpu_s`` of the steps ``[first_step, last)``, and after the last one ``accuracy``, if
-        there is data for it.
+        ``wall_s`` and ``cpu_s`` of the steps ``[first_step, last)``, the ``losses`` of all steps, and after the last
+        one ``eval_loss`` and ``accuracy``, if there is data for them.
     """
     started: dict[int, tuple[float, float]] = {}
     owned: Mapping[str, Any] = {
@@ -76,11 +76,11 @@ def train(job: Job, plan: Plan, *, first_step: int = 0) -> dict[str, float]:
     }
     trained = reference.train(job, plan, Path(job.model.path), owned)
     wall_s, cpu_s = (end - start for start, end in zip(started[first_step], started[plan.num_steps - 1], strict=True))
-    result = {"wall_s": wall_s, "cpu_s": cpu_s}
+    result: dict[str, Any] = {"wall_s": wall_s, "cpu_s": cpu_s, "losses": trained.losses}
     if trained.evaluations:
-        _, count, correct = trained.evaluations[max(trained.evaluations)]
+        loss_sum, count, correct = trained.evaluations[max(trained.evaluations)]
         if count:
-            result["accuracy"] = correct / count
+            result |= {"eval_loss": loss_sum / count, "accuracy": correct / count}
     return result
 
 

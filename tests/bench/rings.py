@@ -22,12 +22,12 @@ class RingRun:
     @property
     def accuracy(self) -> float:
         """On the held-out sentences."""
-        return float(self._report()["eval"]["accuracy"])
+        return float(self.report["eval"]["accuracy"])
 
     @property
     def cpu_s(self) -> float:
         """Processor seconds of all nodes together, every thread of them, since the run was prepared there."""
-        return sum(float(totals["cpu_s"]) for totals in self._report()["nodes"].values())
+        return sum(float(totals["cpu_s"]) for totals in self.report["nodes"].values())
 
     def wall_s(self, first_step: int, last_step: int) -> float:
         """Seconds of the steps ``[first_step, last_step)``: from the end of the step before to the end of the last.
@@ -37,7 +37,9 @@ class RingRun:
         ends_s = self._step_ends_s()
         return ends_s[last_step - 1] - ends_s[first_step - 1]
 
-    def _report(self) -> dict[str, Any]:
+    @property
+    def report(self) -> dict[str, Any]:
+        """What the run amounts to."""
         return dict(json.loads((self.folder / "report.json").read_text(encoding="utf-8")))
 
     def _step_ends_s(self) -> dict[int, float]:
