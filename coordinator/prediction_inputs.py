@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -51,13 +52,15 @@ class Measured:
 
     Attributes:
         recording: its compute actions.
-        sent_bytes: of each link, by (source, target); empty without a report.
+        sent_bytes: of each link, by (source, target).
         start: where that run began; None = it did all steps of the plan.
+        unfreeze_at: the steps at which it unfroze, where the plan leaves that to the run; None = the plan says it.
     """
 
     recording: Recording
     sent_bytes: Mapping[tuple[str, str], int]
     start: StartPoint | None
+    unfreeze_at: tuple[int, ...] | None = None
 
 
 def read_inputs(plan: Path, profile: Path | None) -> Inputs:
@@ -186,6 +189,7 @@ def read_measured(inputs: Inputs) -> Measured | None:
         recording=recording,
         sent_bytes=_sent_bytes(report.get("links", {}), report_file),
         start=_resumed_at(inputs.plan, left_out) if left_out else None,
+        unfreeze_at=_unfreeze_at(report, report_file) if inputs.plan.is_auto else None,
     )
 
 
@@ -193,6 +197,13 @@ def _resumed_at(plan: Plan, step: int) -> StartPoint:
     """Where a run went on that ended well with fewer steps than the plan has."""
     last_turn = -(-step // plan.local_iterations) - 1
     return StartPoint.of(plan, step=step, holder=plan.owners[last_turn % len(plan.owners)].node)
+
+
+def _unfreeze_at(report: Mapping[str, Any], path: Path) -> tuple[int, ...]:
+    steps = report.get("unfreeze_at", [])
+    if not isinstance(steps, list) or not all(type(step) is int for step in steps):
+        raise IntegrityError(f"{path}: unfreeze_at is no list of steps; copy the run's folder again")
+    return tuple(steps)
 
 
 def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
@@ -203,6 +214,13 @@ def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
             raise IntegrityError(f"{path}: {json.dumps(name)} is no link with bytes; copy the run's folder again")
         found[source, target] = num_bytes
     return found
+
+
+def plan_as_run(plan: Plan, measured: Measured | None) -> Plan:
+    """The plan with what the run decided itself."""
+    if measured is None or measured.unfreeze_at is None:
+        return plan
+    return dataclasses.replace(plan, unfreeze="at", unfreeze_at=measured.unfreeze_at)
 
 
 def measured_json(measured: Measured, wall_s: float) -> dict[str, Any]:

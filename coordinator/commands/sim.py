@@ -32,7 +32,7 @@ def simulate(
     """
     import json as json_module
 
-    from coordinator.prediction_inputs import read_inputs, read_measured, read_recording
+    from coordinator.prediction_inputs import plan_as_run, read_inputs, read_measured, read_recording
     from coordinator.prediction_text import check_out, prediction_json, prediction_lines, write_files
     from sim.limits import check_fits
     from sim.prediction import predict
@@ -43,8 +43,9 @@ def simulate(
     check_fits(given.plan, given.profile, optimizer=given.optimizer, dtype=given.dtype, shape=given.shape)
     recording, same_run = read_recording(trace, given.plan) if trace is not None else (None, False)
     measured = read_measured(given)
+    wanted = plan_as_run(given.plan, measured)
     found = predict(
-        given.plan,
+        wanted,
         given.profile,
         optimizer=given.optimizer,
         dtype=given.dtype,
@@ -60,5 +61,5 @@ def simulate(
     if json:
         typer.echo(json_module.dumps({"event": "prediction", **value}))
         return
-    for line in prediction_lines(given.plan, found, measured):
+    for line in prediction_lines(wanted, found, measured):
         typer.echo(line)

@@ -124,6 +124,21 @@ def test_sim_of_a_run_that_did_not_end_is_a_prediction_only(missing: str, tmp_pa
     assert "measured" not in predicted(tmp_path / "run")
 
 
+@pytest.mark.parametrize("steps", [(), (4,), (2, 6)])
+def test_sim_of_a_run_that_unfroze_by_itself_does_as_the_run_did(steps: tuple[int, ...], tmp_path: Path) -> None:
+    """Under ``auto`` the report says when; without a run it is the soonest, and the text says so."""
+    plan = dataclasses.replace(PLAN, unfreeze="auto", patience_steps=2)
+    real = write_run(tmp_path / "run", plan=dataclasses.replace(PLAN, unfreeze="at", unfreeze_at=steps))
+    write_json(tmp_path / "run/plan.json", plan.to_json())
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    write_json(tmp_path / "run/report.json", {**report, "unfreeze_at": list(steps)})
+    value = predicted(tmp_path / "run")
+    assert value["wall_s"] == real.wall_s
+    assert [depth["depth"] for depth in value["depths"]] == list(range(1, len(steps) + 2))
+    alone = ringtune("sim", tmp_path / "run/plan.json", "--profile", tmp_path / "run/profile.json").output
+    assert "predicted is a loss that never improves: the soonest" in alone
+
+
 def test_sim_draws_times_for_another_plan(tmp_path: Path) -> None:
     """A recording of one plan serves another one; the seed decides what is drawn."""
     write_run(tmp_path / "run", slower=2.0)
