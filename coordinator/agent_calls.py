@@ -69,6 +69,19 @@ class AgentCalls:
         extend(request)
         self._submit(lambda: on_result(self._unary(self._stub.Inspect, request, timeout_s)))
 
+    def measure_link(
+        self,
+        target: str,
+        address: str,
+        message_bytes: int,
+        *,
+        timeout_s: float,
+        on_result: Callable[[control_pb2.MeasureLinkReply], None],
+    ) -> None:
+        """Let the node measure its link to another one."""
+        request = control_pb2.MeasureLinkRequest(target=target, address=address, message_bytes=message_bytes)
+        self._submit(lambda: on_result(self._unary(self._stub.MeasureLink, request, timeout_s)))
+
     def prepare(
         self,
         plan_json: str,

@@ -25,9 +25,10 @@ from coordinator.answers import Answer, Facts, Files, Hosted, Reported, read_fac
 from coordinator.blame import Blame
 from coordinator.checkpointing import Checkpointing, Noted
 from coordinator.evaluation_request import Evaluation, invited
+from coordinator.given_profile import check_given, with_given_times
 from coordinator.outbox import Outbox
 from coordinator.planning import Planned, make_plan
-from coordinator.recruiting import Members, choose, choose_named, lost_message, not_there, too_few
+from coordinator.recruiting import Members, choose, choose_named, lost_message, not_there, num_neighbours, too_few
 from coordinator.registry import Member
 from coordinator.result_files import adapter_folder
 from coordinator.run_books import RunBooks
@@ -54,6 +55,8 @@ from ringtune.v1 import control_pb2
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.25
 _RELEASE_WAIT_S = 4.0
+# A run measures as it starts, so only briefly; 'ringtune measure' takes longer, and nodes remember the better one.
+_MEASURE_S = 1.0
 
 
 class RunRequest(NamedTuple):
@@ -63,9 +66,9 @@ class RunRequest(NamedTuple):
     plan_only: bool
     num_nodes: int
     join_s: float
-    measure: bool = True
     evaluation: Evaluation | None = None
     resume: Resume | None = None
+    profile: Profile | None = None
 
 
 _Entry = rounds.Event | Answer | Noted
@@ -104,6 +107,7 @@ class RunDriver:
         self._timers: dict[str, float] = {}
         self._addresses: dict[str, str] = {}
         self._instances: dict[str, str] = {}
+        self._neighbours: dict[str, int] = {}
         self._calls: dict[str, AgentCalls] = {}
         self._planned: Planned | None = None
         self._books: RunBooks | None = None
@@ -193,6 +197,7 @@ class RunDriver:
         members = self._await_members()
         self._addresses = {member.node: member.address for member in members}
         self._instances = {member.node: member.instance for member in members}
+        self._neighbours = num_neighbours(members)
         self._calls = {
             node: AgentCalls(node, address, self.run_id, on_failure=self.node_failed)
             for node, address in self._addresses.items()
@@ -309,10 +314,10 @@ class RunDriver:
             case rounds.Inspect(node):
                 self._calls[node].inspect(
                     self._job_toml,
-                    measure=self._request.measure,
+                    measure=self._request.profile is None,
                     timeout_s=wait_s,
                     on_result=self._put_facts(node),
-                    extend=lambda request: self._checkpoints.ask_about(node, request),
+                    extend=lambda request: self._ask_more(node, request),
                 )
             case rounds.Prepare(node, plan):
                 plan_json, addresses = json.dumps(plan.to_json()), {name: self._addresses[name] for name in plan.nodes}
@@ -326,6 +331,8 @@ class RunDriver:
                     extend=lambda request: self._checkpoints.go_on(node, request),
                 )
             case rounds.Grant(turns):
+                if self._books is not None:
+                    self._books.granted(turns)
                 for node in self._require_plan().plan.nodes:
                     self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step)
             case rounds.Collect(node, with_head, with_private):
@@ -347,6 +354,11 @@ class RunDriver:
             case rounds.LogStep() | rounds.LogTurn() | rounds.LogUnfreeze() | rounds.LogEvaluation():
                 if self._books is not None:
                     self._books.log(command)
+
+    def _ask_more(self, node: str, request: control_pb2.InspectRequest) -> None:
+        """Nodes of one machine are timed at the same moment, as they will compute."""
+        request.measure_s, request.neighbours = _MEASURE_S, self._neighbours[node]
+        self._checkpoints.ask_about(node, request)
 
     def _let_go_of_shards(self, step: int) -> None:
         """Tell nodes at once which shards they may drop: there may be no further turn to grant."""
@@ -381,13 +393,17 @@ class RunDriver:
         evaluation = self._request.evaluation
         if evaluation is not None:
             facts = evaluation.narrow(facts)
-        profile = Profile(nodes=tuple(facts[node] for node in sorted(facts)))
+        given = self._request.profile
+        profile = with_given_times(facts, given) if given else Profile(nodes=tuple(facts[n] for n in sorted(facts)))
+        facts = profile.by_name
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
         kept = self._checkpoints.planned(facts)
         self._planned = planned = kept or make_plan(self._job, facts, evaluation_only=evaluation is not None)
+        if given is not None:
+            check_given(given, facts, self._job, planned.plan)
         self._checkpoints.note_model(facts, planned.plan)
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(planned.plan.to_json())))
-        self._books = RunBooks(planned.plan, self._job, self._emit)
+        self._books = RunBooks(planned.plan, self._job, profile, self._emit)
         start = self._checkpoints.start
         if start is None:
             return planned.plan
@@ -412,6 +428,7 @@ class RunDriver:
         if self._request.evaluation is None:
             for name, content in sorted(adapter_folder(self._files).items()):
                 send_file(f"adapter/{name}", content, self._emit)
+        self._emit(control_pb2.RunEvent(profile_json=json.dumps(self._books.profile().to_json())))
         report = self._books.ledger.report(
             run_id=self.run_id,
             wall_s=time.monotonic() - self._started_s,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
+from coordinator.addresses import split_address
 from coordinator.registry import Member
 from ringtune.errors import CapacityError, DeadlineError, RingTuneError
 
@@ -31,6 +33,17 @@ def choose_named(living: Sequence[Member], names: Sequence[str]) -> tuple[Member
     """The members with these names; None if one is not there."""
     by_name = {member.node: member for member in living}
     return tuple(by_name[name] for name in names) if set(names) <= by_name.keys() else None
+
+
+def machine_of(member: Member) -> str:
+    """The machine that a member is on: the host of its address."""
+    return split_address(member.address, option=f"node {member.node}: its address")[0]
+
+
+def num_neighbours(members: Sequence[Member]) -> dict[str, int]:
+    """For each node, how many others are on its machine."""
+    counts = Counter(machine_of(member) for member in members)
+    return {member.node: counts[machine_of(member)] - 1 for member in members}
 
 
 def not_there(living: Sequence[Member], names: Sequence[str], waited_s: float) -> RingTuneError:

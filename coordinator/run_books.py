@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Sequence
 
 from coordinator.report import RunLedger
 from coordinator.run_files import Emit, GrowingFile
 from coordinator.trace_file import Span, TraceText
 from ringtune import rounds
+from ringtune.errors import PlanError
 from ringtune.job import Job
 from ringtune.plan import Plan
+from ringtune.profile import Profile
+from ringtune.recorded_times import RecordedProfile
+from ringtune.table import parse_action
+from ringtune.turns import Turn
 from ringtune.v1 import control_pb2
 
 
@@ -19,10 +26,11 @@ class RunBooks:
     Args:
         plan: of the run.
         job: of the run.
+        profile: that it was planned with.
         emit: sends an event to the submitter.
     """
 
-    def __init__(self, plan: Plan, job: Job, emit: Emit) -> None:
+    def __init__(self, plan: Plan, job: Job, profile: Profile, emit: Emit) -> None:
         self._plan = plan
         self._job = job
         self._emit = emit
@@ -30,6 +38,7 @@ class RunBooks:
         self._trace_file: GrowingFile | None = None
         self._trace_text: TraceText | None = None
         self._recordings: dict[str, GrowingFile] = {}
+        self._recorded = RecordedProfile(plan, profile)
         self.ledger = RunLedger(plan, job.train)
 
     def begin(self, started_unix_s: float) -> None:
@@ -46,12 +55,27 @@ class RunBooks:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
         spans = [Span(span.action, span.start_unix_s, span.end_unix_s) for span in request.spans]
         self.ledger.add_spans(node, spans)
+        for span in spans:
+            self._note_time(node, span)
         if spans and self._trace_file is not None and self._trace_text is not None:
             self._trace_file.write(self._trace_text.spans(node, spans).encode())
         if request.recording:
             if node not in self._recordings:
                 self._recordings[node] = GrowingFile(f"recordings/{node}.jsonl", self._emit)
             self._recordings[node].write(request.recording.encode())
+
+    def _note_time(self, node: str, span: Span) -> None:
+        with contextlib.suppress(PlanError):  # the trace shows whatever a node calls an action
+            self._recorded.add(node, parse_action(span.action, self._plan.num_blocks), span.end_s - span.start_s)
+
+    def granted(self, turns: Sequence[Turn]) -> None:
+        """Actions of these turns may be reported from now on."""
+        for turn in turns:
+            self._recorded.granted(turn)
+
+    def profile(self) -> Profile:
+        """The profile with the times that the run has shown so far."""
+        return self._recorded.profile()
 
     def note_end(self, seq: int, at_unix_s: float) -> None:
         """Remember when an item was through; the state machine logs it next."""
@@ -65,6 +89,7 @@ class RunBooks:
                 progress = self.ledger.step_done(turn, seq, step, depth, dict(values), ended_unix_s)
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(progress)))
             case rounds.LogTurn(turn):
+                self._recorded.turn_done(turn)
                 for line in self.ledger.turn_done(turn):
                     self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
             case rounds.LogUnfreeze(step, depth):

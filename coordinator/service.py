@@ -17,8 +17,11 @@ from typing import NoReturn, TypeVar
 import grpc
 
 from coordinator.addresses import require_private
+from coordinator.answers import read_object
 from coordinator.driver import RunDriver, RunRequest
 from coordinator.evaluation_request import Evaluation
+from coordinator.measuring import MeasureDriver, MeasureRequest
+from coordinator.member_codec import entry_of, member_of
 from coordinator.registry import Member, Registry
 from coordinator.run_status import StatusBoard
 from coordinator.weights import model_folder
@@ -29,10 +32,12 @@ from ringtune.errors import BusyError, FrameError, JobError, RingTuneError, Usag
 from ringtune.file_chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
 from ringtune.ids import check_node_name, make_run_id
 from ringtune.job import Job, parse_job
+from ringtune.profile import Profile
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from ringtune.weights_source import Offers
 
 T = TypeVar("T")
+Driver = TypeVar("Driver", RunDriver, MeasureDriver)
 _LOG = logging.getLogger(__name__)
 _UPLOAD_S = 600.0
 
@@ -55,7 +60,7 @@ class Coordinator:
         self._clock = clock
         self._lock = threading.Lock()
         self._registry = Registry(lease_s)
-        self._driver: RunDriver | None = None
+        self._driver: RunDriver | MeasureDriver | None = None
         self._board: StatusBoard | None = None
 
     # ---- members ----------------------------------------------------------------------------------
@@ -126,29 +131,53 @@ class Coordinator:
         join_s: float,
         evaluation: Evaluation | None = None,
         resume: Resume | None = None,
+        profile: Profile | None = None,
     ) -> RunDriver:
-        """Start a run, go on with one, or evaluate a saved adapter.
+        """Start a run, go on with one, or evaluate a saved adapter; nodes measure unless a profile is given.
 
         Raises:
             BusyError: there is one already.
             JobError: the job wants a shorter lease than this coordinator has.
             PlanError: what to go on from is of another job or plan.
         """
+        request = RunRequest(
+            job=job,
+            plan_only=plan_only,
+            num_nodes=num_nodes,
+            join_s=join_s,
+            evaluation=evaluation,
+            resume=resume,
+            profile=profile,
+        )
+        return self._begin(
+            job, lambda run_id, on_end: RunDriver(run_id, request, self, lease_s=job.runtime.lease_s, on_end=on_end)
+        )
+
+    def measure(self, request: MeasureRequest) -> MeasureDriver:
+        """Start a measurement.
+
+        Raises:
+            BusyError: there is a run or another measurement.
+            JobError: the job wants a shorter lease than this coordinator has.
+        """
+        lease_s = request.job.runtime.lease_s
+        return self._begin(
+            request.job, lambda run_id, on_end: MeasureDriver(run_id, request, self, lease_s=lease_s, on_end=on_end)
+        )
+
+    def _begin(self, job: Job, make: Callable[[str, Callable[[], None]], Driver]) -> Driver:
         if job.runtime.lease_s < self.lease_s:
             raise JobError(
                 f"runtime.lease_s = {job.runtime.lease_s:g} is shorter than this coordinator's {self.lease_s:g}; "
                 f"start it with --lease {job.runtime.lease_s:g}"
             )
-        request = RunRequest(
-            job=job, plan_only=plan_only, num_nodes=num_nodes, join_s=join_s, evaluation=evaluation, resume=resume
-        )
         with self._lock:
             if self._driver is not None:
                 raise BusyError(
                     f"this coordinator drives run {self._driver.run_id} already; wait for its end or stop it"
                 )
             run_id = make_run_id(time.time(), secrets.token_bytes(4))
-            driver = RunDriver(run_id, request, self, lease_s=job.runtime.lease_s, on_end=lambda: self._forget(driver))
+            driver: Driver = make(run_id, lambda: self._forget(driver))
             self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
             self._driver, self._board = driver, driver.board
             self.offers.put(run_id, model_folder(job))
@@ -190,7 +219,7 @@ class Coordinator:
         """
         self._driver_of(run_id).noted(step)
 
-    def _driver_of(self, run_id: str) -> RunDriver:
+    def _driver_of(self, run_id: str) -> RunDriver | MeasureDriver:
         with self._lock:
             driver = self._driver
         if driver is None or driver.run_id != run_id:
@@ -213,7 +242,7 @@ class Coordinator:
         driver.stop(reason)
         return driver.join(timeout_s)
 
-    def _forget(self, driver: RunDriver) -> None:
+    def _forget(self, driver: RunDriver | MeasureDriver) -> None:
         with self._lock:
             if self._driver is driver:
                 self._driver = None
@@ -229,7 +258,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
 
     def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:  # noqa: N802
         """Become a member."""
-        _answer(context, lambda: self._coordinator.join(_member(request)))
+        _answer(context, lambda: self._coordinator.join(member_of(request)))
         return control_pb2.JoinReply(lease_s=self._coordinator.lease_s, coordinator_version=__version__)
 
     def Heartbeat(  # noqa: N802
@@ -252,7 +281,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def Nodes(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.NodesReply:  # noqa: N802
         """List the members."""
         members = _answer(context, self._coordinator.members)
-        return control_pb2.NodesReply(nodes=[_entry(*member) for member in members])
+        return control_pb2.NodesReply(nodes=[entry_of(*member) for member in members])
 
     def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:  # noqa: N802
         """The run and the members."""
@@ -261,7 +290,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             version=__version__,
             now_unix_s=time.time(),
             run=_answer(context, self._coordinator.run_status),
-            nodes=[_entry(*member) for member in members],
+            nodes=[entry_of(*member) for member in members],
         )
 
     def Run(  # noqa: N802
@@ -276,8 +305,16 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
                 num_nodes=request.num_nodes,
                 join_s=request.join_s,
                 resume=Resume.parse(request.resume_json) if request.resume_json else None,
+                profile=_profile(request.profile_json) if request.profile_json else None,
             ),
         )
+        yield from _follow(driver, context)
+
+    def Measure(  # noqa: N802
+        self, request: control_pb2.MeasureRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.RunEvent]:
+        """Let the nodes measure themselves; stops if nobody follows it any more."""
+        driver = _answer(context, lambda: self._coordinator.measure(_measure_request(request)))
         yield from _follow(driver, context)
 
     def Drain(self, request: control_pb2.DrainRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
@@ -315,44 +352,26 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         return self._coordinator.run(job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)
 
 
-def _follow(driver: RunDriver, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
+def _profile(text: str) -> Profile:
+    return Profile.from_json(read_object(text, "the profile"))
+
+
+def _measure_request(request: control_pb2.MeasureRequest) -> MeasureRequest:
+    return MeasureRequest(
+        job=parse_job(request.job_toml, source="the submitted job"),
+        num_nodes=request.num_nodes,
+        join_s=request.join_s,
+        with_links=not request.without_links,
+        is_fresh=request.fresh,
+        one_by_one=request.one_by_one,
+    )
+
+
+def _follow(driver: RunDriver | MeasureDriver, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
     gone = "the submitter stopped the run or is gone"
     if not context.add_callback(lambda: driver.stop(gone)):
         driver.stop(gone)
     yield from driver.events()
-
-
-def _member(request: control_pb2.JoinRequest) -> Member:
-    return Member(
-        node=request.node,
-        address=request.address,
-        instance=request.instance,
-        version=request.version,
-        has_data=request.has_data,
-        memory_bytes=request.memory_bytes,
-        device=request.device,
-        threads=request.threads,
-        system=request.system,
-        is_guest=request.is_guest,
-    )
-
-
-def _entry(member: Member, state: str, seen_s: float) -> control_pb2.NodeEntry:
-    return control_pb2.NodeEntry(joined=_joined(member), state=state, seen_s=seen_s, rss_bytes=member.rss_bytes)
-
-
-def _joined(member: Member) -> control_pb2.JoinRequest:
-    return control_pb2.JoinRequest(
-        node=member.node,
-        address=member.address,
-        version=member.version,
-        has_data=member.has_data,
-        memory_bytes=member.memory_bytes,
-        device=member.device,
-        threads=member.threads,
-        system=member.system,
-        is_guest=member.is_guest,
-    )
 
 
 def _answer(context: grpc.ServicerContext, call: Callable[[], T]) -> T:

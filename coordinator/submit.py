@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from coordinator.run_folder import RunFolder
 from ringtune.channel_options import CLIENT_OPTIONS
 from ringtune.checkpoint import Manifest, Resume
 from ringtune.codec import error_of_status
-from ringtune.errors import ConnectionFailedError, InterruptedRunError, error_from_name
+from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError, error_from_name
 from ringtune.file_chunks import ADAPTER_FILES, cut_folder
 from ringtune.job import Job
 from ringtune.plan import Plan
@@ -87,6 +88,7 @@ class Client:
         num_nodes: int = 0,
         join_s: float = 60.0,
         resume: Resume | None = None,
+        profile: Profile | None = None,
         interrupts: Interrupts | None = None,
     ) -> Submission:
         """Start a run, or go on with one, and follow it to its end.
@@ -99,6 +101,7 @@ class Client:
             num_nodes: wait until so many nodes have joined; 0 = take those that are there.
             join_s: how long to wait for them, seconds.
             resume: what to go on from; None = begin.
+            profile: times to plan with; None = the nodes measure.
             interrupts: asks the run to end in order at the first Ctrl-C; None = Ctrl-C ends it at once.
 
         Raises:
@@ -111,11 +114,51 @@ class Client:
             num_nodes=num_nodes,
             join_s=join_s,
             resume_json=resume.to_text() if resume else "",
+            profile_json=json.dumps(profile.to_json()) if profile else "",
         )
         submission = Submission(job, progress, folder, on_saved=self._note_saved)
         with (interrupts or Interrupts()).asking(lambda: self._drain(submission.run_id, progress)):
             # no deadline: a run may take days; keepalive sees a dead coordinator
             return self._follow(self._stub.Run(request), submission)
+
+    def measure(
+        self,
+        job: Job,
+        *,
+        progress: Progress,
+        num_nodes: int = 0,
+        join_s: float = 60.0,
+        with_links: bool = True,
+        is_fresh: bool = False,
+        one_by_one: bool = False,
+    ) -> Profile:
+        """Let the nodes measure themselves and their links.
+
+        Args:
+            job: for what; its paths have to be right on the nodes.
+            progress: where it is shown.
+            num_nodes: wait until so many nodes have joined; 0 = take those that are there.
+            join_s: how long to wait for them, seconds.
+            with_links: whether links are measured too.
+            is_fresh: anew even where a node remembers.
+            one_by_one: nodes of one machine one after another, not all at once.
+
+        Raises:
+            InterruptedRunError: Ctrl-C.
+            RingTuneError: whatever it failed with.
+        """
+        request = control_pb2.MeasureRequest(
+            job_toml=job.to_toml(),
+            num_nodes=num_nodes,
+            join_s=join_s,
+            without_links=not with_links,
+            fresh=is_fresh,
+            one_by_one=one_by_one,
+        )
+        found = self._follow(self._stub.Measure(request), Submission(job, progress, None)).profile
+        if found is None:
+            raise IntegrityError("the coordinator sent no profile; use one version on all machines")
+        return found
 
     def _drain(self, run_id: str, progress: Progress) -> None:
         progress.note("stopping after the turns that are under way, with a checkpoint; Ctrl-C again stops at once")

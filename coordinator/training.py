@@ -12,7 +12,7 @@ from ringtune.checkpoint import Resume
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.job import Job
 from ringtune.plan import Plan
-from ringtune.profile import NodeFacts
+from ringtune.profile import NodeFacts, Profile
 
 
 def train_local(
@@ -23,6 +23,7 @@ def train_local(
     progress: Progress,
     join_s: float,
     resume: Resume | None = None,
+    profile: Profile | None = None,
     interrupts: Interrupts | None = None,
 ) -> Submission:
     """Train on processes of this machine, with a coordinator of its own; nothing is left behind.
@@ -53,6 +54,7 @@ def train_local(
                     num_nodes=num_nodes,
                     join_s=join_s,
                     resume=resume,
+                    profile=profile,
                     interrupts=interrupts,
                 )
             finally:
@@ -89,6 +91,7 @@ def train_remote(
     join_s: float,
     insecure: bool,
     resume: Resume | None = None,
+    profile: Profile | None = None,
     interrupts: Interrupts | None = None,
 ) -> Submission:
     """Train on the nodes of a running coordinator.
@@ -104,6 +107,7 @@ def train_remote(
             num_nodes=num_nodes,
             join_s=join_s,
             resume=resume,
+            profile=profile,
             interrupts=interrupts,
         )
 

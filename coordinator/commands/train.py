@@ -33,6 +33,9 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the folder, from its newest complete checkpoint.")
     ] = False,
+    profile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Plan with this profile of 'ringtune measure'; measure nothing.")
+    ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow a coordinator on another machine, without encryption.")
     ] = False,
@@ -44,6 +47,7 @@ def train(
     resumed.
     """
     from coordinator.changes import parse_changes
+    from coordinator.given_profile import read_profile
     from coordinator.interrupts import Interrupts
     from coordinator.progress import make_progress
     from coordinator.run_checkpoints import RunCheckpoints, find_resume
@@ -59,6 +63,7 @@ def train(
     if replace and resume:
         raise UsageError("--replace removes a run and --resume goes on with it; give one of them")
     wanted = load_job(job).with_overrides(parse_changes(change or []))
+    given = read_profile(profile) if profile else None
     notes: list[str] = []
     start = find_resume(out, wanted, notes.append) if resume else None
     with (
@@ -71,7 +76,14 @@ def train(
         try:
             if local:
                 train_local(
-                    wanted, local, folder=folder, progress=progress, join_s=join_s, resume=start, interrupts=interrupts
+                    wanted,
+                    local,
+                    folder=folder,
+                    progress=progress,
+                    join_s=join_s,
+                    resume=start,
+                    profile=given,
+                    interrupts=interrupts,
                 )
             else:
                 train_remote(
@@ -83,6 +95,7 @@ def train(
                     join_s=join_s,
                     insecure=insecure,
                     resume=start,
+                    profile=given,
                     interrupts=interrupts,
                 )
         except (RingTuneError, KeyboardInterrupt):

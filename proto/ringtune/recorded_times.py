@@ -74,9 +74,10 @@ class RecordedProfile:
 
     def granted(self, turn: Turn) -> None:
         """A turn's actions may come from now on."""
+        plan = self._plan.unfrozen_at(turn.unfreeze_at)
         for item in items(self._plan, turn):
             parts = self._plan.microbatch_sizes(item.rows) if item.kind is not StepKind.CHECKPOINT else ()
-            lowest = lowest_with_graph(self._plan, item.kind, item.step)
+            lowest = lowest_with_graph(plan, item.kind, item.step)
             owner = self._facts[item.owner]
             sizes = tuple(
                 padded_size(owner, max_length=self._plan.max_length, rows=rows, kind=item.kind) for rows in parts

@@ -81,6 +81,15 @@ def facts(node: str, *, rows: int = 10, memory_bytes: int = 1 << 30, **changes: 
     return NodeFacts(**{**values, **changes})
 
 
+NO_TIMES = {"block_forward_s": 0.0, "block_graph_s": 0.0, "block_backward_s": 0.0}
+
+
+def _one_megabyte_a_second(request: control_pb2.MeasureLinkRequest) -> control_pb2.MeasureLinkReply:
+    return control_pb2.MeasureLinkReply(
+        rate_bytes_per_s=1e6, rate_low_bytes_per_s=9e5, rate_high_bytes_per_s=1.1e6, latency_s=0.001, samples=3
+    )
+
+
 def shard_digest(step: int) -> str:
     """The digest of every fake shard of a step."""
     return f"{step:064x}"
@@ -98,6 +107,11 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         facts_changes: changes to its facts.
         claims: blocks that it hands in instead of those that it hosts.
         damaged: steps of which its shard is damaged.
+        on_link: answers when it shall measure a link; 1 MB/s by default.
+
+    Attributes:
+        inspected: what it was last asked about itself.
+        on_inspect: called while it is asked.
     """
 
     def __init__(
@@ -111,6 +125,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         facts_changes: dict[str, Any] | None = None,
         claims: tuple[int, ...] | None = None,
         damaged: Collection[int] = (),
+        on_link: Callable[[control_pb2.MeasureLinkRequest], control_pb2.MeasureLinkReply] | None = None,
     ) -> None:
         self.node = node
         self.plan: Plan | None = None
@@ -122,6 +137,9 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self._claims = claims
         self._damaged = frozenset(damaged)
         self.prepared = control_pb2.PrepareRequest()
+        self.inspected = control_pb2.InspectRequest()
+        self.on_inspect: Callable[[], object] = lambda: None
+        self._on_link = on_link or _one_megabyte_a_second
         self.keeps_from: list[int] = []
         self._numbers = itertools.count(1)
         self._rows = rows
@@ -165,7 +183,10 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         """Made-up facts."""
         self._enter("inspect", context)
         self.run_id = request.run_id
-        made = facts(self.node, rows=self._rows, **self._facts_changes)
+        self.inspected = request
+        self.on_inspect()
+        times = {} if request.measure else NO_TIMES
+        made = facts(**{"node": self.node, "rows": self._rows, **self._facts_changes, **times})
         states = [
             control_pb2.ShardState(
                 step=shard.step,
@@ -174,6 +195,11 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
             for shard in request.shards
         ]
         return control_pb2.InspectReply(facts_json=json.dumps(made.to_json()), shards=states)
+
+    def MeasureLink(self, request: Any, context: grpc.ServicerContext) -> control_pb2.MeasureLinkReply:  # noqa: N802
+        """A made-up rate."""
+        self._enter(f"link {request.target}", context)
+        return self._on_link(request)
 
     def Prepare(self, request: Any, context: grpc.ServicerContext) -> control_pb2.PrepareReply:  # noqa: N802
         """Remember the plan."""

@@ -24,6 +24,7 @@ COMMANDS = (
     "doctor",
     "eval",
     "export",
+    "measure",
     "node",
     "nodes",
     "plan",

@@ -1,0 +1,72 @@
+"""``ringtune measure``: how fast the nodes and their links are for a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def measure(
+    job: Annotated[Path, typer.Argument(help="The job file (job.toml).")],
+    coordinator: Annotated[str, typer.Option(metavar="HOST:PORT", help="Measure the nodes of this coordinator.")] = "",
+    local: Annotated[int, typer.Option(metavar="N", help="Start N nodes on this machine and measure them.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the profile there, for 'ringtune train --profile FILE'.")
+    ] = None,
+    nodes: Annotated[
+        int, typer.Option(min=0, help="With --coordinator: wait for so many nodes; 0 = take those that are there.")
+    ] = 0,
+    join_s: Annotated[float, typer.Option(min=0, help="How long to wait for nodes, in seconds.")] = 60.0,
+    no_links: Annotated[bool, typer.Option("--no-links", help="Only the nodes themselves.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what nodes remember.")] = False,
+    busy: Annotated[
+        bool,
+        typer.Option(
+            "--busy/--one-by-one",
+            help="Nodes of one machine all at once, as they compute in a run, or one after another.",
+        ),
+    ] = True,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the job.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow a coordinator on another machine, without encryption.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """Let the nodes time every kind of work of a job, and their links; a node remembers its part.
+
+    The job's model, adapter, micro-batch and length are what is timed. Nothing is trained.
+    """
+    import json as json_module
+
+    from coordinator.changes import parse_changes
+    from coordinator.measurement import MeasureOptions, measure_local, measure_remote
+    from coordinator.profile_text import profile_json, profile_text
+    from coordinator.progress import SilentProgress, make_progress
+    from ringtune.durable import write_durably
+    from ringtune.errors import UsageError
+    from ringtune.job import load_job
+
+    if bool(local) == bool(coordinator):
+        raise UsageError("give one of --local N and --coordinator HOST:PORT")
+    if nodes and local:
+        raise UsageError("--nodes is for --coordinator; --local says how many nodes there are")
+    wanted = load_job(job).with_overrides(parse_changes(change or []))
+    options = MeasureOptions(join_s=join_s, with_links=not no_links, is_fresh=fresh, one_by_one=not busy)
+    with SilentProgress() if json else make_progress(as_json=False, live=False) as progress:
+        if local:
+            found = measure_local(wanted, local, options, progress=progress)
+        else:
+            found = measure_remote(wanted, coordinator, options, progress=progress, num_nodes=nodes, insecure=insecure)
+    if out is not None:
+        write_durably(out, (json_module.dumps(found.to_json(), indent=1) + "\n").encode())
+    for line in [profile_json(found)] if json else profile_text(found):
+        typer.echo(line)
+    if out is not None and not json:
+        typer.echo(f"the profile is in {out}")
