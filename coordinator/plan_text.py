@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from coordinator.planner.explain import Explanation, explanation_text
 from coordinator.progress import plan_lines
 from ringtune.errors import UsageError
 from ringtune.memory import MemoryEstimate
@@ -23,6 +24,7 @@ def plan_text(
     num_steps: int = 1,
     measured: bool,
     note: str = "",
+    why: Explanation | None = None,
 ) -> list[str]:
     """The plan for people.
 
@@ -33,6 +35,7 @@ def plan_text(
         num_steps: steps in the table; 0 = no table.
         measured: whether nodes were asked, or equal ones assumed.
         note: what of it is only an estimate.
+        why: the planner's reasons.
     """
     source = "measured nodes" if measured else "assumed equal nodes"
     lines = [
@@ -45,6 +48,7 @@ def plan_text(
     if plan.method == "pipeadapter":
         lines.append(_staleness(plan))
     lines.append(_privacy(plan))
+    lines += explanation_text(why) if why is not None else []
     if num_steps:
         lines.append(f"actions from step {at_step}, depth {depth(plan, at_step)}:")
         lines += table_text(plan, at_step=at_step, num_steps=num_steps).splitlines()
@@ -88,8 +92,10 @@ def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
     return format_table(build_table(plan, [turn]), plan.num_blocks)
 
 
-def plan_json(plan: Plan, memory: Mapping[str, MemoryEstimate], *, note: str = "") -> str:
-    """The plan for machines: one line; ``note`` says what of it is only an estimate."""
+def plan_json(
+    plan: Plan, memory: Mapping[str, MemoryEstimate], *, note: str = "", why: Explanation | None = None
+) -> str:
+    """The plan for machines: one line; ``note`` says what is only an estimate, ``why`` has the planner's reasons."""
     value: dict[str, Any] = {
         "event": "plan",
         "plan": plan.to_json(),
@@ -100,4 +106,6 @@ def plan_json(plan: Plan, memory: Mapping[str, MemoryEstimate], *, note: str = "
     }
     if note:
         value["note"] = note
+    if why is not None:
+        value["explanation"] = why.to_json()
     return json.dumps(value)

@@ -1,9 +1,8 @@
 """From facts to a plan: who hosts which blocks, in which order the owners begin, and what it needs.
 
-Slices are contiguous, in ring order (by name), and their sizes are in proportion to the nodes' speeds: the
-slowest slice is as fast as whole blocks allow. Measured times vary from run to run, so among the splits whose
-slowest slice is at most 15 % slower than the best one the most even is taken; what is left over goes to the
-lower blocks, which train last. Memory is checked on the final whole-block slices, embedding and head included.
+``coordinator.planner`` decides ring order, slices, who is left out and in which order the owners begin, so that the
+whole job takes the least predicted time within every node's memory. Here the job's rules are agreed on (model,
+labels, rows), and a plan that was made before is checked against the nodes as they are now.
 
 Source: RingAda, section III-B.1 (initialisation; the paper leaves the policy open).
 """
@@ -11,21 +10,25 @@ Source: RingAda, section III-B.1 (initialisation; the paper leaves the policy op
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from ringtune.errors import CapacityError, DataError, ModelError, PeerLostError, PlanError
+from coordinator.planner.choose import Choice, Effort, choose, plan_of
+from coordinator.planner.even import as_alike
+from coordinator.planner.initiators import initiator_order
+from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.refusals import nothing_fits, refusal
+from coordinator.planner.ring_costs import draft_with_all
+from ringtune.costs import PlanCosts, check_profile
+from ringtune.errors import DataError, ModelError, PeerLostError, PlanError
 from ringtune.job import Job
-from ringtune.memory import MemoryEstimate, node_memory
+from ringtune.measuring import job_shape
+from ringtune.memory import MemoryEstimate
 from ringtune.model_family import CLASS_TASKS
+from ringtune.model_files import model_facts
 from ringtune.plan import Owner, Phase, Plan, Slice
-from ringtune.profile import ModelFacts, NodeFacts
-from ringtune.units import format_bytes
-
-_TOLERANCE = 1.15
-_BELOW, _ABOVE = "(blocks below)", "(blocks above)"
+from ringtune.profile import LinkFacts, ModelFacts, NodeFacts, Profile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,10 +38,14 @@ class Planned:
     Attributes:
         plan: the plan.
         memory: what each node of the plan holds at most.
+        choice: what the planner preferred it to; None for a plan that was made before.
+        profile: what it was planned with; of alike nodes the times are equal.
     """
 
     plan: Plan
     memory: Mapping[str, MemoryEstimate]
+    choice: Choice | None = None
+    profile: Profile | None = None
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -46,19 +53,32 @@ class Planned:
         return {node: estimate.total_bytes for node, estimate in self.memory.items()}
 
 
-def make_plan(job: Job, facts: Mapping[str, NodeFacts], *, evaluation_only: bool = False) -> Planned:
+def make_plan(
+    job: Job,
+    facts: Mapping[str, NodeFacts],
+    *,
+    links: Sequence[LinkFacts] = (),
+    evaluation_only: bool = False,
+    microbatches: Sequence[int] = (),
+    wire_dtypes: Sequence[str] = (),
+    effort: Effort | None = None,
+) -> Planned:
     """Decide everything that a run needs.
 
     Args:
         job: what the user asked for.
         facts: of every node that takes part, by name.
+        links: every directed pair of them; none if messages take no time.
         evaluation_only: plan no step, only one evaluation.
+        microbatches: numbers to choose from; the job's if not given.
+        wire_dtypes: to choose from; the job's if not given.
+        effort: how hard to look; without links the simulator is not asked.
 
     Raises:
         CapacityError: no split fits; names a node with what it needs and has.
         DataError: nobody owns data, or the labels do not agree.
         ModelError: the nodes have different models.
-        PlanError: the job breaks a rule of the plan.
+        PlanError: the job breaks a rule of the plan, or a link is missing.
     """
     nodes = [facts[name] for name in sorted(facts)]
     if not nodes:
@@ -70,20 +90,45 @@ def make_plan(job: Job, facts: Mapping[str, NodeFacts], *, evaluation_only: bool
             f"{model.num_blocks} blocks; lower it"
         )
     draft = _draft(job, nodes, model)
-    if draft.method == "pipeadapter":  # room for a whole item between two hosts, so that the warm-up fills the ring
-        draft = dataclasses.replace(draft, credits=max(draft.credits, draft.microbatches))
     if evaluation_only:
         draft = dataclasses.replace(draft, num_steps=0, checkpoint_every=0)
-    check = MemoryCheck(job, model, {node.node: node for node in nodes}, draft)
-    split = _single if job.train.method == "single" else _proportional
-    slices = split(nodes, check, start=draft.private_blocks, stop=draft.num_blocks)
-    plan = dataclasses.replace(draft, phases=(Phase(slices=slices),))
-    memory = plan_memory(job, plan, facts)
-    for node, estimate in memory.items():
-        if estimate.total_bytes > facts[node].memory_bytes:
-            piece = plan.slice_of(node)
-            raise check.refusal(node, piece.start, piece.stop)
-    return Planned(plan=plan, memory=memory)
+    alike = None if links else as_alike(nodes)
+    profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
+    draft = _in_order(draft, profile, job.train.optimizer)
+    drafts = [
+        _with(draft, count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in microbatches or (0,)
+    ]
+    if effort is None:
+        effort = Effort() if links and not evaluation_only else Effort(judged_actions=0)
+    choice = choose(
+        drafts,
+        profile,
+        optimizer=job.train.optimizer,
+        dtype=job.model.dtype,
+        effort=effort,
+        alike=alike is not None,
+    )
+    if choice is None:
+        raise nothing_fits(_caps(job, drafts[0], facts), nodes)
+    plan = plan_of(choice.best.draft, choice.costs, choice.best.ring)
+    return Planned(plan=plan, memory=plan_memory(job, plan, facts), choice=choice, profile=profile)
+
+
+def check_inputs(job: Job, profile: Profile) -> None:
+    """Refuse a profile that was not measured for this job.
+
+    The model's folder may be absent where one plans; then the nodes only have to agree among themselves.
+
+    Raises:
+        PlanError: another model or another shape; names node and values.
+        DataError: no node of the profile owns rows, or labels do not agree.
+        ModelError: the model's folder can't be used, or the nodes have different ones.
+    """
+    nodes = list(profile.nodes)
+    if not nodes:
+        raise PlanError("the profile has no node; measure anew with 'ringtune measure'")
+    model = model_facts(job.model.path, job) if Path(job.model.path).is_dir() else agreed_model(nodes)
+    check_profile(profile, _draft(job, nodes, model), model_digest=model.digest, shape=job_shape(job))
 
 
 def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
@@ -117,18 +162,20 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
                 f"{owner.train_rows} and {owner.eval_rows}; give it the same data"
             )
     memory = plan_memory(job, plan, facts)
-    check = MemoryCheck(job, model, facts, plan)
     for node, estimate in memory.items():
         if estimate.total_bytes > facts[node].memory_bytes:
-            raise check.refusal(node, plan.slice_of(node).start, plan.slice_of(node).stop)
+            raise refusal(_caps(job, plan, facts), node, plan.slice_of(node).start, plan.slice_of(node).stop)
     return Planned(plan=plan, memory=memory)
 
 
 def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[str, MemoryEstimate]:
     """What each node of a plan holds at most."""
-    model = facts[plan.nodes[0]].model
-    check = MemoryCheck(job, model, facts, plan)
-    return {node: check.estimate(plan, node) for node in plan.nodes}
+    caps = _caps(job, plan, facts)
+    return {node: caps.estimate(plan, node) for node in plan.nodes}
+
+
+def _caps(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> MemoryCaps:
+    return MemoryCaps(plan, facts, optimizer=job.train.optimizer, dtype=job.model.dtype)
 
 
 def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
@@ -198,183 +245,24 @@ def _draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Plan:
     )
 
 
-class MemoryCheck:
-    """Answers whether a node can host a slice.
-
-    Args:
-        job: for optimizer and dtype.
-        model: sizes.
-        facts: of each node.
-        draft: a plan with everything but the slices.
-    """
-
-    def __init__(self, job: Job, model: ModelFacts, facts: Mapping[str, NodeFacts], draft: Plan) -> None:
-        self._job = job
-        self._model = model
-        self._facts = facts
-        self._draft = draft
-        self.longest = functools.cache(self._longest)
-
-    def estimate(self, plan: Plan, node: str) -> MemoryEstimate:
-        """What ``node`` holds at most under ``plan``."""
-        return node_memory(
-            plan,
-            node,
-            self._model,
-            optimizer=self._job.train.optimizer,
-            activation_block_bytes=self._facts[node].activation_block_bytes,
-            dtype=self._job.model.dtype,
-        )
-
-    def with_slice(self, node: str, start: int, stop: int) -> Plan:
-        """A plan in which ``node`` hosts ``[start, stop)`` and strangers the rest.
-
-        Under PipeAdapter a node holds more, the more hosts are above it: then as many as there can be.
-        """
-        low, high = self._draft.private_blocks, self._draft.num_blocks
-        strangers = sum(other > node for other in self._facts) if self._draft.method == "pipeadapter" else 1
-        cuts = range(stop, min(high, stop + max(1, strangers)))
-        pieces = (
-            Slice(node=_BELOW, start=low, stop=start),
-            Slice(node=node, start=start, stop=stop),
-            *(Slice(node=f"{_ABOVE} {at}", start=at, stop=high if at == cuts[-1] else at + 1) for at in cuts),
-        )
-        return dataclasses.replace(
-            self._draft, phases=(Phase(slices=tuple(piece for piece in pieces if piece.num_blocks)),)
-        )
-
-    def needed_bytes(self, node: str, start: int, stop: int) -> int:
-        """What ``node`` needs to host ``[start, stop)``."""
-        plan = self.with_slice(node, start, stop)
-        return self.estimate(plan, node).total_bytes if node in plan.nodes else 0
-
-    def fits(self, node: str, start: int, stop: int) -> bool:
-        """Whether ``node`` can host ``[start, stop)``."""
-        return self.needed_bytes(node, start, stop) <= self._facts[node].memory_bytes
-
-    def _longest(self, node: str, start: int) -> int:
-        """The largest ``stop`` such that ``node`` can host ``[start, stop)``; -1 if not even nothing fits."""
-        if not self.fits(node, start, start):
-            return -1
-        low, high = start, self._draft.num_blocks
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.fits(node, start, middle) else (low, middle - 1)
-        return low
-
-    def refusal(self, node: str, start: int, stop: int, more: str = "") -> CapacityError:
-        """The error that ``node`` can't host ``[start, stop)``, with both numbers."""
-        plan, has = self.with_slice(node, start, stop), self._facts[node].memory_bytes
-        needs = self.estimate(plan, node)
-        what = f"for blocks [{start}, {stop})" if stop > start else "for embedding and head"
-        return CapacityError(
-            f"node {node} needs {needs} {what} but has {format_bytes(has)}{more}; lower train.batch_size or "
-            "train.max_length, or add a node"
-        )
+def _with(draft: Plan, microbatches: int, wire_dtype: str) -> Plan:
+    """The draft with so many micro-batches; PipeAdapter gets room for a whole item between two hosts."""
+    draft = dataclasses.replace(draft, microbatches=microbatches or draft.microbatches, wire_dtype=wire_dtype)
+    if draft.method == "pipeadapter":
+        draft = dataclasses.replace(draft, credits=max(draft.credits, draft.microbatches))
+    return draft
 
 
-def _block_s(node: NodeFacts) -> float:
-    """Seconds that one block costs in a training step; 0 if it was not measured."""
-    return node.block_graph_s + node.block_backward_s or node.block_forward_s
+def _in_order(draft: Plan, profile: Profile, optimizer: str) -> Plan:
+    """The draft with its owners in initiator order."""
+    if not profile.links:
+        return draft
+    costs = PlanCosts(draft_with_all(draft, sorted(profile.by_name)), profile, optimizer=optimizer)
 
+    def hand_over_s(source: str, target: str) -> float:
+        link = costs.link(source, target)
+        return link.seconds(costs.head_bytes) if link is not None else 0.0
 
-def _relative_costs(nodes: Sequence[NodeFacts]) -> list[float]:
-    """What a block costs on each node; 1 for all if any was not measured."""
-    costs = [_block_s(node) for node in nodes]
-    return costs if all(cost > 0 for cost in costs) else [1.0] * len(costs)
-
-
-def _single(nodes: Sequence[NodeFacts], check: MemoryCheck, *, start: int, stop: int) -> tuple[Slice, ...]:
-    """All blocks on the fastest node that has room."""
-    ranked = sorted(zip(_relative_costs(nodes), nodes, strict=True), key=lambda pair: (pair[0], pair[1].node))
-    for _, node in ranked:
-        if check.fits(node.node, start, stop):
-            return (Slice(node=node.node, start=start, stop=stop),)
-    roomiest = max(nodes, key=lambda node: node.memory_bytes)
-    raise check.refusal(roomiest.node, start, stop, ", and no other node has more")
-
-
-def _proportional(nodes: Sequence[NodeFacts], check: MemoryCheck, *, start: int, stop: int) -> tuple[Slice, ...]:
-    """Contiguous slices in the order of ``nodes``; nodes that get nothing are left out."""
-    costs = _relative_costs(nodes)
-
-    def longest(index: int, first: int) -> int:
-        return check.longest(nodes[index].node, first)
-
-    counts = split_blocks(costs, start=start, stop=stop, longest=longest)
-    if counts is None:
-        raise _does_not_fit(nodes, check, split_blocks(costs, start=start, stop=stop), start)
-    slices, at = [], start
-    for node, count in zip(nodes, counts, strict=True):
-        if count:
-            slices.append(Slice(node=node.node, start=at, stop=at + count))
-        at += count
-    return tuple(slices)
-
-
-def _does_not_fit(
-    nodes: Sequence[NodeFacts], check: MemoryCheck, counts: Sequence[int] | None, start: int
-) -> CapacityError:
-    """Name the first node that the split by speed alone overfills."""
-    at = start
-    for node, count in zip(nodes, counts or (), strict=True):
-        if not check.fits(node.node, at, at + count):
-            others = ", and no other split of the blocks fits" if len(nodes) > 1 else ""
-            return check.refusal(node.node, at, at + count, others)
-        at += count
-    raise PlanError("no split was found although one fits; please report it")
-
-
-def split_blocks(
-    costs: Sequence[float], *, start: int, stop: int, longest: Callable[[int, int], int] | None = None
-) -> tuple[int, ...] | None:
-    """How many blocks each node gets so that the slowest slice is fast and the split even.
-
-    Args:
-        costs: of one block on each node, in ring order; any unit.
-        start: first block to place.
-        stop: one past the last block.
-        longest: (index, first) -> the largest end of a slice of that node that begins at ``first``; -1 if it
-            can't even be empty. No limit if not given.
-
-    Returns:
-        Counts in ring order, None if no split fits.
-    """
-    ends = longest or (lambda index, first: stop)
-    best = _fill(costs, start, stop, ends, limit=math.inf, weight=None)
-    if best is None:
-        return None
-    slowest = max(cost * count for cost, count in zip(costs, best, strict=True))
-    return _fill(costs, start, stop, ends, limit=slowest * _TOLERANCE, weight=lambda count: count * count)
-
-
-def _fill(
-    costs: Sequence[float],
-    start: int,
-    stop: int,
-    ends: Callable[[int, int], int],
-    *,
-    limit: float,
-    weight: Callable[[int], int] | None,
-) -> tuple[int, ...] | None:
-    """Exact search over all contiguous splits, from the last node to the first.
-
-    Without ``weight`` it minimises the slowest slice, with it the sum of weights; no slice costs more than
-    ``limit``. Among equals, earlier nodes get more.
-    """
-    nothing: tuple[float, tuple[int, ...]] = (0.0, ())
-    tails: dict[int, tuple[float, tuple[int, ...]]] = {stop: nothing}
-    for index in reversed(range(len(costs))):
-        longer: dict[int, tuple[float, tuple[int, ...]]] = {}
-        for first in range(start, stop + 1):
-            last = min(ends(index, first), stop)
-            for end in range(last, first - 1, -1):
-                count = end - first
-                if end not in tails or costs[index] * count > limit * (1 + 1e-9):
-                    continue
-                rest, counts = tails[end]
-                score = max(rest, costs[index] * count) if weight is None else rest + weight(count)
-                if first not in longer or score < longer[first][0]:
-                    longer[first] = (score, (count, *counts))
-        tails = longer
-    return tails[start][1] if start in tails else None
+    by_name = {owner.node: owner for owner in draft.owners}
+    order = initiator_order(list(by_name), hand_over_s)
+    return dataclasses.replace(draft, owners=tuple(by_name[name] for name in order))

@@ -33,11 +33,30 @@ def test_plan_orders_ring_and_owners_by_name() -> None:
     assert plan.num_steps == 2 * 2 * 2
 
 
+def times(seconds: float) -> dict[str, Any]:
+    """A node whose blocks take so long in every direction."""
+    return {"block_forward_s": seconds, "block_graph_s": seconds, "block_backward_s": seconds}
+
+
 def test_plan_follows_measured_speed() -> None:
     """A node that is three times as fast hosts three of four blocks."""
-    fast: dict[str, Any] = {"block_graph_s": 0.001, "block_backward_s": 0.001}
-    slow: dict[str, Any] = {"block_graph_s": 0.003, "block_backward_s": 0.003}
-    assert slices(plan_for(job(), facts("a", **slow), facts("b", **fast))) == {"a": (0, 1), "b": (1, 4)}
+    plan = plan_for(job(), facts("a", **times(0.003)), facts("b", **times(0.001)))
+    assert slices(plan) == {"a": (0, 1), "b": (1, 4)}
+
+
+def test_plan_weighs_what_trains_longest() -> None:
+    """Where all blocks train most of the time, a batch waits for a slow node twice, so it is left out; it owns data."""
+    plan = plan_for(
+        job(unfreeze__every_steps=1, train__rounds=20), facts("a", **times(0.003)), facts("b", **times(0.001))
+    )
+    assert slices(plan) == {"b": (0, 4)}
+    assert [owner.node for owner in plan.owners] == ["a", "b"]
+
+
+def test_plan_of_equal_machines_ignores_noise() -> None:
+    """Nodes with the same hardware get even slices, whatever a busy moment made of their times."""
+    noisy = facts("a", hardware="x", **times(0.002)), facts("b", hardware="x", **times(0.001))
+    assert slices(plan_for(job(), *noisy)) == {"a": (0, 2), "b": (2, 4)}
 
 
 def test_plan_without_measurement_is_even() -> None:
@@ -48,16 +67,26 @@ def test_plan_without_measurement_is_even() -> None:
 
 
 def test_plan_moves_blocks_away_from_a_small_node() -> None:
-    """A node with room for one block hosts one, embedding and head counted in."""
+    """A node with room for one block hosts one, embedding and head counted in: the top one, of which it does most."""
     need = make_plan(job(), {"a": facts("a"), "b": facts("b")}).memory["a"].total_bytes
     plan = plan_for(job(), facts("a", memory_bytes=need - 1), facts("b"))
-    assert slices(plan) == {"a": (0, 1), "b": (1, 4)}
+    assert slices(plan) == {"b": (0, 3), "a": (3, 4)}
+    assert plan.credits == 8
 
 
 def test_plan_that_fits_nowhere_is_refused_with_both_numbers() -> None:
     """The error names a node, what it needs for which blocks, and what it has."""
-    with pytest.raises(CapacityError, match=r"node a needs .*KiB.* for blocks \[0, 2\) but has 100 B, and no other"):
-        plan_for(job(), facts("a", memory_bytes=100), facts("b", memory_bytes=100))
+    small: dict[str, Any] = {"memory_bytes": 15_000, "activation_block_bytes": 20_000}
+    with pytest.raises(CapacityError, match=r"node a needs .*KiB.* for blocks \[0, 2\) but has 14.6 KiB, and no other"):
+        plan_for(job(), facts("a", **small), facts("b", **small))
+
+
+def test_plan_takes_fewer_credits_before_it_gives_up() -> None:
+    """Where nothing fits with 8 tensors in flight, fewer may do; the other decisions stay."""
+    need = make_plan(job(), {"a": facts("a")}).memory["a"].total_bytes
+    made = make_plan(job(), {"a": facts("a", memory_bytes=need - 1)})
+    assert made.plan.credits == 4
+    assert made.memory["a"].total_bytes < need
 
 
 def test_plan_refuses_an_owner_without_room_for_its_head() -> None:
@@ -68,12 +97,12 @@ def test_plan_refuses_an_owner_without_room_for_its_head() -> None:
 
 def test_plan_single_takes_the_fastest_node_with_room() -> None:
     """Method single puts all blocks on one node: the fastest, unless it is too small."""
-    fast: dict[str, Any] = {"block_graph_s": 1e-4, "block_backward_s": 1e-4}
+    fast = times(1e-4)
     single = job(train__method="single")
     assert slices(plan_for(single, facts("a"), facts("b", **fast))) == {"b": (0, 4)}
     assert slices(plan_for(single, facts("a"), facts("b", rows=0, memory_bytes=100, **fast))) == {"a": (0, 4)}
     with pytest.raises(CapacityError, match="no other node has more"):
-        plan_for(single, facts("a", memory_bytes=100))
+        plan_for(single, facts("a", memory_bytes=15_000))
 
 
 def test_plan_of_pipeadapter_has_room_for_an_item_between_two_hosts() -> None:
@@ -95,7 +124,7 @@ def test_plan_of_pipeadapter_counts_the_versions_of_the_lower_hosts() -> None:
     need, has = roomy.memory_bytes["a"], fresh.memory_bytes["a"]
     assert need > has
     tight = make_plan(wanted, {"a": facts("a", memory_bytes=need - 1), "b": facts("b"), "c": facts("c")})
-    assert slices(tight.plan)["a"] == (0, 1)
+    assert slices(tight.plan)["a"] != (0, 2)
     assert tight.memory_bytes["a"] < need
 
 
@@ -110,8 +139,8 @@ def test_plan_leaves_private_blocks_to_the_owners() -> None:
 def test_plan_of_an_evaluation_needs_no_room_for_graphs() -> None:
     """Where training does not fit, a run of no steps does: no graph, no moments."""
     wanted = job(unfreeze__every_steps=1)
-    needed = make_plan(wanted, {"a": facts("a")}).memory["a"].total_bytes
-    small = {"a": facts("a", memory_bytes=needed - 1)}
+    needed = make_plan(wanted, {"a": facts("a")}, evaluation_only=True).memory["a"].total_bytes
+    small = {"a": facts("a", memory_bytes=needed)}
     with pytest.raises(CapacityError):
         make_plan(wanted, small)
     made = make_plan(wanted, small, evaluation_only=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.planning import split_blocks
+from coordinator.planner.even import split_blocks
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,322 @@
+"""The planner's flow: micro-batches and wire dtype, credits, search, and the simulator as the judge of the best few."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from coordinator.planner.even import WORTH, split_blocks
+from coordinator.planner.judge import simulated_job_s
+from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.ring_costs import RingCosts, ring_costs, with_fewer_depths, with_mean_owner
+from coordinator.planner.search_exact import search_exact
+from coordinator.planner.search_local import Budget, search_local
+from coordinator.planner.step_time import Ring, job_s
+from ringtune.plan import Phase, Plan, Slice
+from ringtune.profile import NodeFacts, Profile
+
+EXACT_NODES, EXACT_BLOCKS = 8, 24
+FEWER_CREDITS = (4, 2, 1)
+_CANDIDATES = 5
+_NEAR = 1.25
+_COARSE_DEPTHS = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effort:
+    """How hard to look.
+
+    Attributes:
+        seconds: most that a local search takes, on ``now_s``.
+        now_s: a monotonic clock.
+        seed: of the local search.
+        evaluations: most rings that a local search looks at with the mean owner; a tenth of it with all owners.
+        expanded: most partial rings of an exact search.
+        judged_actions: most actions that the simulator may run to judge; 0 = the formula decides alone.
+    """
+
+    seconds: float = 4.0
+    now_s: Callable[[], float] = time.monotonic
+    seed: int = 0
+    evaluations: int = 12_000
+    expanded: int = 300_000
+    judged_actions: int = 150_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A ring with its predictions.
+
+    Attributes:
+        ring: hosts and counts.
+        draft: micro-batches, credits and wire dtype that it was planned with.
+        job_s: seconds of all steps, by the formula.
+        simulated_s: by the simulator; None if it was not asked.
+    """
+
+    ring: Ring
+    draft: Plan
+    job_s: float
+    simulated_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What was decided, and what it was preferred to.
+
+    Attributes:
+        best: the chosen one.
+        others: the runners-up, best first.
+        costs: tables of the chosen micro-batches and dtype.
+        caps: memory of the chosen credits.
+        proven: whether the formula knows nothing better for these micro-batches.
+        lower_s: no ring is faster by the formula; 0 if not known.
+        even: whether alike nodes got even slices.
+    """
+
+    best: Candidate
+    others: tuple[Candidate, ...]
+    costs: RingCosts
+    caps: MemoryCaps
+    proven: bool
+    lower_s: float
+    even: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Searched:
+    draft: Plan
+    costs: RingCosts
+    caps: MemoryCaps
+    pool: tuple[tuple[float, Ring], ...]
+    proven: bool = False
+    lower_s: float = 0.0
+
+
+def choose(
+    drafts: Sequence[Plan],
+    profile: Profile,
+    *,
+    optimizer: str,
+    dtype: str,
+    effort: Effort,
+    alike: bool = False,
+) -> Choice | None:
+    """Decide a ring for one of ``drafts``.
+
+    Args:
+        drafts: the plan without slices, once per number of micro-batches and wire dtype to be tried.
+        profile: nodes with times, and links.
+        optimizer: of the job.
+        dtype: of the computation.
+        effort: how hard to look.
+        alike: prefer the even split in name order, unless it is predicted to be much slower.
+
+    Returns:
+        None if nothing fits the nodes' memory.
+    """
+    tried = [_searched(draft, profile, optimizer, dtype, effort, exact=len(drafts) == 1) for draft in drafts]
+    found = [each for each in tried if each is not None]
+    if not found:
+        return None
+    candidates = _candidates(found)
+    if alike:
+        even = _even(found[0])
+        if even is not None and even.job_s <= WORTH * candidates[0].job_s:
+            others = tuple(other for other in candidates if other.ring != even.ring)
+            return _choice(even, others, found, is_even=True)
+    elif effort.judged_actions:
+        candidates = _judged(candidates, profile, optimizer, effort.judged_actions)
+    best = candidates[0]
+    if len(drafts) > 1:
+        chosen = _searched(best.draft, profile, optimizer, dtype, effort, exact=True, known=best.ring)
+        if chosen is not None and chosen.pool[0][0] < best.job_s * (1 - 1e-9):
+            found = [each for each in found if each.draft is not best.draft] + [chosen]
+            candidates = _candidates(found)
+            if effort.judged_actions and not alike:
+                candidates = _judged(candidates, profile, optimizer, effort.judged_actions)
+            best = candidates[0]
+    return _choice(best, tuple(candidates[1:]), found)
+
+
+def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
+    """The ring as slices with names."""
+    slices, at = [], costs.first
+    for node, count in zip(ring.nodes, ring.counts, strict=True):
+        slices.append(Slice(node=costs.names[node], start=at, stop=at + count))
+        at += count
+    return tuple(slices)
+
+
+def plan_of(draft: Plan, costs: RingCosts, ring: Ring) -> Plan:
+    """The plan with this ring."""
+    return dataclasses.replace(draft, phases=(Phase(slices=slices_of(costs, ring)),))
+
+
+def _searched(
+    draft: Plan,
+    profile: Profile,
+    optimizer: str,
+    dtype: str,
+    effort: Effort,
+    *,
+    exact: bool,
+    known: Ring | None = None,
+) -> _Searched | None:
+    """Search with the draft's credits; with fewer, which need less memory, if nothing fits."""
+    costs = ring_costs(draft, profile, optimizer=optimizer)
+    for credits_each in (draft.credits, *(fewer for fewer in FEWER_CREDITS if fewer < draft.credits)):
+        narrowed = dataclasses.replace(draft, credits=credits_each)
+        caps = MemoryCaps(narrowed, profile.by_name, optimizer=optimizer, dtype=dtype)
+        if not all(caps.fits_empty(owner.node) for owner in draft.owners):
+            continue
+        found = _search(narrowed, costs, caps, effort, exact=exact, known=known)
+        if found.pool:
+            return found
+    return None
+
+
+def _search(
+    draft: Plan, costs: RingCosts, caps: MemoryCaps, effort: Effort, *, exact: bool, known: Ring | None
+) -> _Searched:
+    names = costs.names
+
+    def lacking(node: int, start: int, stop: int, above: int) -> int:
+        return caps.lacking(names[node], start, stop, above)
+
+    max_hosts = 1 if draft.method == "single" else 0
+    begins = () if known is None else (known,)
+    is_small = costs.num_nodes <= EXACT_NODES and costs.stop - costs.first <= EXACT_BLOCKS
+    few = max(1, effort.evaluations // 10)
+    if is_small:
+        budget = Budget(evaluations=few, seconds=effort.seconds, now_s=effort.now_s)
+        local = search_local(costs, lacking, budget, seed=effort.seed, known=begins, max_hosts=max_hosts)
+        if not exact:
+            return _Searched(draft=draft, costs=costs, caps=caps, pool=local.pool)
+        done = search_exact(
+            costs,
+            lambda node, start, stop, above: not lacking(node, start, stop, above),
+            known=local.ring,
+            max_hosts=max_hosts,
+            max_expanded=effort.expanded,
+        )
+        return _Searched(
+            draft=draft,
+            costs=costs,
+            caps=caps,
+            pool=_merged(done.others, local.pool),
+            proven=done.proven,
+            lower_s=done.lower_s,
+        )
+    coarse = with_mean_owner(with_fewer_depths(costs, _COARSE_DEPTHS))
+    budget = Budget(evaluations=effort.evaluations, seconds=0.75 * effort.seconds, now_s=effort.now_s)
+    local = search_local(coarse, lacking, budget, seed=effort.seed, known=begins, max_hosts=max_hosts)
+    exact_pool = sorted(((job_s(costs, ring), ring) for _, ring in local.pool[:20]), key=_by_time)
+    budget = Budget(evaluations=few, seconds=0.25 * effort.seconds, now_s=effort.now_s)
+    first = tuple(ring for _, ring in exact_pool[:2])
+    polished = search_local(
+        with_fewer_depths(costs, 2 * _COARSE_DEPTHS),
+        lacking,
+        budget,
+        seed=effort.seed,
+        known=first,
+        max_hosts=max_hosts,
+        construct=not first,
+    )
+    more = tuple((job_s(costs, ring), ring) for _, ring in polished.pool[:20])
+    return _Searched(draft=draft, costs=costs, caps=caps, pool=_merged(tuple(exact_pool), more))
+
+
+def _merged(*pools: Sequence[tuple[float, Ring]]) -> tuple[tuple[float, Ring], ...]:
+    best: dict[Ring, float] = {}
+    for pool in pools:
+        for seconds, ring in pool:
+            best[ring] = min(seconds, best.get(ring, seconds))
+    return tuple(sorted(((seconds, ring) for ring, seconds in best.items()), key=_by_time))
+
+
+def _by_time(pair: tuple[float, Ring]) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
+    return pair[0], pair[1].nodes, pair[1].counts
+
+
+def _candidates(found: Sequence[_Searched]) -> list[Candidate]:
+    """The best few of every search, checked with ``node_memory`` itself; the best is always first."""
+    candidates = []
+    for each in found:
+        kept = 0
+        for seconds, ring in each.pool:
+            if kept < _CANDIDATES and _fits(each, ring):
+                candidates.append(Candidate(ring=ring, draft=each.draft, job_s=seconds))
+                kept += 1
+    return sorted(candidates, key=lambda one: (one.job_s, one.ring.nodes, one.ring.counts, one.draft.microbatches))
+
+
+def _fits(each: _Searched, ring: Ring) -> bool:
+    plan = plan_of(each.draft, each.costs, ring)
+    facts: Mapping[str, NodeFacts] = each.caps.facts
+    return all(each.caps.estimate(plan, node).total_bytes <= facts[node].memory_bytes for node in plan.nodes)
+
+
+def _even(each: _Searched) -> Candidate | None:
+    """Even slices in the order of the names, as far as memory allows."""
+    costs, caps = each.costs, each.caps
+    if each.draft.method == "single":
+        return None
+    last = costs.num_nodes - 1
+
+    def longest(index: int, first: int) -> int:
+        stop = first
+        for end in range(first + 1, costs.stop + 1):
+            above = 0 if end == costs.stop else min(max(1, last - index), costs.stop - end)
+            if caps.lacking(costs.names[index], first, end, above) == 0:
+                stop = end
+        return stop
+
+    counts = split_blocks([1.0] * costs.num_nodes, start=costs.first, stop=costs.stop, longest=longest)
+    if counts is None:
+        return None
+    hosts = [node for node, count in enumerate(counts) if count]
+    ring = Ring(nodes=tuple(hosts), counts=tuple(counts[node] for node in hosts))
+    return Candidate(ring=ring, draft=each.draft, job_s=job_s(costs, ring)) if _fits(each, ring) else None
+
+
+def _judged(candidates: list[Candidate], profile: Profile, optimizer: str, actions: int) -> list[Candidate]:
+    """The simulator ranks the best few; those it has not seen come after them."""
+    near = _worth_judging(candidates)
+    share = actions // max(1, len(near))
+    judged = []
+    for one in near:
+        costs = ring_costs(one.draft, profile, optimizer=optimizer)
+        plan = plan_of(one.draft, costs, one.ring)
+        seconds = simulated_job_s(plan, profile, costs, one.ring, optimizer=optimizer, most_actions=share)
+        if seconds is None:
+            return candidates
+        judged.append(dataclasses.replace(one, simulated_s=seconds))
+    judged.sort(key=lambda one: (one.simulated_s, one.job_s, one.ring.nodes, one.ring.counts))
+    return judged + [one for one in candidates if one not in near]
+
+
+def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The best few that the formula's error could put first; the best one of every draft is among them."""
+    near = [one for one in candidates if one.job_s <= _NEAR * candidates[0].job_s]
+    kinds = list(dict.fromkeys((one.draft.microbatches, one.draft.wire_dtype) for one in near))
+    firsts = [next(one for one in near if (one.draft.microbatches, one.draft.wire_dtype) == kind) for kind in kinds]
+    chosen = firsts + [one for one in near if one not in firsts][: max(0, _CANDIDATES - len(firsts))]
+    return [one for one in near if one in chosen]
+
+
+def _choice(
+    best: Candidate, others: tuple[Candidate, ...], found: Sequence[_Searched], *, is_even: bool = False
+) -> Choice:
+    each = next(each for each in found if each.draft is best.draft)
+    return Choice(
+        best=best,
+        others=others,
+        costs=each.costs,
+        caps=each.caps,
+        proven=each.proven and best.job_s <= each.lower_s * (1 + 1e-9),
+        lower_s=each.lower_s,
+        even=is_even,
+    )

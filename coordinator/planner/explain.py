@@ -1,0 +1,260 @@
+"""Why a plan is as it is: figures per node and depth, who is left out and why, and what came second."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.planner.choose import Candidate, Choice, plan_of, slices_of
+from coordinator.planner.even import block_s
+from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.moves import applied, moves
+from coordinator.planner.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
+from coordinator.planner.step_time import Ring, job_s, step_times
+from ringtune.plan import Plan
+from ringtune.units import format_bytes, format_seconds
+
+_DEPTHS_OF_TRIALS = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeReason:
+    """One node of the profile.
+
+    Attributes:
+        node: its name.
+        start: first block that it hosts; ``start == stop`` if it is left out.
+        stop: one past the last.
+        is_owner: whether it owns rows, hosting or not.
+        needed_bytes: at most, during the run.
+        budget_bytes: what it has.
+        reason: why it hosts nothing; empty for a host.
+    """
+
+    node: str
+    start: int
+    stop: int
+    is_owner: bool
+    needed_bytes: int
+    budget_bytes: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DepthTime:
+    """All steps of one depth: how many, and the predicted seconds of one."""
+
+    depth: int
+    steps: int
+    step_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runner:
+    """Another plan.
+
+    Attributes:
+        slices: (node, start, stop) in ring order.
+        microbatches: of it.
+        job_s: predicted by the formula.
+        simulated_s: by the simulator, None if it was not asked.
+    """
+
+    slices: tuple[tuple[str, int, int], ...]
+    microbatches: int
+    job_s: float
+    simulated_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """Everything about a decision.
+
+    Attributes:
+        nodes: hosts in ring order, then the others by name.
+        depths: predicted times.
+        job_s: of all steps, by the formula.
+        simulated_s: by the simulator at some depths, None if it was not asked.
+        initiators: owners in the order of their turns.
+        microbatches: of a step.
+        credits: tensors in flight per link and boundary.
+        wire_dtype: of what travels.
+        proven: whether the formula knows nothing better for these micro-batches.
+        even: whether the nodes are alike and got even slices.
+        second: the best other plan that was found; None if there is none.
+        relative: whether times were assumed, so that only ratios mean something.
+    """
+
+    nodes: tuple[NodeReason, ...]
+    depths: tuple[DepthTime, ...]
+    job_s: float
+    simulated_s: float | None
+    initiators: tuple[str, ...]
+    microbatches: int
+    credits: int
+    wire_dtype: str
+    proven: bool
+    even: bool
+    second: Runner | None
+    relative: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form."""
+        return dataclasses.asdict(self)
+
+
+def explain(choice: Choice, *, relative: bool) -> Explanation:
+    """Explain a decision.
+
+    Args:
+        choice: what was decided.
+        relative: whether times were assumed.
+    """
+    best, costs = choice.best, choice.costs
+    plan = plan_of(best.draft, costs, best.ring)
+    times = step_times(costs, best.ring)
+    return Explanation(
+        nodes=tuple(_nodes(choice, plan)),
+        depths=tuple(DepthTime(depth=at, steps=costs.steps_at[at], step_s=times[at]) for at in costs.depths),
+        job_s=best.job_s,
+        simulated_s=best.simulated_s,
+        initiators=tuple(owner.node for owner in plan.owners),
+        microbatches=plan.microbatches,
+        credits=plan.credits,
+        wire_dtype=plan.wire_dtype,
+        proven=choice.proven and not choice.even,
+        even=choice.even,
+        second=_second(choice),
+        relative=relative,
+    )
+
+
+def _nodes(choice: Choice, plan: Plan) -> Iterator[NodeReason]:
+    costs, caps = choice.costs, choice.caps
+    trial = with_mean_owner(with_fewer_depths(costs, _DEPTHS_OF_TRIALS))
+    hosts = [piece.node for piece in plan.slices]
+    for name in (*hosts, *(name for name in costs.names if name not in hosts)):
+        piece, is_owner = plan.slice_of(name), plan.owner(name) is not None
+        yield NodeReason(
+            node=name,
+            start=piece.start,
+            stop=piece.stop,
+            is_owner=is_owner,
+            needed_bytes=caps.estimate(plan, name).total_bytes if name in plan.nodes else 0,
+            budget_bytes=caps.facts[name].memory_bytes,
+            reason="" if name in hosts else _reason(choice, trial, costs.names.index(name), plan),
+        )
+
+
+def _reason(choice: Choice, trial: RingCosts, node: int, plan: Plan) -> str:
+    costs, caps, ring = choice.costs, choice.caps, choice.best.ring
+    name = costs.names[node]
+    if plan.method == "single":
+        return "the method runs all blocks on one node"
+    if len(ring.nodes) == costs.stop - costs.first:
+        return "every block has a host already"
+    if not any(_has_room(caps, name, start) for start in range(costs.first, costs.stop)):
+        needs = min(_one_block(caps, name, start) for start in range(costs.first, costs.stop))
+        return f"no room: one block needs {format_bytes(needs)}, it has {format_bytes(caps.facts[name].memory_bytes)}"
+    with_it = min(
+        (job_s(trial, other) for other in _rings_with(ring, node, costs) if _ring_fits(caps, costs, other)),
+        default=None,
+    )
+    if with_it is None:
+        return "no room: no slice beside the others' fits its memory"
+    more = with_it / job_s(trial, ring) - 1
+    block = block_s(caps.facts[name]) / max(1e-12, min(block_s(caps.facts[costs.names[host]]) for host in ring.nodes))
+    speed = f", its blocks take {block:.1f} times those of the fastest host" if block > 1.05 else ""
+    return f"the job would take {more:.1%} longer with it{speed}" if more > 5e-4 else f"it gains nothing{speed}"
+
+
+def _one_block(caps: MemoryCaps, name: str, start: int) -> int:
+    return caps.needed_bytes(name, start, start + 1, 0 if start + 1 == caps.draft.num_blocks else 1)
+
+
+def _has_room(caps: MemoryCaps, name: str, start: int) -> bool:
+    return _one_block(caps, name, start) <= caps.facts[name].memory_bytes
+
+
+def _rings_with(ring: Ring, node: int, costs: RingCosts) -> Iterator[Ring]:
+    """The ring with one more node, or with it in another's place."""
+    for move in moves(ring, costs.num_nodes, costs.num_nodes):
+        if move.kind in ("insert", "replace") and move.j == node:
+            other = applied(ring, move)
+            if other is not None:
+                yield other
+
+
+def _ring_fits(caps: MemoryCaps, costs: RingCosts, ring: Ring) -> bool:
+    slices = slices_of(costs, ring)
+    above = len(slices)
+    for piece in slices:
+        above -= 1
+        if caps.lacking(piece.node, piece.start, piece.stop, above):
+            return False
+    return True
+
+
+def _second(choice: Choice) -> Runner | None:
+    """The best of the runners-up, and of the plans that are one small change away from the chosen one."""
+    best, costs = choice.best, choice.costs
+    others = [other for other in choice.others if _differs(other, best)]
+    trial = with_mean_owner(with_fewer_depths(costs, _DEPTHS_OF_TRIALS))
+    near: list[tuple[float, Ring]] = []
+    for move in moves(best.ring, costs.num_nodes, 1 if best.draft.method == "single" else costs.num_nodes):
+        other = applied(best.ring, move)
+        if other is not None and _ring_fits(choice.caps, costs, other):
+            near.append((job_s(trial, other), other))
+    near.sort(key=lambda pair: (pair[0], pair[1].nodes, pair[1].counts))
+    others += [Candidate(ring=ring, draft=best.draft, job_s=job_s(costs, ring)) for _, ring in near[:20]]
+    if not others:
+        return None
+    judged = [other for other in others if other.simulated_s is not None]
+    found = min(judged or others, key=lambda one: (one.simulated_s or one.job_s, one.ring.nodes, one.ring.counts))
+    return Runner(
+        slices=tuple((piece.node, piece.start, piece.stop) for piece in slices_of(costs, found.ring)),
+        microbatches=found.draft.microbatches,
+        job_s=found.job_s,
+        simulated_s=found.simulated_s,
+    )
+
+
+def _differs(one: Candidate, other: Candidate) -> bool:
+    return (one.ring, one.draft.microbatches) != (other.ring, other.draft.microbatches)
+
+
+def explanation_text(found: Explanation) -> list[str]:
+    """The explanation for people."""
+    seconds = (lambda value: f"{value:.4g} block times") if found.relative else format_seconds
+    width = max(len(node.node) for node in found.nodes)
+    lines = ["why:"]
+    for node in found.nodes:
+        budget = f"{format_bytes(node.needed_bytes)} of {format_bytes(node.budget_bytes)}"
+        if not node.reason:
+            lines.append(f"  {node.node:<{width}}  blocks [{node.start}, {node.stop}), {budget}")
+        elif node.is_owner:
+            lines.append(f"  {node.node:<{width}}  hosts nothing, owns rows, {budget}: {node.reason}")
+        else:
+            lines.append(f"  {node.node:<{width}}  left out: {node.reason}")
+    lines.append(f"  turns in the order {', '.join(found.initiators)}")
+    lines.append(
+        f"  {found.microbatches} micro-batches, {found.credits} credits a link and boundary, "
+        f"{found.wire_dtype} on the wire"
+    )
+    lines += [f"  depth {each.depth}: {each.steps} steps of {seconds(each.step_s)}" for each in found.depths]
+    simulated = "" if found.simulated_s is None else f", {seconds(found.simulated_s)} by the simulator"
+    lines.append(f"  all steps: {seconds(found.job_s)} by the formula{simulated}")
+    if found.even:
+        lines.append("  the nodes are alike, so slices are even; no other plan is predicted to be much faster")
+    elif found.proven:
+        lines.append("  proven: by the formula no other plan with these micro-batches is faster")
+    if found.second is not None:
+        slices = ", ".join(f"{node} [{start}, {stop})" for node, start, stop in found.second.slices)
+        judged = found.second.simulated_s
+        by = f"{seconds(found.second.job_s)} by the formula" + (
+            "" if judged is None else f", {seconds(judged)} by the simulator"
+        )
+        lines.append(f"  second best: {slices} with {found.second.microbatches} micro-batches: {by}")
+    return lines

@@ -1,0 +1,47 @@
+"""Errors of a plan that does not fit: which node lacks how much, for what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator.planner.even import block_s, split_blocks
+from coordinator.planner.memory_caps import MemoryCaps
+from ringtune.errors import CapacityError, PlanError
+from ringtune.profile import NodeFacts
+from ringtune.units import format_bytes
+
+
+def refusal(caps: MemoryCaps, node: str, start: int, stop: int, more: str = "") -> CapacityError:
+    """The error that ``node`` can't host ``[start, stop)``, with both numbers."""
+    has, is_top = caps.facts[node].memory_bytes, stop == caps.draft.num_blocks
+    needs = caps.estimate(caps.with_slice(node, start, stop, 0 if is_top else 1), node)
+    what = f"for blocks [{start}, {stop})" if stop > start else "for embedding and head"
+    return CapacityError(
+        f"node {node} needs {needs} {what} but has {format_bytes(has)}{more}; lower train.batch_size or "
+        "train.max_length, or add a node"
+    )
+
+
+def nothing_fits(caps: MemoryCaps, nodes: Sequence[NodeFacts]) -> CapacityError:
+    """Name a node that can't do its part: an owner without room for its head, or the first that a split by speed fills.
+
+    Raises:
+        PlanError: every node can do its part; then a plan should have been found.
+    """
+    draft = caps.draft
+    start, stop = draft.private_blocks, draft.num_blocks
+    for owner in draft.owners:
+        if not caps.fits_empty(owner.node):
+            return refusal(caps, owner.node, stop, stop)
+    if draft.method == "single":
+        roomiest = max(nodes, key=lambda node: node.memory_bytes)
+        return refusal(caps, roomiest.node, start, stop, ", and no other node has more")
+    costs = [block_s(node) or 1.0 for node in nodes]
+    at = start
+    for node, count in zip(nodes, split_blocks(costs, start=start, stop=stop) or (), strict=False):
+        above = 0 if at + count == stop else 1
+        if count and caps.lacking(node.node, at, at + count, above):
+            others = ", and no other split of the blocks fits" if len(nodes) > 1 else ""
+            return refusal(caps, node.node, at, at + count, others)
+        at += count
+    raise PlanError("no split was found although one fits; please report it")
