@@ -8,7 +8,7 @@ from ringtune import rounds as rd
 from ringtune.errors import CapacityError
 from ringtune.events import SetTimer, TimerFired
 from ringtune.plan import Plan
-from ringtune.turns import StepKind, turn_sequence
+from ringtune.turns import StepKind, Turn, turn_sequence
 from tests.suites.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, local_iterations=2, eval_rows=3)
@@ -170,3 +170,67 @@ def test_rounds_evaluation_is_summed_in_the_order_of_items(order: list[int]) -> 
         for node in ("a", "b"):
             log += rounds.handle(rd.TurnReported(node, turn.index), 1.0)
     assert [entry.values for entry in log if isinstance(entry, rd.LogEvaluation)] == [(("loss", 1e17 + 0.1 - 1e17),)]
+
+
+AUTO = make_plan([("a", 0, 4)], ["a"], num_steps=14, unfreeze="auto", patience_steps=2, eval_rows=0, checkpoint_every=4)
+
+
+def done(rounds: rd.Rounds, turn: Turn, loss: float = 1.0) -> list[rd.Command]:
+    """The only node has done a turn: its last word first, then the losses of its steps."""
+    answer = rounds.handle(rd.TurnReported("a", turn.index), 1.0)
+    for seq in range(turn.first_seq, turn.end_seq):
+        values = (("count", 4.0), ("loss_sum", 4 * loss))
+        answer += rounds.handle(rd.StepReported("a", seq, turn.first_step, turn.kind.value, values), 1.0)
+    return answer
+
+
+def test_rounds_that_decide_grant_a_turn_when_all_losses_it_rests_on_are_known() -> None:
+    """Two train turns are granted at the start; each next one when that before the last is closed, losses and all."""
+    rounds = rd.Rounds(lambda facts: AUTO, items_ahead=100)
+    rounds.handle(rd.Started(("a",)), 0.0)
+    rounds.handle(rd.Inspected("a", None), 0.0)
+    granted: list[Turn] = []
+    log: list[rd.Command] = []
+    at = 0
+    answer = rounds.handle(rd.Prepared("a"), 0.0)
+    while True:
+        granted += [turn for command in answer if isinstance(command, rd.Grant) for turn in command.turns]
+        log += answer
+        if at == len(granted):
+            break
+        known = sum(turn.kind is StepKind.TRAIN for turn in granted[:at])
+        assert sum(turn.kind is StepKind.TRAIN for turn in granted) == min(7, known + 2)
+        answer = done(rounds, granted[at])
+        at += 1
+    # a patience of one turn of two steps: turn 0 is the best one, what turn 1 decides holds from turn 3 on
+    decided = [((), 0), ((), 2), ((), 4), ((6,), 6), ((6,), 8), ((6, 10), 10), ((6, 10), 12)]
+    trained = [turn for turn in granted if turn.kind is StepKind.TRAIN]
+    assert [(turn.unfreeze_at, turn.first_step) for turn in trained] == decided
+    saved = [turn for turn in granted if turn.kind is StepKind.CHECKPOINT]
+    assert [(turn.unfreeze_at, turn.first_step) for turn in saved] == [((), 4), ((6,), 8), ((6, 10), 12), ((6, 10), 14)]
+    assert [command for command in log if isinstance(command, rd.LogUnfreeze)] == [
+        rd.LogUnfreeze(6, 2),
+        rd.LogUnfreeze(10, 3),
+    ]
+    depths = {command.step: command.depth for command in log if isinstance(command, rd.LogStep)}
+    assert (depths[4], depths[6], depths[10]) == (1, 2, 3)
+    assert rounds.unfreeze_at == (6, 10)
+    assert kinds(log)[-1] == "Collect"
+
+
+def test_rounds_that_decide_close_a_turn_when_its_last_loss_is_here() -> None:
+    """A node's word that it is done with a turn may come before the owner's last step; a repeated step counts once."""
+    rounds = trained_rounds(AUTO, ("a",))
+    assert kinds(rounds.handle(rd.TurnReported("a", 0), 1.0)) == []
+    first = rd.StepReported("a", 0, 0, "train", (("count", 4.0), ("loss_sum", 4.0)))
+    assert kinds(rounds.handle(first, 1.0)) == ["LogStep"]
+    assert "LogTurn" not in kinds(rounds.handle(first, 1.0))
+    assert kinds(rounds.handle(first._replace(seq=1, step=1), 1.0)) == ["LogStep", "LogTurn", "Grant"]
+
+
+def test_rounds_deadline_names_the_owner_whose_loss_is_missing() -> None:
+    """All nodes are done with the turn, but one of its steps was never reported."""
+    rounds = trained_rounds(AUTO, ("a",))
+    rounds.handle(rd.TurnReported("a", 0), 1.0)
+    (finish,) = [entry for entry in rounds.handle(TimerFired("phase"), 1e9) if isinstance(entry, rd.Finish)]
+    assert finish.error == "DeadlineError" and finish.message.endswith("not done by a")
