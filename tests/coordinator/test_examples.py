@@ -119,7 +119,7 @@ def test_get_says_what_to_type_where_nothing_is_there(package: Package, tmp_path
         get(package, tmp_path / "pieces", tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(("tool", "remedy"), [("npm", "install Node.js"), ("apt-get", "use Debian")])
+@pytest.mark.parametrize(("tool", "remedy"), [("npm", "install Node.js"), ("apt-get", "it comes with Debian")])
 def test_get_without_the_tool_says_how_to_go_on(
     tool: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
