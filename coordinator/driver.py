@@ -398,7 +398,10 @@ class RunDriver:
         facts = profile.by_name
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
         kept = self._checkpoints.planned(facts)
-        self._planned = planned = kept or make_plan(self._job, facts, evaluation_only=evaluation is not None)
+        is_evaluation = evaluation is not None
+        self._planned = planned = kept or make_plan(
+            self._job, facts, links=profile.links, evaluation_only=is_evaluation
+        )
         if given is not None:
             check_given(given, facts, self._job, planned.plan)
         self._checkpoints.note_model(facts, planned.plan)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coordinator.planner.choose import Effort
 from coordinator.planning import make_plan
 from ringtune.errors import PlanError, RingTuneError
 from ringtune.job import Job
@@ -207,7 +208,7 @@ class WhatIf:
         job = job.with_overrides(of_job)
         rows = -(-job.train.batch_size // job.train.microbatches)
         profile = with_rows(profile, rows, self.plan.microbatch_sizes()[0])
-        plan = make_plan(job, profile.by_name).plan
+        plan = make_plan(job, profile.by_name, links=profile.links, effort=Effort(judged_actions=0)).plan
         return profile, dataclasses.replace(plan, **of_plan)
 
     def _outcome(self, plan: Plan, profile: Profile, shape: Shape | None) -> Outcome:

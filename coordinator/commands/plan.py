@@ -67,7 +67,7 @@ def plan(
     if profile and (nodes or memory):
         raise UsageError("--nodes and --memory are for assumed nodes; the profile says which there are")
     if profile:
-        from coordinator.prediction_inputs import read_profile
+        from coordinator.given_profile import read_profile
 
         measured = read_profile(profile)
         check_inputs(wanted, measured)
