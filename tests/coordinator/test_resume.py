@@ -90,6 +90,9 @@ def test_run_goes_on_with_the_same_plan_and_leaves_one_line_a_step(stopped: Path
     assert [line["step"] for line in read_lines(stopped / "metrics.jsonl")] == list(range(8))
     assert RunCheckpoints(stopped).steps()[0] == 8
     assert json.loads((stopped / "plan.json").read_text())["digest"] == resume.plan.digest
+    report = json.loads((stopped / "report.json").read_text())
+    assert [(part["first_step"], part["steps"]) for part in report["parts"]] == [(0, newest)]
+    assert (report["steps"], report["whole"]["steps"]) == (8 - newest, 8)
 
 
 def test_run_falls_back_to_the_checkpoint_before_a_damaged_shard(stopped: Path) -> None:

@@ -80,6 +80,10 @@ def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Pat
     assert going_on == f"going on after step {before}"
     assert difference(out, wanted) <= 1e-9
     assert steps_of_metrics(out) == list(range(60))
+    report = json.loads((out / "report.json").read_text())
+    assert [part["steps"] for part in report["parts"]] == [before]
+    assert (report["steps"], report["whole"]["steps"]) == (60 - before, 60)
+    assert json.loads((out / "parts/1/trace.json").read_text())["traceEvents"], "what was done before the stop"
 
 
 def test_resume_with_another_number_of_nodes_is_refused(whole: Whole, tmp_path: Path) -> None:
