@@ -11,6 +11,7 @@ import pytest
 from ringtune.checkpoint import Manifest, Resume, Shard, changed_keys, job_digest
 from ringtune.errors import IntegrityError, PlanError, UsageError
 from ringtune.job import Job, Model
+from ringtune.unfreezing import NOTHING_KNOWN, Unfreezing, unfreezing_after
 from tests.suites.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20)
@@ -35,6 +36,26 @@ def manifest(step: int = 4, **changes: Any) -> Manifest:
 def test_manifest_reads_what_it_wrote() -> None:
     """There and back."""
     assert Manifest.parse(json.dumps(manifest().to_json())) == manifest()
+
+
+def test_manifest_keeps_what_is_known_of_the_losses() -> None:
+    """Every bit of them decides; and a manifest that was written without them keeps its digest."""
+    known = Unfreezing(num_turns=2, recent=(0.1 + 0.2,), best=1 / 3, waited_steps=2)
+    assert Manifest.parse(json.dumps(manifest(unfreezing=known).to_json())) == manifest(unfreezing=known)
+    assert manifest(unfreezing=known).digest != manifest().digest
+    older = {name: value for name, value in manifest().to_json().items() if name != "unfreezing"}
+    assert Manifest.from_json(older) == manifest()
+
+
+def test_resume_of_a_run_that_decides_needs_its_losses() -> None:
+    """A manifest without them, or with those of another step, is of another run."""
+    plan = dataclasses.replace(PLAN, unfreeze="auto")
+    known = unfreezing_after(plan, [1.0, 0.5])
+    fits = manifest(plan_digest=plan.digest, unfreezing=known)
+    Resume(plan=plan, manifests=(fits,)).check(JOB)
+    for wrong in (dataclasses.replace(fits, unfreezing=NOTHING_KNOWN), dataclasses.replace(fits, step=6)):
+        with pytest.raises(PlanError, match="the checkpoint is of another run"):
+            Resume(plan=plan, manifests=(wrong,)).check(JOB)
 
 
 @pytest.mark.parametrize("at", range(0, 600, 23))

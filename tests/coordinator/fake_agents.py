@@ -252,7 +252,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
             if is_checkpoint:
                 request.saved.add(turn=turn.index, step=turn.first_step, sha256=shard_digest(turn.first_step), bytes=9)
             for item in () if is_checkpoint else items(self.plan, turn):
-                for leg in item_legs(self.plan, item, self.node):
+                for leg in item_legs(self.plan.unfrozen_at(turn.unfreeze_at), item, self.node):
                     if leg.op == ">":
                         request.traffic.add(seq=item.seq, target=leg.peer, payload=leg.payload, bytes=10)
                 if item.owner == self.node:

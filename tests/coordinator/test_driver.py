@@ -86,6 +86,26 @@ def test_run_metrics_have_a_line_for_each_step(tmp_path: Path) -> None:
     assert lines[0]["gradient_bytes"] == {"a>b": 10}
 
 
+def test_run_that_decides_unfreezes_by_its_losses(tmp_path: Path) -> None:
+    """The loss of these agents rests: what was decided stands in metrics before its steps, and in the report."""
+    with Cluster("a", "b") as cluster:
+        run(cluster, tmp_path, train__max_steps=16, unfreeze__at="auto", unfreeze__patience_steps=2)
+    lines = read_lines(tmp_path / "metrics.jsonl")
+    decided = [{"kind": "unfreeze", "step": 8, "depth": 2}, {"kind": "unfreeze", "step": 12, "depth": 3}]
+    assert [line for line in lines if "loss" not in line] == decided
+    assert [line["step"] for line in lines] == [*range(8), 8, *range(8, 12), 12, *range(12, 16)]
+    assert [line["depth"] for line in lines if "loss" in line] == [1] * 8 + [2] * 4 + [3] * 4
+    assert json.loads((tmp_path / "report.json").read_text())["unfreeze_at"] == [8, 12]
+
+
+def test_run_report_has_the_steps_of_every_form_of_unfreezing(tmp_path: Path) -> None:
+    """So that any run can be repeated with its steps."""
+    with Cluster("a", "b") as cluster:
+        run(cluster, tmp_path, unfreeze__at=[3, 7, 99])
+    assert json.loads((tmp_path / "report.json").read_text())["unfreeze_at"] == [3, 7]
+    assert "unfreeze" not in (tmp_path / "metrics.jsonl").read_text()
+
+
 def test_run_report_sums_up(tmp_path: Path) -> None:
     """Accuracy over both owners' rows, bytes of all links, and each node's own totals."""
     with Cluster("a", "b") as cluster:

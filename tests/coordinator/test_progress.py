@@ -43,6 +43,7 @@ def show(progress: Progress) -> None:
         progress.plan(PLAN, {"a": 2**20, "b": 2**20})
         for number in range(8):
             progress.step(step(number))
+        progress.unfreeze({"kind": "unfreeze", "step": 6, "depth": 3})
         progress.evaluation(EVALUATION)
         progress.report(REPORT)
         progress.note("done")
@@ -53,7 +54,16 @@ def test_json_progress_is_an_object_a_line() -> None:
     stream = io.StringIO()
     show(JsonProgress(stream))
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert [event["event"] for event in events] == ["state", "plan", *["step"] * 8, "evaluation", "report", "note"]
+    assert [event["event"] for event in events] == [
+        "state",
+        "plan",
+        *["step"] * 8,
+        "unfreeze",
+        "evaluation",
+        "report",
+        "note",
+    ]
+    assert events[-4] == {"event": "unfreeze", "step": 6, "depth": 3}
     assert events[1]["slices"] == {"a": [0, 2], "b": [2, 4]}
     assert events[-2]["report"]["wall_s"] == 2.5
 

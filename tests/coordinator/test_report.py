@@ -100,6 +100,17 @@ def test_ledger_report_has_units_and_totals() -> None:
     assert report["nodes"]["b"]["received_bytes"] == 100
 
 
+def test_ledger_writes_a_decision_before_the_steps_that_it_holds_for() -> None:
+    """It is known while the turns before still train; a resumed run takes lines from its step on out."""
+    books = ledger()
+    assert books.unfrozen(TURNS[1].first_step, 2) == {"kind": "unfreeze", "step": 2, "depth": 2}
+    step(books, TURNS[0], 0, 0.5, 101.0)
+    assert [line["step"] for line in books.turn_done(TURNS[0])] == [0]
+    step(books, TURNS[1], 0, 0.5, 102.0)
+    assert [(line["step"], line.get("kind")) for line in books.turn_done(TURNS[1])] == [(2, "unfreeze"), (2, None)]
+    assert books.turn_done(TURNS[2]) == []
+
+
 def test_ledger_of_a_diverged_run_is_still_json() -> None:
     """A loss that is no number becomes null: JSON has no NaN."""
     books, turn = ledger(), TURNS[0]

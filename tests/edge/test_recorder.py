@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -37,6 +38,7 @@ def recording() -> list[str]:
     "event",
     [
         ev.TurnGranted(next(turn_sequence(PLAN))),
+        ev.TurnGranted(dataclasses.replace(next(turn_sequence(PLAN)), unfreeze_at=(4, 8))),
         ev.TensorArrived("h", 3, 1, 2, "b"),
         ev.HeadArrived(2, "b"),
         ev.CreditArrived(2, "b"),
