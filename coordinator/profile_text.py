@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from ringtune.profile import LinkFacts, NodeFacts, Profile
-from ringtune.units import format_bytes
+from ringtune.units import format_bytes, format_seconds
 
 _NODE_TITLES = ("node", "forward", "with graph", "backward", "head", "budget", "threads", "hardware")
 _LINK_TITLES = ("link", "rate", "quartiles", "latency")
@@ -18,7 +18,7 @@ def profile_json(profile: Profile) -> str:
 
 
 def profile_text(profile: Profile) -> list[str]:
-    """Two tables: nodes with the milliseconds of one block for the largest micro-batch, and links."""
+    """Two tables: nodes with the times of one block for the largest micro-batch, and links."""
     lines = [_title(profile), *_table([_NODE_TITLES, *(_node(node) for node in profile.nodes)])]
     if profile.links:
         lines += ["", *_table([_LINK_TITLES, *(_link(link) for link in profile.links)])]
@@ -34,10 +34,10 @@ def _node(node: NodeFacts) -> tuple[str, ...]:
     head = max((point.median_s for point in node.work_times if point.work == "head"), default=0.0)
     return (
         node.node,
-        _milliseconds(node.block_forward_s),
-        _milliseconds(node.block_graph_s),
-        _milliseconds(node.block_backward_s),
-        _milliseconds(head),
+        _seconds(node.block_forward_s),
+        _seconds(node.block_graph_s),
+        _seconds(node.block_backward_s),
+        _seconds(head),
         format_bytes(node.memory_bytes),
         str(node.threads),
         node.hardware,
@@ -50,12 +50,12 @@ def _link(link: LinkFacts) -> tuple[str, ...]:
         f"{link.source} -> {link.target}",
         _rate(link.rate_bytes_per_s),
         f"{low} to {high}",
-        _milliseconds(link.latency_s),
+        _seconds(link.latency_s),
     )
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds else "-"
+def _seconds(seconds: float) -> str:
+    return format_seconds(seconds) if seconds else "-"
 
 
 def _rate(bytes_per_s: float) -> str:

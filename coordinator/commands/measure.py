@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -57,6 +58,7 @@ def measure(
         raise UsageError("give one of --local N and --coordinator HOST:PORT")
     if nodes and local:
         raise UsageError("--nodes is for --coordinator; --local says how many nodes there are")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     wanted = load_job(job).with_overrides(parse_changes(change or []))
     options = MeasureOptions(join_s=join_s, with_links=not no_links, is_fresh=fresh, one_by_one=not busy)
     with SilentProgress() if json else make_progress(as_json=False, live=False) as progress:

@@ -1,0 +1,125 @@
+"""Real agents measure themselves and their links, remember it, and a run uses what they found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.measuring import MeasureRequest
+from ringtune.measuring import job_shape
+from ringtune.profile import Profile
+from ringtune.work_times import Work
+from tests.edge import tiny
+from tests.integration.cluster import START_S, Cluster
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = Path(__file__).parents[2]
+RUN_S = 100.0
+JOB = """
+[model]
+path = "model"
+[data]
+train = "train.csv"
+eval = "eval.csv"
+[train]
+batch_size = 8
+microbatches = 2
+max_length = 16
+local_iterations = 4
+rounds = 2
+[unfreeze]
+every_steps = 4
+"""
+
+
+def ringtune(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Run a command with JSON lines and a folder for what nodes remember; it has to succeed."""
+    paths = os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))
+    environment = {**os.environ, "PYTHONPATH": paths, "XDG_STATE_HOME": str(folder / "state")}
+    done = subprocess.run(  # noqa: S603 - our own module
+        [sys.executable, "-m", "ringtune.cli", *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def check(profile: Profile, *, owners: tuple[str, ...]) -> None:
+    """Figures that a machine of today can have."""
+    for node in profile.nodes:
+        works = {point.work for point in node.work_times}
+        owns = {Work.EMBED, Work.HEAD, Work.HEAD_FREE, Work.UPDATE_HEAD, Work.HAND_OVER}
+        assert works == (set(Work) if node.node in owners else set(Work) - owns)
+        assert all(1e-7 < point.low_s <= point.median_s <= point.high_s < 5 for point in node.work_times)
+        assert node.block_forward_s > 0 and node.hardware
+        assert (4 < node.train_tokens <= 16) == (node.node in owners)
+    names = [node.node for node in profile.nodes]
+    assert {(link.source, link.target) for link in profile.links} == {(a, b) for a in names for b in names if a != b}
+    for link in profile.links:
+        assert 1e5 < link.rate_low_bytes_per_s <= link.rate_bytes_per_s <= link.rate_high_bytes_per_s < 1e12
+        assert 1e-6 < link.latency_s < 1
+
+
+def test_measure_on_local_nodes_is_remembered_and_used_by_a_run(tmp_path: Path) -> None:
+    """The command writes a profile, gives the same times again without measuring, and training takes it."""
+    tiny.write_model(tmp_path / "model")
+    tiny.write_rows(tmp_path / "train.csv", 40, seed=1)
+    tiny.write_rows(tmp_path / "eval.csv", 20, seed=2)
+    job, out = tmp_path / "job.toml", tmp_path / "profile.json"
+    job.write_text(JOB)
+    ringtune(tmp_path, "measure", str(job), "--local", "2", "--out", str(out))
+    found = Profile.from_json(json.loads(out.read_text()))
+    check(found, owners=("node-0", "node-1"))
+    (again,) = ringtune(tmp_path, "measure", str(job), "--local", "2", "--no-links")
+    repeated = Profile.from_json(again["profile"])
+    assert [node.work_times for node in repeated.nodes] == [node.work_times for node in found.nodes]
+    assert repeated.links == ()
+    run = tmp_path / "run"
+    ringtune(tmp_path, "train", str(job), "--local", "2", "--out", str(run), "--profile", str(out))
+    left = Profile.from_json(json.loads((run / "profile.json").read_text()))
+    assert left.links == found.links
+    recorded = {point.work: point.samples for node in left.nodes for point in node.work_times}
+    measured = {point.work: point.samples for node in found.nodes for point in node.work_times}
+    assert recorded[Work.HEAD] >= 16 > measured[Work.HEAD]
+
+
+def test_measure_on_joined_nodes_is_much_faster_the_second_time(tmp_path: Path) -> None:
+    """Agents that stay read their files again and nothing else; ``fresh`` measures anew."""
+    cluster = Cluster(tmp_path, owners=["a"], hosts=["b"])
+    with cluster.listening():
+        job = cluster.job()
+        first_s, first = measure(cluster, MeasureRequest(job=job, num_nodes=2, join_s=START_S))
+        check(first, owners=("a",))
+        assert first.nodes[0].shape == job_shape(job)
+        second_s, second = measure(cluster, MeasureRequest(job=job, num_nodes=2, join_s=START_S, with_links=False))
+        assert second.nodes == first.nodes
+        assert second_s < first_s / 2
+        wanted = MeasureRequest(job=job, num_nodes=2, join_s=START_S, with_links=False, is_fresh=True, one_by_one=True)
+        _, third = measure(cluster, wanted)
+        assert third.nodes[1].work_times != first.nodes[1].work_times
+
+
+def measure(cluster: Cluster, request: MeasureRequest) -> tuple[float, Profile]:
+    """Seconds that the nodes took, and what they found."""
+    phases: dict[str, float] = {}
+    profile = None
+    for event in cluster.coordinator.measure(request).events():
+        kind = event.WhichOneof("event")
+        assert kind != "failure", event.failure.message
+        phases[event.state or kind] = time.monotonic()
+        if kind == "profile_json":
+            profile = Profile.from_json(json.loads(event.profile_json))
+    assert profile is not None
+    ended_s = phases.get("measuring links", phases["profile_json"])
+    return ended_s - phases["measuring nodes"], profile
