@@ -37,12 +37,12 @@ class Effort:
         judged_actions: most actions that the simulator may run to judge; 0 = the formula decides alone.
     """
 
-    seconds: float = 4.0
+    seconds: float = 3.0
     now_s: Callable[[], float] = time.monotonic
     seed: int = 0
     evaluations: int = 12_000
     expanded: int = 300_000
-    judged_actions: int = 150_000
+    judged_actions: int = 60_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -180,8 +180,8 @@ def _has_room(caps: MemoryCaps, name: str, start: int) -> bool:
 
 def _rings_with(ring: Ring, node: int, costs: RingCosts) -> Iterator[Ring]:
     """The ring with one more node, or with it in another's place."""
-    for move in moves(ring, costs.num_nodes, costs.num_nodes):
-        if move.kind in ("insert", "replace") and move.j == node:
+    for move in moves(ring, [node], costs.num_nodes):
+        if move.kind in ("insert", "replace"):
             other = applied(ring, move)
             if other is not None:
                 yield other
@@ -203,7 +203,8 @@ def _second(choice: Choice) -> Runner | None:
     others = [other for other in choice.others if _differs(other, best)]
     trial = with_mean_owner(with_fewer_depths(costs, _DEPTHS_OF_TRIALS))
     near: list[tuple[float, Ring]] = []
-    for move in moves(best.ring, costs.num_nodes, 1 if best.draft.method == "single" else costs.num_nodes):
+    free = [node for node in range(costs.num_nodes) if node not in best.ring.nodes]
+    for move in moves(best.ring, free, 1 if best.draft.method == "single" else costs.num_nodes):
         other = applied(best.ring, move)
         if other is not None and _ring_fits(choice.caps, costs, other):
             near.append((job_s(trial, other), other))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from coordinator.planner.step_time import Ring
@@ -23,11 +23,9 @@ class Move(NamedTuple):
     l: int = 0  # noqa: E741 - a fourth number
 
 
-def moves(ring: Ring, num_nodes: int, max_hosts: int) -> Iterator[Move]:
-    """All moves of a ring."""
+def moves(ring: Ring, free: Sequence[int], max_hosts: int) -> Iterator[Move]:
+    """All moves of a ring, with ``free`` as the nodes that may come in."""
     length = len(ring.nodes)
-    used = set(ring.nodes)
-    free = [node for node in range(num_nodes) if node not in used]
     for i in range(length):
         for j in range(length):
             if i == j:

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from coordinator.planner.moves import applied, moves
 from coordinator.planner.ring_costs import RingCosts
 from coordinator.planner.stages import Above, Rows, at_the_head, frozen_s, place
-from coordinator.planner.starts import starts
+from coordinator.planner.starts import ranked_nodes, starts
 from coordinator.planner.step_time import Ring
 
 Lacking = Callable[[int, int, int, int], int]
 """(node, start, stop, hosts above) -> bytes that are missing there; 0 if it fits."""
 _BETTER = 1 - 1e-9
+_PROMISING, _OTHERS = 10, 4
 _Value = tuple[int, float]
 
 
@@ -111,6 +112,7 @@ class _Local:
         self._evaluations = 0
         self._end_s = budget.now_s() + budget.seconds
         self._kept: list[_Stage] = []  # of the current ring, from the top down
+        self._ranked = ranked_nodes(costs)
         self._pool: dict[frozenset[int], tuple[_Value, Ring]] = {}
 
     def run(self, known: tuple[Ring, ...], *, construct: bool) -> LocalResult:
@@ -230,7 +232,7 @@ class _Local:
         improved = True
         while improved:
             improved = False
-            listed = list(moves(ring, self._costs.num_nodes, self._max_hosts))
+            listed = list(moves(ring, self._free(ring), self._max_hosts))
             self._random.shuffle(listed)
             for move in listed:
                 candidate = applied(ring, move)
@@ -242,6 +244,12 @@ class _Local:
                     self._remember(value, ring)
         self._remember(value, ring)
         return value, ring
+
+    def _free(self, ring: Ring) -> list[int]:
+        """Nodes that may come in: the most promising ones, and some others."""
+        free = [node for node in self._ranked if node not in ring.nodes]
+        rest = free[_PROMISING:]
+        return free[:_PROMISING] + self._random.sample(rest, min(_OTHERS, len(rest)))
 
     def _remember(self, value: _Value, ring: Ring) -> None:
         key = frozenset(ring.nodes)
@@ -255,7 +263,7 @@ class _Local:
     def _kicked(self, ring: Ring) -> Ring:
         """Some random moves, whatever they cost."""
         for _ in range(self._random.randint(2, 5)):
-            listed = list(moves(ring, self._costs.num_nodes, self._max_hosts))
+            listed = list(moves(ring, self._free(ring), self._max_hosts))
             if listed:
                 ring = applied(ring, self._random.choice(listed)) or ring
         return ring

@@ -13,14 +13,9 @@ Lacking = Callable[[int, int, int, int], int]
 def starts(costs: RingCosts, lacking: Lacking, max_hosts: int) -> list[Ring]:
     """Constructed rings; they need not fit."""
     nodes = range(costs.num_nodes)
-    block_s = [costs.graph_s[node] + costs.backward_s[node] for node in nodes]
-    near_s = [_near_s(costs, node) for node in nodes]
+    block_s = _block_s(costs)
     num_blocks = costs.stop - costs.first
-    per_stage = max(1, num_blocks // costs.num_nodes)
-    rankings = {
-        tuple(sorted(nodes, key=lambda node: (block_s[node], node))),
-        tuple(sorted(nodes, key=lambda node: (block_s[node] * per_stage + near_s[node], node))),
-    }
+    rankings = {tuple(sorted(nodes, key=lambda node: (block_s[node], node))), tuple(ranked_nodes(costs))}
     caps = [_cap(costs, lacking, node) for node in nodes]
     found: dict[Ring, None] = {}
     for ranking in sorted(rankings):
@@ -30,6 +25,18 @@ def starts(costs: RingCosts, lacking: Lacking, max_hosts: int) -> list[Ring]:
             for order in (hosts, hosts[::-1], _chain(costs, hosts)):
                 found[Ring(nodes=tuple(order), counts=tuple(counts[node] for node in order))] = None
     return list(found)
+
+
+def ranked_nodes(costs: RingCosts) -> list[int]:
+    """All nodes, the most promising first: fast, and near to half of the others."""
+    block_s = _block_s(costs)
+    per_stage = max(1, (costs.stop - costs.first) // costs.num_nodes)
+    nodes = range(costs.num_nodes)
+    return sorted(nodes, key=lambda node: (block_s[node] * per_stage + _near_s(costs, node), node))
+
+
+def _block_s(costs: RingCosts) -> list[float]:
+    return [one + other for one, other in zip(costs.graph_s, costs.backward_s, strict=True)]
 
 
 def shared_out(nodes: Sequence[int], block_s: Sequence[float], caps: Sequence[int], num_blocks: int) -> dict[int, int]:
