@@ -33,16 +33,19 @@ class ItemKind(NamedTuple):
 
 
 class Items:
-    """Kind and sizes of every item that was granted; the simulator asks by ``seq``.
+    """Kind and sizes of every item that was granted and is not done.
 
     Args:
         costs: of the plan.
+
+    Attributes:
+        by_seq: the kind of each; asked for every action and message, so it is looked up without a call.
     """
 
     def __init__(self, costs: PlanCosts) -> None:
         self._costs = costs
         self._plan = costs.plan
-        self._by_seq: dict[int, ItemKind] = {}
+        self.by_seq: dict[int, ItemKind] = {}
         self._known: dict[tuple[str, StepKind, int, int], ItemKind] = {}
 
     def granted(self, turn: Turn) -> None:
@@ -55,20 +58,16 @@ class Items:
                 rows = () if item.kind is StepKind.CHECKPOINT else self._plan.microbatch_sizes(item.rows)
                 sizes = tuple(self._costs.size(item.owner, count, item.kind) for count in rows)
                 self._known[key] = ItemKind(len(self._known), item.kind, lowest, sizes)
-            self._by_seq[item.seq] = self._known[key]
-
-    def __getitem__(self, seq: int) -> ItemKind:
-        """The kind of an item."""
-        return self._by_seq[seq]
+            self.by_seq[item.seq] = self._known[key]
 
     def forget(self, turn: Turn) -> None:
         """Drop the items of a turn that is done."""
         for seq in range(turn.first_seq, turn.end_seq):
-            self._by_seq.pop(seq, None)
+            self.by_seq.pop(seq, None)
 
     def size(self, payload: str, seq: int, micro: int) -> float:
         """Padded tokens of a micro-batch; a head, whose ``seq`` is its turn, has none."""
-        return 0.0 if payload == Payload.HEAD else self._by_seq[seq].sizes[micro]
+        return 0.0 if payload == Payload.HEAD else self.by_seq[seq].sizes[micro]
 
 
 class ProfileTimes:
@@ -80,7 +79,7 @@ class ProfileTimes:
     """
 
     def __init__(self, costs: PlanCosts, granted: Items) -> None:
-        self._costs, self._items = costs, granted
+        self._costs, self._by_seq = costs, granted.by_seq
         self._known: dict[tuple[str, Op, int, int, int, int], float] = {}
 
     def __call__(self, node: str, action: Action) -> float:
@@ -90,7 +89,7 @@ class ProfileTimes:
             PlanError: that work was not measured on the node.
         """
         op, seq, micro, start, stop, _, _ = action
-        item = self._items[seq]
+        item = self._by_seq[seq]
         key = (node, op, micro, start, stop, item.number)
         found = self._known.get(key)
         if found is None:
@@ -122,7 +121,7 @@ class RecordedTimes:
         same_run: bool,
         seed: int = 0,
     ) -> None:
-        self._num_blocks, self._items = plan.num_blocks, granted
+        self._num_blocks, self._by_seq = plan.num_blocks, granted.by_seq
         self._otherwise, self._same_run = otherwise, same_run
         self._pools: dict[tuple[str, Op, bool, bool], list[float]] = {}
         self._random = random.Random(seed)  # noqa: S311 - draws samples, guards nothing
@@ -139,7 +138,7 @@ class RecordedTimes:
             exact = self._exact.get((node, action))
             if exact is not None:
                 return exact
-        pool = self._pools.get(self._kind(node, action, self._items[action.seq].kind.has_update))
+        pool = self._pools.get(self._kind(node, action, self._by_seq[action.seq].kind.has_update))
         return self._random.choice(pool) * self._units(action) if pool else self._otherwise(node, action)
 
     def _kind(self, node: str, action: Action, is_trained: bool) -> tuple[str, Op, bool, bool]:

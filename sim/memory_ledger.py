@@ -27,27 +27,19 @@ class Held:
     Attributes:
         now_bytes: held at the moment.
         peak_bytes: the most that was held.
-        token_bytes: of one token's hidden state or gradient.
         gradients: bytes of the gradients that wait for their update, by range of blocks ([N, N): the head).
         moments: blocks (N: the head) whose optimizer state exists.
     """
 
     now_bytes: float = 0.0
     peak_bytes: float = 0.0
-    token_bytes: int = 0
     gradients: dict[tuple[int, int], int] = field(default_factory=dict)
     moments: set[int] = field(default_factory=set)
 
     def add(self, num_bytes: float) -> None:
         """Take or free bytes."""
-        self.now_bytes = now_bytes = self.now_bytes + num_bytes
-        if now_bytes > self.peak_bytes:
-            self.peak_bytes = now_bytes
-
-    def touch(self, num_bytes: float) -> None:
-        """Hold so many bytes more for a moment."""
-        if self.now_bytes + num_bytes > self.peak_bytes:
-            self.peak_bytes = self.now_bytes + num_bytes
+        self.now_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
 
 
 class _Effect(NamedTuple):
@@ -57,6 +49,9 @@ class _Effect(NamedTuple):
     touches: float = 0.0
     frees: float = 0.0
     gradient: tuple[int, int] | None = None
+
+
+_NOTHING = _Effect()
 
 
 class MemoryLedger:
@@ -84,8 +79,9 @@ class MemoryLedger:
         self._full_size = plan.microbatch_sizes()[0] * plan.max_length
         self._effects: dict[tuple[str, Op, int, int, int, int], _Effect] = {}
         self._held: dict[str, Held] = {}
+        self._token_bytes = plan.hidden_size * self._item_bytes
         for node in plan.nodes:
-            self._held[node] = held = Held(token_bytes=facts[node].model.hidden_size * self._item_bytes)
+            self._held[node] = held = Held()
             held.add(self._fixed_bytes(node, embedding_bytes))
 
     @property
@@ -105,28 +101,36 @@ class MemoryLedger:
         effect = self._effects.get(key)
         if effect is None:
             self._effects[key] = effect = self._effect(node, op, start, stop, item, item.sizes[micro])
+        if effect is _NOTHING:
+            return
         takes, touches, frees, gradient = effect
         if gradient is not None and gradient not in held.gradients:
             held.gradients[gradient] = num_bytes = sum(self._weights_bytes(node, block) for block in _blocks(*gradient))
             held.add(num_bytes)
-        if takes:
-            held.add(takes)
-        if touches:
-            held.touch(touches)
-        if frees:
-            held.now_bytes -= frees
+        held.now_bytes = now_bytes = held.now_bytes + takes
+        if now_bytes + touches > held.peak_bytes:
+            held.peak_bytes = now_bytes + touches
+        held.now_bytes -= frees
 
     def took(self, node: str, size: float) -> None:
         """A tensor of ``size`` padded tokens comes to lie at a node."""
         held = self._held[node]
-        held.now_bytes = now_bytes = held.now_bytes + size * held.token_bytes
+        held.now_bytes = now_bytes = held.now_bytes + size * self._token_bytes
         if now_bytes > held.peak_bytes:
             held.peak_bytes = now_bytes
 
     def freed(self, node: str, size: float) -> None:
         """It is gone from there."""
-        held = self._held[node]
-        held.now_bytes -= size * held.token_bytes
+        self._held[node].now_bytes -= size * self._token_bytes
+
+    def moved(self, source: str, target: str, size: float) -> None:
+        """It lies at the target in place of the source."""
+        num_bytes = size * self._token_bytes
+        self._held[source].now_bytes -= num_bytes
+        held = self._held[target]
+        held.now_bytes = now_bytes = held.now_bytes + num_bytes
+        if now_bytes > held.peak_bytes:
+            held.peak_bytes = now_bytes
 
     def _effect(self, node: str, op: Op, start: int, stop: int, item: ItemKind, size: float) -> _Effect:
         work_bytes = self._facts[node].activation_block_bytes * size / self._full_size
@@ -143,7 +147,7 @@ class MemoryLedger:
                 touches=size * self._item_bytes * (2 * model.hidden_size + logits),
                 gradient=(head, head) if item.kind.has_backward else None,
             )
-        return _Effect()
+        return _NOTHING
 
     def _fixed_bytes(self, node: str, embedding_bytes: float | None) -> float:
         plan, model = self._plan, self._facts[node].model

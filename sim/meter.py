@@ -41,7 +41,8 @@ class Meter:
         self.spans: list[tuple[str, Action, float, float]] = []
         self.depth_s: dict[int, float] = {}
         self.depth_steps: dict[int, int] = {}
-        self._items, self._ledger, self._keep_spans = granted, ledger, keep_spans
+        self._items, self._by_seq = granted, granted.by_seq
+        self._ledger, self._keep_spans = ledger, keep_spans
         self._last_item_s = 0.0
 
     def granted(self, turn: Turn) -> None:
@@ -55,32 +56,29 @@ class Meter:
         op = action.op
         busy_s = meter.busy_s
         busy_s[op] = busy_s.get(op, 0.0) + end_s - start_s
-        self._ledger.ran(node, action, self._items[action.seq])
+        self._ledger.ran(node, action, self._by_seq[action.seq])
         if self._keep_spans:
             self.spans.append((node, action, start_s, end_s))
 
     def sent(self, parcel: Parcel, sent_s: float, arrival_s: float) -> None:
         """A tensor lies at its sender until it is there."""
         payload, source, target, seq, micro, boundary = parcel
-        size = self._items.size(payload, seq, micro)
-        if size:
-            self._ledger.took(source, size)
+        is_head = payload == Payload.HEAD  # its ``seq`` is a turn; what it holds is counted with its owner
+        if not is_head:
+            self._ledger.took(source, self._by_seq[seq].sizes[micro])
         if self._keep_spans:
-            is_head = payload == Payload.HEAD  # its ``seq`` is a turn, which a head's action has in ``start``
             numbers = (0, -1, seq) if is_head else (seq, micro, boundary)
             self.spans.append((source, Action(Op.SEND, *numbers, 0, target, payload), sent_s, arrival_s))
 
     def arrived(self, parcel: Parcel, now_s: float) -> None:
         """It lies in the inbox now."""
         payload, source, target, seq, micro, _ = parcel
-        size = self._items.size(payload, seq, micro)
-        if size:
-            self._ledger.freed(source, size)
-            self._ledger.took(target, size)
+        if payload != Payload.HEAD:
+            self._ledger.moved(source, target, self._by_seq[seq].sizes[micro])
 
     def accepted(self, node: str, payload: str, seq: int, micro: int, boundary: int) -> None:
         """The micro-batch has it."""
-        self._ledger.freed(node, self._items.size(payload, seq, micro))
+        self._ledger.freed(node, self._by_seq[seq].sizes[micro])
 
     def logged(self, command: rd.Command, now_s: float) -> None:
         """Seconds of a step run from the end of the item before it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -132,7 +133,8 @@ def _backend(joblib: Any, backend: str, workers: int, cluster: str) -> Iterator[
         return
     module = _import(_MODULES[backend], _PACKAGES[backend], _PACKAGES[backend])
     if backend == "dask":
-        local = {"n_workers": workers if workers > 0 else None, "threads_per_worker": 1, "dashboard_address": None}
+        logging.getLogger("distributed").setLevel(logging.WARNING)
+        local = {"n_workers": workers if workers > 0 else None, "threads_per_worker": 1, "dashboard_address": ":0"}
         with (
             _connected(backend, cluster, lambda: module.Client(cluster) if cluster else module.Client(**local)),
             joblib.parallel_config("dask"),

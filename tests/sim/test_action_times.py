@@ -67,9 +67,9 @@ def test_items_have_the_sizes_of_their_rows() -> None:
     items = Items(costs)
     for turn in TURNS:
         items.granted(turn)
-    assert items[0].sizes == (2 * PLAN.max_length, 2 * PLAN.max_length)
-    assert items[EVALUATION + 1].sizes == (PLAN.max_length,)
-    assert items[CHECKPOINT].sizes == ()
+    assert items.by_seq[0].sizes == (2 * PLAN.max_length, 2 * PLAN.max_length)
+    assert items.by_seq[EVALUATION + 1].sizes == (PLAN.max_length,)
+    assert items.by_seq[CHECKPOINT].sizes == ()
     assert items.size(Payload.HIDDEN, 0, 1) == 2 * PLAN.max_length
     assert items.size(Payload.HEAD, 0, 0) == 0.0
 
@@ -80,12 +80,12 @@ def test_items_of_one_depth_and_owner_are_one_kind() -> None:
     items = Items(costs)
     for turn in TURNS[:2]:
         items.granted(turn)
-    assert items[0] is items[1]
-    assert (items[1].lowest, items[2].lowest) == (3, 2)
+    assert items.by_seq[0] is items.by_seq[1]
+    assert (items.by_seq[1].lowest, items.by_seq[2].lowest) == (3, 2)
     items.forget(TURNS[0])
     with pytest.raises(KeyError):
-        items[1]
-    assert items[2].lowest == 2
+        items.by_seq[1]
+    assert items.by_seq[2].lowest == 2
 
 
 def test_profile_times_depend_on_the_size() -> None:

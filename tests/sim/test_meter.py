@@ -94,5 +94,5 @@ def test_meter_forgets_the_items_of_turns_that_are_done() -> None:
     """A long run needs no memory for its past."""
     found, _, items = meter()
     found.logged(LogTurn(TURNS[0]), 5.0)
-    kept = [seq for seq in range(TURNS[-1].end_seq) if seq in items._by_seq]
+    kept = [seq for seq in range(TURNS[-1].end_seq) if seq in items.by_seq]
     assert kept == list(range(TURNS[0].end_seq, TURNS[-1].end_seq))
