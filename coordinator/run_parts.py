@@ -73,7 +73,7 @@ class RunParts:
         stops = self.stops()
         if not stops:
             return dict(report)
-        lines = list(_lines(metrics))
+        lines = [line for line in _lines(metrics) if "kind" not in line]  # those of steps
         ends = (*stops, max((int(line["step"]) + 1 for line in lines), default=0))
         parts = [_totals(lines, first, stop) for first, stop in zip((0, *ends), ends, strict=False)]
         return {**report, "parts": parts[:-1], "whole": _totals(lines, 0, ends[-1])}

@@ -49,7 +49,8 @@ def test_unfreezing_goes_on_with_the_decisions_of_the_whole_run(stopped: Path) -
     with Cluster("a", "b") as cluster:
         run(cluster, stopped, resume=resume)
     assert [(line["step"], line["depth"]) for line in read_lines(stopped / "metrics.jsonl")] == whole
-    assert json.loads((stopped / "report.json").read_text())["unfreeze_at"] == [10, 16, 22]
+    report = json.loads((stopped / "report.json").read_text())
+    assert (report["unfreeze_at"], report["whole"]["steps"]) == ([10, 16, 22], 24)
 
 
 def test_unfreezing_without_its_losses_does_not_go_on(stopped: Path) -> None:
