@@ -10,12 +10,14 @@ import importlib
 import itertools
 import logging
 import math
+import re
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ringtune.errors import RingTuneError, UsageError
+from ringtune.errors import ConnectionFailedError, RingTuneError, UsageError
 from sim.changes import split_change
 
 Cell = TypeVar("Cell")
@@ -24,6 +26,8 @@ BACKENDS = ("loky", "dask", "ray")
 _MODULES = {"dask": "distributed", "ray": "ray"}
 _PACKAGES = {"dask": "dask[distributed]", "ray": "ray"}
 _DIGITS = 12
+_ADDRESS = re.compile(r"(?:[a-z]+://)?(?P<host>[^:/]+):(?P<port>[0-9]+)")
+_ANSWER_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +109,8 @@ def run_cells(
 
     Raises:
         UsageError: no such backend or number of workers.
-        RingTuneError: a package is not installed, or nobody answers at the address.
+        ConnectionFailedError: nobody answers at the address.
+        RingTuneError: a package is not installed.
     """
     if backend not in BACKENDS:
         raise UsageError(f"--backend {backend!r} is not one of {', '.join(BACKENDS)}")
@@ -153,10 +158,13 @@ def _backend(joblib: Any, backend: str, workers: int, cluster: str) -> Iterator[
 
 def _connected(backend: str, cluster: str, connect: Callable[[], Any]) -> Any:
     try:
+        address = _ADDRESS.fullmatch(cluster)
+        if address:  # Ray itself would try for minutes
+            socket.create_connection((address["host"], int(address["port"])), timeout=_ANSWER_S).close()
         return connect()
-    except (OSError, ConnectionError, TimeoutError) as error:
+    except (OSError, OverflowError) as error:
         where = f"the {backend} cluster at {cluster}" if cluster else f"a {backend} cluster on this machine"
-        raise RingTuneError(f"can't use {where}: {error}; see --cluster") from error
+        raise ConnectionFailedError(f"can't use {where}: {error}; start it, or see --cluster") from error
 
 
 def _import(module: str, package: str, what: str) -> Any:

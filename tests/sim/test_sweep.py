@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+from types import ModuleType
 
 import pytest
 
-from ringtune.errors import RingTuneError, UsageError
+from ringtune.errors import ConnectionFailedError, RingTuneError, UsageError
 from sim.sweep import Axis, grid, parse_axis, run_cells
 
 
@@ -118,6 +120,24 @@ def test_run_cells_name_the_package_that_is_missing(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(RingTuneError, match=message):
         run_cells(join, CELLS, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("backend", "module"), [("dask", "distributed"), ("ray", "ray")])
+def test_run_cells_on_a_cluster_that_is_not_there_end_at_once(
+    backend: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the package is asked, which may try for minutes."""
+    stand_in = ModuleType(module)
+    monkeypatch.setitem(sys.modules, module, stand_in)
+    monkeypatch.setattr(stand_in, "shutdown", lambda: None, raising=False)
+    adapter = ModuleType("ray.util.joblib")
+    monkeypatch.setattr(adapter, "register_ray", lambda: None, raising=False)
+    monkeypatch.setitem(sys.modules, "ray.util.joblib", adapter)
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(ConnectionFailedError, match=f"can't use the {backend} cluster at {address}: .*refused"):
+            run_cells(join, CELLS, backend=backend, cluster=address)
 
 
 def test_run_cells_of_one_worker_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
