@@ -73,6 +73,7 @@ class _Partial:
     rows: Rows
     nodes: tuple[int, ...]
     counts: tuple[int, ...]
+    later_s: float
 
 
 class _Search:
@@ -96,7 +97,9 @@ class _Search:
         roots = []
         for node in range(costs.num_nodes):
             if self._is_first_twin(node, 0):
-                roots += self._children(_Partial(0, costs.stop, at_the_head(costs, node), [], (), ()), [node], everyone)
+                roots += self._children(
+                    _Partial(0, costs.stop, at_the_head(costs, node), [], (), (), 0.0), [node], everyone
+                )
         self._descend(roots)
         proven = self._expanded < self._budget
         return Found(
@@ -137,65 +140,64 @@ class _Search:
                     continue
                 if not self._fits(node, start, partial.start, num_above):
                     continue
-                child = self._extended(partial, node, start)
-                self._expanded += 1
-                if start == costs.first:
-                    self._judge(child)
+                left_s = self._least_frozen_s(rest, start - costs.first)
+                count, is_bottom = partial.start - start, start == costs.first
+                frozen = frozen_s(costs, partial.above, node, count, is_bottom=is_bottom)
+                rows = [list(map(max, row, frozen)) for row in partial.rows]
+                done_s = self._done_s(rows, left_s)
+                if done_s + partial.later_s >= self._best_s * _EQUAL:
                     continue
-                bound_s = self._bound_s(child, rest)
-                if bound_s < self._best_s * _EQUAL:
-                    found.append((bound_s, child))
+                self._expanded += 1
+                fresh, above = place(costs, partial.above, node, count, is_bottom=is_bottom)
+                done_s += self._done_s(fresh, left_s, first=len(rows) + 1)
+                rows += fresh
+                mask, nodes_of, counts = partial.mask | 1 << node, (node, *partial.nodes), (count, *partial.counts)
+                if is_bottom:
+                    self._judge(mask, done_s, Ring(nodes=nodes_of, counts=counts))
+                    continue
+                later_s = self._later_s(above, rest, start - costs.first, len(rows))
+                if done_s + later_s < self._best_s * _EQUAL:
+                    found.append((done_s + later_s, _Partial(mask, start, above, rows, nodes_of, counts, later_s)))
         return found
 
-    def _extended(self, partial: _Partial, node: int, start: int) -> _Partial:
-        costs, count, is_bottom = self._costs, partial.start - start, start == self._costs.first
-        frozen = frozen_s(costs, partial.above, node, count, is_bottom=is_bottom)
-        rows, above = place(costs, partial.above, node, count, is_bottom=is_bottom)
-        return _Partial(
-            partial.mask | 1 << node,
-            start,
-            above,
-            [list(map(max, row, frozen)) for row in partial.rows] + rows,
-            (node, *partial.nodes),
-            (count, *partial.counts),
-        )
+    def _least_frozen_s(self, mask: int, left: int) -> float:
+        """The blocks below take at least this in every step; for ever if nobody can host them."""
+        bounds = self._set_bounds(mask) if left else None
+        return (bounds.frozen_s[left] if bounds is not None else float("inf")) if left else 0.0
 
-    def _judge(self, done: _Partial) -> None:
-        weights, steps = self._weights, self._steps
-        total_s = sum(
-            steps[at] * sum(map(float.__mul__, weights, row)) for at, row in enumerate(done.rows, start=1) if steps[at]
-        )
-        ring = Ring(nodes=done.nodes, counts=done.counts)
-        known = self._pool.get(done.mask)
-        if known is None or total_s < known[0]:
-            self._pool[done.mask] = (total_s, ring)
-        if total_s < self._best_s:
-            self._best_s, self._best = total_s, ring
-
-    def _bound_s(self, partial: _Partial, rest: int) -> float:
-        """No completion is faster than this."""
-        costs, above, left = self._costs, partial.above, partial.start - self._costs.first
-        bounds = self._set_bounds(rest)
-        if bounds is None or bounds.frozen_s[left] == float("inf"):
-            return float("inf")
-        weights, steps, micro = self._weights, self._steps, costs.num_micro
-        least_s = bounds.frozen_s[left]
-        total_s = 0.0
-        for at, row in enumerate(partial.rows, start=1):
-            if steps[at]:
+    def _done_s(self, rows: Rows, least_s: float, *, first: int = 1) -> float:
+        """Seconds of all steps at the depths whose lowest trained block is placed; none is shorter than ``least_s``."""
+        total_s, weights, steps = 0.0, self._weights, self._steps
+        for at, row in enumerate(rows, start=first):
+            if row:
                 total_s += steps[at] * sum(
                     [
                         weight * (value if value > least_s else least_s)
                         for weight, value in zip(weights, row, strict=True)
                     ]
                 )
+        return total_s
+
+    def _judge(self, mask: int, total_s: float, ring: Ring) -> None:
+        known = self._pool.get(mask)
+        if known is None or total_s < known[0]:
+            self._pool[mask] = (total_s, ring)
+        if total_s < self._best_s:
+            self._best_s, self._best = total_s, ring
+
+    def _later_s(self, above: Above, rest: int, left: int, placed: int) -> float:
+        """No completion takes less for all steps at the depths whose lowest trained block is not placed yet."""
+        costs, bounds = self._costs, self._set_bounds(rest)
+        if bounds is None:
+            return float("inf")
+        weights, steps, micro = self._weights, self._steps, costs.num_micro
+        total_s = 0.0
         paths = [
             max(above.path_s + end_s + (micro - 1) * max(above.slowest_s, pace_s), span_s)
             for end_s, pace_s, span_s in zip(above.ends_s, above.pace_s, above.span_s, strict=True)
         ]
         ends = [above.path_s + end_s for end_s in above.ends_s]
         owners = list(zip(weights, paths, ends, above.busy_s, strict=True))
-        placed = len(partial.rows)
         for trained in range(1, left + 1):
             at = placed + trained
             if not steps[at]:
