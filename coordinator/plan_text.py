@@ -14,6 +14,7 @@ from ringtune.plan import Plan
 from ringtune.schedule import depth, warm_up
 from ringtune.table import build_table, format_table
 from ringtune.turns import StepKind, Turn
+from ringtune.unfreezing import unfrozen_soonest
 
 
 def plan_text(
@@ -50,7 +51,8 @@ def plan_text(
     lines.append(_privacy(plan))
     lines += explanation_text(why) if why is not None else []
     if num_steps:
-        lines.append(f"actions from step {at_step}, depth {depth(plan, at_step)}:")
+        most = " at most, the losses decide" if plan.is_auto else ""
+        lines.append(f"actions from step {at_step}, depth {depth(unfrozen_soonest(plan), at_step)}{most}:")
         lines += table_text(plan, at_step=at_step, num_steps=num_steps).splitlines()
     return lines
 
@@ -72,11 +74,12 @@ def _privacy(plan: Plan) -> str:
 
 
 def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
-    """The action table of some steps of the first owner.
+    """The action table of some steps of the first owner; where the losses decide, as deep as it can get.
 
     Raises:
         UsageError: the run has no such step.
     """
+    plan = unfrozen_soonest(plan)
     if not 0 <= at_step < plan.num_steps:
         raise UsageError(f"--at-step {at_step} is not in [0, {plan.num_steps})")
     turn = Turn(

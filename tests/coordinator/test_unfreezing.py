@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.plan_text import plan_text, table_text
 from coordinator.progress import SilentProgress
 from coordinator.run_checkpoints import RunCheckpoints, find_resume
 from coordinator.run_folder import RunFolder
@@ -17,6 +18,7 @@ from ringtune.errors import PlanError
 from ringtune.turns import StepKind, Turn
 from ringtune.unfreezing import NOTHING_KNOWN
 from tests.coordinator.fake_agents import CALL_S, Cluster, FakeAgent, job, read_lines
+from tests.suites.plans import make_plan
 
 # turns of two steps, two owners, a patience of two turns, and agents whose loss rests: steps 10, 16 and 22
 JOB = job(train__max_steps=24, train__checkpoint_every=12, unfreeze__at="auto", unfreeze__patience_steps=4)
@@ -63,6 +65,18 @@ def test_unfreezing_without_its_losses_does_not_go_on(stopped: Path) -> None:
     path.write_text(json.dumps({**value, "digest": forgotten.digest}))
     with pytest.raises(PlanError, match="what is known of the losses is of 0 turns, step 12 comes after 6"):
         find_resume(stopped, JOB, print)
+
+
+def test_unfreezing_is_shown_as_deep_as_it_can_get() -> None:
+    """Before a run nobody knows its losses; its plan shows and bounds what may come."""
+    slices = [("a", 0, 2), ("b", 2, 4)]
+    auto = make_plan(slices, ["a", "b"], num_steps=24, unfreeze="auto", patience_steps=4)
+    settled = make_plan(slices, ["a", "b"], num_steps=24, unfreeze="at", unfreeze_at=(10, 16, 22))
+    assert table_text(auto, at_step=16, num_steps=1) == table_text(settled, at_step=16, num_steps=1)
+    assert "actions from step 16, depth 3 at most, the losses decide:" in plan_text(
+        auto, {}, at_step=16, measured=False
+    )
+    assert "actions from step 16, depth 3:" in plan_text(settled, {}, at_step=16, measured=False)
 
 
 def test_unfreezing_reaches_every_node_with_its_turn(tmp_path: Path) -> None:
