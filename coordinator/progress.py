@@ -257,7 +257,14 @@ def _evaluation(entry: Mapping[str, Any]) -> str:
     """The figures that the task has, e.g. accuracy, perplexity, F1."""
     names = [name for name in _TASK_FIGURES if entry.get(name) is not None]
     figures = "".join(f"{name.replace('_', ' ')} {figure(entry[name])}, " for name in names)
-    return f"{figures}loss {figure(entry['loss'])} on {entry['count']} rows"
+    return f"{figures}loss {figure(entry['loss'])} on {entry['count']} {_counted(entry)}"
+
+
+def _counted(entry: Mapping[str, Any]) -> str:
+    """What the loss is a mean of: a language model predicts tokens, a question may have several windows."""
+    if entry.get("perplexity") is not None:
+        return "tokens"
+    return "windows" if entry.get("questions") else "rows"
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:

@@ -6,10 +6,11 @@ import io
 import json
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from coordinator.live_progress import LiveProgress
-from coordinator.progress import JsonProgress, PlainProgress, Progress, make_progress
+from coordinator.progress import JsonProgress, PlainProgress, Progress, evaluation_line, make_progress
 from tests.suites.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
@@ -77,6 +78,20 @@ def test_plain_progress_is_terse() -> None:
     assert [line for line in lines if line.startswith("step")][-1] == "step 8/8: round 0, a, depth 2, loss 0.5000"
     assert "evaluation after 8 steps: accuracy 0.9000, loss 0.2500 on 10 rows" in lines
     assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({"accuracy": 0.5}, "accuracy 0.5000, loss 1.0000 on 7 rows"),
+        ({"accuracy": 0.5, "perplexity": 2.5}, "accuracy 0.5000, perplexity 2.5000, loss 1.0000 on 7 tokens"),
+        ({"f1": 0.5, "exact_match": 0.25, "questions": 5}, "f1 0.5000, exact match 0.2500, loss 1.0000 on 7 windows"),
+    ],
+)
+def test_evaluation_line_names_what_the_loss_is_a_mean_of(figures: dict[str, Any], words: str) -> None:
+    """A language model predicts tokens, a long context has several windows."""
+    entry = {"step": 8, "count": 7, "loss": 1.0, **figures}
+    assert evaluation_line(entry) == f"evaluation after 8 steps: {words}"
 
 
 def test_plain_progress_shows_a_diverged_loss() -> None:
