@@ -335,6 +335,8 @@ def _link(pair: Pair, reply: control_pb2.MeasureLinkReply) -> LinkFacts:
         latency_s=reply.latency_s,
         rate_low_bytes_per_s=reply.rate_low_bytes_per_s,
         rate_high_bytes_per_s=reply.rate_high_bytes_per_s,
+        send_cpu_s_per_byte=reply.send_cpu_s_per_byte,
+        receive_cpu_s_per_byte=reply.receive_cpu_s_per_byte,
     )
 
 

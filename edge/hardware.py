@@ -100,6 +100,12 @@ def describe(*, threads: int, accelerator: str = "", proc: Path = _PROC, cgroup:
     return ", ".join(parts)
 
 
+def cpu_cores(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> float:
+    """Processor seconds that this process may use each second: its cores, or its quota if that is less."""
+    quota = cpu_quota(proc=proc, cgroup=cgroup)
+    return min(float(usable_cores()), quota.cores) if quota else float(usable_cores())
+
+
 def usable_cores() -> int:
     """Cores that this process may run on, whatever its quota."""
     try:

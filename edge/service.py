@@ -80,6 +80,8 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             latency_s=found.latency_s,
             samples=found.samples,
             bytes=found.sent_bytes,
+            send_cpu_s_per_byte=found.send_cpu_s_per_byte,
+            receive_cpu_s_per_byte=found.receive_cpu_s_per_byte,
         )
 
     def Prepare(  # noqa: N802

@@ -15,7 +15,7 @@ import torch
 from edge.active import ActiveRun
 from edge.data.rows import NO_TOKENS, OwnerDataset
 from edge.executor import NodeExecutor
-from edge.hardware import describe
+from edge.hardware import cpu_cores, describe
 from edge.libraries import load_libraries, touch_kernels
 from edge.measuring.node import full_size_s, timings
 from edge.measuring.wanted import Timing
@@ -92,6 +92,7 @@ def inspect(
         activation_block_bytes=found.activation_bytes,
         model=facts,
         hardware=hardware,
+        cpu_cores=cpu_cores(),
         train_tokens=tokens.train,
         eval_tokens=tokens.evaluation,
         shape=job_shape(job) if timing else Shape(),

@@ -24,6 +24,7 @@ class _Passage(NamedTuple):
     on_wire_s: float
     uplink_s: float
     downlink_s: float
+    taken_s: tuple[float, float]
 
 
 class _Side:
@@ -92,7 +93,7 @@ class MeasuredLinks:
         payload, source, target, seq, micro, boundary = parcel
         link = self._links.get((source, target)) or self._link(source, target)
         key = (payload, boundary, self._size(payload, seq, micro))
-        num_bytes, around_s, on_wire_s, uplink_s, downlink_s = link.passages.get(key) or self._passage(
+        num_bytes, around_s, on_wire_s, uplink_s, downlink_s, _ = link.passages.get(key) or self._passage(
             link, source, target, key
         )
         link.sent_bytes += num_bytes
@@ -108,6 +109,13 @@ class MeasuredLinks:
             return link.arrived_s
         link.arrived_s = arrival_s
         return arrival_s
+
+    def taken_s(self, parcel: Parcel) -> tuple[float, float]:
+        """What sending and receiving take from computing, where a node has no core left for them."""
+        payload, source, target, seq, micro, boundary = parcel
+        link = self._links.get((source, target)) or self._link(source, target)
+        key = (payload, boundary, self._size(payload, seq, micro))
+        return (link.passages.get(key) or self._passage(link, source, target, key)).taken_s
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
         """A credit is short: it takes the latency."""
@@ -133,10 +141,11 @@ class MeasuredLinks:
         payload, boundary, size = key
         num_bytes = self._costs.message_bytes(payload, boundary, size)
         around_s = self._costs.around_message_s(source, target, payload, size)
+        taken_s = self._costs.taken_s(source, target, payload, num_bytes, size)
         if link.rate is None:
-            passage = _Passage(num_bytes, around_s, 0.0, 0.0, 0.0)
+            passage = _Passage(num_bytes, around_s, 0.0, 0.0, 0.0, taken_s)
         else:
             shared_s = (num_bytes / link.uplink.rate, num_bytes / link.downlink.rate)
-            passage = _Passage(num_bytes, around_s, num_bytes / link.rate, *shared_s)
+            passage = _Passage(num_bytes, around_s, num_bytes / link.rate, *shared_s, taken_s)
         link.passages[key] = passage
         return passage

@@ -105,7 +105,20 @@ class RingResult:
 class _Node:
     """One node's engine with its inboxes and recordings."""
 
-    __slots__ = ("engine", "handle", "handled", "heads", "inbox", "name", "order", "peak_inbox", "spans")
+    __slots__ = (
+        "ends_s",
+        "engine",
+        "free_s",
+        "handle",
+        "handled",
+        "heads",
+        "inbox",
+        "is_running",
+        "name",
+        "order",
+        "peak_inbox",
+        "spans",
+    )
 
     def __init__(self, name: str, engine: NodeEngine) -> None:
         self.name = name
@@ -117,6 +130,16 @@ class _Node:
         self.spans: list[Span] = []
         self.handled: list[Handled] = []
         self.peak_inbox = 0
+        self.is_running = False
+        self.ends_s = 0.0  # of the action that runs; messages may put it off
+        self.free_s = 0.0  # until when messages keep the processor
+
+    def take(self, seconds: float, now_s: float) -> None:
+        """A message takes processor time: from the action that runs, or from the time before the next one."""
+        if self.is_running:
+            self.ends_s += seconds
+        else:
+            self.free_s = max(self.free_s, now_s) + seconds
 
 
 class VirtualRing:
@@ -256,11 +279,18 @@ class VirtualRing:
         if self._record:
             node.order.append(action)
         start_s = self.clock.now_s
-        self.clock.at(start_s + self._action_s(node.name, action), self._done, node, action, start_s)
+        begins_s = node.free_s if node.free_s > start_s else start_s
+        node.is_running = True
+        node.ends_s = begins_s + self._action_s(node.name, action)
+        self.clock.at(node.ends_s, self._done, node, action, start_s)
 
     def _done(self, node: _Node, action: Action, start_s: float) -> None:
-        values = self._carrier.run(node.name, action)
         result, now_s = self.result, self.clock.now_s
+        if node.ends_s > now_s:
+            self.clock.at(node.ends_s, self._done, node, action, start_s)
+            return
+        node.is_running = False
+        values = self._carrier.run(node.name, action)
         result.num_actions += 1
         result.wall_s = now_s
         if self._record:
@@ -332,11 +362,16 @@ class VirtualRing:
                 return
         if self._observer is not None:
             self._observer.sent(parcel, now_s, arrival_s)
-        self.clock.at(arrival_s, self._deliver, parcel, content)
+        from_source_s, from_target_s = self._transport.taken_s(parcel)
+        if from_source_s:
+            self._nodes[parcel.source].take(from_source_s, now_s)
+        self.clock.at(arrival_s, self._deliver, parcel, content, from_target_s)
 
-    def _deliver(self, parcel: Parcel, content: Any) -> None:
+    def _deliver(self, parcel: Parcel, content: Any, taken_s: float) -> None:
         payload, source, target, seq, micro, boundary = parcel
         node = self._nodes[target]
+        if taken_s and node.is_running:  # an idle one was receiving while the message was on its way
+            node.take(taken_s, self.clock.now_s)
         if self._observer is not None:
             self._observer.arrived(parcel, self.clock.now_s)
         if payload == Payload.HEAD:

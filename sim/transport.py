@@ -29,6 +29,9 @@ class Transport(Protocol):
     def control_s(self, source: str, target: str, now_s: float) -> float:
         """When a word between a node and the coordinator is there."""
 
+    def taken_s(self, parcel: Parcel) -> tuple[float, float]:
+        """Seconds that sending takes from the source's computing, and receiving from the target's."""
+
 
 class Delays:
     """Delays from functions, for tests.
@@ -58,6 +61,10 @@ class Delays:
     def control_s(self, source: str, target: str, now_s: float) -> float:
         """In the order of the calls; the coordinator is the empty name."""
         return self._in_order(source, target, "control", now_s + self._control_s(source or target))
+
+    def taken_s(self, parcel: Parcel) -> tuple[float, float]:
+        """Nothing: there are cores for messages."""
+        return (0.0, 0.0)
 
     def _in_order(self, source: str, target: str, lane: str, at_s: float) -> float:
         key = (source, target, lane)

@@ -13,6 +13,9 @@ A shaper with a bucket (``tc ... tbf``) lets a burst through much faster than it
 the first window is dropped, and windows follow until there are three at least and half a second; by then a burst has
 been through, because it passes at the speed of the medium.
 
+Sending and receiving also takes processor time, which a board with one core or a quota of less has to take from its
+computing. So both ends say how many processor seconds their process had used: beside the stream they do nothing.
+
 Source: tc-tbf(8).
 """
 
@@ -62,6 +65,8 @@ class LinkRate(NamedTuple):
     latency_s: float
     samples: int
     sent_bytes: int
+    send_cpu_s_per_byte: float
+    receive_cpu_s_per_byte: float
 
 
 def add_probe_sink(server: grpc.Server) -> None:
@@ -78,7 +83,7 @@ def _arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Itera
     with contextlib.suppress(grpc.RpcError):  # how a call ends that its caller cancels
         for message in messages:
             if message.startswith(_ASKS):
-                yield control_pb2.ProbeArrival(at_s=time.monotonic())
+                yield control_pb2.ProbeArrival(at_s=time.monotonic(), cpu_s=time.process_time())
 
 
 def measure_link(source: str, target: str, address: str, *, message_bytes: int, timeout_s: float) -> LinkRate:
@@ -107,7 +112,16 @@ def measure_link(source: str, target: str, address: str, *, message_bytes: int, 
     finally:
         probe.close()
     low, median, high = statistics.quantiles(windows, n=4, method="inclusive")
-    return LinkRate(median, low, high, latency_s, len(windows), probe.sent_bytes)
+    return LinkRate(
+        median,
+        low,
+        high,
+        latency_s,
+        len(windows),
+        probe.sent_bytes,
+        probe.send_cpu_s_per_byte,
+        probe.receive_cpu_s_per_byte,
+    )
 
 
 def _of_both(error: RingTuneError, source: str, target: str) -> RingTuneError:
@@ -126,8 +140,9 @@ class _Probe:
         self._deadline_s = time.monotonic() + timeout_s
         self._timeout_s = timeout_s
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._arrived: queue.SimpleQueue[float | BaseException] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[control_pb2.ProbeArrival | BaseException] = queue.SimpleQueue()
         self.sent_bytes = 0
+        self.send_cpu_s_per_byte = self.receive_cpu_s_per_byte = 0.0
         self._channel = open_channel(address)
         method: Any = self._channel.stream_stream(METHOD, response_deserializer=control_pb2.ProbeArrival.FromString)
         self._call = method(iter(self._outgoing.get, None), timeout=timeout_s)
@@ -158,6 +173,7 @@ class _Probe:
         sent_bytes = arrived_bytes = last_asked_bytes = 0
         size = len(self._quiet)
         on_the_way_s = _ON_THE_WAY_S + 2 * _TRIPS_ON_THE_WAY * latency_s
+        first: tuple[int, float, float] | None = None
         while not windows.are_enough:
             room = max(_LEAST_ON_THE_WAY * size, windows.rate_bytes_per_s * on_the_way_s)
             while sent_bytes + size - arrived_bytes <= room:
@@ -169,16 +185,22 @@ class _Probe:
                     self._put(self._asking)
                 else:
                     self._put(self._quiet)
-            at_s = self._next_arrival()
+            arrival = self._next_arrival()
             arrived_bytes = asked.popleft()
-            windows.add(arrived_bytes, at_s)
+            windows.add(arrived_bytes, arrival.at_s)
+            here_cpu_s = time.process_time()
+            if first is None:
+                first = (arrived_bytes, here_cpu_s, arrival.cpu_s)
+            elif arrived_bytes > first[0]:
+                self.send_cpu_s_per_byte = (here_cpu_s - first[1]) / (arrived_bytes - first[0])
+                self.receive_cpu_s_per_byte = (arrival.cpu_s - first[2]) / (arrived_bytes - first[0])
         return windows.rates
 
     def _put(self, message: bytes) -> None:
         self.sent_bytes += len(message)
         self._outgoing.put(message)
 
-    def _next_arrival(self) -> float:
+    def _next_arrival(self) -> control_pb2.ProbeArrival:
         left_s = self._deadline_s - time.monotonic()
         try:
             arrived = self._arrived.get(timeout=max(0.0, left_s))
@@ -191,7 +213,7 @@ class _Probe:
     def _read(self) -> None:
         try:
             for arrival in self._call:
-                self._arrived.put(arrival.at_s)
+                self._arrived.put(arrival)
             self._arrived.put(PeerLostError("the other node ended the measurement; start it again"))
         except BaseException as error:
             self._arrived.put(error)

@@ -177,6 +177,24 @@ class PlanCosts:
             return self.nodes[source].work(Work.HAND_OVER)
         return self.nodes[source].work(Work.ENCODE, size) + self.nodes[target].work(Work.DECODE, size)
 
+    def taken_s(self, source: str, target: str, payload: str, num_bytes: float, size: float) -> tuple[float, float]:
+        """What a message takes from the computing of its source and of its target, in seconds.
+
+        Sending and receiving are done by other threads. Where the threads that compute leave less than a core free
+        (one core, or a quota), they have to share it with them.
+        """
+        link, head = self.link(source, target), payload == Payload.HEAD
+        taken = []
+        for node, work, cpu_s_per_byte in (
+            (source, Work.ENCODE, link.send_cpu_s_per_byte if link else 0.0),
+            (target, Work.DECODE, link.receive_cpu_s_per_byte if link else 0.0),
+        ):
+            facts = self._facts[node]
+            crowded = min(1.0, max(0.0, facts.threads + 1 - facts.cpu_cores)) if facts.cpu_cores > 0 else 0.0
+            codec_s = 0.0 if head else self.nodes[node].work(work, size)
+            taken.append(crowded * (codec_s + num_bytes * cpu_s_per_byte / facts.cpu_cores) if crowded else 0.0)
+        return taken[0], taken[1]
+
 
 def check_profile(profile: Profile, plan: Plan, *, model_digest: str = "", shape: Shape | None = None) -> None:
     """Refuse a profile that was measured for something else.

@@ -108,6 +108,8 @@ class LinkFacts:
         latency_s: of a short one, one way.
         rate_low_bytes_per_s: first quartile of the measurements; 0 = only one.
         rate_high_bytes_per_s: third quartile.
+        send_cpu_s_per_byte: processor seconds that the source spends on each byte; 0 = not known.
+        receive_cpu_s_per_byte: the same of the target.
     """
 
     source: str
@@ -116,6 +118,8 @@ class LinkFacts:
     latency_s: float
     rate_low_bytes_per_s: float = 0.0
     rate_high_bytes_per_s: float = 0.0
+    send_cpu_s_per_byte: float = 0.0
+    receive_cpu_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -124,7 +128,8 @@ class LinkFacts:
             raise InvalidInputError(f"{name} joins a node with itself; leave it out")
         if not self.rate_bytes_per_s > 0:
             raise InvalidInputError(f"{name}.rate_bytes_per_s is {self.rate_bytes_per_s}, it has to be above 0")
-        _check_at_least(f"{name}.latency_s", self.latency_s, 0)
+        for key in ("latency_s", "send_cpu_s_per_byte", "receive_cpu_s_per_byte"):
+            _check_at_least(f"{name}.{key}", getattr(self, key), 0)
 
     def seconds(self, num_bytes: float) -> float:
         """How long a message of so many bytes takes from the first byte sent to the last one received."""
@@ -151,6 +156,7 @@ class NodeFacts:
         model: sizes of the model.
         skipped_rows: rows of its files that can't be used (answers that are not in their context).
         hardware: processor and what it may use of it, as text; timings are used again only where it is equal.
+        cpu_cores: processor seconds that it may use each second, whatever its threads; 0 = not known, enough.
         train_tokens: mean padded length of its training batches; 0 = not known, the longest is assumed.
         eval_tokens: the same of its evaluation batches.
         shape: what ``work_times`` were measured at.
@@ -172,6 +178,7 @@ class NodeFacts:
     model: ModelFacts
     skipped_rows: int = 0
     hardware: str = ""
+    cpu_cores: float = 0.0
     train_tokens: float = 0.0
     eval_tokens: float = 0.0
     shape: Shape = Shape()
@@ -181,7 +188,14 @@ class NodeFacts:
         """Check the ranges."""
         for name in ("train_rows", "eval_rows", "skipped_rows", "memory_bytes", "activation_block_bytes"):
             _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
-        for name in ("block_forward_s", "block_graph_s", "block_backward_s", "train_tokens", "eval_tokens"):
+        for name in (
+            "block_forward_s",
+            "block_graph_s",
+            "block_backward_s",
+            "cpu_cores",
+            "train_tokens",
+            "eval_tokens",
+        ):
             _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
         _check_at_least(f"{self.node}.threads", self.threads, 1)
 

@@ -114,7 +114,13 @@ def depths(figures: Figures) -> Figures:
 
 def planning(figures: Figures) -> Figures:
     """The planner's figures."""
-    return planner.figures()
+    options = argparse.Namespace(long_s=60.0, rings=1)
+    over_even, large = planner.over_even(options), planner.large(options)
+    return {
+        "planner_over_even": over_even["over_even_geometric_mean"],
+        "plan_64x96_s": max(large["plan_64x96_s"]),
+        "planning": over_even | large,
+    }
 
 
 def main() -> None:

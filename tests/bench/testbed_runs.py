@@ -44,6 +44,7 @@ seed = {seed}
 {unfreeze}
 [runtime]
 threads = 1
+lease_s = 30
 """
 
 Figures = dict[str, Any]

@@ -63,6 +63,7 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "model": dataclasses.asdict(MODEL),
         "skipped_rows": 0,
         "hardware": "",
+        "cpu_cores": 0.0,
         "train_tokens": 0.0,
         "eval_tokens": 0.0,
         "shape": dataclasses.asdict(Shape()),

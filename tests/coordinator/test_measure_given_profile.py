@@ -22,6 +22,7 @@ from tests.coordinator.fake_agents import MODEL, NO_TIMES, Cluster, facts, job
 SHAPE = job_shape(job())
 POINTS = tuple(WorkTime(work=work, rows=2, tokens=8, median_s=0.5, low_s=0.4, high_s=0.7, samples=3) for work in Work)
 LINK = LinkFacts(source="a", target="b", rate_bytes_per_s=1e6, latency_s=0.1)
+BACK = dataclasses.replace(LINK, source="b", target="a")
 
 
 def measured(name: str, **changes: Any) -> NodeFacts:
@@ -58,11 +59,11 @@ def test_given_times_replace_measured_ones_and_nothing_else() -> None:
 
 def test_run_with_a_given_profile_measures_nothing(tmp_path: Path) -> None:
     """Nodes are asked for rows only; the profile of the run has the given times and links."""
-    given = Profile(nodes=(measured("a"), measured("b")), links=(LINK,))
+    given = Profile(nodes=(measured("a"), measured("b")), links=(LINK, BACK))
     with Cluster("a", "b") as cluster:
         found = train(cluster, tmp_path / "run", given)
         assert not any(agent.inspected.measure for agent in cluster.agents.values())
-    assert found.links == (LINK,)
+    assert found.links == (LINK, BACK)
     assert found.by_name["a"].train_rows == 10
     assert found.by_name["b"].work_times[0] == POINTS[0]
 

@@ -488,20 +488,24 @@ class MeasureLinkRequest(_message.Message):
     def __init__(self, target: _Optional[str] = ..., address: _Optional[str] = ..., message_bytes: _Optional[int] = ...) -> None: ...
 
 class MeasureLinkReply(_message.Message):
-    __slots__ = ("rate_bytes_per_s", "rate_low_bytes_per_s", "rate_high_bytes_per_s", "latency_s", "samples", "bytes")
+    __slots__ = ("rate_bytes_per_s", "rate_low_bytes_per_s", "rate_high_bytes_per_s", "latency_s", "samples", "bytes", "send_cpu_s_per_byte", "receive_cpu_s_per_byte")
     RATE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     RATE_LOW_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     RATE_HIGH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    SEND_CPU_S_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_CPU_S_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     rate_bytes_per_s: float
     rate_low_bytes_per_s: float
     rate_high_bytes_per_s: float
     latency_s: float
     samples: int
     bytes: int
-    def __init__(self, rate_bytes_per_s: _Optional[float] = ..., rate_low_bytes_per_s: _Optional[float] = ..., rate_high_bytes_per_s: _Optional[float] = ..., latency_s: _Optional[float] = ..., samples: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+    send_cpu_s_per_byte: float
+    receive_cpu_s_per_byte: float
+    def __init__(self, rate_bytes_per_s: _Optional[float] = ..., rate_low_bytes_per_s: _Optional[float] = ..., rate_high_bytes_per_s: _Optional[float] = ..., latency_s: _Optional[float] = ..., samples: _Optional[int] = ..., bytes: _Optional[int] = ..., send_cpu_s_per_byte: _Optional[float] = ..., receive_cpu_s_per_byte: _Optional[float] = ...) -> None: ...
 
 class ProbeMessage(_message.Message):
     __slots__ = ("wants_arrival", "payload")
@@ -512,7 +516,9 @@ class ProbeMessage(_message.Message):
     def __init__(self, wants_arrival: _Optional[bool] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class ProbeArrival(_message.Message):
-    __slots__ = ("at_s",)
+    __slots__ = ("at_s", "cpu_s")
     AT_S_FIELD_NUMBER: _ClassVar[int]
+    CPU_S_FIELD_NUMBER: _ClassVar[int]
     at_s: float
-    def __init__(self, at_s: _Optional[float] = ...) -> None: ...
+    cpu_s: float
+    def __init__(self, at_s: _Optional[float] = ..., cpu_s: _Optional[float] = ...) -> None: ...
