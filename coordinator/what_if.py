@@ -43,11 +43,13 @@ class Outcome:
         plan: what was predicted.
         prediction: of it.
         memory: what each node holds at most.
+        left_out: nodes of the profile that the plan does not use.
     """
 
     plan: Plan
     prediction: Prediction
     memory: Mapping[str, MemoryEstimate]
+    left_out: tuple[str, ...] = ()
 
     @property
     def rows_per_s(self) -> float:
@@ -68,6 +70,7 @@ class Outcome:
         return {
             "plan_digest": self.plan.digest,
             "slices": {piece.node: [piece.start, piece.stop] for piece in self.plan.slices},
+            "left_out": list(self.left_out),
             "rows_per_s": self.rows_per_s,
             "fullest_node": node,
             "fullest_share": share,
@@ -215,4 +218,5 @@ class WhatIf:
         check_fits(plan, profile, optimizer=self.optimizer, dtype=self.dtype, shape=shape)
         found = predict(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
         memory = memory_bounds(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
-        return Outcome(plan=plan, prediction=found, memory=memory)
+        left_out = tuple(node.node for node in profile.nodes if node.node not in plan.nodes)
+        return Outcome(plan=plan, prediction=found, memory=memory, left_out=left_out)

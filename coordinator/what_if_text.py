@@ -36,7 +36,8 @@ def comparison_lines(before: Outcome, after: Outcome) -> list[str]:
         ["hosts idle", share_text(one.bubble_share), share_text(other.bubble_share), ""],
         ["sent", format_bytes(sent[0]), format_bytes(sent[1]), _times(sent[1], sent[0])],
     ]
-    return [*table_lines(["", "before", "after", "ratio"], rows), "", *_nodes(before, after)]
+    lines = [*table_lines(["", "before", "after", "ratio"], rows), "", *_nodes(before, after)]
+    return [*lines, f"left out: {', '.join(after.left_out)}"] if after.left_out else lines
 
 
 def _times(after: float, before: float) -> str:
