@@ -96,6 +96,8 @@ def change_profile(profile: Profile, key: str, value: str) -> Profile:
         budget = int(_number(key, value, parse=parse_bytes, above=0.0))
         change = lambda node: dataclasses.replace(node, memory_bytes=budget)  # noqa: E731
     nodes = tuple(change(node) if target in (node.node, _ALL) else node for node in profile.nodes)
+    if last == "compute":
+        return dataclasses.replace(profile, nodes=nodes, links=_with_processors(profile.links, target, speed))
     return dataclasses.replace(profile, nodes=nodes)
 
 
@@ -103,6 +105,18 @@ def with_speed(node: NodeFacts, speed: float) -> NodeFacts:
     """A node that computes ``speed`` times as fast: all its times are divided by it."""
     blocks = {name: getattr(node, name) / speed for name in ("block_forward_s", "block_graph_s", "block_backward_s")}
     return dataclasses.replace(node, **blocks, work_times=tuple(_faster(time, speed) for time in node.work_times))
+
+
+def _with_processors(links: Sequence[LinkFacts], node: str, speed: float) -> tuple[LinkFacts, ...]:
+    """What each byte takes of a node's processor, where that is ``speed`` times as fast; rates stay."""
+    return tuple(
+        dataclasses.replace(
+            link,
+            send_cpu_s_per_byte=link.send_cpu_s_per_byte / (speed if node in (link.source, _ALL) else 1.0),
+            receive_cpu_s_per_byte=link.receive_cpu_s_per_byte / (speed if node in (link.target, _ALL) else 1.0),
+        )
+        for link in links
+    )
 
 
 def _faster(time: WorkTime, speed: float) -> WorkTime:

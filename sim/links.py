@@ -56,6 +56,8 @@ class MeasuredLinks:
         profile: with the links; without any, messages take only the time of making and reading them.
         size: (payload, seq, micro) -> padded tokens of the micro-batch.
         control_latency_s: of a word between a node and the coordinator.
+        slow_computing: whether messages take time from computing where a node has no core left for them; recorded
+            times of actions have it in them already.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class MeasuredLinks:
         *,
         size: Callable[[str, int, int], float],
         control_latency_s: float = 0.0,
+        slow_computing: bool = True,
     ) -> None:
         self._costs, self._size, self._control_latency_s = costs, size, control_latency_s
+        self._slow_computing = slow_computing
         self._uplinks: dict[str, _Side] = {}
         self._downlinks: dict[str, _Side] = {}
         self._links: dict[tuple[str, str], _Link] = {}
@@ -141,7 +145,9 @@ class MeasuredLinks:
         payload, boundary, size = key
         num_bytes = self._costs.message_bytes(payload, boundary, size)
         around_s = self._costs.around_message_s(source, target, payload, size)
-        taken_s = self._costs.taken_s(source, target, payload, num_bytes, size)
+        taken_s = (0.0, 0.0)
+        if self._slow_computing:
+            taken_s = self._costs.taken_s(source, target, payload, num_bytes, size)
         if link.rate is None:
             passage = _Passage(num_bytes, around_s, 0.0, 0.0, 0.0, taken_s)
         else:

@@ -149,7 +149,9 @@ def predict(
     times: ProfileTimes | RecordedTimes = medians
     if samples is not None:
         times = RecordedTimes(plan, samples, medians, items, same_run=same_run, seed=seed)
-    links = MeasuredLinks(costs, profile, size=items.size, control_latency_s=control_latency_s)
+    links = MeasuredLinks(
+        costs, profile, size=items.size, control_latency_s=control_latency_s, slow_computing=samples is None
+    )
     ledger = MemoryLedger(plan, facts, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes)
     meter = Meter(plan.nodes, items, ledger, keep_spans=keep_spans)
     ring = VirtualRing(

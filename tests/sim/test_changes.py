@@ -55,6 +55,18 @@ def test_changes_of_compute_everywhere_scale_the_run() -> None:
     assert predict(PLAN, faster).wall_s == pytest.approx(predict(PLAN, plain).wall_s / 2)
 
 
+def test_changes_of_compute_are_of_the_whole_processor() -> None:
+    """What a byte takes of the processor changes at that node's end of its links only; rates stay."""
+    links = tuple(
+        dataclasses.replace(link, send_cpu_s_per_byte=4e-9, receive_cpu_s_per_byte=2e-9) for link in PROFILE.links
+    )
+    profile, _ = changed("pi-2.compute=0.5", profile=dataclasses.replace(PROFILE, links=links))
+    for link in profile.links:
+        assert link.send_cpu_s_per_byte == (8e-9 if link.source == "pi-2" else 4e-9)
+        assert link.receive_cpu_s_per_byte == (4e-9 if link.target == "pi-2" else 2e-9)
+        assert link.rate_bytes_per_s == 1e6
+
+
 @pytest.mark.parametrize(("text", "num_bytes"), [("512MiB", 512 * 2**20), ("2GB", 2 * 10**9), ("1000", 1000)])
 def test_changes_of_memory_set_the_budget(text: str, num_bytes: int) -> None:
     """In the units that people use."""

@@ -301,6 +301,27 @@ def pools(plan: Plan, rng: random.Random) -> list[tuple[str, Action, float]]:
     return [(node, Action(op, seq, 0, 0, 1), rng.choice([0.5, 1.0, 30.0]) * rng.random()) for node, seq, op, _ in kinds]
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_prediction_replays_what_messages_took_from_computing_once(seed: int) -> None:
+    """On nodes of one core messages slow actions down; recorded actions have that in them, so it is not added again."""
+    rng = random.Random(seed)
+    plan = random_plan(rng)
+    free = random_profile(plan, rng)
+    crowded = dataclasses.replace(
+        free,
+        nodes=tuple(dataclasses.replace(node, cpu_cores=1.0) for node in free.nodes),
+        links=tuple(
+            dataclasses.replace(link, send_cpu_s_per_byte=1e-4, receive_cpu_s_per_byte=2e-4) for link in free.links
+        ),
+    )
+    slow = predict(plan, crowded, keep_spans=True)
+    samples = [(node, action, end_s - start_s) for node, action, start_s, end_s in slow.spans]
+    again = predict(plan, crowded, samples=samples, same_run=True)
+    assert again.wall_s == pytest.approx(slow.wall_s, rel=1e-9)
+    if slow.links:
+        assert sum(node.busy_s for node in slow.nodes) > sum(node.busy_s for node in predict(plan, free).nodes)
+
+
 def test_prediction_replays_a_straggler() -> None:
     """One slow backward of a recording delays the replay by just that."""
     plan = two_nodes(num_steps=3)
