@@ -3,7 +3,7 @@
 The source asks the target to answer some messages with the time at which they came; all times are the target's, so
 no clocks are compared. Latency is half a round trip of a small message. For the rate, messages follow one another as
 on a link of a run, some of them on the way at a time (a tenth of a second's worth and what the latency hides, two at
-least), and the bytes between two answers are divided by the time between them::
+least, half of what has arrived at most), and the bytes between two answers are divided by the time between them::
 
     source  m m m m? m m m m? ...        ? = asks when it came
     target        |a       |a            a window: at least 1 MB and 0.1 s
@@ -175,7 +175,8 @@ class _Probe:
         on_the_way_s = _ON_THE_WAY_S + 2 * _TRIPS_ON_THE_WAY * latency_s
         first: tuple[int, float, float] | None = None
         while not windows.are_enough:
-            room = max(_LEAST_ON_THE_WAY * size, windows.rate_bytes_per_s * on_the_way_s)
+            # half of what has arrived at most: what a burst promised would have to be waited for
+            room = max(_LEAST_ON_THE_WAY * size, min(windows.rate_bytes_per_s * on_the_way_s, arrived_bytes / 2))
             while sent_bytes + size - arrived_bytes <= room:
                 sent_bytes += size
                 is_last = sent_bytes + size - arrived_bytes > room
