@@ -15,6 +15,8 @@ from ringtune.costs import PlanCosts
 from ringtune.profile import Profile
 from sim.transport import Parcel
 
+_NOTHING_TAKEN = (0.0, 0.0)
+
 
 class _Passage(NamedTuple):
     """What a message of one kind and size takes; equal for all of them, so it is computed once."""
@@ -70,7 +72,7 @@ class MeasuredLinks:
         slow_computing: bool = True,
     ) -> None:
         self._costs, self._size, self._control_latency_s = costs, size, control_latency_s
-        self._slow_computing = slow_computing
+        self._slow_computing, self._has_slowed = slow_computing, False
         self._uplinks: dict[str, _Side] = {}
         self._downlinks: dict[str, _Side] = {}
         self._links: dict[tuple[str, str], _Link] = {}
@@ -115,11 +117,15 @@ class MeasuredLinks:
         return arrival_s
 
     def taken_s(self, parcel: Parcel) -> tuple[float, float]:
-        """What sending and receiving take from computing, where a node has no core left for them."""
+        """What sending and receiving take from computing, where a node has no core left for them.
+
+        Asked after ``arrival_s`` of that parcel.
+        """
+        if not self._has_slowed:  # most rings; every message asks
+            return _NOTHING_TAKEN
         payload, source, target, seq, micro, boundary = parcel
-        link = self._links.get((source, target)) or self._link(source, target)
         key = (payload, boundary, self._size(payload, seq, micro))
-        return (link.passages.get(key) or self._passage(link, source, target, key)).taken_s
+        return self._links[source, target].passages[key].taken_s
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
         """A credit is short: it takes the latency."""
@@ -145,9 +151,10 @@ class MeasuredLinks:
         payload, boundary, size = key
         num_bytes = self._costs.message_bytes(payload, boundary, size)
         around_s = self._costs.around_message_s(source, target, payload, size)
-        taken_s = (0.0, 0.0)
+        taken_s = _NOTHING_TAKEN
         if self._slow_computing:
             taken_s = self._costs.taken_s(source, target, payload, num_bytes, size)
+            self._has_slowed |= any(taken_s)
         if link.rate is None:
             passage = _Passage(num_bytes, around_s, 0.0, 0.0, 0.0, taken_s)
         else:

@@ -42,16 +42,26 @@ class Held:
         self.peak_bytes = max(self.peak_bytes, self.now_bytes)
 
 
-class _Effect(NamedTuple):
-    """What an action does to its node's account: takes, holds for a moment, frees; blocks that get a gradient."""
+class Effect(NamedTuple):
+    """What a kind of action does to its node's account.
 
+    Attributes:
+        node: whose.
+        held: that account.
+        takes: bytes that it takes.
+        touches: bytes besides that it holds for a moment.
+        frees: bytes that it frees in the end.
+        gradient: blocks that get a gradient, as a range.
+        updates: blocks whose gradient is used up, as a range.
+    """
+
+    node: str
+    held: Held
     takes: float = 0.0
     touches: float = 0.0
     frees: float = 0.0
     gradient: tuple[int, int] | None = None
-
-
-_NOTHING = _Effect()
+    updates: tuple[int, int] | None = None
 
 
 class MemoryLedger:
@@ -77,7 +87,6 @@ class MemoryLedger:
         self._plan, self._facts = plan, facts
         self._moments, self._item_bytes = MOMENTS[optimizer], DTYPE_BYTES[dtype]
         self._full_size = plan.microbatch_sizes()[0] * plan.max_length
-        self._effects: dict[tuple[str, Op, int, int, int, int], _Effect] = {}
         self._held: dict[str, Held] = {}
         self._token_bytes = plan.hidden_size * self._item_bytes
         for node in plan.nodes:
@@ -89,24 +98,14 @@ class MemoryLedger:
         """The most that each node held."""
         return {node: round(held.peak_bytes) for node, held in self._held.items()}
 
-    def ran(self, node: str, action: Action, item: ItemKind) -> None:
-        """An action is done: at its end all that it took was there."""
-        op, _, micro, start, stop, _, _ = action
-        held = self._held[node]
-        if micro < 0:
-            if op is Op.UPDATE:
-                self._update(node, held, start, stop)
-            return
-        key = (node, op, micro, start, stop, item.number)
-        effect = self._effects.get(key)
-        if effect is None:
-            self._effects[key] = effect = self._effect(node, op, start, stop, item, item.sizes[micro])
-        if effect is _NOTHING:
-            return
-        takes, touches, frees, gradient = effect
+    def apply(self, effect: Effect) -> None:
+        """An action of that kind is done: at its end all that it took was there."""
+        node, held, takes, touches, frees, gradient, updates = effect
         if gradient is not None and gradient not in held.gradients:
             held.gradients[gradient] = num_bytes = sum(self._weights_bytes(node, block) for block in _blocks(*gradient))
             held.add(num_bytes)
+        if updates is not None:
+            self._update(node, held, *updates)
         held.now_bytes = now_bytes = held.now_bytes + takes
         if now_bytes + touches > held.peak_bytes:
             held.peak_bytes = now_bytes + touches
@@ -132,22 +131,31 @@ class MemoryLedger:
         if now_bytes > held.peak_bytes:
             held.peak_bytes = now_bytes
 
-    def _effect(self, node: str, op: Op, start: int, stop: int, item: ItemKind, size: float) -> _Effect:
-        work_bytes = self._facts[node].activation_block_bytes * size / self._full_size
+    def effect(self, node: str, action: Action, item: ItemKind) -> Effect | None:
+        """What an action does; None if it holds nothing that is not counted elsewhere. Equal for all of its kind."""
+        op, _, micro, start, stop, _, _ = action
+        held = self._held[node]
+        if op is Op.UPDATE:
+            return Effect(node, held, updates=(start, stop))
+        if micro < 0:
+            return None
+        work_bytes = self._facts[node].activation_block_bytes * item.sizes[micro] / self._full_size
         if op is Op.FORWARD_FREE:
-            return _Effect(touches=work_bytes)
+            return Effect(node, held, touches=work_bytes)
         if op is Op.FORWARD:
-            return _Effect(takes=(stop - start) * work_bytes, touches=work_bytes)
+            return Effect(node, held, takes=(stop - start) * work_bytes, touches=work_bytes)
         if op is Op.BACKWARD:
-            return _Effect(touches=work_bytes, frees=(stop - start) * work_bytes, gradient=(start, stop))
+            return Effect(node, held, touches=work_bytes, frees=(stop - start) * work_bytes, gradient=(start, stop))
         if op is Op.HEAD:
             model, head = self._facts[node].model, self._plan.num_blocks
             logits = _LOGIT_COPIES * model.head_token_logits
-            return _Effect(
-                touches=size * self._item_bytes * (2 * model.hidden_size + logits),
+            return Effect(
+                node,
+                held,
+                touches=item.sizes[micro] * self._item_bytes * (2 * model.hidden_size + logits),
                 gradient=(head, head) if item.kind.has_backward else None,
             )
-        return _NOTHING
+        return None
 
     def _fixed_bytes(self, node: str, embedding_bytes: float | None) -> float:
         plan, model = self._plan, self._facts[node].model

@@ -9,7 +9,7 @@ from ringtune import rounds as rd
 from ringtune.schedule import Action, Op, Payload
 from ringtune.turns import StepKind, Turn
 from sim.action_times import Items
-from sim.memory_ledger import MemoryLedger
+from sim.memory_ledger import Effect, MemoryLedger
 from sim.transport import Parcel
 
 
@@ -26,6 +26,17 @@ class NodeMeter:
     actions: int = 0
 
 
+class _Tally:
+    """Seconds and number of the actions of one kind, with what each does to memory."""
+
+    __slots__ = ("busy_s", "count", "effect")
+
+    def __init__(self, effect: Effect | None) -> None:
+        self.effect = effect
+        self.busy_s = 0.0
+        self.count = 0
+
+
 class Meter:
     """An observer of a virtual ring.
 
@@ -37,7 +48,8 @@ class Meter:
     """
 
     def __init__(self, nodes: Iterable[str], granted: Items, ledger: MemoryLedger, *, keep_spans: bool) -> None:
-        self.nodes = {node: NodeMeter() for node in nodes}
+        self._nodes = tuple(nodes)
+        self._tallies: dict[tuple[str, Op, int, int, int, int], _Tally] = {}
         self.spans: list[tuple[str, Action, float, float]] = []
         self.depth_s: dict[int, float] = {}
         self.depth_steps: dict[int, int] = {}
@@ -49,14 +61,28 @@ class Meter:
         """Note its items."""
         self._items.granted(turn)
 
+    @property
+    def nodes(self) -> dict[str, NodeMeter]:
+        """What each node did."""
+        found = {node: NodeMeter() for node in self._nodes}
+        for (node, op, *_), tally in self._tallies.items():
+            meter = found[node]
+            meter.actions += tally.count
+            meter.busy_s[op] = meter.busy_s.get(op, 0.0) + tally.busy_s
+        return found
+
     def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
         """Add an action up."""
-        meter = self.nodes[node]
-        meter.actions += 1
-        op = action.op
-        busy_s = meter.busy_s
-        busy_s[op] = busy_s.get(op, 0.0) + end_s - start_s
-        self._ledger.ran(node, action, self._by_seq[action.seq])
+        op, seq, micro, start, stop, _, _ = action
+        item = self._by_seq[seq]
+        key = (node, op, micro, start, stop, item.number)
+        tally = self._tallies.get(key)
+        if tally is None:
+            self._tallies[key] = tally = _Tally(self._ledger.effect(node, action, item))
+        tally.count += 1
+        tally.busy_s += end_s - start_s
+        if tally.effect is not None:
+            self._ledger.apply(tally.effect)
         if self._keep_spans:
             self.spans.append((node, action, start_s, end_s))
 

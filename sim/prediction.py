@@ -18,7 +18,7 @@ from ringtune.turns import StartPoint
 from sim.action_times import Items, ProfileTimes, RecordedTimes
 from sim.links import MeasuredLinks
 from sim.memory_ledger import MemoryLedger
-from sim.meter import Meter
+from sim.meter import Meter, NodeMeter
 from sim.ring import VirtualRing
 
 
@@ -162,7 +162,8 @@ def predict(
         waits = "; ".join(f"node {node} {ring.waiting_for(node)}" for node in plan.nodes)
         raise DeadlineError(f"the virtual run of plan {plan.digest[:12]} does not end: {waits}; please report it")
     wall_s = result.wall_s
-    nodes = tuple(_node(plan, profile, node, meter, ledger.peak_bytes[node], wall_s) for node in plan.nodes)
+    measured, peaks = meter.nodes, ledger.peak_bytes
+    nodes = tuple(_node(plan, profile, node, measured[node], peaks[node], wall_s) for node in plan.nodes)
     hosts = [node for node in nodes if node.stop > node.start]
     return Prediction(
         wall_s=wall_s,
@@ -189,8 +190,10 @@ def predict(
     )
 
 
-def _node(plan: Plan, profile: Profile, node: str, meter: Meter, peak_bytes: int, wall_s: float) -> NodePrediction:
-    measured, piece = meter.nodes[node], plan.slice_of(node)
+def _node(
+    plan: Plan, profile: Profile, node: str, measured: NodeMeter, peak_bytes: int, wall_s: float
+) -> NodePrediction:
+    piece = plan.slice_of(node)
     busy_s = sum(measured.busy_s.values())
     share = busy_s / wall_s if wall_s else 0.0
     return NodePrediction(

@@ -25,6 +25,13 @@ def ledger(*, optimizer: str = "sgd", dtype: str = "float32", embedding_bytes: f
     return MemoryLedger(PLAN, facts, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes)
 
 
+def ran(found: MemoryLedger, node: str, action: Action, item: ItemKind) -> None:
+    """An action of a node is done."""
+    effect = found.effect(node, action, item)
+    if effect is not None:
+        found.apply(effect)
+
+
 def test_ledger_begins_with_weights() -> None:
     """A host has blocks and adapters, an owner embedding and head too; a table may count as touched."""
     assert ledger().peak_bytes == {"a": OWNER, "b": HOST}
@@ -34,10 +41,10 @@ def test_ledger_begins_with_weights() -> None:
 def test_ledger_of_a_free_forward_holds_a_block_for_a_moment() -> None:
     """In proportion to the size, and gone afterwards."""
     found = ledger()
-    found.ran("b", Action(Op.FORWARD_FREE, 0, 1, 2, 3), TRAIN)
+    ran(found, "b", Action(Op.FORWARD_FREE, 0, 1, 2, 3), TRAIN)
     assert found.peak_bytes["b"] == HOST + ACTIVATION / 2
-    found.ran("b", Action(Op.FORWARD_FREE, 0, 0, 2, 3), TRAIN)
-    found.ran("b", Action(Op.FORWARD_FREE, 0, 0, 2, 3), TRAIN)
+    ran(found, "b", Action(Op.FORWARD_FREE, 0, 0, 2, 3), TRAIN)
+    ran(found, "b", Action(Op.FORWARD_FREE, 0, 0, 2, 3), TRAIN)
     assert found.peak_bytes["b"] == HOST + ACTIVATION
 
 
@@ -45,16 +52,16 @@ def test_ledger_keeps_graphs_until_their_backward() -> None:
     """Two micro-batches keep two graphs; each backward frees its own, and the gradients come once."""
     found = ledger()
     for micro in (0, 1):
-        found.ran("b", Action(Op.FORWARD, 0, micro, 2, 4), TRAIN)
+        ran(found, "b", Action(Op.FORWARD, 0, micro, 2, 4), TRAIN)
     kept = 2 * ACTIVATION + 2 * ACTIVATION / 2
     assert found.peak_bytes["b"] == HOST + kept + ACTIVATION / 2 + ACTIVATION / 2 or HOST + kept + ACTIVATION / 2
     for micro in (0, 1):
-        found.ran("b", Action(Op.BACKWARD, 0, micro, 2, 4), TRAIN)
+        ran(found, "b", Action(Op.BACKWARD, 0, micro, 2, 4), TRAIN)
     assert found.peak_bytes["b"] == HOST + kept + 2 * ADAPTER + ACTIVATION
-    found.ran("b", Action(Op.UPDATE, 0, -1, 2, 4), TRAIN)
+    ran(found, "b", Action(Op.UPDATE, 0, -1, 2, 4), TRAIN)
     before = found.peak_bytes["b"]
     for micro in (0, 1):
-        found.ran("b", Action(Op.FORWARD, 0, micro, 2, 4), TRAIN)
+        ran(found, "b", Action(Op.FORWARD, 0, micro, 2, 4), TRAIN)
     assert found.peak_bytes["b"] == before
 
 
@@ -62,23 +69,23 @@ def test_ledger_makes_moments_at_the_first_update_only() -> None:
     """Two for each trained number under AdamW; the gradients stay until the update is done."""
     found = ledger(optimizer="adamw")
     for _ in range(3):
-        found.ran("b", Action(Op.BACKWARD, 0, 0, 3, 4), ItemKind(0, StepKind.TRAIN, 3, (0.0,)))
-        found.ran("b", Action(Op.UPDATE, 0, -1, 3, 4), TRAIN)
+        ran(found, "b", Action(Op.BACKWARD, 0, 0, 3, 4), ItemKind(0, StepKind.TRAIN, 3, (0.0,)))
+        ran(found, "b", Action(Op.UPDATE, 0, -1, 3, 4), TRAIN)
     assert found.peak_bytes["b"] == HOST + 3 * ADAPTER
-    found.ran("b", Action(Op.BACKWARD, 0, 0, 2, 4), ItemKind(0, StepKind.TRAIN, 2, (0.0,)))
-    found.ran("b", Action(Op.UPDATE, 0, -1, 2, 4), TRAIN)
+    ran(found, "b", Action(Op.BACKWARD, 0, 0, 2, 4), ItemKind(0, StepKind.TRAIN, 2, (0.0,)))
+    ran(found, "b", Action(Op.UPDATE, 0, -1, 2, 4), TRAIN)
     assert found.peak_bytes["b"] == HOST + 2 * 3 * ADAPTER
 
 
 def test_ledger_of_a_head_has_gradients_in_training_only() -> None:
     """A head's forward and backward hold hidden state and gradient; moments come with its update."""
     found = ledger(optimizer="adamw")
-    found.ran("a", Action(Op.HEAD, 0, 0), EVALUATE)
+    ran(found, "a", Action(Op.HEAD, 0, 0), EVALUATE)
     assert found.peak_bytes["a"] == OWNER + 2 * TENSOR
-    found.ran("a", Action(Op.HEAD, 0, 0), TRAIN)
+    ran(found, "a", Action(Op.HEAD, 0, 0), TRAIN)
     assert found.peak_bytes["a"] == OWNER + HEAD + 2 * TENSOR
-    found.ran("a", Action(Op.UPDATE, 0, -1, 4, 4), TRAIN)
-    found.ran("a", Action(Op.HEAD, 0, 0), EVALUATE)
+    ran(found, "a", Action(Op.UPDATE, 0, -1, 4, 4), TRAIN)
+    ran(found, "a", Action(Op.HEAD, 0, 0), EVALUATE)
     assert found.peak_bytes["a"] == OWNER + 2 * HEAD + 2 * TENSOR
 
 
@@ -97,6 +104,6 @@ def test_ledger_counts_tensors_on_their_way() -> None:
 def test_ledger_holds_nothing_more_for_embeddings_and_checkpoints() -> None:
     """What they make is counted where it lies."""
     found = ledger()
-    found.ran("a", Action(Op.EMBED, 0, 0), TRAIN)
-    found.ran("a", Action(Op.SAVE, 3), ItemKind(2, StepKind.CHECKPOINT, 4, ()))
+    ran(found, "a", Action(Op.EMBED, 0, 0), TRAIN)
+    ran(found, "a", Action(Op.SAVE, 3), ItemKind(2, StepKind.CHECKPOINT, 4, ()))
     assert found.peak_bytes["a"] == OWNER
