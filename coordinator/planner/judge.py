@@ -25,6 +25,8 @@ from sim.transport import Parcel
 
 WARM_UP_STEPS = 4
 MEASURED_STEPS = 8
+MOST_AHEAD = 16
+"""Steps after the measured ones, so that embedding and frozen forwards for later steps take their share; at most."""
 
 
 class _StepEnds:
@@ -79,7 +81,8 @@ def simulated_step_s(
     """
     if plan.method == "pipeadapter":  # whole turns: the ring drains at the end of each
         warm_up = measured = plan.local_iterations
-    steps = warm_up + measured
+    ahead = 0 if plan.method == "pipeadapter" else -(-plan.credits * (len(plan.slices) + 1) // plan.microbatches)
+    steps = warm_up + measured + min(ahead, MOST_AHEAD)
     probe = dataclasses.replace(
         plan,
         owners=(Owner(node=owner, train_rows=1),),
@@ -109,7 +112,7 @@ def simulated_step_s(
     if result.finish is None or result.finish.error:
         waits = "; ".join(f"node {node} {ring.waiting_for(node)}" for node in probe.nodes)
         raise DeadlineError(f"the virtual run of plan {probe.digest[:12]} does not end: {waits}; please report it")
-    return (observer.ends_s[steps - 1] - observer.ends_s[warm_up - 1]) / measured
+    return (observer.ends_s[warm_up + measured - 1] - observer.ends_s[warm_up - 1]) / measured
 
 
 def simulated_job_s(
@@ -131,7 +134,8 @@ def simulated_job_s(
     micro = costs.num_micro
     warm_up, measured = max(4, 16 // micro), max(6, 16 // micro)
     frozen = max(1, costs.stop - costs.first)
-    per_probe = (warm_up + measured) * micro * (frozen + 3 * len(ring.nodes) + 2)
+    ahead = min(MOST_AHEAD, -(-plan.credits * (len(ring.nodes) + 1) // micro))
+    per_probe = (warm_up + measured + ahead) * micro * (frozen + 3 * len(ring.nodes) + 2)
     num_probes = most_actions // per_probe
     if not num_probes:
         return None

@@ -18,6 +18,8 @@ from ringtune.schedule import Op, Payload, depth, max_depth
 from ringtune.turns import StepKind
 
 Row = tuple[float, ...]
+_BEHIND = 0.5
+"""A gradient of the head waits for half an embedding on the same uplink, on average; fitted to the simulator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +33,7 @@ class OwnerCosts:
         head_s: head, loss and the head's backward of one micro-batch.
         update_s: optimizer step of the head.
         up_s: from each node to the owner's head: one hidden state, first byte to last.
-        down_s: from the owner's head to each node: one gradient.
+        down_s: from the owner's head to each node: one gradient, and what it waits for embeddings before it.
         wire_s: per top node, how long the busier of the two links is taken by a micro-batch.
         into_s: per bottom node, how long the link to it is taken by an embedding.
     """
@@ -68,6 +70,8 @@ class RingCosts:
         grad_wire_s: the same of a gradient.
         uplink_s: per node, how long its uplink is taken by one tensor.
         downlink_s: per node, how long its downlink is taken by one tensor.
+        sending_s: per node, what sending a tensor takes from its computing, where no core is left for it.
+        receiving_s: the same of receiving.
         owners: in initiator order.
         owner_of: index of a node -> index in ``owners``.
     """
@@ -90,6 +94,8 @@ class RingCosts:
     grad_wire_s: tuple[Row, ...]
     uplink_s: Row
     downlink_s: Row
+    sending_s: Row
+    receiving_s: Row
     owners: tuple[OwnerCosts, ...]
     owner_of: Mapping[int, int]
 
@@ -157,6 +163,7 @@ def ring_costs(draft: Plan, profile: Profile, *, optimizer: str) -> RingCosts:
 
     hidden, grad = _pairs(costs, names, Payload.HIDDEN, 0, size), _pairs(costs, names, Payload.GRAD, 0, size)
     up, down = _ends(costs, profile, names, size)
+    taken = _taken(costs, names, size)
     return RingCosts(
         names=names,
         first=draft.private_blocks,
@@ -176,8 +183,11 @@ def ring_costs(draft: Plan, profile: Profile, *, optimizer: str) -> RingCosts:
         grad_wire_s=grad[1],
         uplink_s=up,
         downlink_s=down,
+        sending_s=taken[0],
+        receiving_s=taken[1],
         owners=tuple(
-            _owner(costs, draft, names, owner.node, at) for owner, at in zip(draft.owners, sizes, strict=True)
+            _owner(costs, draft, names, owner.node, at, up[names.index(owner.node)])
+            for owner, at in zip(draft.owners, sizes, strict=True)
         ),
         owner_of={names.index(owner.node): index for index, owner in enumerate(draft.owners)},
     )
@@ -263,7 +273,21 @@ def _ends(costs: PlanCosts, profile: Profile, names: Sequence[str], size: float)
     )
 
 
-def _owner(costs: PlanCosts, draft: Plan, names: Sequence[str], owner: str, size: float) -> OwnerCosts:
+def _taken(costs: PlanCosts, names: Sequence[str], size: float) -> tuple[Row, Row]:
+    """What a tensor takes from the computing of each node as sender and as receiver; the mean over its peers."""
+    num_bytes = costs.message_bytes(Payload.HIDDEN, 0, size)
+    sending, receiving = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    share = 1 / max(1, len(names) - 1)
+    for source in names:
+        for target in names:
+            if source != target:
+                from_source_s, from_target_s = costs.taken_s(source, target, Payload.HIDDEN, num_bytes, size)
+                sending[source] += share * from_source_s
+                receiving[target] += share * from_target_s
+    return tuple(sending.values()), tuple(receiving.values())
+
+
+def _owner(costs: PlanCosts, draft: Plan, names: Sequence[str], owner: str, size: float, uplink_s: float) -> OwnerCosts:
     node, top, kind = costs.nodes[owner], draft.num_blocks, StepKind.TRAIN
 
     def seconds(op: Op, start: int, stop: int) -> float:
@@ -272,6 +296,7 @@ def _owner(costs: PlanCosts, draft: Plan, names: Sequence[str], owner: str, size
     up = [_transfer(costs, name, owner, Payload.HIDDEN, top, size) for name in names]
     down = [_transfer(costs, owner, name, Payload.GRAD, top, size) for name in names]
     into = [_transfer(costs, owner, name, Payload.HIDDEN, 0, size) for name in names]
+    embeddings_s = [0.0 if name == owner else _BEHIND * uplink_s for name in names]
     private_s = draft.private_blocks * seconds(Op.FORWARD_FREE, 0, 1)
     return OwnerCosts(
         node=names.index(owner),
@@ -280,7 +305,10 @@ def _owner(costs: PlanCosts, draft: Plan, names: Sequence[str], owner: str, size
         head_s=seconds(Op.HEAD, top, top),
         update_s=seconds(Op.UPDATE, top, top),
         up_s=tuple(total for total, _ in up),
-        down_s=tuple(total for total, _ in down),
-        wire_s=tuple(max(first, second) for (_, first), (_, second) in zip(up, down, strict=True)),
+        down_s=tuple(total + behind_s for (total, _), behind_s in zip(down, embeddings_s, strict=True)),
+        wire_s=tuple(
+            max(first, second) + behind_s
+            for (_, first), (_, second), behind_s in zip(up, down, embeddings_s, strict=True)
+        ),
         into_s=tuple(wire for _, wire in into),
     )

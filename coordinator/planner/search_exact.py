@@ -279,6 +279,8 @@ def _are_twins(costs: RingCosts, fits: Fits, one: int, two: int) -> bool:
         costs.update_s,
         costs.uplink_s,
         costs.downlink_s,
+        costs.sending_s,
+        costs.receiving_s,
     )
     if not all(map(same, rows)):
         return False

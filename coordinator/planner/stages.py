@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from coordinator.planner.ring_costs import OwnerCosts, RingCosts
 
@@ -65,7 +66,7 @@ def place(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom: b
     moves_s, wire_s = (0.0, 0.0) if is_top else _between(costs, node, above.node)
     graph_s, backward_s = costs.graph_s[node], costs.backward_s[node]
     free_s, update_s = micro * costs.forward_s[node], costs.update_s[node]
-    lowest_wires_s = _wires_s(costs, node, 1, 2, is_top, is_bottom)
+    traffic = _traffic(costs, node, 1, 2, is_top, is_bottom)
     rows: Rows = []
     for trained in range(1, count + 1):
         if not costs.steps_at[above.placed + trained]:
@@ -75,9 +76,11 @@ def place(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom: b
         back_s = (trained - 1) * backward_s + costs.backward_lowest_s[node]
         both_s, last_s = micro * (forward_s + back_s), trained * update_s
         work_s = (count - trained) * free_s + both_s + last_s
-        busy = _busier(costs, above.busy_s, node, work_s, micro * wire_s, lowest_wires_s)
+        busy = _busier(costs, above.busy_s, node, work_s, micro * wire_s, traffic)
+        if is_bottom:
+            busy = [max(busy_s, micro * owner.into_s[node]) for busy_s, owner in zip(busy, costs.owners, strict=True)]
         segment_s = forward_s + back_s + moves_s
-        span = _wider(costs, above.span_s, node, segment_s, both_s, lowest_wires_s)
+        span = _wider(costs, above.span_s, node, segment_s, both_s, traffic)
         path_s, slowest_s = above.path_s + segment_s, max(above.slowest_s, forward_s, back_s, wire_s)
         critical = [
             last_s + max(span_s, path_s + end_s + (micro - 1) * max(slowest_s, pace_s))
@@ -104,7 +107,7 @@ def frozen_s(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom
     work_s = costs.num_micro * count * costs.forward_s[node]
     wire_s = 0.0 if is_top else costs.num_micro * costs.hidden_wire_s[node][above.node]
     none = (0.0,) * len(costs.owners)
-    busy = _busier(costs, none, node, work_s, wire_s, _wires_s(costs, node, 1, 1, is_top, is_bottom))
+    busy = _busier(costs, none, node, work_s, wire_s, _traffic(costs, node, 1, 1, is_top, is_bottom))
     if is_bottom:
         return [
             max(busy_s, costs.num_micro * owner.into_s[node]) for busy_s, owner in zip(busy, costs.owners, strict=True)
@@ -124,7 +127,7 @@ def _whole(
     forward_s, back_s = count * costs.graph_s[node], count * costs.backward_s[node]
     both_s = costs.num_micro * (forward_s + back_s)
     work_s = both_s + count * costs.update_s[node]
-    wires_s = _wires_s(costs, node, 2, 2, above.node < 0, is_bottom)
+    traffic = _traffic(costs, node, 2, 2, above.node < 0, is_bottom)
     segment_s = forward_s + back_s + moves_s
     return Above(
         node=node,
@@ -133,8 +136,8 @@ def _whole(
         slowest_s=max(above.slowest_s, forward_s, back_s, wire_s),
         ends_s=above.ends_s,
         pace_s=above.pace_s,
-        span_s=tuple(_wider(costs, above.span_s, node, segment_s, both_s, wires_s)),
-        busy_s=tuple(_busier(costs, above.busy_s, node, work_s, costs.num_micro * wire_s, wires_s)),
+        span_s=tuple(_wider(costs, above.span_s, node, segment_s, both_s, traffic)),
+        busy_s=tuple(_busier(costs, above.busy_s, node, work_s, costs.num_micro * wire_s, traffic)),
     )
 
 
@@ -144,54 +147,67 @@ def _between(costs: RingCosts, node: int, upper: int) -> tuple[float, float]:
     return moves_s, max(costs.hidden_wire_s[node][upper], costs.grad_wire_s[upper][node])
 
 
-def _wires_s(
-    costs: RingCosts,
-    node: int,
-    ups: int,
-    downs: int,
-    is_top: bool,
-    is_bottom: bool,
-) -> tuple[float, float]:
-    """How long a host's uplink or downlink is taken in a step: in others' turns, and in its own.
+class _Traffic(NamedTuple):
+    """What a host's messages take in a step, in others' turns and in its own."""
+
+    wires_s: float
+    own_wires_s: float
+    taken_s: float
+    own_taken_s: float
+
+
+def _traffic(costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is_bottom: bool) -> _Traffic:
+    """How long a host's uplink or downlink is taken in a step, and what that takes from its computing.
 
     As the owner it also sends embeddings and the head's gradients, and takes the top's hidden states; what would go
     from itself to itself does not travel.
     """
-    up_s, down_s = costs.num_micro * costs.uplink_s[node], costs.num_micro * costs.downlink_s[node]
+    micro = costs.num_micro
+    up_s, down_s = micro * costs.uplink_s[node], micro * costs.downlink_s[node]
+    sending_s, receiving_s = micro * costs.sending_s[node], micro * costs.receiving_s[node]
     own_ups = ups + (0 if is_bottom else 1) + (-1 if is_top else 1)
     own_downs = downs + (-1 if is_bottom else 0) + (-min(1, downs - 1) if is_top else 1)
-    return max(ups * up_s, downs * down_s), max(own_ups * up_s, own_downs * down_s)
+    return _Traffic(
+        max(ups * up_s, downs * down_s),
+        max(own_ups * up_s, own_downs * down_s),
+        ups * sending_s + downs * receiving_s,
+        own_ups * sending_s + own_downs * receiving_s,
+    )
 
 
 def _busier(
-    costs: RingCosts, before: Sequence[float], node: int, work_s: float, wire_s: float, wires_s: tuple[float, float]
+    costs: RingCosts, before: Sequence[float], node: int, work_s: float, wire_s: float, traffic: _Traffic
 ) -> list[float]:
-    common_s = max(work_s, wire_s, wires_s[0])
+    """Per owner's turn the busiest so far, or this host: its computing, its links, and the link to the stage above."""
+    common_s = max(work_s + traffic.taken_s, wire_s, traffic.wires_s)
     busy = [max(busy_s, common_s) for busy_s in before]
     index = costs.owner_of.get(node)
     if index is not None:
         owner = costs.owners[index]
-        own_s = work_s + costs.num_micro * (owner.embed_s + owner.head_s) + owner.update_s
-        busy[index] = max(before[index], own_s, wire_s, wires_s[1])
+        own_s = work_s + traffic.own_taken_s + costs.num_micro * (owner.embed_s + owner.head_s) + owner.update_s
+        busy[index] = max(before[index], own_s, wire_s, traffic.own_wires_s)
     return busy
 
 
 def _wider(
-    costs: RingCosts, before: Sequence[float], node: int, segment_s: float, both_s: float, wires_s: tuple[float, float]
+    costs: RingCosts, before: Sequence[float], node: int, segment_s: float, both_s: float, traffic: _Traffic
 ) -> list[float]:
-    common_s = max(both_s, wires_s[0])
+    """Per owner's turn the longest span so far, which now begins lower, or this host's, which begins here."""
+    common_s = max(both_s, traffic.wires_s)
     span = [max(span_s + segment_s, common_s) for span_s in before]
     index = costs.owner_of.get(node)
     if index is not None:
         head_s = costs.num_micro * costs.owners[index].head_s
-        span[index] = max(before[index] + segment_s, both_s + head_s, wires_s[1])
+        span[index] = max(before[index] + segment_s, both_s + head_s, traffic.own_wires_s)
     return span
 
 
 def _visiting_s(costs: RingCosts, owner: OwnerCosts, top: int) -> float:
     """How busy an owner that hosts nothing is in its own turn; its links go to and from the top, and to the bottom."""
-    work_s = costs.num_micro * (owner.embed_s + owner.head_s) + owner.update_s
+    micro = costs.num_micro
+    work_s = micro * (owner.embed_s + owner.head_s) + owner.update_s
     if owner.node < 0 or owner.node == top:
         return work_s if owner.node >= 0 else 0.0
     wires_s = max(2 * costs.uplink_s[owner.node], costs.downlink_s[owner.node], owner.wire_s[top])
-    return max(work_s, costs.num_micro * wires_s)
+    work_s += micro * (2 * costs.sending_s[owner.node] + costs.receiving_s[owner.node])
+    return max(work_s, micro * wires_s)
