@@ -87,7 +87,17 @@ def test_what_if_plans_anew_for_a_job(pair: tuple[str, ...], tmp_path: Path) -> 
     assert after["slices"]["carol"][1] > after["slices"]["carol"][0]
     assert after["num_steps"] == 6
     assert {node["node"] for node in after["nodes"]} >= {"alice", "bob", "carol"}
-    slow = (*pair, "--add", "carol", "--like", "bob", "--set", "carol.compute=1e-6", "--replan", job)
+    slow: tuple[str | Path, ...] = (
+        *pair,
+        "--add",
+        "carol",
+        "--like",
+        "bob",
+        "--set",
+        "carol.compute=1e-6",
+        "--replan",
+        job,
+    )
     assert asked(*slow)["after"]["left_out"] == ["carol"]
     assert ringtune("what-if", *slow).output.endswith("left out: carol\n")
     dropped = asked(*pair, "--drop", "bob", "--replan", job)["after"]
