@@ -29,6 +29,7 @@ from typing import Any
 from ringtune import events as ev
 from ringtune.errors import PlanError
 from ringtune.flows import Flow, ItemState, Path, Place
+from ringtune.head_keeping import HeadKeeping
 from ringtune.plan import Plan
 from ringtune.schedule import Action, Leg, Op, Payload, item_legs, route, warm_up, weight_version
 from ringtune.turns import StartPoint, Turn, items
@@ -64,9 +65,7 @@ class NodeEngine:
         self._versions: dict[int, int] = {}
         self._max_graphs = warm_up(plan, piece.start)
         self._forward_step = step - 1
-        self._head_version = step
-        self._held_since: int | None = -1 if is_holder else None
-        self._holds_since: dict[int, int] = {-1: -1} if is_holder else {}
+        self._head = HeadKeeping(node, step=step, is_holder=is_holder)
         self._turns: dict[int, Turn] = {}
         self._next_turn = 0
         self._turn_items_left: dict[int, int] = {}
@@ -79,8 +78,6 @@ class NodeEngine:
         self._max_embeds = plan.credits * max(1, len(route(plan, node))) if self._is_owner else 0
         self._credits: dict[tuple[str, int], int] = {}
         self._inbox: dict[tuple[str, int, int, int], str] = {}
-        self._heads: dict[int, str] = {}
-        self._handovers: deque[tuple[Turn, int]] = deque()
         self._paths: dict[tuple[Leg, ...], Path] = {}
         self._running: Action | None = None
         self._running_flow: Flow | None = None
@@ -107,7 +104,7 @@ class NodeEngine:
             return commands
         self._handlers[type(event)](event, now_s, commands)
         if self._running is None and not self._stopped:
-            if self._heads or self._handovers:
+            if self._head.has_business:
                 self._hand_over(commands)
             self._start_next(commands)
             self._retire(commands)
@@ -133,10 +130,7 @@ class NodeEngine:
         self._next_turn = turn.index + 1
         self._last_progress_s = now_s
         self._turns[turn.index] = turn
-        if turn.owner == self.node:
-            self._holds_since[turn.index] = self._holds_since.get(turn.index - 1, turn.index)
-        elif turn.index - 1 in self._holds_since:
-            self._handovers.append((turn, self._holds_since[turn.index - 1]))
+        self._head.granted(turn)
         left = 0
         for item in items(self.plan, turn):
             legs = item_legs(plan, item, self.node)
@@ -170,7 +164,7 @@ class NodeEngine:
 
     def _on_head(self, event: ev.HeadArrived, now_s: float, commands: list[ev.Command]) -> None:
         self._last_progress_s = now_s
-        self._heads[event.turn] = event.source
+        self._head.arrived(event.turn, event.source)
 
     def _on_credit(self, event: ev.CreditArrived, now_s: float, commands: list[ev.Command]) -> None:
         self._last_progress_s = now_s
@@ -233,7 +227,7 @@ class NodeEngine:
         if action.op is Op.SAVE:
             return
         if action.start == self.plan.num_blocks:
-            self._head_version += 1
+            self._head.updated()
             return
         for block in range(action.start, action.stop):
             self._versions[block] += 1
@@ -264,23 +258,9 @@ class NodeEngine:
             flow.state.flows_left -= 1
 
     def _hand_over(self, commands: list[ev.Command]) -> None:
-        """Take a head that is due, and pass ours on as soon as its version is what the next turn needs.
-
-        A head is held from one turn of ours on, through consecutive turns of ours. Equal versions are not
-        enough: after an evaluation an owner still has a head of the right version that it has passed on.
-        """
-        for index in sorted(self._heads):
-            turn = self._turns.get(index)
-            if turn is not None and not self._needs_head_before(index):
-                commands.append(ev.AcceptHead(index, self._heads.pop(index)))
-                self._head_version, self._held_since = turn.first_step, index
-                self._may_update = True
-        while self._handovers:
-            turn, held_since = self._handovers[0]
-            if self._held_since != held_since or self._head_version != turn.first_step:
-                break
-            self._handovers.popleft()
-            commands.append(ev.SendHead(turn.index, turn.owner))
+        if self._head.take(self._turns, self._needs_head_before, commands):
+            self._may_update = True
+        self._head.pass_on(commands)
 
     def _needs_head_before(self, turn: int) -> bool:
         """Whether items of earlier turns of ours still use the head that we have."""
@@ -324,7 +304,7 @@ class NodeEngine:
         """A save comes after all earlier updates; the owner saves the head too, so it has to have it."""
         if action.op is not Op.SAVE:
             return True
-        return state is self._updating[0] and (state.item.owner != self.node or self._has_head(state))
+        return state is self._updating[0] and (state.item.owner != self.node or self._head.counts_for(state.item))
 
     def _start(self, action: Action, flow: Flow | None, state: ItemState, commands: list[ev.Command]) -> None:
         self._running, self._running_flow, self._running_state = action, flow, state
@@ -367,7 +347,7 @@ class NodeEngine:
         """Whether the leg can start, its tensor being here; ``graphs`` counts items up to its own."""
         state, op = flow.state, place.op
         if op is Op.HEAD:
-            return state.next_head == flow.micro and self._has_head(state)
+            return state.next_head == flow.micro and self._head.counts_for(state.item)
         if op is Op.BACKWARD:
             return state.next_backward == flow.micro and self._has_versions(state, place)
         if place.end > barrier or not self._has_credit(place):
@@ -375,10 +355,6 @@ class NodeEngine:
         if op is Op.FORWARD and graphs > self._max_graphs:
             return False
         return self._has_versions(state, place)
-
-    def _has_head(self, state: ItemState) -> bool:
-        item = state.item
-        return self._head_version == item.step and self._held_since == self._holds_since.get(item.turn)
 
     def _has_versions(self, state: ItemState, place: Place) -> bool:
         versions = self._versions
@@ -405,7 +381,7 @@ class NodeEngine:
         oldest_open = min(self._turn_items_left, default=self._next_turn)
         for past in [known for known in self._turns if known < oldest_open - 1]:
             del self._turns[past]
-            self._holds_since.pop(past, None)
+            self._head.forget(past)
         commands.append(ev.ReportTurn(index))
 
     # ---- explanation ------------------------------------------------------------------------------
@@ -428,7 +404,7 @@ class NodeEngine:
             return f"{after} {leg.op.name} {where} to become possible"
         if place.credit is not None and not self._has_credit(place):
             return f"{after} room in the inbox of node {place.credit[0]} for the hidden state {where}"
-        if place.op is Op.HEAD and not self._has_head(flow.state):
+        if place.op is Op.HEAD and not self._head.counts_for(item):
             source = self._turns.get(item.turn - 1)
             return f"{after} the head {where}, from node {source.owner if source else '?'}"
         return f"{after} {place.op.name} {where} to become possible"
