@@ -235,7 +235,7 @@ class Profile:
         if len(set(pairs)) != len(pairs):
             raise InvalidInputError("the profile has a link twice; measure anew with 'ringtune measure'")
         for pair in pairs:
-            for name in set(pair) - set(names):
+            for name in sorted(set(pair) - set(names)):
                 raise InvalidInputError(f"link {pair[0]} -> {pair[1]} names node {name}, which the profile lacks")
 
     @property

@@ -82,8 +82,8 @@ def write_job(
 ) -> Path:
     """Write a job file for the model."""
     text = _JOB.format(
-        model=json.dumps(str(model)),
-        train=json.dumps(str(train)),
+        model=json.dumps(str(model.resolve())),
+        train=json.dumps(str(train.resolve())),
         method=method,
         microbatches=microbatches,
         steps=steps,
