@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from ringtune.profile import NodeFacts
+from ringtune.work_times import WorkTime
 
 ALIKE = 1.15
 WORTH = 1.15
@@ -35,11 +36,12 @@ def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
         return None
     middle = ranked[len(ranked) // 2]
     tokens = [node.train_tokens for node in nodes if node.train_rows]
+    points = _points(ranked)
     mean_tokens = sum(tokens) / len(tokens) if tokens and all(tokens) else 0.0
     return tuple(
         dataclasses.replace(
             node,
-            work_times=middle.work_times,
+            work_times=points,
             block_forward_s=middle.block_forward_s,
             block_graph_s=middle.block_graph_s,
             block_backward_s=middle.block_backward_s,
@@ -47,6 +49,17 @@ def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
         )
         for node in nodes
     )
+
+
+def _points(ranked: Sequence[NodeFacts]) -> tuple[WorkTime, ...]:
+    """For every work the points of the middle one of the nodes that have it; only owners measure embedding and head."""
+    works = sorted({str(point.work) for node in ranked for point in node.work_times})
+    found: list[WorkTime] = []
+    for work in works:
+        having = [node for node in ranked if any(point.work == work for point in node.work_times)]
+        middle = having[len(having) // 2]
+        found += [point for point in middle.work_times if point.work == work]
+    return tuple(found)
 
 
 def block_s(node: NodeFacts) -> float:

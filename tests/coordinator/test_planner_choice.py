@@ -234,3 +234,15 @@ def test_command_refuses_options_that_contradict(tmp_path: Path) -> None:
     """A profile says which nodes there are; a coordinator decides by itself."""
     assert isinstance(run(tmp_path, ring().to_json(), "--nodes", "2").exception, UsageError)
     assert isinstance(run(tmp_path, ring().to_json(), "--coordinator", "127.0.0.1:1").exception, UsageError)
+
+
+def test_alike_nodes_share_what_only_some_of_them_measured() -> None:
+    """Of equal machines only owners time embedding and head; their plan is even all the same."""
+    owner = device("b", num_blocks=8, tokens=TOKENS)
+    others = []
+    for name in "ac":
+        node = device(name, num_blocks=8, tokens=TOKENS, rows=0)
+        times = tuple(point for point in node.work_times if point.work not in ("embed", "head", "head_free"))
+        others.append(dataclasses.replace(node, work_times=times))
+    made = planned(wanted(), Profile(nodes=(others[0], owner, others[1])))
+    assert [(piece.node, piece.num_blocks) for piece in made.plan.slices] == [("a", 3), ("b", 3), ("c", 2)]
