@@ -28,14 +28,14 @@ from typing import Any
 
 from ringtune import events as ev
 from ringtune.errors import PlanError
-from ringtune.flows import Flow, ItemState, Path, Place
+from ringtune.flows import NO_RANK, Flow, ItemState, Path, Place
 from ringtune.head_keeping import HeadKeeping
 from ringtune.plan import Plan
 from ringtune.schedule import Action, Leg, Op, Payload, item_legs, route, warm_up, weight_version
 from ringtune.turns import StartPoint, Turn, items
 
 WAIT_TIMER = "wait"
-_EMBED_RANK, _NONE_READY = 4, 5
+_EMBED_RANK = 4
 
 
 class NodeEngine:
@@ -72,6 +72,8 @@ class NodeEngine:
         self._states: deque[ItemState] = deque()
         self._updating: deque[ItemState] = deque()
         self._may_update = False
+        self._head_may_move = False
+        self._best_rank = NO_RANK
         self._flows: deque[Flow] = deque()
         self._embeds: deque[Flow] = deque()
         self._embeds_in_flight = 0
@@ -104,10 +106,11 @@ class NodeEngine:
             return commands
         self._handlers[type(event)](event, now_s, commands)
         if self._running is None and not self._stopped:
-            if self._head.has_business:
+            if self._head_may_move:
                 self._hand_over(commands)
             self._start_next(commands)
-            self._retire(commands)
+            if type(event) is ev.ActionDone:
+                self._retire(commands)
         if self._states and not self._timer_is_set and not self._stopped:
             self._timer_is_set = True
             commands.append(ev.SetTimer(WAIT_TIMER, self._last_progress_s + self._wait_s))
@@ -131,6 +134,7 @@ class NodeEngine:
         self._last_progress_s = now_s
         self._turns[turn.index] = turn
         self._head.granted(turn)
+        self._head_may_move = True
         left = 0
         for item in items(self.plan, turn):
             legs = item_legs(plan, item, self.node)
@@ -150,8 +154,13 @@ class NodeEngine:
             if item.owner == self.node:
                 self._embeds.extend(flows)
         self._turn_items_left[turn.index] = left
+        self._note_best_rank()
         if left == 0:
             self._finish_turn(turn.index, commands)
+
+    def _note_best_rank(self) -> None:
+        """No micro-batch here has anything to do of a lower rank than this: a search may end with it."""
+        self._best_rank = min((state.path.best_rank for state in self._states), default=NO_RANK)
 
     def _first_versions(self, plan: Plan) -> dict[int, int]:
         """Updates of the slice's blocks where the run begins or goes on; the first turn says what was unfrozen."""
@@ -165,6 +174,7 @@ class NodeEngine:
     def _on_head(self, event: ev.HeadArrived, now_s: float, commands: list[ev.Command]) -> None:
         self._last_progress_s = now_s
         self._head.arrived(event.turn, event.source)
+        self._head_may_move = True
 
     def _on_credit(self, event: ev.CreditArrived, now_s: float, commands: list[ev.Command]) -> None:
         self._last_progress_s = now_s
@@ -198,7 +208,7 @@ class NodeEngine:
 
     def _on_done(self, event: ev.ActionDone, now_s: float, commands: list[ev.Command]) -> None:
         action, flow, state = event.action, self._running_flow, self._running_state
-        if action != self._running or state is None:
+        if (action is not self._running and action != self._running) or state is None:
             raise PlanError(f"node {self.node} was told of {action}, but {self._running} is under way")
         self._last_progress_s = now_s
         self._running = self._running_flow = self._running_state = None
@@ -210,7 +220,7 @@ class NodeEngine:
             if action.op is Op.HEAD:
                 state.heads_left -= 1
                 self._embeds_in_flight -= 1
-                self._may_update = True
+                self._may_update = self._head_may_move = True
             elif action.op is Op.BACKWARD:
                 state.backwards_left -= 1
                 self._may_update = True
@@ -223,7 +233,7 @@ class NodeEngine:
 
     def _on_updated(self, action: Action, state: ItemState) -> None:
         state.updates.remove(action)
-        self._may_update = True
+        self._may_update = self._head_may_move = True
         if action.op is Op.SAVE:
             return
         if action.start == self.plan.num_blocks:
@@ -258,6 +268,8 @@ class NodeEngine:
             flow.state.flows_left -= 1
 
     def _hand_over(self, commands: list[ev.Command]) -> None:
+        """A turn, a head or the end of an action with it may let it move; nothing else does."""
+        self._head_may_move = False
         if self._head.take(self._turns, self._needs_head_before, commands):
             self._may_update = True
         self._head.pass_on(commands)
@@ -312,7 +324,7 @@ class NodeEngine:
 
     def _best_flow(self) -> Flow | None:
         """The micro-batch to go on with: the lowest rank that is ready, and of those the oldest."""
-        best, found = _NONE_READY, None
+        best, found = NO_RANK, None
         barrier = math.inf
         graphs = 0
         newest: ItemState | None = None
@@ -326,12 +338,14 @@ class NodeEngine:
             place = flow.place
             if place is None:
                 continue
-            if place.rank < best and place.op is not Op.EMBED:
+            if place.rank < best and place.end <= barrier and place.op is not Op.EMBED:
                 receive = place.receive
                 if (receive is None or (receive[0], flow.seq, flow.micro, receive[1]) in inbox) and self._is_ready(
-                    flow, place, barrier, graphs
+                    flow, place, graphs
                 ):
                     best, found = place.rank, flow
+                    if best <= self._best_rank:
+                        break
             if place.frontier < barrier:
                 barrier = place.frontier
         if self._embeds and self._embeds_in_flight < self._max_embeds:
@@ -343,16 +357,17 @@ class NodeEngine:
                     found = flow
         return found
 
-    def _is_ready(self, flow: Flow, place: Place, barrier: float, graphs: int) -> bool:
+    def _is_ready(self, flow: Flow, place: Place, graphs: int) -> bool:
         """Whether the leg can start, its tensor being here; ``graphs`` counts items up to its own."""
         state, op = flow.state, place.op
         if op is Op.HEAD:
             return state.next_head == flow.micro and self._head.counts_for(state.item)
         if op is Op.BACKWARD:
             return state.next_backward == flow.micro and self._has_versions(state, place)
-        if place.end > barrier or not self._has_credit(place):
-            return False
         if op is Op.FORWARD and graphs > self._max_graphs:
+            return False
+        credit = place.credit
+        if credit is not None and self._credits.get(credit, self.plan.credits) <= 0:
             return False
         return self._has_versions(state, place)
 
@@ -370,11 +385,13 @@ class NodeEngine:
         """Forget finished micro-batches and items; report finished turns."""
         while self._flows and self._flows[0].leg is None:
             self._flows.popleft()
-        while self._states and self._states[0].is_done and self._states[0] is not self._running_state:
-            turn = self._states.popleft().item.turn
-            self._turn_items_left[turn] -= 1
-            if self._turn_items_left[turn] == 0:
-                self._finish_turn(turn, commands)
+        if self._states and self._states[0].is_done:
+            while self._states and self._states[0].is_done and self._states[0] is not self._running_state:
+                turn = self._states.popleft().item.turn
+                self._turn_items_left[turn] -= 1
+                if self._turn_items_left[turn] == 0:
+                    self._finish_turn(turn, commands)
+            self._note_best_rank()
 
     def _finish_turn(self, index: int, commands: list[ev.Command]) -> None:
         del self._turn_items_left[index]

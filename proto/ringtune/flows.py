@@ -24,6 +24,8 @@ from ringtune.schedule import (
 from ringtune.turns import Item
 
 _FORWARD_OPS = frozenset({Op.EMBED, Op.FORWARD_FREE, Op.FORWARD, Op.SKIP, Op.HEAD})
+NO_RANK = 5
+_BELOW_ALL = -2
 _RANKS = {Op.HEAD: 1, Op.BACKWARD: 2, Op.FORWARD: 3, Op.SKIP: 4, Op.FORWARD_FREE: 4, Op.EMBED: 4}
 
 
@@ -37,7 +39,8 @@ class Place:
         op: of that leg.
         rank: the lower, the sooner it is started; see ``engine``.
         receive: (payload, boundary) of the tensor that has to be here before; None if it needs none.
-        end: one past the last block of a forward (N + 1: head); earlier micro-batches have to be past it.
+        end: one past the last block of a forward; earlier micro-batches have to be past it. Below every block for
+            head and backward, whose order is kept by counting.
         frontier: where the next forward leg starts (-1: embedding, N: head, inf: none). A later micro-batch must
             not overtake it.
         credit: the (target, boundary) whose credit that leg takes, or None.
@@ -61,12 +64,14 @@ class Path:
         legs: in the order of the data flow.
         places: per position what comes next; None where that is a send, and at the end.
         num_heads, num_backwards: compute legs of these kinds.
+        best_rank: the lowest rank of its places.
     """
 
     legs: tuple[Leg, ...]
     places: tuple[Place | None, ...]
     num_heads: int
     num_backwards: int
+    best_rank: int
 
     @staticmethod
     def of(legs: tuple[Leg, ...], num_blocks: int, private_blocks: int) -> Path:
@@ -82,9 +87,10 @@ class Path:
                 receive = (leg.payload, leg.start)
                 places.append(None if after is None else replace(after, receive=receive))
             else:
-                end = 0
+                end = _BELOW_ALL
                 if leg.op in _FORWARD_OPS:
                     frontier, end = forward_range(leg, num_blocks)
+                    end = _BELOW_ALL if leg.op is Op.HEAD else end
                 places.append(
                     Place(
                         leg=leg,
@@ -102,6 +108,7 @@ class Path:
             places=tuple(reversed(places)),
             num_heads=sum(leg.op is Op.HEAD for leg in legs),
             num_backwards=sum(leg.op is Op.BACKWARD for leg in legs),
+            best_rank=min((place.rank for place in places if place is not None), default=NO_RANK),
         )
 
 

@@ -30,11 +30,6 @@ class HeadKeeping:
         self._arrived: dict[int, str] = {}
         self._handovers: deque[tuple[Turn, int]] = deque()
 
-    @property
-    def has_business(self) -> bool:
-        """Whether a head is to be taken or passed on."""
-        return bool(self._arrived or self._handovers)
-
     def granted(self, turn: Turn) -> None:
         """A turn of ours needs the head; one of another owner after ours needs it from us."""
         if turn.owner == self._node:

@@ -27,6 +27,9 @@ from ringtune.turns import Item, StepKind
 class Op(enum.StrEnum):
     """What an action does."""
 
+    # equal to its letter, so of the same hash; and a fast one, for it is in the key of every lookup of a run
+    __hash__ = str.__hash__
+
     EMBED = "E"  # owner: token ids to hidden state
     FORWARD_FREE = "f"  # forward without graph
     FORWARD = "F"  # forward that keeps a graph
@@ -42,6 +45,8 @@ class Op(enum.StrEnum):
 
 class Payload(enum.StrEnum):
     """What a send or receive carries."""
+
+    __hash__ = str.__hash__
 
     HIDDEN = "h"
     GRAD = "g"
