@@ -5,6 +5,7 @@
 #   make lint        formatting, types, import rules
 #   make proto       regenerate the code of the wire's messages
 #   make bench-ring  measure the ring against one process: build/bench/ring.json
+#   make bench-sim   measure predictions against boards of a testbed: build/bench/sim.json
 #   make bench-examples  train the three examples, on the ring and in one process: build/bench/examples.json
 #
 #   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url URL"
@@ -21,7 +22,7 @@ STAMP := $(VENV)/ringtune.stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint proto bench-ring bench-examples clean
+.PHONY: help setup demo test lint proto bench-ring bench-sim bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -52,6 +53,9 @@ proto: $(STAMP)
 
 bench-ring: $(STAMP)
 	$(BIN)/python -m tests.bench.ring $(ARGS)
+
+bench-sim: $(STAMP)
+	$(BIN)/python -m tests.bench.sim $(ARGS)
 
 bench-examples: $(STAMP)
 	$(BIN)/python -m tests.bench.examples $(ARGS)
