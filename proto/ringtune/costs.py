@@ -181,7 +181,7 @@ class PlanCosts:
         """What a message takes from the computing of its source and of its target, in seconds.
 
         Sending and receiving are done by other threads. Where the threads that compute leave less than a core free
-        (one core, or a quota), they have to share it with them.
+        (one core, or a quota), they have to share it with them. Times that were recorded in a run have it in them.
         """
         link, head = self.link(source, target), payload == Payload.HEAD
         taken = []
@@ -190,7 +190,8 @@ class PlanCosts:
             (target, Work.DECODE, link.receive_cpu_s_per_byte if link else 0.0),
         ):
             facts = self._facts[node]
-            crowded = min(1.0, max(0.0, facts.threads + 1 - facts.cpu_cores)) if facts.cpu_cores > 0 else 0.0
+            is_known = facts.cpu_cores > 0 and not facts.has_messages
+            crowded = min(1.0, max(0.0, facts.threads + 1 - facts.cpu_cores)) if is_known else 0.0
             codec_s = 0.0 if head else self.nodes[node].work(work, size)
             taken.append(crowded * (codec_s + num_bytes * cpu_s_per_byte / facts.cpu_cores) if crowded else 0.0)
         return taken[0], taken[1]

@@ -161,6 +161,7 @@ class NodeFacts:
         eval_tokens: the same of its evaluation batches.
         shape: what ``work_times`` were measured at.
         work_times: every measured point.
+        has_messages: whether the times were recorded in a run, so that what messages took of them is in them.
     """
 
     node: str
@@ -183,6 +184,7 @@ class NodeFacts:
     eval_tokens: float = 0.0
     shape: Shape = Shape()
     work_times: tuple[WorkTime, ...] = ()
+    has_messages: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""

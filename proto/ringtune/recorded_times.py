@@ -28,6 +28,7 @@ from ringtune.schedule import Action, Op, lowest_with_graph
 from ringtune.turns import Item, StepKind, Turn, items
 from ringtune.work_times import Work, WorkTable, WorkTime
 
+_BLOCK_WORKS = (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST, Work.BACKWARD)
 LEAST_SAMPLES = 5
 KEPT_SAMPLES = 2000
 """Of each kind of work and node; the newest stay."""
@@ -180,6 +181,7 @@ class RecordedProfile:
         return dataclasses.replace(
             facts,
             work_times=kept,
+            has_messages=facts.has_messages or any(work in changed for work in _BLOCK_WORKS),
             block_forward_s=of_block(Work.FORWARD, facts.block_forward_s),
             block_graph_s=of_block(Work.GRAPH, facts.block_graph_s),
             block_backward_s=of_block(Work.BACKWARD, facts.block_backward_s),

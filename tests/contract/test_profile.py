@@ -68,6 +68,7 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "eval_tokens": 0.0,
         "shape": dataclasses.asdict(Shape()),
         "work_times": (),
+        "has_messages": False,
     }
 
 

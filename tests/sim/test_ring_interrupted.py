@@ -1,0 +1,66 @@
+"""Messages that take processor time: from what runs, not from what waits."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from sim.ring import VirtualRing
+from sim.transport import Delays, Parcel
+from tests.suites.plans import make_plan
+
+
+class Busy(Delays):
+    """Messages take no time on their way, but processor seconds at both ends."""
+
+    def __init__(self, source_s: float, target_s: float) -> None:
+        super().__init__()
+        self._taken_s = (source_s, target_s)
+
+    def taken_s(self, parcel: Parcel) -> tuple[float, float]:
+        """The same for every message."""
+        return self._taken_s
+
+
+def wall_s(microbatches: int, source_s: float, target_s: float, *, batch_size: int = 4) -> float:
+    """Two steps on two hosts, where every action takes a second; the owner hosts nothing."""
+    plan = make_plan(
+        [("a", 0, 2), ("b", 2, 4)],
+        ["c"],
+        num_steps=2,
+        local_iterations=2,
+        microbatches=microbatches,
+        batch_size=batch_size,
+        method="all",
+        eval_rows=0,
+    )
+    return VirtualRing(plan, transport=Busy(source_s, target_s)).run().wall_s
+
+
+def test_ring_that_waits_receives_for_free() -> None:
+    """With one micro-batch every receiver is idle: it was receiving while the message was on its way."""
+    assert wall_s(1, 0.0, 0.5) == wall_s(1, 0.0, 0.0)
+
+
+def test_ring_that_computes_while_it_receives_is_slowed() -> None:
+    """With several micro-batches a message arrives while its receiver computes: that action ends later."""
+    plain = wall_s(4, 0.0, 0.0)
+    assert plain < wall_s(4, 0.0, 0.25) <= plain * 1.25 * 2
+
+
+def test_ring_that_sends_begins_its_next_action_later() -> None:
+    """A sender that goes on at once pays for sending; the more messages, the more."""
+    assert wall_s(4, 0.0, 0.0) < wall_s(4, 0.125, 0.0) < wall_s(4, 0.25, 0.0)
+
+
+@pytest.mark.parametrize(("source_s", "target_s"), [(0.0, 0.0), (0.25, 0.0), (0.0, 0.25), (0.5, 0.5)])
+def test_ring_counts_what_was_taken_as_busy(source_s: float, target_s: float) -> None:
+    """A node's actions never overlap, and each takes its second at least."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=6, microbatches=4, eval_rows=0)
+    result = VirtualRing(plan, transport=Busy(source_s, target_s)).run()
+    assert result.finish is not None and not result.finish.error
+    for spans in result.spans.values():
+        for before, after in itertools.pairwise(spans):
+            assert before.end_s <= after.start_s
+        assert all(span.end_s - span.start_s >= 1.0 for span in spans)
