@@ -337,6 +337,8 @@ def _link(pair: Pair, reply: control_pb2.MeasureLinkReply) -> LinkFacts:
         rate_high_bytes_per_s=reply.rate_high_bytes_per_s,
         send_cpu_s_per_byte=reply.send_cpu_s_per_byte,
         receive_cpu_s_per_byte=reply.receive_cpu_s_per_byte,
+        busy_source_s=reply.busy_source_s,
+        busy_target_s=reply.busy_target_s,
     )
 
 

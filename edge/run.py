@@ -297,14 +297,16 @@ class AgentRun:
             self.fail(error)
 
     def _take(self, entry: _Entry) -> None:
+        # an action's time includes what leads to it: taking its input, and passing on what the one before made
+        start_s = self._clock()
         action = self._handle(entry)
         while action is not None and not self._stopping.is_set() and not self._failed:
-            start_s = self._clock()
             values = self._save(action) if action.op is Op.SAVE else self._executor.run(action)
             end_s = self._clock()
             self.totals.actions += 1
             self.totals.busy_s += end_s - start_s
             self._reports.put(rp.Spanned(action, start_s, end_s))
+            start_s = end_s
             self._drain()
             action = self._handle(ev.ActionDone(action, values))
 

@@ -45,9 +45,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         """Facts for the planner."""
         facts = _answer(
             context,
-            lambda: self._agent.inspect(
-                request.run_id, request.job_toml, _timing(request), timeout_s=_left_s(context)
-            ),
+            lambda: self._agent.inspect(request.run_id, request.job_toml, _timing(request), timeout_s=_left_s(context)),
         )
         return control_pb2.InspectReply(
             facts_json=facts, shards=_answer(context, lambda: self._shards(request, context))
@@ -82,6 +80,8 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             bytes=found.sent_bytes,
             send_cpu_s_per_byte=found.send_cpu_s_per_byte,
             receive_cpu_s_per_byte=found.receive_cpu_s_per_byte,
+            busy_source_s=found.busy_source_s,
+            busy_target_s=found.busy_target_s,
         )
 
     def Prepare(  # noqa: N802

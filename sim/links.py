@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ringtune.costs import PlanCosts
-from ringtune.profile import Profile
+from ringtune.profile import LinkFacts, Profile
 from sim.transport import Parcel
 
 _NOTHING_TAKEN = (0.0, 0.0)
@@ -42,10 +42,24 @@ class _Side:
 class _Link:
     """One directed link with what went over it."""
 
-    __slots__ = ("arrived_s", "busy_s", "downlink", "free_s", "latency_s", "passages", "rate", "sent_bytes", "uplink")
+    __slots__ = (
+        "arrived_s",
+        "busy_s",
+        "delays_s",
+        "downlink",
+        "free_s",
+        "latency_s",
+        "passages",
+        "rate",
+        "sent_bytes",
+        "uplink",
+    )
 
-    def __init__(self, rate: float | None, latency_s: float, uplink: _Side, downlink: _Side) -> None:
-        self.rate, self.latency_s, self.uplink, self.downlink = rate, latency_s, uplink, downlink
+    def __init__(self, facts: LinkFacts | None, uplink: _Side, downlink: _Side) -> None:
+        self.uplink, self.downlink = uplink, downlink
+        self.rate = facts.rate_bytes_per_s if facts else None
+        self.latency_s = facts.latency_s if facts else 0.0
+        self.delays_s = (facts.busy_source_s, facts.busy_target_s) if facts else _NOTHING_TAKEN
         self.free_s = self.arrived_s = self.busy_s = self.sent_bytes = 0.0
         self.passages: dict[tuple[str, int, float], _Passage] = {}
 
@@ -127,6 +141,13 @@ class MeasuredLinks:
         key = (payload, boundary, self._size(payload, seq, micro))
         return self._links[source, target].passages[key].taken_s
 
+    def delays_s(self, parcel: Parcel) -> tuple[float, float]:
+        """What a message takes longer while its source computes, and while its target does.
+
+        Asked after ``arrival_s`` of that parcel. Times that were recorded have nothing of it: it is no computing.
+        """
+        return self._links[parcel.source, parcel.target].delays_s
+
     def credit_s(self, source: str, target: str, now_s: float) -> float:
         """A credit is short: it takes the latency."""
         link = self._links.get((source, target)) or self._link(source, target)
@@ -142,9 +163,8 @@ class MeasuredLinks:
 
     def _link(self, source: str, target: str) -> _Link:
         facts = self._costs.link(source, target)
-        rate, latency_s = (facts.rate_bytes_per_s, facts.latency_s) if facts else (None, 0.0)
         uplink, downlink = self._side(self._uplinks, source), self._side(self._downlinks, target)
-        self._links[source, target] = link = _Link(rate, latency_s, uplink, downlink)
+        self._links[source, target] = link = _Link(facts, uplink, downlink)
         return link
 
     def _passage(self, link: _Link, source: str, target: str, key: tuple[str, int, float]) -> _Passage:

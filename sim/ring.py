@@ -109,11 +109,13 @@ class _Node:
         "ends_s",
         "engine",
         "free_s",
+        "goes_on",
         "handle",
         "handled",
         "heads",
         "inbox",
         "is_running",
+        "last_s",
         "name",
         "order",
         "peak_inbox",
@@ -131,6 +133,8 @@ class _Node:
         self.handled: list[Handled] = []
         self.peak_inbox = 0
         self.is_running = False
+        self.goes_on = False  # whether what the engine just said includes an action
+        self.last_s: dict[str, float] = {}  # when the last message of each source came
         self.ends_s = 0.0  # of the action that runs; messages may put it off
         self.free_s = 0.0  # until when messages keep the processor
 
@@ -271,6 +275,7 @@ class VirtualRing:
         commands = node.handle(event, now_s)
         if self._record:
             node.handled.append(Handled(now_s, event, commands))
+        node.goes_on = any(type(command) is ev.RunAction for command in commands)
         for command in commands:
             self._obeys[type(command)](node, command)
 
@@ -363,15 +368,28 @@ class VirtualRing:
         if self._observer is not None:
             self._observer.sent(parcel, now_s, arrival_s)
         from_source_s, from_target_s = self._transport.taken_s(parcel)
-        if from_source_s:
-            self._nodes[parcel.source].take(from_source_s, now_s)
-        self.clock.at(arrival_s, self._deliver, parcel, content, from_target_s)
+        at_source_s, at_target_s = self._transport.delays_s(parcel)
+        if from_source_s or at_source_s:
+            node = self._nodes[parcel.source]
+            node.take(from_source_s, now_s)
+            arrival_s += at_source_s if node.goes_on else 0.0
+        if from_target_s or at_target_s:
+            self.clock.at(arrival_s, self._receive, parcel, content, from_target_s, at_target_s)
+        else:
+            self.clock.at(arrival_s, self._deliver, parcel, content)
 
-    def _deliver(self, parcel: Parcel, content: Any, taken_s: float) -> None:
+    def _receive(self, parcel: Parcel, content: Any, taken_s: float, delay_s: float) -> None:
+        """A node that computes gets to a message later; an idle one was receiving while it was on its way."""
+        node, now_s = self._nodes[parcel.target], self.clock.now_s
+        if node.is_running:
+            node.take(taken_s, now_s)
+            now_s += delay_s
+        node.last_s[parcel.source] = now_s = max(now_s, node.last_s.get(parcel.source, 0.0))
+        self.clock.at(now_s, self._deliver, parcel, content)
+
+    def _deliver(self, parcel: Parcel, content: Any) -> None:
         payload, source, target, seq, micro, boundary = parcel
         node = self._nodes[target]
-        if taken_s and node.is_running:  # an idle one was receiving while the message was on its way
-            node.take(taken_s, self.clock.now_s)
         if self._observer is not None:
             self._observer.arrived(parcel, self.clock.now_s)
         if payload == Payload.HEAD:

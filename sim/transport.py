@@ -32,6 +32,9 @@ class Transport(Protocol):
     def taken_s(self, parcel: Parcel) -> tuple[float, float]:
         """Seconds that sending takes from the source's computing, and receiving from the target's."""
 
+    def delays_s(self, parcel: Parcel) -> tuple[float, float]:
+        """Seconds that a message takes longer while its source computes, and while its target does."""
+
 
 class Delays:
     """Delays from functions, for tests.
@@ -64,6 +67,10 @@ class Delays:
 
     def taken_s(self, parcel: Parcel) -> tuple[float, float]:
         """Nothing: there are cores for messages."""
+        return (0.0, 0.0)
+
+    def delays_s(self, parcel: Parcel) -> tuple[float, float]:
+        """Nothing, for the same reason."""
         return (0.0, 0.0)
 
     def _in_order(self, source: str, target: str, lane: str, at_s: float) -> float:

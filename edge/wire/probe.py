@@ -15,6 +15,9 @@ been through, because it passes at the speed of the medium.
 
 Sending and receiving also takes processor time, which a board with one core or a quota of less has to take from its
 computing. So both ends say how many processor seconds their process had used: beside the stream they do nothing.
+And there a message waits for its turn on the processor at every step of its way: long messages are sent one by one,
+once with both ends idle, once while the source computes, once while the target does. What that adds to half a round
+trip of a small message is the answer's, and is left out.
 
 Source: tc-tbf(8).
 """
@@ -32,6 +35,7 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 
+from edge.wire.burner import Burner
 from edge.wire.options import error_of_call, open_channel
 from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
 from ringtune.v1 import control_pb2
@@ -43,6 +47,8 @@ LONGEST_MESSAGE_BYTES: Final = 4 << 20
 _ASKS: Final = control_pb2.ProbeMessage(wants_arrival=True).SerializeToString()
 _WARM_UP_PINGS: Final = 5
 _PINGS: Final = 20
+_ALONE: Final = 9
+_BUSY: Final = ("ringtune-busy", "1")
 _WINDOW_BYTES: Final = 1_000_000
 _WINDOW_S: Final = 0.1
 _LEAST_WINDOWS: Final = 3
@@ -54,6 +60,7 @@ _ASKS_ON_THE_WAY: Final = 4
 _TRIPS_ON_THE_WAY: Final = 2
 _TRIPS_TO_SPEED_UP: Final = 10
 _JOIN_S: Final = 5.0
+_LAST_WORD_S: Final = 0.5
 
 
 class LinkRate(NamedTuple):
@@ -67,6 +74,8 @@ class LinkRate(NamedTuple):
     sent_bytes: int
     send_cpu_s_per_byte: float
     receive_cpu_s_per_byte: float
+    busy_source_s: float
+    busy_target_s: float
 
 
 def add_probe_sink(server: grpc.Server) -> None:
@@ -80,7 +89,10 @@ def add_probe_sink(server: grpc.Server) -> None:
 
 def _arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
     """Drop every message; the call ends with its caller's deadline at the latest."""
-    with contextlib.suppress(grpc.RpcError):  # how a call ends that its caller cancels
+    wants_busy = _BUSY in context.invocation_metadata()
+    with contextlib.suppress(grpc.RpcError), contextlib.ExitStack() as stack:  # it ends when its caller cancels
+        if wants_busy:
+            stack.enter_context(Burner())
         for message in messages:
             if message.startswith(_ASKS):
                 yield control_pb2.ProbeArrival(at_s=time.monotonic(), cpu_s=time.process_time())
@@ -101,16 +113,25 @@ def measure_link(source: str, target: str, address: str, *, message_bytes: int, 
         DeadlineError: it took too long.
         PeerLostError: the other node ended meanwhile.
     """
-    probe = _Probe(address, min(max(1, message_bytes), LONGEST_MESSAGE_BYTES), timeout_s)
+    deadline_s = time.monotonic() + timeout_s
+    size = min(max(1, message_bytes), LONGEST_MESSAGE_BYTES)
+
+    def opened(*, busy_target: bool = False) -> contextlib.closing[_Probe]:
+        return contextlib.closing(_Probe(address, size, deadline_s - time.monotonic(), busy_target=busy_target))
+
     try:
-        latency_s = probe.ping()
-        windows = probe.stream(latency_s)
+        with opened() as probe:
+            latency_s = probe.ping()
+            idle_s = probe.alone()
+            with Burner():
+                busy_source_s = probe.alone() - idle_s - (probe.ping() - latency_s)
+            windows = probe.stream(latency_s)
+        with opened(busy_target=True) as other:
+            busy_target_s = other.alone() - idle_s - (other.ping() - latency_s)
     except grpc.RpcError as error:
         raise _of_both(error_of_call(error, peer=f"node {target} at {address}"), source, target) from error
     except RingTuneError as error:
         raise _of_both(error, source, target) from error
-    finally:
-        probe.close()
     low, median, high = statistics.quantiles(windows, n=4, method="inclusive")
     return LinkRate(
         median,
@@ -121,6 +142,8 @@ def measure_link(source: str, target: str, address: str, *, message_bytes: int, 
         probe.sent_bytes,
         probe.send_cpu_s_per_byte,
         probe.receive_cpu_s_per_byte,
+        max(0.0, busy_source_s),
+        max(0.0, busy_target_s),
     )
 
 
@@ -132,7 +155,7 @@ def _of_both(error: RingTuneError, source: str, target: str) -> RingTuneError:
 class _Probe:
     """One stream to the target, with the thread that feeds it and the one that calls."""
 
-    def __init__(self, address: str, message_bytes: int, timeout_s: float) -> None:
+    def __init__(self, address: str, message_bytes: int, timeout_s: float, *, busy_target: bool) -> None:
         payload = bytes(message_bytes)
         self._quiet = control_pb2.ProbeMessage(payload=payload).SerializeToString()
         self._asking = control_pb2.ProbeMessage(wants_arrival=True, payload=payload).SerializeToString()
@@ -145,13 +168,15 @@ class _Probe:
         self.send_cpu_s_per_byte = self.receive_cpu_s_per_byte = 0.0
         self._channel = open_channel(address)
         method: Any = self._channel.stream_stream(METHOD, response_deserializer=control_pb2.ProbeArrival.FromString)
-        self._call = method(iter(self._outgoing.get, None), timeout=timeout_s)
+        metadata = (_BUSY,) if busy_target else ()
+        self._call = method(iter(self._outgoing.get, None), timeout=timeout_s, metadata=metadata)
         self._reader = threading.Thread(target=self._read, name="probe-arrivals", daemon=True)
         self._reader.start()
 
     def close(self) -> None:
         """End the stream and its threads."""
         self._outgoing.put(None)
+        self._reader.join(_LAST_WORD_S)  # the target ends its part when it has seen the end of ours
         self._call.cancel()
         self._reader.join(_JOIN_S)
         self._channel.close()
@@ -165,6 +190,16 @@ class _Probe:
             self._next_arrival()
             trips.append(time.monotonic() - started_s)
         return statistics.median(trips[_WARM_UP_PINGS:]) / 2
+
+    def alone(self) -> float:
+        """Median seconds from sending a long message, with nothing else on the way, to its answer."""
+        trips = []
+        for _ in range(_ALONE):
+            started_s = time.monotonic()
+            self._put(self._asking)
+            self._next_arrival()
+            trips.append(time.monotonic() - started_s)
+        return statistics.median(trips[1:])
 
     def stream(self, latency_s: float) -> list[float]:
         """Bytes per second of each window but the first."""

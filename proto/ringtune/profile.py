@@ -110,6 +110,8 @@ class LinkFacts:
         rate_high_bytes_per_s: third quartile.
         send_cpu_s_per_byte: processor seconds that the source spends on each byte; 0 = not known.
         receive_cpu_s_per_byte: the same of the target.
+        busy_source_s: what a long message takes longer when the source computes: its turn on the processor.
+        busy_target_s: the same when the target does.
     """
 
     source: str
@@ -120,6 +122,8 @@ class LinkFacts:
     rate_high_bytes_per_s: float = 0.0
     send_cpu_s_per_byte: float = 0.0
     receive_cpu_s_per_byte: float = 0.0
+    busy_source_s: float = 0.0
+    busy_target_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -128,7 +132,7 @@ class LinkFacts:
             raise InvalidInputError(f"{name} joins a node with itself; leave it out")
         if not self.rate_bytes_per_s > 0:
             raise InvalidInputError(f"{name}.rate_bytes_per_s is {self.rate_bytes_per_s}, it has to be above 0")
-        for key in ("latency_s", "send_cpu_s_per_byte", "receive_cpu_s_per_byte"):
+        for key in ("latency_s", "send_cpu_s_per_byte", "receive_cpu_s_per_byte", "busy_source_s", "busy_target_s"):
             _check_at_least(f"{name}.{key}", getattr(self, key), 0)
 
     def seconds(self, num_bytes: float) -> float:

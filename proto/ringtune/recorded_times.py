@@ -8,7 +8,7 @@ actions that say it without that::
     F [2,5), lowest block 2:  d = 2 g + r g       g: a block with trainable ones below it, r g: the lowest one
 
 A time belongs to a size, and a run has sizes that nobody measured (its mean padded lengths). So every action is
-compared with what the profile has for that size, and the median of these ratios moves the whole measured curve; the
+compared with what the profile has for that size, and the mean of these ratios moves the whole measured curve; the
 point at the run's own mean size joins it, with the number of actions as its samples. Sizes themselves are means: the
 length of a single batch never leaves its owner.
 """
@@ -200,15 +200,15 @@ class RecordedProfile:
         ratios = [sample.ratio for sample in found if sample.ratio > 0]
         if len(ratios) < len(found):  # nothing measured to compare with: times in proportion to the mean size
             ratios = [sample.seconds * (size / sample.size if sample.size else 1.0) for sample in found]
-            return [_point(work, rows, tokens, len(found), _quartiles(ratios))]
+            return [_point(work, rows, tokens, len(found), _spread(ratios))]
         known = self._known(node, work, rows * tokens)
-        low, median, high = _quartiles(ratios)
+        low, mean, high = _spread(ratios)
         curve = [
-            _point(work, at.rows, at.tokens, at.samples, (low * at.median_s, median * at.median_s, high * at.median_s))
+            _point(work, at.rows, at.tokens, at.samples, (low * at.median_s, mean * at.median_s, high * at.median_s))
             for at in before
             if at.size and work not in _UNSIZED and (at.rows, at.tokens) != (rows, tokens)
         ]
-        return [*curve, _point(work, rows, tokens, len(found), (low * known, median * known, high * known))]
+        return [*curve, _point(work, rows, tokens, len(found), (low * known, mean * known, high * known))]
 
     def _rows(self, size: float) -> int:
         """The rows of a point at a mean size: those of the largest micro-batch, if that makes a length."""
@@ -222,6 +222,11 @@ def _point(work: Work, rows: int, tokens: int, samples: int, quartiles: tuple[fl
     return WorkTime(work=work, rows=rows, tokens=tokens, median_s=median_s, low_s=low_s, high_s=high_s, samples=samples)
 
 
-def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, median, high
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, mean, third quartile; the quartiles enclose the mean.
+
+    The mean, not the median: lengths of batches and waits for a quota are skewed, and what a run takes is a sum.
+    """
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    mean = statistics.fmean(values)
+    return min(low, mean), mean, max(high, mean)

@@ -26,6 +26,7 @@ from sim.prediction import Prediction, predict
 
 UNEQUAL = Path("deploy/testbed/boards.toml")
 RUN_S = 1200.0
+FIRST_SHARE = 4
 JOB = """\
 [model]
 path = {model}
@@ -110,11 +111,11 @@ class Bed:
         if code:
             raise RuntimeError(f"ringtune {' '.join(arguments[:2])} ended with {code}; see {self._folder / 'logs'}")
 
-    def measure(self, job: Path, name: str = "profile") -> Profile:
-        """Measure all boards and links for a job."""
-        out = self._folder / f"{name}.json"
+    def measure(self, job: Path) -> Path:
+        """Measure all boards and links for a job; returns the profile's file."""
+        out = self._folder / f"profile-{job.stem}.json"
         self._ringtune("measure", str(job), "--out", str(out), "--fresh")
-        return Profile.from_json(json.loads(out.read_text(encoding="utf-8")))
+        return out
 
     def train(self, job: Path, profile_file: Path, name: str) -> Path:
         """Train with the plan that the profile gives; returns the run's folder."""
@@ -122,11 +123,17 @@ class Bed:
         self._ringtune("train", str(job), "--out", str(out), "--replace", "--profile", str(profile_file))
         return out
 
-    def timed(self, job: Path, profile: Profile, name: str) -> Timed:
-        """Train and predict the plan that was used."""
-        folder = self.train(job, self._folder / "profile.json", name)
+    def timed(self, job: Path, profile_file: Path, name: str) -> Timed:
+        """Train with a profile, and predict the plan that was used from that same profile."""
+        profile = read_profile(profile_file)
+        folder = self.train(job, profile_file, name)
         plan = Plan.from_json(json.loads((folder / "plan.json").read_text(encoding="utf-8")))
         return Timed(measured_s=measured_s(folder), predicted=predict(plan, profile), folder=folder)
+
+
+def read_profile(path: Path) -> Profile:
+    """What ``ringtune measure`` or a run wrote."""
+    return Profile.from_json(json.loads(path.read_text(encoding="utf-8")))
 
 
 @contextmanager
@@ -202,6 +209,10 @@ def time_errors(
 ) -> Figures:
     """Each method on four unequal boards, several times: errors of the predicted wall time.
 
+    The first run of a method is short and predicted from ``ringtune measure``; its error is given beside. Each
+    further one is predicted from the profile that the run before left in its folder: measured, and corrected by what
+    the boards did in it with their neighbours busy.
+
     Args:
         folder: for everything.
         model: of the jobs.
@@ -212,20 +223,24 @@ def time_errors(
     """
     found: dict[str, list[Timed]] = {method: [] for method in steps}
     with on_boards(layout or load_layout(UNEQUAL), folder, train) as bed:
-        first = write_job(folder / "measure.toml", model=model, train=train, method="ringada", steps=10)
-        profile = bed.measure(first)
-        for repeat in range(repeats):
+        job = write_job(folder / "measure.toml", model=model, train=train, method="ringada", steps=10)
+        profiles = dict.fromkeys(steps, bed.measure(job))
+        for repeat in range(repeats + 1):
             for method, count in steps.items():
+                count = count if repeat else max(1, count // FIRST_SHARE)
                 job = write_job(folder / f"{method}.toml", model=model, train=train, method=method, steps=count)
-                timed = bed.timed(job, profile, f"{method}-{repeat}")
+                timed = bed.timed(job, profiles[method], f"{method}-{repeat}")
+                profiles[method] = timed.folder / "profile.json"
                 found[method].append(timed)
                 say(f"{method}: measured {timed.measured_s:.1f} s, predicted {timed.predicted.wall_s:.1f} s")
     result: Figures = {}
-    for method, runs in found.items():
+    for method, (first, *runs) in found.items():
         errors = [run.error for run in runs]
         result[f"{method}_time_error"] = statistics.median(abs(error) for error in errors)
         result[f"{method}_time_errors"] = errors
         result[f"{method}_measured_s"] = [run.measured_s for run in runs]
+        result[f"{method}_first_time_error"] = first.error
+        result[f"{method}_first_measured_s"] = first.measured_s
     return result
 
 
@@ -237,7 +252,8 @@ def microbatch_speedup(folder: Path, *, model: Path, train: Path, steps: int = 1
             job = write_job(
                 folder / f"all-{count}.toml", model=model, train=train, method="all", steps=steps, microbatches=count
             )
-            timed = bed.timed(job, bed.measure(job), f"all-{count}")
+            first = bed.timed(job, bed.measure(job), f"all-{count}-first")
+            timed = bed.timed(job, first.folder / "profile.json", f"all-{count}")
             figures[f"measured_s_{count}"] = timed.measured_s
             figures[f"simulated_s_{count}"] = timed.predicted.wall_s
             say(f"{count} micro-batches: {timed.measured_s:.1f} s, predicted {timed.predicted.wall_s:.1f} s")

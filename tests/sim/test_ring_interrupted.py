@@ -14,9 +14,14 @@ from tests.suites.plans import make_plan
 class Busy(Delays):
     """Messages take no time on their way, but processor seconds at both ends."""
 
-    def __init__(self, source_s: float, target_s: float) -> None:
+    def __init__(self, source_s: float, target_s: float, *, delays_s: tuple[float, float] = (0.0, 0.0)) -> None:
         super().__init__()
         self._taken_s = (source_s, target_s)
+        self._delays_s = delays_s
+
+    def delays_s(self, parcel: Parcel) -> tuple[float, float]:
+        """The same for every message."""
+        return self._delays_s
 
     def taken_s(self, parcel: Parcel) -> tuple[float, float]:
         """The same for every message."""
@@ -64,3 +69,15 @@ def test_ring_counts_what_was_taken_as_busy(source_s: float, target_s: float) ->
         for before, after in itertools.pairwise(spans):
             assert before.end_s <= after.start_s
         assert all(span.end_s - span.start_s >= 1.0 for span in spans)
+
+
+@pytest.mark.parametrize(
+    ("delays_s", "later_s"),
+    # the sender of a gradient goes on with its update, twice on the way down: of the head, and of the upper slice
+    [((0.25, 0.0), 0.5), ((0.0, 0.25), 0.0), ((0.5, 0.5), 1.0)],
+)
+def test_ring_gets_messages_late_only_while_it_computes(delays_s: tuple[float, float], later_s: float) -> None:
+    """With one micro-batch receivers are idle; senders are not where an update follows."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], num_steps=1, microbatches=1, method="all", eval_rows=0)
+    ring = VirtualRing(plan, transport=Busy(0.0, 0.0, delays_s=delays_s)).run()
+    assert ring.wall_s == VirtualRing(plan).run().wall_s + later_s
