@@ -7,17 +7,16 @@ runs, and tensors on their way or in the inbox.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ringtune.memory import DTYPE_BYTES, MOMENTS
+from ringtune.memory import DTYPE_BYTES, MOMENTS, logits_peak_bytes
 from ringtune.plan import Plan
 from ringtune.profile import NodeFacts
 from ringtune.schedule import Action, Op
 from sim.action_times import ItemKind
-
-_LOGIT_COPIES = 3
 
 
 @dataclass(slots=True)
@@ -148,11 +147,12 @@ class MemoryLedger:
             return Effect(node, held, touches=work_bytes, frees=(stop - start) * work_bytes, gradient=(start, stop))
         if op is Op.HEAD:
             model, head = self._facts[node].model, self._plan.num_blocks
-            logits = _LOGIT_COPIES * model.head_token_logits
+            size = item.sizes[micro]
+            logits = logits_peak_bytes(math.ceil(size), model.head_token_logits, self._item_bytes)
             return Effect(
                 node,
                 held,
-                touches=item.sizes[micro] * self._item_bytes * (2 * model.hidden_size + logits),
+                touches=size * self._item_bytes * 2 * model.hidden_size + logits,
                 gradient=(head, head) if item.kind.has_backward else None,
             )
         return None
