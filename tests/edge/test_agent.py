@@ -419,5 +419,5 @@ def test_agent_ignores_what_comes_after_the_release(ring: Ring) -> None:
 
 def test_agent_measures_no_link_beyond_this_machine_unless_told(ring: Ring) -> None:
     """As with tensors: nothing unencrypted leaves by accident; both ends are named."""
-    with pytest.raises(ConnectionFailedError, match="node a won't send tensors unencrypted to b at 10.0.0.7:1"):
+    with pytest.raises(ConnectionFailedError, match=r"node a won't send tensors unencrypted to b at 10.0.0.7:1"):
         ring.agents["a"].measure_link("b", "10.0.0.7:1", 1000, timeout_s=WAIT_S)
