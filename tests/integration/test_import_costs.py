@@ -10,13 +10,13 @@ from edge.libraries import NEEDLESS
 from tests.bench.imports import environment, join_once, load_once, python
 
 HEAVY = {"adapters", "numpy", "safetensors", "tokenizers", "torch", "transformers"}
+# not Pillow: transformers asks for it at each of its places anew, and those who plot or own pictures have it
 NEVER = {
     "accelerate",
     "adapters.trainer",
     "datasets",
     "librosa",
     "pandas",
-    "PIL",
     "scipy",
     "sklearn",
     "soundfile",
@@ -54,7 +54,7 @@ def test_joining_loads_no_torch() -> None:
 
 
 def test_loading_for_a_slice_loads_nothing_needless() -> None:
-    """Of the libraries the idle agent loads what a slice needs: no trainer, no data sets, no pictures."""
+    """Of the libraries the idle agent loads what a slice needs: no trainer, no data sets."""
     loaded = set(load_once()["modules"])
     assert {"torch", "adapters.heads", "transformers.modeling_utils"} <= loaded
     assert NEVER & loaded == set()
