@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 from ringtune.costs import PlanCosts
 from ringtune.profile import LinkFacts, Profile
-from sim.transport import Parcel
-
-_NOTHING_TAKEN = (0.0, 0.0)
+from sim.transport import Parcel, Strain
 
 
 class _Passage(NamedTuple):
@@ -26,7 +24,7 @@ class _Passage(NamedTuple):
     on_wire_s: float
     uplink_s: float
     downlink_s: float
-    taken_s: tuple[float, float]
+    strain: Strain | None
 
 
 class _Side:
@@ -45,8 +43,8 @@ class _Link:
     __slots__ = (
         "arrived_s",
         "busy_s",
-        "delays_s",
         "downlink",
+        "facts",
         "free_s",
         "latency_s",
         "passages",
@@ -59,7 +57,7 @@ class _Link:
         self.uplink, self.downlink = uplink, downlink
         self.rate = facts.rate_bytes_per_s if facts else None
         self.latency_s = facts.latency_s if facts else 0.0
-        self.delays_s = (facts.busy_source_s, facts.busy_target_s) if facts else _NOTHING_TAKEN
+        self.facts = facts
         self.free_s = self.arrived_s = self.busy_s = self.sent_bytes = 0.0
         self.passages: dict[tuple[str, int, float], _Passage] = {}
 
@@ -86,7 +84,7 @@ class MeasuredLinks:
         slow_computing: bool = True,
     ) -> None:
         self._costs, self._size, self._control_latency_s = costs, size, control_latency_s
-        self._slow_computing, self._has_slowed = slow_computing, False
+        self._slow_computing, self._has_strain = slow_computing, False
         self._uplinks: dict[str, _Side] = {}
         self._downlinks: dict[str, _Side] = {}
         self._links: dict[tuple[str, str], _Link] = {}
@@ -130,23 +128,13 @@ class MeasuredLinks:
         link.arrived_s = arrival_s
         return arrival_s
 
-    def taken_s(self, parcel: Parcel) -> tuple[float, float]:
-        """What sending and receiving take from computing, where a node has no core left for them.
-
-        Asked after ``arrival_s`` of that parcel.
-        """
-        if not self._has_slowed:  # most rings; every message asks
-            return _NOTHING_TAKEN
+    def strain(self, parcel: Parcel) -> Strain | None:
+        """What a message costs where a node has no core left for it; asked after ``arrival_s`` of that parcel."""
+        if not self._has_strain:  # most rings; every message asks
+            return None
         payload, source, target, seq, micro, boundary = parcel
         key = (payload, boundary, self._size(payload, seq, micro))
-        return self._links[source, target].passages[key].taken_s
-
-    def delays_s(self, parcel: Parcel) -> tuple[float, float]:
-        """What a message takes longer while its source computes, and while its target does.
-
-        Asked after ``arrival_s`` of that parcel. Times that were recorded have nothing of it: it is no computing.
-        """
-        return self._links[parcel.source, parcel.target].delays_s
+        return self._links[source, target].passages[key].strain
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
         """A credit is short: it takes the latency."""
@@ -171,14 +159,16 @@ class MeasuredLinks:
         payload, boundary, size = key
         num_bytes = self._costs.message_bytes(payload, boundary, size)
         around_s = self._costs.around_message_s(source, target, payload, size)
-        taken_s = _NOTHING_TAKEN
+        taken_s = (0.0, 0.0)
         if self._slow_computing:
             taken_s = self._costs.taken_s(source, target, payload, num_bytes, size)
-            self._has_slowed |= any(taken_s)
+        late_s = (link.facts.busy_source_s, link.facts.busy_target_s) if link.facts else (0.0, 0.0)
+        strain = Strain(*taken_s, *late_s) if any(taken_s) or any(late_s) else None
+        self._has_strain |= strain is not None
         if link.rate is None:
-            passage = _Passage(num_bytes, around_s, 0.0, 0.0, 0.0, taken_s)
+            passage = _Passage(num_bytes, around_s, 0.0, 0.0, 0.0, strain)
         else:
             shared_s = (num_bytes / link.uplink.rate, num_bytes / link.downlink.rate)
-            passage = _Passage(num_bytes, around_s, num_bytes / link.rate, *shared_s, taken_s)
+            passage = _Passage(num_bytes, around_s, num_bytes / link.rate, *shared_s, strain)
         link.passages[key] = passage
         return passage

@@ -19,7 +19,7 @@ from ringtune.schedule import Action, Op, Payload
 from ringtune.turns import StartPoint, Turn
 from sim.carrier import Carrier, NullCarrier
 from sim.clock import VirtualClock
-from sim.transport import Delays, Parcel, Transport
+from sim.transport import Delays, Parcel, Strain, Transport
 
 __all__ = ["Carrier", "Handled", "Message", "NullCarrier", "Observer", "RingResult", "Span", "VirtualRing"]
 
@@ -106,10 +106,10 @@ class _Node:
     """One node's engine with its inboxes and recordings."""
 
     __slots__ = (
+        "commands",
         "ends_s",
         "engine",
         "free_s",
-        "goes_on",
         "handle",
         "handled",
         "heads",
@@ -133,7 +133,7 @@ class _Node:
         self.handled: list[Handled] = []
         self.peak_inbox = 0
         self.is_running = False
-        self.goes_on = False  # whether what the engine just said includes an action
+        self.commands: list[ev.Command] = []  # what the engine said last
         self.last_s: dict[str, float] = {}  # when the last message of each source came
         self.ends_s = 0.0  # of the action that runs; messages may put it off
         self.free_s = 0.0  # until when messages keep the processor
@@ -275,7 +275,7 @@ class VirtualRing:
         commands = node.handle(event, now_s)
         if self._record:
             node.handled.append(Handled(now_s, event, commands))
-        node.goes_on = any(type(command) is ev.RunAction for command in commands)
+        node.commands = commands
         for command in commands:
             self._obeys[type(command)](node, command)
 
@@ -367,23 +367,22 @@ class VirtualRing:
                 return
         if self._observer is not None:
             self._observer.sent(parcel, now_s, arrival_s)
-        from_source_s, from_target_s = self._transport.taken_s(parcel)
-        at_source_s, at_target_s = self._transport.delays_s(parcel)
-        if from_source_s or at_source_s:
-            node = self._nodes[parcel.source]
-            node.take(from_source_s, now_s)
-            arrival_s += at_source_s if node.goes_on else 0.0
-        if from_target_s or at_target_s:
-            self.clock.at(arrival_s, self._receive, parcel, content, from_target_s, at_target_s)
-        else:
+        strain = self._transport.strain(parcel)
+        if strain is None:
             self.clock.at(arrival_s, self._deliver, parcel, content)
+            return
+        node = self._nodes[parcel.source]
+        node.take(strain.from_source_s, now_s)
+        if any(type(command) is ev.RunAction for command in node.commands):
+            arrival_s += strain.late_at_source_s
+        self.clock.at(arrival_s, self._receive, parcel, content, strain)
 
-    def _receive(self, parcel: Parcel, content: Any, taken_s: float, delay_s: float) -> None:
+    def _receive(self, parcel: Parcel, content: Any, strain: Strain) -> None:
         """A node that computes gets to a message later; an idle one was receiving while it was on its way."""
         node, now_s = self._nodes[parcel.target], self.clock.now_s
         if node.is_running:
-            node.take(taken_s, now_s)
-            now_s += delay_s
+            node.take(strain.from_target_s, now_s)
+            now_s += strain.late_at_target_s
         node.last_s[parcel.source] = now_s = max(now_s, node.last_s.get(parcel.source, 0.0))
         self.clock.at(now_s, self._deliver, parcel, content)
 

@@ -17,6 +17,22 @@ class Parcel(NamedTuple):
     boundary: int
 
 
+class Strain(NamedTuple):
+    """What a message costs the processors at its two ends, in seconds.
+
+    Attributes:
+        from_source_s: what sending takes from the source's computing.
+        from_target_s: what receiving takes from the target's.
+        late_at_source_s: how much later it leaves while its source computes.
+        late_at_target_s: how much later it is noticed while its target computes.
+    """
+
+    from_source_s: float
+    from_target_s: float
+    late_at_source_s: float
+    late_at_target_s: float
+
+
 class Transport(Protocol):
     """Says when things arrive; messages of one link keep their order."""
 
@@ -29,11 +45,8 @@ class Transport(Protocol):
     def control_s(self, source: str, target: str, now_s: float) -> float:
         """When a word between a node and the coordinator is there."""
 
-    def taken_s(self, parcel: Parcel) -> tuple[float, float]:
-        """Seconds that sending takes from the source's computing, and receiving from the target's."""
-
-    def delays_s(self, parcel: Parcel) -> tuple[float, float]:
-        """Seconds that a message takes longer while its source computes, and while its target does."""
+    def strain(self, parcel: Parcel) -> Strain | None:
+        """What a message costs the processors at its ends; None: there are cores for messages."""
 
 
 class Delays:
@@ -65,13 +78,9 @@ class Delays:
         """In the order of the calls; the coordinator is the empty name."""
         return self._in_order(source, target, "control", now_s + self._control_s(source or target))
 
-    def taken_s(self, parcel: Parcel) -> tuple[float, float]:
-        """Nothing: there are cores for messages."""
-        return (0.0, 0.0)
-
-    def delays_s(self, parcel: Parcel) -> tuple[float, float]:
-        """Nothing, for the same reason."""
-        return (0.0, 0.0)
+    def strain(self, parcel: Parcel) -> Strain | None:
+        """Nothing."""
+        return None
 
     def _in_order(self, source: str, target: str, lane: str, at_s: float) -> float:
         key = (source, target, lane)

@@ -244,16 +244,21 @@ def time_errors(
     return result
 
 
-def microbatch_speedup(folder: Path, *, model: Path, train: Path, steps: int = 12) -> Figures:
+def microbatch_speedup(folder: Path, *, model: Path, train: Path, tokens: int, steps: int = 5) -> Figures:
     """Everything trainable on four equal boards: 4 micro-batches over 1, measured and simulated."""
-    with on_boards(equal_boards(0.4, mbit_per_s=100), folder, train) as bed:
+    with on_boards(equal_boards(0.4, mbit_per_s=1000), folder, train) as bed:
         figures: Figures = {}
         for count in (1, 4):
             job = write_job(
-                folder / f"all-{count}.toml", model=model, train=train, method="all", steps=steps, microbatches=count
+                folder / f"all-{count}.toml",
+                model=model,
+                train=train,
+                method="all",
+                steps=steps,
+                microbatches=count,
+                tokens=tokens,
             )
-            first = bed.timed(job, bed.measure(job), f"all-{count}-first")
-            timed = bed.timed(job, first.folder / "profile.json", f"all-{count}")
+            timed = bed.timed(job, bed.measure(job), f"all-{count}")
             figures[f"measured_s_{count}"] = timed.measured_s
             figures[f"simulated_s_{count}"] = timed.predicted.wall_s
             say(f"{count} micro-batches: {timed.measured_s:.1f} s, predicted {timed.predicted.wall_s:.1f} s")

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from sim.ring import VirtualRing
-from sim.transport import Delays, Parcel
+from sim.transport import Delays, Parcel, Strain
 from tests.suites.plans import make_plan
 
 
@@ -19,13 +19,9 @@ class Busy(Delays):
         self._taken_s = (source_s, target_s)
         self._delays_s = delays_s
 
-    def delays_s(self, parcel: Parcel) -> tuple[float, float]:
+    def strain(self, parcel: Parcel) -> Strain:
         """The same for every message."""
-        return self._delays_s
-
-    def taken_s(self, parcel: Parcel) -> tuple[float, float]:
-        """The same for every message."""
-        return self._taken_s
+        return Strain(*self._taken_s, *self._delays_s)
 
 
 def wall_s(microbatches: int, source_s: float, target_s: float, *, batch_size: int = 4) -> float:
