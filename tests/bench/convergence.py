@@ -29,7 +29,7 @@ from tests.bench.rings import run
 OUT = Path("build/bench/convergence")
 METHODS = ("single", "pipeadapter", "ringada")
 SEEDS = (0, 1, 2)
-STEPS, EVERY_STEPS, EVAL_EVERY, WINDOW = 240, 30, 40, 20
+STEPS, EVERY_STEPS, EVAL_EVERY, WINDOW = 160, 20, 40, 20
 RATE_BYTES_PER_S, LATENCY_S = 12.5e6, 5e-4
 JOB = """\
 [model]
