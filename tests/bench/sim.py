@@ -101,6 +101,13 @@ def microbatches(figures: Figures) -> Figures:
     return {name: found[name] for name in names} | {"microbatches": found}
 
 
+def planned_boards(figures: Figures) -> Figures:
+    """What the planner gains on the testbed."""
+    workspace = prepare(OUT / "testbed" / "demo", default_cache())
+    train = workspace.job.with_name("train.csv")
+    return testbed_runs.planner_over_even(OUT / "testbed" / "planned", model=workspace.model, train=train)
+
+
 def depths(figures: Figures) -> Figures:
     """Three depths of the paper's run on the testbed."""
     folder = paper_table.OUT
@@ -145,6 +152,7 @@ def main() -> None:
         ),
         "microbatches": (microbatches, ("microbatch_speedup_simulated", "microbatch_speedup_measured")),
         "depths": (depths, ("confirmed_depths",)),
+        "planned": (planned_boards, ("planner_over_even_on_boards",)),
     }
     OUT.mkdir(parents=True, exist_ok=True)
     path = OUT / ("sim.json" if not options.only else f"sim-{'-'.join(options.only)}.json")

@@ -7,6 +7,7 @@ is predicted from that profile. Measured is the time from the first action to th
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 import sys
@@ -27,6 +28,12 @@ from sim.prediction import Prediction, predict
 UNEQUAL = Path("deploy/testbed/boards.toml")
 RUN_S = 1200.0
 FIRST_SHARE = 4
+PLANNED_BOARDS = (
+    ((0.5, 0.4, 0.3, 0.25), (100.0, 50.0, 100.0, 30.0)),
+    ((0.15, 0.6, 0.15, 0.6), (100.0, 100.0, 100.0, 100.0)),
+    ((0.6, 0.1, 0.6, 0.2), (100.0, 100.0, 20.0, 100.0)),
+)
+BLOCK_TIMES = ("block_forward_s", "block_graph_s", "block_backward_s")
 JOB = """\
 [model]
 path = {model}
@@ -265,6 +272,66 @@ def microbatch_speedup(folder: Path, *, model: Path, train: Path, tokens: int, s
     figures["microbatch_speedup_measured"] = figures["measured_s_1"] / figures["measured_s_4"]
     figures["microbatch_speedup_simulated"] = figures["simulated_s_1"] / figures["simulated_s_4"]
     return figures
+
+
+def boards_of(cpu_cores: Sequence[float], mbit_per_s: Sequence[float]) -> Layout:
+    """Boards with these cores and links."""
+    return Layout(
+        boards=tuple(
+            Board(
+                name=f"board-{index}",
+                cpu_cores=cores,
+                memory_bytes=1 << 30,
+                up_bytes_per_s=mbit * 1e6 / 8,
+                down_bytes_per_s=mbit * 1e6 / 8,
+            )
+            for index, (cores, mbit) in enumerate(zip(cpu_cores, mbit_per_s, strict=True))
+        ),
+        name="rtpl",
+    )
+
+
+def planner_over_even(folder: Path, *, model: Path, train: Path, steps: int = 16) -> Figures:
+    """Three rings of unequal boards: an even split in name order over the planner's plan, measured and predicted.
+
+    The even split is what the planner makes of a profile in which all boards are alike and links cost nothing.
+    """
+    rows = []
+    for number, (cores, mbit) in enumerate(PLANNED_BOARDS):
+        place = folder / f"ring-{number}"
+        with on_boards(boards_of(cores, mbit), place, train) as bed:
+            job = write_job(
+                place / "ring.toml",
+                model=model,
+                train=train,
+                method="ringada",
+                steps=steps,
+                unfreeze=f"every_steps = {max(1, steps // 6)}",
+            )
+            profile_file = bed.measure(job)
+            profile = read_profile(profile_file)
+            alike = place / "alike.json"
+            like = profile.nodes[0]
+            nodes = tuple(
+                dataclasses.replace(
+                    node,
+                    **{name: getattr(like, name) for name in ("hardware", "work_times", *BLOCK_TIMES)},
+                )
+                for node in profile.nodes
+            )
+            alike.write_text(json.dumps(Profile(nodes=nodes).to_json()), encoding="utf-8")
+            planned = bed.timed(job, profile_file, "planned")
+            even_folder = bed.train(job, alike, "even")
+            even_plan = Plan.from_json(json.loads((even_folder / "plan.json").read_text(encoding="utf-8")))
+        row = {
+            "cores": cores,
+            "mbit_per_s": mbit,
+            "measured": measured_s(even_folder) / planned.measured_s,
+            "predicted": predict(even_plan, profile).wall_s / planned.predicted.wall_s,
+        }
+        say(f"even over planned, {cores} cores: measured {row['measured']:.2f}, predicted {row['predicted']:.2f}")
+        rows.append(row)
+    return {"planner_over_even_on_boards": rows}
 
 
 def depths_on_boards(
