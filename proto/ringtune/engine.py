@@ -27,11 +27,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ringtune import events as ev
+from ringtune.awaited import awaited_by
+from ringtune.credits import Credits
 from ringtune.errors import PlanError
 from ringtune.flows import NO_RANK, Flow, ItemState, Path, Place
 from ringtune.head_keeping import HeadKeeping
 from ringtune.plan import Plan
-from ringtune.schedule import Action, Leg, Op, Payload, item_legs, route, warm_up, weight_version
+from ringtune.schedule import Action, Leg, Op, item_legs, route, warm_up, weight_version
 from ringtune.turns import StartPoint, Turn, items
 
 WAIT_TIMER = "wait"
@@ -78,7 +80,7 @@ class NodeEngine:
         self._embeds: deque[Flow] = deque()
         self._embeds_in_flight = 0
         self._max_embeds = plan.credits * max(1, len(route(plan, node))) if self._is_owner else 0
-        self._credits: dict[tuple[str, int], int] = {}
+        self._credits = Credits(plan.credits)
         self._inbox: dict[tuple[str, int, int, int], str] = {}
         self._paths: dict[tuple[Leg, ...], Path] = {}
         self._running: Action | None = None
@@ -178,8 +180,7 @@ class NodeEngine:
 
     def _on_credit(self, event: ev.CreditArrived, now_s: float, commands: list[ev.Command]) -> None:
         self._last_progress_s = now_s
-        key = (event.source, event.boundary)
-        self._credits[key] = min(self.plan.credits, self._credits.get(key, self.plan.credits) + 1)
+        self._credits.came_back((event.source, event.boundary))
 
     def _on_stop(self, event: ev.StopRequested, now_s: float, commands: list[ev.Command]) -> None:
         self._stopped = True
@@ -293,8 +294,7 @@ class NodeEngine:
             key = (place.receive[0], flow.seq, flow.micro, place.receive[1])
             commands.append(ev.Accept(*key, source=self._inbox.pop(key)))
             flow.move(place.position)
-        if place.credit is not None:
-            self._credits[place.credit] = self._credits.get(place.credit, self.plan.credits) - 1
+        self._credits.take(place.credit)
         if place.op is Op.EMBED:
             self._embeds.popleft()
             self._embeds_in_flight += 1
@@ -353,7 +353,7 @@ class NodeEngine:
             older = found is not None and (found.seq, found.micro) < (flow.seq, flow.micro)
             if best > _EMBED_RANK or (best == _EMBED_RANK and not older):
                 place = flow.place
-                if place is not None and self._has_credit(place):
+                if place is not None and self._credits.has(place.credit):
                     found = flow
         return found
 
@@ -366,10 +366,7 @@ class NodeEngine:
             return state.next_backward == flow.micro and self._has_versions(state, place)
         if op is Op.FORWARD and graphs > self._max_graphs:
             return False
-        credit = place.credit
-        if credit is not None and self._credits.get(credit, self.plan.credits) <= 0:
-            return False
-        return self._has_versions(state, place)
+        return self._credits.has(place.credit) and self._has_versions(state, place)
 
     def _has_versions(self, state: ItemState, place: Place) -> bool:
         versions = self._versions
@@ -377,9 +374,6 @@ class NodeEngine:
             if versions.get(block, 0) != version:
                 return False
         return True
-
-    def _has_credit(self, place: Place) -> bool:
-        return place.credit is None or self._credits.get(place.credit, self.plan.credits) > 0
 
     def _retire(self, commands: list[ev.Command]) -> None:
         """Forget finished micro-batches and items; report finished turns."""
@@ -406,22 +400,15 @@ class NodeEngine:
     def waiting_for(self) -> str:
         """What the oldest unfinished micro-batch waits for, and from whom."""
         flow = next((flow for flow in self._flows if flow.leg is not None), None)
-        if flow is None or flow.leg is None:
+        if flow is None:
             return f"waited {self._wait_s:g} s with no micro-batch under way"
-        leg, item = flow.leg, flow.state.item
-        where = f"of step {item.step} ({item.kind.value}), micro-batch {flow.micro}"
-        after = f"waited {self._wait_s:g} s for"
-        if leg.op is Op.RECEIVE:
-            key = (leg.payload, flow.seq, flow.micro, leg.start)
-            name = "hidden state" if leg.payload == Payload.HIDDEN else "gradient"
-            if key not in self._inbox:
-                return f"{after} the {name} {where}, at block {leg.start}, from node {leg.peer}"
-        place = flow.place
-        if place is None:
-            return f"{after} {leg.op.name} {where} to become possible"
-        if place.credit is not None and not self._has_credit(place):
-            return f"{after} room in the inbox of node {place.credit[0]} for the hidden state {where}"
-        if place.op is Op.HEAD and not self._head.counts_for(item):
-            source = self._turns.get(item.turn - 1)
-            return f"{after} the head {where}, from node {source.owner if source else '?'}"
-        return f"{after} {place.op.name} {where} to become possible"
+        item, place = flow.state.item, flow.place
+        before = self._turns.get(item.turn - 1)
+        awaited = awaited_by(
+            flow,
+            inbox=self._inbox,
+            has_credit=place is None or self._credits.has(place.credit),
+            has_head=self._head.counts_for(item),
+            head_from=before.owner if before else "?",
+        )
+        return f"waited {self._wait_s:g} s for {awaited}"
