@@ -24,6 +24,7 @@ from ringtune.plan import Plan
 from ringtune.profile import LinkFacts, NodeFacts, Profile
 from ringtune.schedule import depth
 from sim.prediction import predict
+from tests.bench.jobs import write_job
 from tests.bench.rings import run
 
 OUT = Path("build/bench/convergence")
@@ -31,46 +32,18 @@ METHODS = ("single", "pipeadapter", "ringada")
 SEEDS = (0, 1, 2)
 STEPS, EVERY_STEPS, EVAL_EVERY, WINDOW = 160, 20, 40, 20
 RATE_BYTES_PER_S, LATENCY_S = 12.5e6, 5e-4
-JOB = """\
-[model]
-path = {model}
-[data]
-train = {train}
-eval = {held_out}
-[train]
-method = "{method}"
-learning_rate = 1e-3
-batch_size = 16
-microbatches = 4
-max_length = 64
-max_steps = {steps}
-eval_every = {eval_every}
-checkpoint_every = 0
-seed = {seed}
-[unfreeze]
-every_steps = {every_steps}
-[runtime]
-threads = 1
-"""
-
 Figures = dict[str, Any]
 
 
-def write_job(path: Path, *, model: Path, folder: Path, method: str, seed: int) -> Path:
+def job_file(path: Path, *, model: Path, folder: Path, method: str, seed: int) -> Path:
     """The job of one run."""
-    text = JOB.format(
-        model=json.dumps(str(model)),
-        train=json.dumps(str(folder / "train.csv")),
-        held_out=json.dumps(str(folder / "held_out.csv")),
-        method=method,
-        steps=STEPS,
-        eval_every=EVAL_EVERY,
-        seed=seed,
-        every_steps=EVERY_STEPS,
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
+    more = {
+        "data.eval": str((folder / "held_out.csv").resolve()),
+        "train.eval_every": EVAL_EVERY,
+        "train.seed": seed,
+        "unfreeze.every_steps": EVERY_STEPS,
+    }
+    return write_job(path, model=model, train=folder / "train.csv", method=method, steps=STEPS, more=more)
 
 
 def ringtune(*arguments: str) -> str:
@@ -186,7 +159,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     workspace = prepare(OUT / "demo", default_cache())
     folder = workspace.job.parent
-    first = write_job(OUT / "measure.toml", model=workspace.model, folder=folder, method="ringada", seed=0)
+    first = job_file(OUT / "measure.toml", model=workspace.model, folder=folder, method="ringada", seed=0)
     ringtune("measure", str(first), "--local", "1", "--fresh", "--out", str(OUT / "profile.json"))
     node = Profile.from_json(json.loads((OUT / "profile.json").read_text(encoding="utf-8"))).nodes[0]
     runs: dict[str, dict[int, Figures]] = {}
@@ -194,7 +167,7 @@ def main() -> None:
     for method in METHODS:
         for seed in SEEDS[: options.seeds]:
             name = f"{method}-{seed}"
-            job = write_job(OUT / f"{name}.toml", model=workspace.model, folder=folder, method=method, seed=seed)
+            job = job_file(OUT / f"{name}.toml", model=workspace.model, folder=folder, method=method, seed=seed)
             ringtune("train", str(job), "--local", "4", "--out", str(OUT / name), "--replace")
             runs.setdefault(method, {})[seed] = curves(OUT / name)
             accuracies = {step: round(each["accuracy"], 4) for step, each in runs[method][seed]["evaluations"].items()}

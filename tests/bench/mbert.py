@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 TOKENS = 128
@@ -13,26 +12,6 @@ ROWS = 640
 _VOCABULARY = 119_547
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _WORDS = 4000
-_JOB = """\
-[model]
-path = {model}
-[data]
-train = {train}
-owners = {owners}
-[train]
-method = "{method}"
-learning_rate = 1e-3
-batch_size = 16
-microbatches = {microbatches}
-max_length = {tokens}
-local_iterations = {local_iterations}
-max_steps = {steps}
-checkpoint_every = 0
-[unfreeze]
-every_steps = {every_steps}
-[runtime]
-threads = 1
-"""
 
 
 def write_model(folder: Path) -> Path:
@@ -64,34 +43,4 @@ def write_rows(path: Path, *, rows: int = ROWS, tokens: int = TOKENS) -> Path:
         lines.append(f"{words},{'good' if row % 2 else 'bad'}")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return path
-
-
-def write_job(
-    path: Path,
-    *,
-    model: Path,
-    train: Path,
-    method: str,
-    microbatches: int,
-    steps: int,
-    every_steps: int = 40,
-    local_iterations: int = 10,
-    owners: int = 4,
-    tokens: int = TOKENS,
-) -> Path:
-    """Write a job file for the model."""
-    text = _JOB.format(
-        model=json.dumps(str(model.resolve())),
-        train=json.dumps(str(train.resolve())),
-        method=method,
-        microbatches=microbatches,
-        steps=steps,
-        every_steps=every_steps,
-        local_iterations=local_iterations,
-        owners=owners,
-        tokens=tokens,
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
     return path

@@ -25,6 +25,7 @@ from ringtune.schedule import depth
 from sim.changes import with_speed
 from sim.prediction import Prediction, predict
 from tests.bench import mbert
+from tests.bench.jobs import BATCH_SIZE, write_job
 from tests.bench.rings import run
 
 OUT = Path("build/bench/paper")
@@ -32,7 +33,7 @@ BOARDS = ("board-0", "board-1", "board-2", "board-3")
 SPEED = 0.4
 RATE_BYTES_PER_S = 125e6
 LATENCY_S = 5e-4
-STEPS, EVERY_STEPS, BATCH_SIZE, NUM_BLOCKS = 700, 40, 16, 12
+STEPS, EVERY_STEPS, LOCAL_ITERATIONS, NUM_BLOCKS = 700, 40, 10, 12
 MICROBATCHES = (1, 4, 8)
 # Distinct word pieces of the SQuAD v1.1 development set (BERT's English vocabulary): of all 48 articles, and of the
 # fullest of four quarters of them. Only these rows of the table are ever read.
@@ -50,14 +51,14 @@ def measure(folder: Path = OUT) -> NodeFacts:
     model, train = mbert.write_model(folder / "model"), mbert.write_rows(folder / "train.csv")
     found: list[NodeFacts] = []
     for microbatches in MICROBATCHES:
-        job = mbert.write_job(
+        job = write_job(
             folder / f"measure-{microbatches}.toml",
             model=model,
             train=train,
-            method="ringada",
-            microbatches=microbatches,
             steps=STEPS,
-            owners=1,
+            microbatches=microbatches,
+            tokens=mbert.TOKENS,
+            more={"data.owners": 1, "train.local_iterations": LOCAL_ITERATIONS, "unfreeze.every_steps": EVERY_STEPS},
         )
         out = folder / f"profile-{microbatches}.json"
         run([sys.executable, "-m", "ringtune.cli", "measure", str(job), "--local", "1", "--fresh", "--out", str(out)])
@@ -90,7 +91,7 @@ def plan_of(method: str, microbatches: int, *, hosts: int = 4, owners: int = 4) 
         phases=(Phase(slices=slices),),
         owners=tuple(Owner(node=name, train_rows=mbert.ROWS // len(BOARDS)) for name in BOARDS[:owners]),
         num_steps=STEPS,
-        local_iterations=10,
+        local_iterations=LOCAL_ITERATIONS,
         every_steps=EVERY_STEPS,
         batch_size=BATCH_SIZE,
         microbatches=microbatches,

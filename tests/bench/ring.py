@@ -36,6 +36,7 @@ from typing import Any
 
 from coordinator.demo.fetch import default_cache
 from coordinator.demo.workspace import Workspace, prepare
+from tests.bench.jobs import write_job
 from tests.bench.rings import RingRun, run, run_plain, run_ring
 
 OUT = Path("build/bench")
@@ -50,36 +51,14 @@ TARGETS: dict[str, tuple[str, float]] = {
     "bf16_bytes_ratio": ("<=", 0.505),
     "same_schedule_accuracy_gap": ("<=", 0.002),
 }
-# One owner and no evaluation: the very same steps on any number of nodes.
-TIMING_JOB = """\
-[model]
-path = {model}
-[data]
-train = {train}
-owners = 1
-[train]
-learning_rate = 1e-3
-batch_size = 16
-microbatches = 4
-max_length = 64
-max_steps = {steps}
-checkpoint_every = 0
-[unfreeze]
-every_steps = 10
-[runtime]
-threads = 1
-"""
-
 Figures = dict[str, Any]
 
 
 def timing_job(workspace: Workspace, steps: int) -> Path:
-    """A job for timings, as a file."""
-    path = OUT / f"steps-{steps}.toml"
+    """A job for timings, as a file. One owner and no evaluation: the very same steps on any number of nodes."""
+    more = {"data.owners": 1, "unfreeze.every_steps": 10}
     train = workspace.job.with_name("train.csv")
-    text = TIMING_JOB.format(model=json.dumps(str(workspace.model)), train=json.dumps(str(train)), steps=steps)
-    path.write_text(text, encoding="utf-8")
-    return path
+    return write_job(OUT / f"steps-{steps}.toml", model=workspace.model, train=train, steps=steps, more=more)
 
 
 def measure_cost(workspace: Workspace) -> Figures:

@@ -24,6 +24,7 @@ from deploy.testbed.testbed import Testbed
 from ringtune.plan import Plan
 from ringtune.profile import Profile
 from sim.prediction import Prediction, predict
+from tests.bench.jobs import write_job
 
 UNEQUAL = Path("deploy/testbed/boards.toml")
 RUN_S = 1200.0
@@ -34,26 +35,8 @@ PLANNED_BOARDS = (
     ((0.5, 0.2, 0.5, 0.3), (100.0, 100.0, 50.0, 100.0)),
 )
 BLOCK_TIMES = ("block_forward_s", "block_graph_s", "block_backward_s")
-JOB = """\
-[model]
-path = {model}
-[data]
-train = {train}
-[train]
-method = "{method}"
-learning_rate = 1e-3
-batch_size = 16
-microbatches = {microbatches}
-max_length = {tokens}
-max_steps = {steps}
-checkpoint_every = 0
-seed = {seed}
-[unfreeze]
-{unfreeze}
-[runtime]
-threads = 1
-lease_s = 30
-"""
+ON_BOARDS = {"runtime.lease_s": 30.0}
+EVERY_15 = ON_BOARDS | {"unfreeze.every_steps": 15}
 
 Figures = dict[str, Any]
 
@@ -157,34 +140,6 @@ def on_boards(layout: Layout, folder: Path, train: Path) -> Iterator[Bed]:
         yield Bed(bed, folder)
 
 
-def write_job(
-    path: Path,
-    *,
-    model: Path,
-    train: Path,
-    method: str,
-    steps: int,
-    microbatches: int = 4,
-    tokens: int = 64,
-    unfreeze: str = "every_steps = 15",
-    seed: int = 0,
-) -> Path:
-    """Write the job of a run."""
-    text = JOB.format(
-        model=json.dumps(str(model.resolve())),
-        train=json.dumps(str(train.resolve())),
-        method=method,
-        microbatches=microbatches,
-        tokens=tokens,
-        steps=steps,
-        seed=seed,
-        unfreeze=unfreeze,
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path.resolve()
-
-
 def compute_events(folder: Path) -> list[dict[str, Any]]:
     """The compute actions of a run's trace."""
     trace = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
@@ -230,12 +185,14 @@ def time_errors(
     """
     found: dict[str, list[Timed]] = {method: [] for method in steps}
     with on_boards(layout or load_layout(UNEQUAL), folder, train) as bed:
-        job = write_job(folder / "measure.toml", model=model, train=train, method="ringada", steps=10)
+        job = write_job(folder / "measure.toml", model=model, train=train, steps=10, more=EVERY_15)
         profiles = dict.fromkeys(steps, bed.measure(job))
         for repeat in range(repeats + 1):
             for method, count in steps.items():
                 count = count if repeat else max(1, count // FIRST_SHARE)
-                job = write_job(folder / f"{method}.toml", model=model, train=train, method=method, steps=count)
+                job = write_job(
+                    folder / f"{method}.toml", model=model, train=train, method=method, steps=count, more=EVERY_15
+                )
                 timed = bed.timed(job, profiles[method], f"{method}-{repeat}")
                 profiles[method] = timed.folder / "profile.json"
                 found[method].append(timed)
@@ -264,6 +221,7 @@ def microbatch_speedup(folder: Path, *, model: Path, train: Path, tokens: int, s
                 steps=steps,
                 microbatches=count,
                 tokens=tokens,
+                more=EVERY_15,
             )
             timed = bed.timed(job, bed.measure(job), f"all-{count}")
             figures[f"measured_s_{count}"] = timed.measured_s
@@ -304,9 +262,8 @@ def planner_over_even(folder: Path, *, model: Path, train: Path, steps: int = 16
                 place / "ring.toml",
                 model=model,
                 train=train,
-                method="ringada",
                 steps=steps,
-                unfreeze=f"every_steps = {max(1, steps // 6)}",
+                more=ON_BOARDS | {"unfreeze.every_steps": max(1, steps // 6)},
             )
             profile_file = bed.measure(job)
             profile = read_profile(profile_file)
@@ -352,11 +309,10 @@ def depths_on_boards(
             folder / "depths.toml",
             model=model,
             train=train,
-            method="ringada",
             steps=step + 1,
             microbatches=microbatches,
             tokens=tokens,
-            unfreeze=f"at = {at}",
+            more=ON_BOARDS | {"unfreeze.at": at},
         )
         timed = bed.timed(job, bed.measure(job), "depths")
     predicted_s = {each.depth: each.step_s for each in timed.predicted.depths}
@@ -372,4 +328,4 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-__all__ = ["MissingCapability", "depths_on_boards", "microbatch_speedup", "on_boards", "time_errors", "write_job"]
+__all__ = ["MissingCapability", "depths_on_boards", "microbatch_speedup", "on_boards", "time_errors"]
