@@ -8,8 +8,7 @@ action or a message really does: nothing (what-if studies), or real tensors (che
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from ringtune import events as ev
 from ringtune import rounds as rd
@@ -19,87 +18,8 @@ from ringtune.schedule import Action, Op, Payload
 from ringtune.turns import StartPoint, Turn
 from sim.carrier import Carrier, NullCarrier
 from sim.clock import VirtualClock
+from sim.ring_result import Handled, Message, Observer, RingResult, Span
 from sim.transport import Delays, Parcel, Strain, Transport
-
-__all__ = ["Carrier", "Handled", "Message", "NullCarrier", "Observer", "RingResult", "Span", "VirtualRing"]
-
-
-class Span(NamedTuple):
-    """A compute action with its virtual time in seconds."""
-
-    action: Action
-    start_s: float
-    end_s: float
-
-
-class Message(NamedTuple):
-    """A tensor or head that travelled, with its virtual times in seconds."""
-
-    payload: str
-    source: str
-    target: str
-    seq: int
-    micro: int
-    boundary: int
-    sent_s: float
-    arrived_s: float
-
-
-class Handled(NamedTuple):
-    """One call of an engine: time, event, answer. Feeding the events again gives the same answers."""
-
-    now_s: float
-    event: ev.Event
-    commands: list[ev.Command]
-
-
-class Observer(Protocol):
-    """Sees what happens; in the order of virtual time."""
-
-    def granted(self, turn: Turn) -> None:
-        """The coordinator granted a turn, to every node."""
-
-    def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
-        """A compute action is done."""
-
-    def sent(self, parcel: Parcel, sent_s: float, arrival_s: float) -> None:
-        """A message is on its way."""
-
-    def arrived(self, parcel: Parcel, now_s: float) -> None:
-        """A message is in the inbox."""
-
-    def accepted(self, node: str, payload: str, seq: int, micro: int, boundary: int) -> None:
-        """A tensor went from the inbox to its micro-batch."""
-
-    def logged(self, command: rd.Command, now_s: float) -> None:
-        """The coordinator logged something: a step, a turn, an evaluation, a phase."""
-
-
-@dataclass(slots=True)
-class RingResult:
-    """What happened; the recordings are empty where ``record`` was off.
-
-    Attributes:
-        order: everything each node did, in order, as table actions.
-        spans: compute actions per node.
-        messages: tensors and heads between nodes.
-        handled: the recording of every engine.
-        logged: what the rounds logged, in order.
-        finish: how the run ended; None if it never did.
-        wall_s: end of the last compute action.
-        num_actions: compute actions of all nodes.
-        peak_inbox: most tensors that waited in each node's inbox at once.
-    """
-
-    order: dict[str, list[Action]] = field(default_factory=dict)
-    spans: dict[str, list[Span]] = field(default_factory=dict)
-    messages: list[Message] = field(default_factory=list)
-    handled: dict[str, list[Handled]] = field(default_factory=dict)
-    logged: list[rd.Command] = field(default_factory=list)
-    finish: rd.Finish | None = None
-    wall_s: float = 0.0
-    num_actions: int = 0
-    peak_inbox: dict[str, int] = field(default_factory=dict)
 
 
 class _Node:

@@ -12,7 +12,8 @@ from ringtune.plan import Plan
 from ringtune.schedule import Action, Op
 from ringtune.table import validate_table
 from ringtune.turns import StartPoint, StepKind, items, turn_sequence
-from sim.ring import RingResult, VirtualRing
+from sim.ring import VirtualRing
+from sim.ring_result import RingResult
 from tests.suites.plans import make_plan, random_plan
 
 THREE = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]

@@ -14,7 +14,8 @@ from edge.model.slice import BlockRunner
 from ringtune.model_families import FAMILIES
 from ringtune.schedule import Action
 from ringtune.turns import StepKind, items, turn_sequence
-from sim.ring import RingResult, VirtualRing
+from sim.ring import VirtualRing
+from sim.ring_result import RingResult
 from tests.edge import reference
 from tests.edge.tiny_families import DECODERS, MODEL_TYPES
 from tests.suites.tensors import (

@@ -12,7 +12,8 @@ from ringtune.plan import Plan
 from ringtune.profile import ModelFacts
 from ringtune.schedule import Op, lowest_trainable
 from ringtune.turns import items, turn_sequence
-from sim.ring import Handled, VirtualRing
+from sim.ring import VirtualRing
+from sim.ring_result import Handled
 from tests.suites.plans import random_plan
 
 WEIGHTLESS = ModelFacts(

@@ -13,7 +13,8 @@ from ringtune.plan import Plan
 from ringtune.schedule import Action, Op, forward_version, warm_up
 from ringtune.table import build_table, validate_table
 from ringtune.turns import items, turn_sequence
-from sim.ring import RingResult, VirtualRing
+from sim.ring import VirtualRing
+from sim.ring_result import RingResult
 from tests.suites.plans import make_plan, random_plan
 from tests.suites.test_ring_on_virtual_clock import run_with_random_delays, weight_changes
 

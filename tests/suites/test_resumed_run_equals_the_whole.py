@@ -11,7 +11,8 @@ import torch
 from ringtune import rounds as rd
 from ringtune.plan import Plan
 from ringtune.turns import StartPoint
-from sim.ring import RingResult, VirtualRing
+from sim.ring import VirtualRing
+from sim.ring_result import RingResult
 from tests.suites.tensors import Case, TorchCarrier, distance, make_carrier, reference_of, shard_metadata, write_inputs
 
 Slices = tuple[tuple[str, int, int], ...]

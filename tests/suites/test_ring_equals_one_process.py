@@ -13,7 +13,8 @@ import pytest
 
 from ringtune.schedule import Action, Payload, lowest_trainable
 from ringtune.turns import items, turn_sequence
-from sim.ring import RingResult, VirtualRing
+from sim.ring import VirtualRing
+from sim.ring_result import RingResult
 from tests.suites.tensors import Case, TorchCarrier, distance, make_carrier, reference_of, write_inputs
 
 Slices = tuple[tuple[str, int, int], ...]

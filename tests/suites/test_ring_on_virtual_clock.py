@@ -14,7 +14,8 @@ from ringtune.plan import Plan
 from ringtune.schedule import Action, Op, Payload, lowest_trainable, route
 from ringtune.table import build_table, validate_table
 from ringtune.turns import StepKind, Turn, items, turn_sequence
-from sim.ring import Message, RingResult, VirtualRing
+from sim.ring import VirtualRing
+from sim.ring_result import Message, RingResult
 from tests.suites.plans import make_plan, random_plan
 
 FOUR_HOSTS = [("a", 0, 1), ("b", 1, 3), ("c", 3, 3), ("d", 3, 6)]

@@ -17,7 +17,8 @@ from ringtune import rounds as rd
 from ringtune.plan import Plan
 from ringtune.schedule import unfreezing_steps
 from ringtune.turns import StartPoint, StepKind
-from sim.ring import RingResult, VirtualRing
+from sim.ring import VirtualRing
+from sim.ring_result import RingResult
 from tests.edge import reference
 from tests.suites.tensors import Case, TorchCarrier, distance, make_carrier, shard_metadata, write_inputs
 

@@ -16,7 +16,8 @@ from ringtune.table import build_table, format_table, parse_table, validate_tabl
 from ringtune.turns import StartPoint, StepKind, Turn, items, turn_sequence
 from ringtune.unfreezing import unfreezing_after, unfrozen_soonest
 from sim.carrier import NullCarrier
-from sim.ring import RingResult, VirtualRing
+from sim.ring import VirtualRing
+from sim.ring_result import RingResult
 from tests.suites.plans import make_plan, random_plan
 
 THREE = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
