@@ -22,6 +22,7 @@ _MEASURED = (
     "hardware",
     "shape",
     "work_times",
+    "has_messages",
 )
 
 

@@ -52,11 +52,13 @@ class ProfileCache:
         if entry is None:
             return None
         try:
-            if float(entry["budget_s"]) < budget_s:
+            if _read(float, entry, "budget_s") < budget_s:
                 return None
-            times = read_value(tuple[WorkTime, ...], entry["work_times"], where="work_times", error=InvalidInputError)
-            return Measured(times, int(entry["activation_bytes"]))
-        except (KeyError, TypeError, ValueError, InvalidInputError) as error:
+            activation_bytes = _read(int, entry, "activation_bytes")
+            if activation_bytes < 0:
+                raise InvalidInputError(f"activation_bytes is {activation_bytes}, it has to be at least 0")
+            return Measured(_read(tuple[WorkTime, ...], entry, "work_times"), activation_bytes)
+        except (KeyError, InvalidInputError) as error:
             _LOG.warning("%s: what was measured earlier is not readable (%s); it is measured again", self.path, error)
             return None
 
@@ -86,3 +88,7 @@ class ProfileCache:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             _LOG.warning("%s is not readable (%s: %s); it is measured again", self.path, type(error).__name__, error)
             return {}
+
+
+def _read(hint: Any, entry: dict[str, Any], key: str) -> Any:
+    return read_value(hint, entry[key], where=key, error=InvalidInputError)

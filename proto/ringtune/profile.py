@@ -132,7 +132,15 @@ class LinkFacts:
             raise InvalidInputError(f"{name} joins a node with itself; leave it out")
         if not self.rate_bytes_per_s > 0:
             raise InvalidInputError(f"{name}.rate_bytes_per_s is {self.rate_bytes_per_s}, it has to be above 0")
-        for key in ("latency_s", "send_cpu_s_per_byte", "receive_cpu_s_per_byte", "busy_source_s", "busy_target_s"):
+        for key in (
+            "latency_s",
+            "rate_low_bytes_per_s",
+            "rate_high_bytes_per_s",
+            "send_cpu_s_per_byte",
+            "receive_cpu_s_per_byte",
+            "busy_source_s",
+            "busy_target_s",
+        ):
             _check_at_least(f"{name}.{key}", getattr(self, key), 0)
 
     def seconds(self, num_bytes: float) -> float:

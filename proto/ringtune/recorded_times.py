@@ -16,6 +16,7 @@ length of a single batch never leaves its owner.
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ LEAST_SAMPLES = 5
 KEPT_SAMPLES = 2000
 """Of each kind of work and node; the newest stay."""
 
+_OF_A_PART = frozenset({Op.EMBED, Op.FORWARD_FREE, Op.FORWARD, Op.HEAD, Op.BACKWARD})
+_OF_BLOCKS = frozenset({Op.FORWARD_FREE, Op.FORWARD, Op.BACKWARD, Op.UPDATE})
 _UNSIZED = frozenset({Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE})
 
 
@@ -92,17 +95,27 @@ class RecordedProfile:
             self._embeds.pop(seq, None)
 
     def add(self, node: str, action: Action, seconds: float) -> None:
-        """A node carried an action out; one of no granted turn, or of no node of the profile, is left out."""
+        """A node says that it carried an action out.
+
+        One of no granted turn, of no node of the profile, of blocks or a micro-batch that there are not, or whose
+        time is none is left out.
+        """
         entry = self._open.get(action.seq)
-        if entry is None or node not in self._tables or seconds < 0:
+        if entry is None or node not in self._tables or not 0 <= seconds < math.inf or not self._fits(action, entry):
             return
         if action.op is Op.EMBED:
             self._add_embedding(node, entry, seconds)
             return
-        size = entry.sizes[action.micro] if 0 <= action.micro < len(entry.sizes) else 0.0
+        size = entry.sizes[action.micro] if action.op in _OF_A_PART else 0.0
         shares = self._shares(node, action, entry, seconds, size)
         for work, share in shares:
             self._add(node, work, share, size, is_guess=len(shares) > 1)
+
+    def _fits(self, action: Action, entry: _Open) -> bool:
+        if action.op in _OF_A_PART and not 0 <= action.micro < len(entry.sizes):
+            return False
+        is_head = action.op is Op.UPDATE and action.start == self._plan.num_blocks
+        return action.op not in _OF_BLOCKS or is_head or 0 <= action.start < action.stop <= self._plan.num_blocks
 
     def _add_embedding(self, node: str, entry: _Open, seconds: float) -> None:
         """The first embedding of an item makes its batch too, so the mean of all of them counts."""

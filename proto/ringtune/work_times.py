@@ -99,9 +99,9 @@ class WorkTable:
     def seconds(self, work: str, size: float = 0.0) -> float:
         """The time of ``work`` for ``size`` padded tokens, in seconds.
 
-        Between two measured sizes it is linear, beyond the largest the line goes on. Below the smallest it goes on
-        too, but never below the smallest one's time scaled in proportion. A single point is scaled in proportion,
-        if it has a size.
+        Between two measured sizes it is linear, beyond the largest the line goes on unless it falls. Below the
+        smallest it goes on too, but never below the smallest one's time scaled in proportion. A single point is
+        scaled in proportion, if it has a size.
 
         Raises:
             PlanError: it was not measured.
@@ -116,4 +116,6 @@ class WorkTable:
         (left_size, left_s), (right_size, right_s) = points[right - 1], points[right]
         slope = (right_s - left_s) / (right_size - left_size) if right_size > left_size else 0.0
         line = left_s + slope * (size - left_size)
+        if size > right_size:
+            return max(line, right_s)  # of two noisy points the larger one may be the faster one
         return max(line, left_s * size / left_size if left_size and size < left_size else 0.0)

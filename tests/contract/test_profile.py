@@ -152,6 +152,12 @@ def test_model_facts_refuse_impossible_numbers() -> None:
         ({"rate_bytes_per_s": -1.0}, "link.a.b.rate_bytes_per_s is -1.0"),
         ({"rate_bytes_per_s": float("nan")}, "link.a.b.rate_bytes_per_s is nan"),
         ({"latency_s": -1e-3}, "link.a.b.latency_s is -0.001"),
+        ({"rate_low_bytes_per_s": -1.0}, "link.a.b.rate_low_bytes_per_s is -1.0, it has to be at least 0"),
+        ({"rate_high_bytes_per_s": float("nan")}, "link.a.b.rate_high_bytes_per_s is nan"),
+        ({"send_cpu_s_per_byte": -1e-9}, "link.a.b.send_cpu_s_per_byte is -1e-09"),
+        ({"receive_cpu_s_per_byte": -1e-9}, "link.a.b.receive_cpu_s_per_byte is -1e-09"),
+        ({"busy_source_s": -1e-3}, "link.a.b.busy_source_s is -0.001, it has to be at least 0"),
+        ({"busy_target_s": float("nan")}, "link.a.b.busy_target_s is nan"),
         ({"target": "a"}, "link.a.a joins a node with itself"),
     ],
 )

@@ -193,6 +193,39 @@ def test_recorded_profile_ignores_what_belongs_to_no_granted_turn() -> None:
     assert found.profile() == prior
 
 
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0])
+def test_recorded_profile_leaves_out_what_is_no_time(seconds: float) -> None:
+    """A node's clock can't spoil the profile of the run."""
+    prior = profile_of(PLAN)
+    found = RecordedProfile(PLAN, prior)
+    found.granted(next(turn_sequence(PLAN)))
+    for _ in range(LEAST_SAMPLES):
+        found.add("c", Action(Op.BACKWARD, 0, 0, 5, 6), seconds)
+    assert found.profile() == prior
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        Action(Op.BACKWARD, 0, 0, 5, 5),
+        Action(Op.FORWARD, 0, 0, 6, 5),
+        Action(Op.FORWARD_FREE, 0, 0, 5, 99),
+        Action(Op.BACKWARD, 0, 99, 5, 6),
+        Action(Op.HEAD, 0, -1, 0, 0),
+        Action(Op.EMBED, 0, 99, 0, 0),
+        Action(Op.UPDATE, 0, -1, 3, 3),
+    ],
+)
+def test_recorded_profile_leaves_out_actions_that_there_are_not(action: Action) -> None:
+    """No block, too many, or another micro-batch: a node may report anything."""
+    prior = profile_of(PLAN)
+    found = RecordedProfile(PLAN, prior)
+    found.granted(next(turn_sequence(PLAN)))
+    for _ in range(LEAST_SAMPLES):
+        found.add("c", action, 1.0)
+    assert found.profile() == prior
+
+
 def by_work(facts: NodeFacts, work: Work) -> WorkTime:
     """The last point of a work: the recorded one, if it was."""
     return [entry for entry in facts.work_times if entry.work == work][-1]

@@ -57,6 +57,14 @@ def test_given_times_replace_measured_ones_and_nothing_else() -> None:
     assert found.by_name["a"] == expected
 
 
+def test_given_times_that_a_run_recorded_have_its_messages_in_them() -> None:
+    """What messages take from computing is not counted a second time in the next plan."""
+    live = {"a": facts("a", **NO_TIMES)}
+    for was_recorded in (True, False):
+        found = with_given_times(live, Profile(nodes=(measured("a", has_messages=was_recorded),)))
+        assert found.by_name["a"].has_messages is was_recorded
+
+
 def test_run_with_a_given_profile_measures_nothing(tmp_path: Path) -> None:
     """Nodes are asked for rows only; the profile of the run has the given times and links."""
     given = Profile(nodes=(measured("a"), measured("b")), links=(LINK, BACK))

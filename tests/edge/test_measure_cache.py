@@ -66,6 +66,9 @@ def test_cache_keeps_the_newest_entries(tmp_path: Path) -> None:
         b'{"schema": 1, "entries": {"a": 3}}',
         b'{"schema": 1, "entries": {"a": {"budget_s": 9}}}',
         b'{"schema": 1, "entries": {"a": {"budget_s": 9, "activation_bytes": 1, "work_times": [{"work": "walk"}]}}}',
+        b'{"schema": 1, "entries": {"a": {"budget_s": 9, "activation_bytes": 1e999, "work_times": []}}}',
+        b'{"schema": 1, "entries": {"a": {"budget_s": 9, "activation_bytes": -1, "work_times": []}}}',
+        b'{"schema": 1, "entries": {"a": {"budget_s": NaN, "activation_bytes": 1, "work_times": []}}}',
         b"\xff\xfe",
     ],
 )
