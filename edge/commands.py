@@ -64,12 +64,12 @@ def node(
     """
     from importlib.util import find_spec
 
-    from edge.checkpoints import default_state
-    from edge.options import AgentOptions, default_cache, default_name, parse_share
-    from edge.process import run_agent
+    from edge.agent.options import AgentOptions, default_cache, default_name, parse_share
+    from edge.agent.process import run_agent
+    from edge.shards.state_folder import default_state
     from ringtune.errors import UsageError
     from ringtune.ids import check_node_name
-    from ringtune.units import parse_bytes
+    from ringtune.quantities import parse_bytes
 
     logging.getLogger("edge").setLevel(logging.INFO)  # a device's log tells what it takes part in
     missing = [module for module in ("torch", "transformers", "adapters") if find_spec(module) is None]

@@ -10,10 +10,10 @@ import random
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ringtune.costs import PlanCosts
-from ringtune.plan import Plan
-from ringtune.schedule import Action, Op, Payload, lowest_with_graph
-from ringtune.turns import StepKind, Turn, items
+from ringtune.costs.seconds import PlanCosts
+from ringtune.schedule.lowering import Action, Op, Payload, lowest_with_graph
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, Turn, items
 
 
 class ItemKind(NamedTuple):

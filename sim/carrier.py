@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ringtune.schedule import Action, Op
-from ringtune.turns import Turn
+from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.turns import Turn
 
 _HEAD_VALUES = (("count", 1.0), ("loss_sum", 0.0))
 

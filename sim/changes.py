@@ -18,12 +18,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.costs.work_times import WorkTime
 from ringtune.errors import PlanError, UsageError
-from ringtune.plan import Plan
-from ringtune.profile import LinkFacts, NodeFacts, Profile
-from ringtune.strict import nearest
-from ringtune.units import parse_bytes
-from ringtune.work_times import WorkTime
+from ringtune.files.strict import nearest
+from ringtune.quantities import parse_bytes
+from ringtune.schedule.plan import Plan
 
 PLAN_KEYS = {
     "batch_size": int,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ringtune.costs import check_profile
+from ringtune.costs.memory import MemoryEstimate, node_memory
+from ringtune.costs.profile import Profile, Shape
+from ringtune.costs.seconds import check_profile
 from ringtune.errors import CapacityError, PlanError
-from ringtune.memory import MemoryEstimate, node_memory
-from ringtune.plan import Plan
-from ringtune.profile import Profile, Shape
-from ringtune.strict import nearest
-from ringtune.units import format_bytes
+from ringtune.files.strict import nearest
+from ringtune.quantities import format_bytes
+from ringtune.schedule.plan import Plan
 
 
 def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shape: Shape | None = None) -> None:

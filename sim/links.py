@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ringtune.costs import PlanCosts
-from ringtune.profile import LinkFacts, Profile
+from ringtune.costs.profile import LinkFacts, Profile
+from ringtune.costs.seconds import PlanCosts
 from sim.transport import Parcel, Strain
 
 

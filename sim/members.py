@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError
+from ringtune.files.strict import nearest
 from ringtune.ids import check_node_name
-from ringtune.plan import Phase, Plan, Slice
-from ringtune.profile import LinkFacts, Profile
-from ringtune.strict import nearest
+from ringtune.schedule.plan import Phase, Plan, Slice
 
 
 def drop_from_profile(profile: Profile, name: str) -> Profile:

@@ -1,7 +1,7 @@
 """Bytes that each node holds, counted while a virtual run goes on; the peak is what the simulator reports.
 
-The planner's bound (``ringtune.memory``) has to lie above it for any timing. What is counted: weights, adapters and
-the head with their optimizer state, gradients, what forwards keep for backward, the work space of the block that
+The planner's bound (``ringtune.costs.memory``) has to lie above it for any timing. What is counted: weights, adapters
+and the head with their optimizer state, gradients, what forwards keep for backward, the work space of the block that
 runs, and tensors on their way or in the inbox.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ringtune.memory import DTYPE_BYTES, MOMENTS, logits_peak_bytes
-from ringtune.plan import Plan
-from ringtune.profile import NodeFacts
-from ringtune.schedule import Action, Op
+from ringtune.costs.memory import DTYPE_BYTES, MOMENTS, logits_peak_bytes
+from ringtune.costs.profile import NodeFacts
+from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.plan import Plan
 from sim.action_times import ItemKind
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ringtune import rounds as rd
-from ringtune.schedule import Action, Op, Payload
-from ringtune.turns import StepKind, Turn
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.lowering import Action, Op, Payload
+from ringtune.schedule.turns import StepKind, Turn
 from sim.action_times import Items
 from sim.memory_ledger import Effect, MemoryLedger
 from sim.transport import Parcel

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ringtune.costs import PlanCosts
+from ringtune.costs.profile import Profile
+from ringtune.costs.seconds import PlanCosts
 from ringtune.errors import DeadlineError
-from ringtune.plan import Plan
-from ringtune.profile import Profile
-from ringtune.schedule import Action
-from ringtune.turns import StartPoint
+from ringtune.schedule.lowering import Action
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint
 from sim.action_times import Items, ProfileTimes, RecordedTimes
 from sim.links import MeasuredLinks
 from sim.memory_ledger import MemoryLedger

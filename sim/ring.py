@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ringtune import events as ev
-from ringtune import rounds as rd
-from ringtune.engine import NodeEngine
-from ringtune.plan import Plan
-from ringtune.schedule import Action, Op, Payload
-from ringtune.turns import StartPoint, Turn
+from ringtune.engine import events as ev
+from ringtune.engine.node_engine import NodeEngine
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.lowering import Action, Op, Payload
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, Turn
 from sim.carrier import Carrier, NullCarrier
 from sim.clock import VirtualClock
 from sim.ring_result import Handled, Message, Observer, RingResult, Span

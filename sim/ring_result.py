@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ringtune import events as ev
-from ringtune import rounds as rd
-from ringtune.schedule import Action
-from ringtune.turns import Turn
+from ringtune.engine import events as ev
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.lowering import Action
+from ringtune.schedule.turns import Turn
 from sim.transport import Parcel
 
 

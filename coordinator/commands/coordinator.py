@@ -27,8 +27,8 @@ def coordinator(
     json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Listen for nodes and jobs until stopped with Ctrl-C or SIGTERM."""
-    from coordinator.progress import make_progress
-    from coordinator.server import CoordinatorServer
+    from coordinator.screen.progress import make_progress
+    from coordinator.server.server import CoordinatorServer
 
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -30,9 +30,9 @@ def evaluate(
     """Evaluate the adapter of a run on a file: accuracy, loss and the number of rows."""
     import json as json_module
 
-    from coordinator.evaluation import evaluate_alone, evaluate_on_ring
-    from coordinator.progress import SilentProgress, figure
-    from coordinator.saved_run import read_run
+    from coordinator.run_folder.saved_run import read_run
+    from coordinator.screen.progress import SilentProgress, figure
+    from coordinator.submit.evaluation import evaluate_alone, evaluate_on_ring
     from ringtune.errors import DataError
 
     run = read_run(folder)

@@ -22,7 +22,7 @@ def export(
     """Write the adapter of a run as an AdapterHub folder with a model card, checked, with no local path in it."""
     import json as json_module
 
-    from coordinator.export import export_run
+    from coordinator.export.export import export_run
 
     digests = export_run(folder, to, base_model=base_model)
     if json:

@@ -46,13 +46,13 @@ def measure(
     """
     import json as json_module
 
-    from coordinator.changes import parse_changes
-    from coordinator.measurement import MeasureOptions, measure_local, measure_remote
-    from coordinator.profile_text import profile_json, profile_text
-    from coordinator.progress import SilentProgress, make_progress
-    from ringtune.durable import write_durably
+    from coordinator.commands.overrides import parse_changes
+    from coordinator.screen.profile_text import profile_json, profile_text
+    from coordinator.screen.progress import SilentProgress, make_progress
+    from coordinator.submit.measurement import MeasureOptions, measure_local, measure_remote
     from ringtune.errors import UsageError
-    from ringtune.job import load_job
+    from ringtune.files.durable import write_durably
+    from ringtune.jobs.job import load_job
 
     if bool(local) == bool(coordinator):
         raise UsageError("give one of --local N and --coordinator HOST:PORT")

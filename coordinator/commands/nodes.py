@@ -16,8 +16,8 @@ def nodes(
     json: Annotated[bool, typer.Option("--json", help="Print a JSON line a node.")] = False,
 ) -> None:
     """List the nodes of a coordinator."""
-    from coordinator.node_list import node_lines, node_table
-    from coordinator.submit import Client
+    from coordinator.screen.node_list import node_lines, node_table
+    from coordinator.submit.client import Client
 
     with Client(coordinator, insecure=insecure) as client:
         members = client.nodes()

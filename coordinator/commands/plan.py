@@ -50,13 +50,13 @@ def plan(
     otherwise sizes come from the model's files, and nodes are taken as equal. Where rows
     depend on the tokenizer (question answering, plain text) they are estimated, and the plan says so.
     """
-    from coordinator.changes import parse_changes
-    from coordinator.plan_text import plan_json, plan_text
+    from coordinator.commands.overrides import parse_changes
+    from coordinator.planner.make_plan import check_inputs, make_plan, plan_memory
     from coordinator.planner.options import microbatch_choices, wire_choices
-    from coordinator.planning import check_inputs, make_plan, plan_memory
+    from coordinator.screen.plan_text import plan_json, plan_text
     from ringtune.errors import UsageError
-    from ringtune.job import load_job
-    from ringtune.units import parse_bytes
+    from ringtune.jobs.job import load_job
+    from ringtune.quantities import parse_bytes
 
     note, planned = "", None
     wanted = load_job(job).with_overrides(parse_changes(change or []))
@@ -67,22 +67,22 @@ def plan(
     if profile and (nodes or memory):
         raise UsageError("--nodes and --memory are for assumed nodes; the profile says which there are")
     if profile:
-        from coordinator.given_profile import read_profile
+        from coordinator.planner.given_profile import read_profile
 
         measured = read_profile(profile)
         check_inputs(wanted, measured)
         planned = make_plan(wanted, measured.by_name, links=measured.links, microbatches=counts, wire_dtypes=dtypes)
         made, needs = planned.plan, dict(planned.memory)
     elif coordinator:
-        from coordinator.training import plan_remote
+        from coordinator.submit.training import plan_remote
 
         if memory:
             raise UsageError("--memory is for assumed nodes; with --coordinator every node says what it has")
         made, facts = plan_remote(wanted, coordinator, num_nodes=nodes, join_s=join_s, insecure=insecure)
         needs = plan_memory(wanted, made, facts)
     else:
-        from coordinator.estimates import estimated_facts
-        from coordinator.row_counts import estimate_note
+        from coordinator.estimates.facts import estimated_facts
+        from coordinator.estimates.row_counts import estimate_note
 
         assumed = estimated_facts(wanted, nodes, memory_bytes=parse_bytes(memory) if memory else 0)
         planned = make_plan(wanted, assumed, microbatches=counts, wire_dtypes=dtypes)

@@ -32,8 +32,8 @@ def simulate(
     """
     import json as json_module
 
-    from coordinator.prediction_inputs import plan_as_run, read_inputs, read_measured, read_recording
-    from coordinator.prediction_text import check_out, prediction_json, prediction_lines, write_files
+    from coordinator.screen.prediction_text import check_out, prediction_json, prediction_lines, write_files
+    from coordinator.what_if.prediction_inputs import plan_as_run, read_inputs, read_measured, read_recording
     from sim.limits import check_fits
     from sim.prediction import predict
 

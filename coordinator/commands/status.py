@@ -16,8 +16,8 @@ def status(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
 ) -> None:
     """Show the run that a coordinator drives: phase, step, loss, and every node with its state."""
-    from coordinator.status_text import status_json, status_lines
-    from coordinator.submit import Client
+    from coordinator.screen.status_text import status_json, status_lines
+    from coordinator.submit.client import Client
 
     with Client(coordinator, insecure=insecure) as client:
         found = client.status()

@@ -46,15 +46,15 @@ def train(
     Ctrl-C once ends the run after the turns that are under way, with a checkpoint; twice at once. Both can be
     resumed.
     """
-    from coordinator.changes import parse_changes
-    from coordinator.given_profile import read_profile
-    from coordinator.interrupts import Interrupts
-    from coordinator.progress import make_progress
-    from coordinator.run_checkpoints import RunCheckpoints, find_resume
-    from coordinator.run_folder import RunFolder
-    from coordinator.training import train_local, train_remote
+    from coordinator.commands.overrides import parse_changes
+    from coordinator.planner.given_profile import read_profile
+    from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
+    from coordinator.run_folder.folder import RunFolder
+    from coordinator.screen.progress import make_progress
+    from coordinator.submit.interrupts import Interrupts
+    from coordinator.submit.training import train_local, train_remote
     from ringtune.errors import RingTuneError, UsageError
-    from ringtune.job import load_job
+    from ringtune.jobs.job import load_job
 
     if bool(local) == bool(coordinator):
         raise UsageError("give one of --local N and --coordinator HOST:PORT")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from coordinator.what_if import WhatIf
+    from coordinator.what_if.what_if import WhatIf
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -51,11 +51,11 @@ def what_if(
     """Predict what a change of nodes, links or plan does to wall time, idle shares and memory."""
     import json as json_module
 
-    from coordinator.prediction_inputs import read_inputs
-    from coordinator.what_if import WhatIf
-    from coordinator.what_if_text import comparison_json, comparison_lines
+    from coordinator.screen.what_if_text import comparison_json, comparison_lines
+    from coordinator.what_if.prediction_inputs import read_inputs
+    from coordinator.what_if.what_if import WhatIf
     from ringtune.errors import UsageError
-    from ringtune.job import load_job
+    from ringtune.jobs.job import load_job
 
     if not (change or drop or add or replan or sweep):
         raise UsageError("nothing changes; give --set, --sweep, --drop, --add or --replan")
@@ -113,9 +113,9 @@ def _sweep(
     """Run the cells, then print and write them."""
     import json as json_module
 
-    from coordinator.sweep_plot import check_plot, write_plot
-    from coordinator.what_if_text import sweep_csv, sweep_lines, sweep_rows
-    from ringtune.durable import write_durably
+    from coordinator.screen.sweep_plot import check_plot, write_plot
+    from coordinator.screen.what_if_text import sweep_csv, sweep_lines, sweep_rows
+    from ringtune.files.durable import write_durably
     from sim.sweep import grid, parse_axis, run_cells
 
     axes = [parse_axis(text) for text in sweep]

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.planner.even import WORTH, split_blocks
-from coordinator.planner.judge import simulated_job_s
 from coordinator.planner.memory_caps import MemoryCaps
-from coordinator.planner.ring_costs import RingCosts, ring_costs, with_fewer_depths, with_mean_owner
-from coordinator.planner.search_exact import search_exact
-from coordinator.planner.search_local import Budget, search_local
-from coordinator.planner.step_time import Ring, job_s
-from ringtune.plan import Phase, Plan, Slice
-from ringtune.profile import NodeFacts, Profile
+from coordinator.planner.predict.judge import simulated_job_s
+from coordinator.planner.predict.ring_costs import RingCosts, ring_costs, with_fewer_depths, with_mean_owner
+from coordinator.planner.predict.step_time import Ring, job_s
+from coordinator.planner.search.exact import search_exact
+from coordinator.planner.search.local import Budget, search_local
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.schedule.plan import Phase, Plan, Slice
 
 EXACT_NODES, EXACT_BLOCKS = 8, 24
 FEWER_CREDITS = (4, 2, 1)

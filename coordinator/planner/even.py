@@ -12,8 +12,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from ringtune.profile import NodeFacts
-from ringtune.work_times import WorkTime
+from ringtune.costs.profile import NodeFacts
+from ringtune.costs.work_times import WorkTime
 
 ALIKE = 1.15
 WORTH = 1.15

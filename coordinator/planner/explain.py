@@ -10,11 +10,11 @@ from typing import Any
 from coordinator.planner.choose import Candidate, Choice, plan_of, slices_of
 from coordinator.planner.even import block_s
 from coordinator.planner.memory_caps import MemoryCaps
-from coordinator.planner.moves import applied, moves
-from coordinator.planner.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
-from coordinator.planner.step_time import Ring, job_s, step_times
-from ringtune.plan import Plan
-from ringtune.units import format_bytes, format_seconds
+from coordinator.planner.predict.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
+from coordinator.planner.predict.step_time import Ring, job_s, step_times
+from coordinator.planner.search.moves import applied, moves
+from ringtune.quantities import format_bytes, format_seconds
+from ringtune.schedule.plan import Plan
 
 _DEPTHS_OF_TRIALS = 12
 

@@ -1,4 +1,4 @@
-"""Which slices fit a node's memory, for every (start, stop, hosts above), from few calls of ``ringtune.memory``.
+"""Which slices fit a node's memory, for every (start, stop, hosts above), from few calls of ``ringtune.costs.memory``.
 
 The rule of what a plan takes lives in ``node_memory`` and is not repeated here. Within a *class* of slices (bottom or
 not, top or not, frozen, straddling the lowest trainable block, or trained) its sum is affine in start, stop and the
@@ -12,9 +12,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ringtune.memory import MemoryEstimate, node_memory
-from ringtune.plan import Phase, Plan, Slice
-from ringtune.profile import NodeFacts
+from ringtune.costs.memory import MemoryEstimate, node_memory
+from ringtune.costs.profile import NodeFacts
+from ringtune.schedule.plan import Phase, Plan, Slice
 
 _HOST, _OTHER = "(host)", "(other {})"
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from coordinator.planner.even import block_s, split_blocks
 from coordinator.planner.memory_caps import MemoryCaps
+from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, PlanError
-from ringtune.profile import NodeFacts
-from ringtune.units import format_bytes
+from ringtune.quantities import format_bytes
 
 
 def refusal(caps: MemoryCaps, node: str, start: int, stop: int, more: str = "") -> CapacityError:

@@ -32,7 +32,7 @@ from deploy.testbed.network import Shaper, build_commands, hub_address
 from deploy.testbed.processes import Running
 from deploy.testbed.shell import call
 from ringtune.errors import DataError, DeadlineError, PeerLostError, UsageError
-from ringtune.units import format_bytes
+from ringtune.quantities import format_bytes
 
 DAY_S = 86_400.0
 _POLL_S = 0.05

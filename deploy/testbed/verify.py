@@ -19,7 +19,7 @@ from deploy.testbed.network import PAYLOAD_SHARE, address
 from deploy.testbed.processes import Running
 from deploy.testbed.testbed import Testbed
 from ringtune.errors import DeadlineError, RingTuneError
-from ringtune.units import format_seconds
+from ringtune.quantities import format_seconds
 
 _PORT = 7099
 _PROBE = (sys.executable, "-I", "-S", str(Path(__file__).with_name("probe.py")))

@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringtune.durable import write_durably
 from ringtune.errors import ConnectionFailedError, IntegrityError, RingTuneError
+from ringtune.files.durable import write_durably
 
 FETCH_DEADLINE_S = 1800.0
 _BIN = Path(sys.executable).parent

@@ -22,9 +22,9 @@ from edge.data.examples import Rows, Unscored
 from edge.data.tokens import Batch
 from edge.model.heads import IGNORED
 from ringtune.errors import DataError, ModelError
-from ringtune.families_image import image_tokens
-from ringtune.job import Job
-from ringtune.model_files import read_config
+from ringtune.jobs.job import Job
+from ringtune.models.folder import read_config
+from ringtune.models.image import image_tokens
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

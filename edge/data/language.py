@@ -11,7 +11,7 @@ from edge.data.tables import read_table, text_of
 from edge.data.tokens import Batch, Encoded, Encoder, Padder, load_tokenizer
 from edge.model.heads import IGNORED
 from ringtune.errors import DataError
-from ringtune.job import Job
+from ringtune.jobs.job import Job
 
 _PIECE_CHARACTERS = 100_000
 _LEAST_TOKENS = 2  # one to predict, and one before it

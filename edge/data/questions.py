@@ -21,7 +21,7 @@ from edge.data.squad import exact_match, f1
 from edge.data.tables import Record, read_table, text_of
 from edge.data.tokens import Batch, Encoded, Padder, load_tokenizer
 from ringtune.errors import DataError, ModelError
-from ringtune.job import Job
+from ringtune.jobs.job import Job
 
 LONGEST_ANSWER = 30
 """Tokens of a predicted answer at most, as the official baselines have it."""

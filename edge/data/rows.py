@@ -20,13 +20,13 @@ from edge.data.language import Language
 from edge.data.questions import Questions
 from edge.data.texts import LabelledTexts
 from edge.data.tokens import Batch
-from ringtune.batches import BatchStream, eval_rows, split_rows
 from ringtune.errors import DataError
-from ringtune.job import Job
-from ringtune.model_family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
-from ringtune.plan import Plan
-from ringtune.random_stream import RandomStream
-from ringtune.turns import Item, StepKind
+from ringtune.jobs.job import Job
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
+from ringtune.schedule.batches import BatchStream, eval_rows, split_rows
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.random_stream import RandomStream
+from ringtune.schedule.turns import Item, StepKind
 
 _LOG = logging.getLogger(__name__)
 TOKENS_BUDGET_S = 5.0

@@ -13,8 +13,8 @@ from edge.data.tables import class_of, read_table, text_of
 from edge.data.tokens import Batch, Encoder, Padder, load_tokenizer
 from edge.model.heads import IGNORED
 from ringtune.errors import ModelError
-from ringtune.job import Job
-from ringtune.model_files import read_config
+from ringtune.jobs.job import Job
+from ringtune.models.folder import read_config
 
 
 class LabelledTexts:

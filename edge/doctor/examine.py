@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edge.agent.options import is_loopback, split_address
 from edge.doctor.check import Check, passed
 from edge.doctor.machine import check_cores, check_disk, check_memory, check_port, check_python, check_system
 from edge.doctor.versions import check_packages, check_protobuf, requirements
-from edge.options import is_loopback, split_address
 from ringtune import __version__
 from ringtune.errors import UsageError
 

@@ -12,11 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from edge.agent.options import split_address
 from edge.doctor.check import Check, failed, passed, warned
-from edge.memory_budget import RUNTIME_BYTES, cgroup_limits, memory_budget
-from edge.options import split_address
-from edge.threads import available_cores
-from ringtune.units import format_bytes, format_seconds
+from edge.machine.memory_budget import RUNTIME_BYTES, cgroup_limits, memory_budget
+from edge.machine.threads import available_cores
+from ringtune.quantities import format_bytes, format_seconds
 
 _LITTLE_MEMORY_BYTES = 256 << 20
 _NO_MEMORY_BYTES = 32 << 20

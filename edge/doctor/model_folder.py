@@ -6,8 +6,8 @@ from pathlib import Path
 
 from edge.doctor.check import Check, failed, passed, warned
 from ringtune.errors import RingTuneError
-from ringtune.model_files import base_tensors, model_sizes, read_config
-from ringtune.units import format_bytes
+from ringtune.models.folder import base_tensors, model_sizes, read_config
+from ringtune.quantities import format_bytes
 
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 _IMAGES = ("preprocessor_config.json",)

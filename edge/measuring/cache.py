@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from edge.measuring.works import Measured
-from ringtune.durable import write_durably
+from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, StorageError
-from ringtune.strict import read_value
-from ringtune.work_times import WorkTime
+from ringtune.files.durable import write_durably
+from ringtune.files.strict import read_value
 
 _LOG = logging.getLogger(__name__)
 CACHE_FILE = "profile.json"

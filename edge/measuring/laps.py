@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from edge.hardware import CpuQuota
-from ringtune.work_times import Work, WorkTime
+from edge.machine.hardware import CpuQuota
+from ringtune.costs.work_times import Work, WorkTime
 
 T = TypeVar("T")
 LEAST_TIMINGS = 3

@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 
 from edge.data.rows import OwnerDataset
-from edge.hardware import cpu_quota
+from edge.machine.hardware import cpu_quota
 from edge.measuring.cache import ProfileCache, cache_key
 from edge.measuring.laps import Timer, window_of
 from edge.measuring.wanted import Timing
 from edge.measuring.works import Bench, Measured
-from ringtune.job import Job
-from ringtune.measuring import job_shape
-from ringtune.profile import ModelFacts
-from ringtune.work_times import Work
+from ringtune.costs.measuring import job_shape
+from ringtune.costs.profile import ModelFacts
+from ringtune.costs.work_times import Work
+from ringtune.jobs.job import Job
 
 _LOG = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ import torch
 
 from edge.data.rows import OwnerDataset
 from edge.data.tokens import Batch
-from ringtune.measuring import Size
-from ringtune.model_family import CAUSAL_LM, QUESTION_ANSWERING
-from ringtune.plan import Plan
-from ringtune.turns import Item, StepKind
+from ringtune.costs.measuring import Size
+from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Item, StepKind
 
 _PADDED_SHARE = 4
 

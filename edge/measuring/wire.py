@@ -6,7 +6,7 @@ import torch
 
 from edge.wire import frames, tensors
 from ringtune.errors import FrameError
-from ringtune.schedule import Payload
+from ringtune.schedule.lowering import Payload
 
 _HELLO = frames.Hello(run_id="measure", plan_epoch=0, source="measured", digest="")
 

@@ -25,23 +25,23 @@ from typing import Any, NamedTuple
 
 import torch
 
-from edge.checkpoints import RunShards
+from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
-from edge.executor import NodeExecutor
 from edge.measuring.laps import Cycle, Laps, Spread, Timer
 from edge.measuring.rows import SizedRows, known_labels, uneven_mask
 from edge.measuring.wire import decode, encode
-from ringtune.adapter_config import fullest_block
-from ringtune.durable import make_folder
-from ringtune.job import Job
-from ringtune.measuring import Size, timed_sizes
-from ringtune.model_families import FAMILIES
-from ringtune.model_family import CLASS_TASKS
-from ringtune.model_files import model_sizes, read_config
-from ringtune.plan import Owner, Phase, Plan, Slice
-from ringtune.schedule import Action, Op, Payload
-from ringtune.turns import StepKind, Turn
-from ringtune.work_times import Work, WorkTime
+from edge.shards.state_folder import RunShards
+from ringtune.costs.measuring import Size, timed_sizes
+from ringtune.costs.work_times import Work, WorkTime
+from ringtune.files.durable import make_folder
+from ringtune.jobs.job import Job
+from ringtune.models.adapter_config import fullest_block
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import CLASS_TASKS
+from ringtune.models.folder import model_sizes, read_config
+from ringtune.schedule.lowering import Action, Op, Payload
+from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule.turns import StepKind, Turn
 
 _NODE, _BELOW, _ABOVE = "measured", "below", "above"
 _TINY_RATE = 1e-9

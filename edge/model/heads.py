@@ -12,9 +12,9 @@ from edge.data.tokens import Batch
 from edge.model.safetensors_files import Checkpoint
 from edge.model.skeleton import Skeleton, without_weights
 from edge.model.token_loss import token_loss
+from ringtune.costs.memory import MOST_LOGIT_BYTES, logits_fit
 from ringtune.errors import JobError, ModelError
-from ringtune.memory import MOST_LOGIT_BYTES, logits_fit
-from ringtune.model_family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, LM_HEAD, QUESTION_ANSWERING
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, LM_HEAD, QUESTION_ANSWERING
 
 HEAD = "ringtune"
 IGNORED = -100  # a target that doesn't count, as in torch.nn.functional.cross_entropy

@@ -19,7 +19,7 @@ from edge.model.optimizers import apply_update, load_optimizer_tensors, make_opt
 from edge.model.skeleton import Skeleton
 from edge.model.slice import set_mode
 from ringtune.errors import IntegrityError
-from ringtune.job import Train
+from ringtune.jobs.job import Train
 
 
 class HeadResult(NamedTuple):

@@ -24,8 +24,8 @@ from torch import nn
 from edge.model.dropout import set_dropout
 from edge.model.families import Family, family_of
 from ringtune.errors import JobError, ModelError
-from ringtune.job import Job
-from ringtune.model_files import read_config
+from ringtune.jobs.job import Job
+from ringtune.models.folder import read_config
 
 ADAPTER = "ringtune"
 _register_lock = threading.Lock()

@@ -26,8 +26,8 @@ from ringtune.errors import (
     RingTuneError,
 )
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
-from ringtune.weights import CHUNK_BYTES, Manifest
-from ringtune.weights_codec import manifest_from_proto
+from ringtune.weights.codec import manifest_from_proto
+from ringtune.weights.manifest import CHUNK_BYTES, Manifest
 
 _LOG = logging.getLogger(__name__)
 _ASK_AGAIN_S = 0.2

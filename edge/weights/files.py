@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ringtune.errors import CapacityError, IntegrityError, UsageError
-from ringtune.safetensors_header import DTYPE_BYTES
-from ringtune.weights import TensorEntry
+from ringtune.files.safetensors_header import DTYPE_BYTES
+from ringtune.weights.manifest import TensorEntry
 
 _READ_BYTES = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)

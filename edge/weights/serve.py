@@ -10,7 +10,7 @@ import grpc
 from edge.wire.options import abort
 from ringtune.errors import RingTuneError
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
-from ringtune.weights_source import Offers
+from ringtune.weights.source import Offers
 
 _LOG = logging.getLogger(__name__)
 

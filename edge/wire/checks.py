@@ -1,6 +1,6 @@
 """Whether a frame is one that the plan foresees at this node, now.
 
-The answer comes from the same lowering that the engine follows (:func:`ringtune.schedule.item_legs`), so
+The answer comes from the same lowering that the engine follows (:func:`ringtune.schedule.lowering.item_legs`), so
 a frame is admitted only if the schedule has a receive for it: run, plan epoch, kind, source, item,
 micro-batch, boundary, shape, element type and size all have to be what they must be. Because the sizes
 follow from the plan, nothing is ever allocated on a stranger's word.
@@ -19,10 +19,10 @@ import torch
 from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, describe
 from edge.wire.tensors import wire_bytes
 from ringtune.errors import FrameError
-from ringtune.plan import Plan
-from ringtune.schedule import Op, Payload, item_legs, links, lowest_with_graph
-from ringtune.turns import ITEMS_AHEAD, Item, StartPoint, StepKind, Turn, items, turn_sequence
-from ringtune.unfreezing import unfrozen_soonest
+from ringtune.schedule.lowering import Op, Payload, item_legs, links, lowest_with_graph
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import ITEMS_AHEAD, Item, StartPoint, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.unfreezing import unfrozen_soonest
 from ringtune.v1 import ring_pb2
 
 MAX_BLOB_BYTES: Final = 1 << 30

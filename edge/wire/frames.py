@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from edge.wire.tensors import Encoded, bytes_of
 from ringtune.errors import FrameError, IntegrityError
-from ringtune.schedule import Payload
+from ringtune.schedule.lowering import Payload
 from ringtune.v1 import ring_pb2
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024 + 64 * 1024

@@ -22,7 +22,7 @@ from edge.wire import tensors
 from edge.wire.checks import FrameCheck, RunExpectation
 from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, Assembler, Received, unpack
 from ringtune.errors import DeadlineError, FrameError, RingTuneError
-from ringtune.schedule import Payload
+from ringtune.schedule.lowering import Payload
 from ringtune.v1 import ring_pb2
 
 _log = logging.getLogger(__name__)

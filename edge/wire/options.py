@@ -12,9 +12,9 @@ from typing import NoReturn
 
 import grpc
 
-from ringtune.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
-from ringtune.codec import error_of_status, status_of_error
 from ringtune.errors import ConnectionFailedError, RingTuneError
+from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
+from ringtune.rpc.codec import error_of_status, status_of_error
 
 
 def open_channel(address: str, more: Options = ()) -> grpc.Channel:

@@ -64,7 +64,7 @@ _LAST_WORD_S: Final = 0.5
 
 
 class LinkRate(NamedTuple):
-    """One directed link; see ``ringtune.profile.LinkFacts``."""
+    """One directed link; see ``ringtune.costs.profile.LinkFacts``."""
 
     rate_bytes_per_s: float
     rate_low_bytes_per_s: float

@@ -27,16 +27,16 @@ from typing import Any, Final
 import grpc
 import torch
 
-from edge.allocator import keep_freed_memory
+from edge.machine.allocator import keep_freed_memory
 from edge.wire import tensors
 from edge.wire.frames import Ack, Hello
 from edge.wire.link import OutLink
 from edge.wire.options import NodeServer, open_channel
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.errors import RingTuneError
-from ringtune.plan import Owner, Phase, Plan, Slice
-from ringtune.schedule import Payload
-from tests.edge.wire_parts import Tap
+from ringtune.schedule.lowering import Payload
+from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from tests.support.wire_parts import Tap
 
 MESSAGE_BYTES: Final = 4 * 1024 * 1024
 GROUPS: Final = 4  # of receiving processes

@@ -20,9 +20,9 @@ from typing import Any
 
 from coordinator.demo.fetch import default_cache
 from coordinator.demo.workspace import prepare
-from ringtune.plan import Plan
-from ringtune.profile import LinkFacts, NodeFacts, Profile
-from ringtune.schedule import depth
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.schedule.lowering import depth
+from ringtune.schedule.plan import Plan
 from sim.prediction import predict
 from tests.bench.jobs import write_job
 from tests.bench.rings import run

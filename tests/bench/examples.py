@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtune.job import load_job
+from ringtune.jobs.job import load_job
 from tests.bench.ring import machine, say
 from tests.bench.rings import RingRun, run, run_plain, run_ring
 

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator.server import CoordinatorServer
+from coordinator.server.server import CoordinatorServer
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
@@ -39,7 +39,7 @@ def rss():
 _JOIN = (
     _RSS
     + """
-from edge.agent import Agent
+from edge.agent.agent import Agent
 def tell(agent):
     print(json.dumps({"rss_bytes": rss(), "modules": sorted(sys.modules)}), flush=True)
     os._exit(0)
@@ -52,7 +52,7 @@ sys.exit(main())
 _LOAD = (
     _RSS
     + """
-import edge.process
+import edge.agent.process
 stages = {}
 def stage(name, work):
     began_s = time.perf_counter()
@@ -61,7 +61,7 @@ def stage(name, work):
 def load_torch():
     import torch
 stage("torch", load_torch)
-from edge.libraries import load_libraries, touch_kernels
+from edge.machine.libraries import load_libraries, touch_kernels
 stage("libraries", load_libraries)
 stage("kernels", touch_kernels)
 print(json.dumps({"stages": stages, "modules": sorted(sys.modules)}), flush=True)

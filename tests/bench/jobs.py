@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ringtune.durable import write_durably
-from ringtune.job import Job, Model
+from ringtune.files.durable import write_durably
+from ringtune.jobs.job import Job, Model
 
 LEARNING_RATE = 1e-3
 BATCH_SIZE = 16

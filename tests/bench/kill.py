@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.integration.killing import LocalRun, kill_and_resume, random_moments, trained, write_inputs
+from tests.support.killing import LocalRun, kill_and_resume, random_moments, trained, write_inputs
 
 
 def main() -> int:

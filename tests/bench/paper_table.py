@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ringtune.plan import Owner, Phase, Plan, Slice
-from ringtune.profile import LinkFacts, NodeFacts, Profile
-from ringtune.schedule import depth
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.schedule.lowering import depth
+from ringtune.schedule.plan import Owner, Phase, Plan, Slice
 from sim.changes import with_speed
 from sim.prediction import Prediction, predict
 from tests.bench import mbert

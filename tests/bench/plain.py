@@ -18,10 +18,10 @@ import torch
 
 from edge.data.rows import OwnerDataset
 from edge.data.tokens import Batch
-from ringtune.job import Job, load_job
-from ringtune.plan import Plan
-from ringtune.turns import Item, StepKind
-from tests.edge import reference
+from ringtune.jobs.job import Job, load_job
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Item, StepKind
+from tests.support import reference
 
 
 class TimedDataset:

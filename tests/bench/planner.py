@@ -1,6 +1,6 @@
 """Measure the planner: how long it takes, how far its plans are from a longer search, and what they gain.
 
-Rings are drawn with fixed seeds from the classes of ``tests.coordinator.planner_rings`` (laptop, Jetson, Pi).
+Rings are drawn with fixed seeds from the classes of ``tests.support.planner_rings`` (laptop, Jetson, Pi).
 
 * ``exact``: seconds of the exact search on 8 nodes and 24 blocks, and whether each result was proven;
 * ``large``: seconds of a plan for 64 nodes and 96 blocks, and its predicted time over that of a search of ``--long-s``;
@@ -26,16 +26,16 @@ from typing import Any
 
 from coordinator.planner.choose import Effort, choose, plan_of
 from coordinator.planner.even import split_blocks
-from coordinator.planner.judge import simulated_step_s
 from coordinator.planner.memory_caps import MemoryCaps
-from coordinator.planner.ring_costs import ring_costs
-from coordinator.planner.search_exact import search_exact
-from coordinator.planner.search_local import Budget, search_local
-from coordinator.planner.step_time import Ring, step_times
-from ringtune.plan import Plan
-from ringtune.profile import Profile
+from coordinator.planner.predict.judge import simulated_step_s
+from coordinator.planner.predict.ring_costs import ring_costs
+from coordinator.planner.predict.step_time import Ring, step_times
+from coordinator.planner.search.exact import search_exact
+from coordinator.planner.search.local import Budget, search_local
+from ringtune.costs.profile import Profile
+from ringtune.schedule.plan import Plan
 from sim.prediction import predict
-from tests.coordinator.planner_rings import class_ring, draft_for, random_counts, random_kinds
+from tests.support.planner_rings import class_ring, draft_for, random_counts, random_kinds
 
 OUT = Path("build/bench")
 Figures = dict[str, Any]

@@ -21,8 +21,8 @@ from deploy.testbed.agents import AgentSetup
 from deploy.testbed.boards import Board, Layout, load_layout
 from deploy.testbed.capabilities import MissingCapability
 from deploy.testbed.testbed import Testbed
-from ringtune.plan import Plan
-from ringtune.profile import Profile
+from ringtune.costs.profile import Profile
+from ringtune.schedule.plan import Plan
 from sim.prediction import Prediction, predict
 from tests.bench.jobs import write_job
 

@@ -46,7 +46,7 @@ def _loaded(*packages: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("package", ["ringtune", "sim", "coordinator.planning"])
+@pytest.mark.parametrize("package", ["ringtune", "sim", "coordinator.planner.make_plan"])
 def test_imports_of_pure_packages_are_light(package: str) -> None:
     """The rules, the simulator and the planner load no torch, no grpc and nothing else that is heavy."""
     assert _loaded(package) == []

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.edge import tiny
-from tests.integration.cluster import AGENTS, Cluster, running
+from tests.support import tiny
+from tests.support.cluster import AGENTS, Cluster, running
 
 GRACE_S = 5.0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.server import CoordinatorServer
-from tests.integration.cluster import REPOSITORY, START_S, free_port
+from coordinator.server.server import CoordinatorServer
+from tests.support.cluster import REPOSITORY, START_S, free_port
 
 
 def agent(*options: str) -> subprocess.Popen[str]:

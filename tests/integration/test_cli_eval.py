@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ringtune.errors import DataError, IntegrityError, UsageError
-from tests.edge import tiny
-from tests.integration.cluster import Cluster
+from tests.support import tiny
+from tests.support.cluster import Cluster
 
 REPOSITORY = Path(__file__).parents[2]
 RUN_S = 100.0

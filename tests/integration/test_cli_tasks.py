@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.suites.tensors import write_family_inputs
+from tests.support.torch_ring import write_family_inputs
 
 REPOSITORY = Path(__file__).parents[2]
 RUN_S = 100.0

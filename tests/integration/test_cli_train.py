@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from ringtune.errors import InterruptedRunError, PeerLostError
-from tests.edge import tiny
+from tests.support import tiny
 
 REPOSITORY = Path(__file__).parents[2]
 RUN_S = 100.0

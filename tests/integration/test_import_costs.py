@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.libraries import NEEDLESS
+from edge.machine.libraries import NEEDLESS
 from tests.bench.imports import environment, join_once, load_once, python
 
 HEAVY = {"adapters", "numpy", "safetensors", "tokenizers", "torch", "transformers"}
@@ -27,12 +27,12 @@ NEVER = {
 HOST = """
 import json, sys
 from pathlib import Path
-from edge import workshop
+from edge.agent import workshop
 workshop.warm_up()
 import torch
-from edge.hosting import host
-from ringtune.job import Job, Model
-from tests.suites.plans import make_plan
+from edge.compute.hosting import host
+from ringtune.jobs.job import Job, Model
+from tests.support.plans import make_plan
 folder = Path(sys.argv[1])
 plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"])
 hosted = host(plan, "b", Job(model=Model(path=str(folder))), folder, None, device=torch.device("cpu"))
@@ -49,7 +49,7 @@ INSTALLED = {"scikit-learn": "sklearn"} | {name: name for name in ("accelerate",
 def test_joining_loads_no_torch() -> None:
     """An agent is a member before it has loaded torch, the model libraries, or anything that they bring."""
     loaded = set(join_once()["modules"])
-    assert {"grpc", "edge.membership"} <= loaded, "it has joined"
+    assert {"grpc", "edge.agent.membership"} <= loaded, "it has joined"
     assert HEAVY & loaded == set()
 
 
@@ -62,7 +62,7 @@ def test_loading_for_a_slice_loads_nothing_needless() -> None:
 
 def test_hosting_a_slice_loads_nothing_needless_even_if_it_is_installed(tmp_path: Path) -> None:
     """Packages beside transformers stay unloaded through a forward, a backward and an update."""
-    from tests.edge import tiny
+    from tests.support import tiny
 
     folder = tiny.write_model(tmp_path / "model")
     site = tmp_path / "site"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator.run_checkpoints import RunCheckpoints
+from coordinator.run_folder.checkpoints import RunCheckpoints
 from ringtune.errors import InterruptedRunError, UsageError
-from tests.integration.killing import (
+from tests.support.killing import (
     LAUNCHER,
     LocalRun,
     difference,

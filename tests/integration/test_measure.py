@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.measuring import MeasureRequest
-from ringtune.measuring import job_shape
-from ringtune.profile import Profile
-from ringtune.work_times import Work
-from tests.edge import tiny
-from tests.integration.cluster import START_S, Cluster
+from coordinator.drive.measure_driver import MeasureRequest
+from ringtune.costs.measuring import job_shape
+from ringtune.costs.profile import Profile
+from ringtune.costs.work_times import Work
+from tests.support import tiny
+from tests.support.cluster import START_S, Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ import torch
 from edge.wire import frames, tensors
 from edge.wire.frames import Hello
 from ringtune.v1 import ring_pb2
-from tests.integration.cluster import LEASE_S, Cluster, Follower
+from tests.support.cluster import LEASE_S, Cluster, Follower
 
 pytestmark = pytest.mark.slow
 

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from edge.recorder import replay
-from ringtune.checkpoint import Resume
-from tests.edge.stale_reference import train_stale
-from tests.integration.cluster import Cluster
-from tests.integration.results import datasets_of, largest_difference, reference_of, trained
+from edge.run.recorder import replay
+from ringtune.rounds.checkpoint import Resume
+from tests.support.cluster import Cluster
+from tests.support.results import datasets_of, largest_difference, reference_of, trained
+from tests.support.stale_reference import train_stale
 
 pytestmark = pytest.mark.slow
 SETTLE_S = 10.0

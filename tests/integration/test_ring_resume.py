@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 
-from ringtune.checkpoint import Resume
-from tests.integration.cluster import Cluster
-from tests.integration.results import largest_difference, reference_of, trained
+from ringtune.rounds.checkpoint import Resume
+from tests.support.cluster import Cluster
+from tests.support.results import largest_difference, reference_of, trained
 
 
 def test_ring_goes_on_when_a_killed_node_is_back(cluster: Cluster) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.edge import tiny
-from tests.integration.cluster import Cluster, Outcome
-from tests.integration.tap import Tap
+from tests.support import tiny
+from tests.support.cluster import Cluster, Outcome
+from tests.support.tap import Tap
 
 pytestmark = pytest.mark.slow
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from ringtune.checkpoint import Resume
-from ringtune.job import Unfreeze
-from ringtune.schedule import depth
-from tests.integration.cluster import Cluster
-from tests.integration.results import largest_difference, reference_of, trained
+from ringtune.jobs.job import Unfreeze
+from ringtune.rounds.checkpoint import Resume
+from ringtune.schedule.lowering import depth
+from tests.support.cluster import Cluster
+from tests.support.results import largest_difference, reference_of, trained
 
 
 def test_ring_that_decides_goes_on_with_its_decisions(cluster: Cluster) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.server import CoordinatorServer
-from tests.integration.cluster import REPOSITORY, START_S
+from coordinator.server.server import CoordinatorServer
+from tests.support.cluster import REPOSITORY, START_S
 
 END_S = 20.0
 

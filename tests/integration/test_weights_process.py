@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from edge.weights.files import PARTIAL
-from ringtune.model_files import read_config
-from ringtune.weights import TensorEntry, needed_tensors
-from ringtune.weights_source import ModelSource
-from tests.edge import tiny
-from tests.integration.cluster import RUN_S, Cluster, Outcome
-from tests.integration.results import largest_difference, reference_of, trained
-from tests.integration.tap import Flow, Tap
+from ringtune.models.folder import read_config
+from ringtune.weights.manifest import TensorEntry, needed_tensors
+from ringtune.weights.source import ModelSource
+from tests.support import tiny
+from tests.support.cluster import RUN_S, Cluster, Outcome
+from tests.support.results import largest_difference, reference_of, trained
+from tests.support.tap import Flow, Tap
 
 pytestmark = pytest.mark.slow
 

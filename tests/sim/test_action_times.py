@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from ringtune.costs import PlanCosts
-from ringtune.schedule import Action, Op, Payload
-from ringtune.turns import StepKind, Turn, turn_sequence
-from ringtune.work_times import Work
+from ringtune.costs.seconds import PlanCosts
+from ringtune.costs.work_times import Work
+from ringtune.schedule.lowering import Action, Op, Payload
+from ringtune.schedule.turns import StepKind, Turn, turn_sequence
 from sim.action_times import Items, ProfileTimes, RecordedTimes
-from tests.sim.profiles import TIMES, point, profile_of
-from tests.suites.plans import make_plan
+from tests.support.plans import make_plan
+from tests.support.profiles import TIMES, point, profile_of
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, every_steps=2, eval_rows=5, checkpoint_every=8)
 TURNS = list(turn_sequence(PLAN))

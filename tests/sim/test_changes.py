@@ -6,14 +6,14 @@ import dataclasses
 
 import pytest
 
+from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError, UsageError
-from ringtune.plan import Plan
-from ringtune.profile import LinkFacts, Profile
+from ringtune.schedule.plan import Plan
 from sim.changes import change_all, split_change, with_speed
 from sim.members import add_node, drop_from_plan, drop_from_profile
 from sim.prediction import predict
-from tests.sim.profiles import all_pairs, profile_of
-from tests.suites.plans import make_plan
+from tests.support.plans import make_plan
+from tests.support.profiles import all_pairs, profile_of
 
 PLAN = make_plan([("pi-1", 0, 1), ("pi-2", 1, 3), ("pi.3", 3, 4)], ["pi-1", "pi-2"], batch_size=8)
 PROFILE = profile_of(PLAN, links=all_pairs(PLAN.nodes, 1e6, 0.01))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ringtune.costs import PlanCosts
+from ringtune.costs.seconds import PlanCosts
+from ringtune.costs.work_times import Work
 from ringtune.errors import PlanError
-from ringtune.schedule import Payload
-from ringtune.work_times import Work
+from ringtune.schedule.lowering import Payload
 from sim.links import MeasuredLinks
 from sim.transport import Parcel
-from tests.sim.profiles import TIMES, profile_of
-from tests.suites.plans import make_plan
+from tests.support.plans import make_plan
+from tests.support.profiles import TIMES, profile_of
 
 PLAN = make_plan([("a", 0, 1), ("b", 1, 2), ("c", 2, 4)], ["a"], hidden_size=10)
 SIZE = 25.0

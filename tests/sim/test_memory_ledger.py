@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ringtune.schedule import Action, Op
-from ringtune.turns import StepKind
+from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.turns import StepKind
 from sim.action_times import ItemKind
 from sim.memory_ledger import MemoryLedger
-from tests.sim.profiles import profile_of
-from tests.suites.plans import make_plan
+from tests.support.plans import make_plan
+from tests.support.profiles import profile_of
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], microbatches=2, batch_size=4)
 FULL = 2.0 * PLAN.max_length

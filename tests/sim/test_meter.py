@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from ringtune.costs import PlanCosts
-from ringtune.rounds import LogStep, LogTurn
-from ringtune.schedule import Action, Op, Payload
-from ringtune.turns import StepKind, turn_sequence
+from ringtune.costs.seconds import PlanCosts
+from ringtune.rounds.rounds import LogStep, LogTurn
+from ringtune.schedule.lowering import Action, Op, Payload
+from ringtune.schedule.turns import StepKind, turn_sequence
 from sim.action_times import Items
 from sim.memory_ledger import MemoryLedger
 from sim.meter import Meter
 from sim.transport import Parcel
-from tests.sim.profiles import profile_of
-from tests.suites.plans import make_plan
+from tests.support.plans import make_plan
+from tests.support.profiles import profile_of
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=4, every_steps=2, eval_rows=3)
 TURNS = list(turn_sequence(PLAN))

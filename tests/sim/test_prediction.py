@@ -8,15 +8,15 @@ import random
 
 import pytest
 
+from ringtune.costs.memory import node_memory
+from ringtune.costs.work_times import Work
 from ringtune.errors import PlanError
-from ringtune.memory import node_memory
-from ringtune.plan import Plan
-from ringtune.schedule import Action, Op, depth
-from ringtune.turns import StartPoint, StepKind, turn_sequence
-from ringtune.work_times import Work
+from ringtune.schedule.lowering import Action, Op, depth
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
 from sim.prediction import Prediction, predict
-from tests.sim.profiles import TIMES, all_pairs, profile_of, random_profile
-from tests.suites.plans import make_plan, random_plan
+from tests.support.plans import make_plan, random_plan
+from tests.support.profiles import TIMES, all_pairs, profile_of, random_profile
 
 SEEDS = range(25)
 

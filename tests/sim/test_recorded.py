@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.trace_file import Span, TraceText
+from coordinator.records.trace_file import Span, TraceText
+from ringtune.costs.work_times import Work
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, RingTuneError
-from ringtune.schedule import Action, Op
-from ringtune.table import format_action
-from ringtune.work_times import Work
+from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.table import format_action
 from sim.prediction import predict
 from sim.recorded import Recording, read_trace
-from tests.sim.profiles import all_pairs, profile_of
-from tests.suites.plans import make_plan
+from tests.support.plans import make_plan
+from tests.support.profiles import all_pairs, profile_of
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=4, eval_rows=5)
 PROFILE = profile_of(PLAN, links=all_pairs("ab", 1e6, 0.01))

@@ -8,7 +8,7 @@ import pytest
 
 from sim.ring import VirtualRing
 from sim.transport import Delays, Parcel, Strain
-from tests.suites.plans import make_plan
+from tests.support.plans import make_plan
 
 
 class Busy(Delays):

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from adapters.configuration import ADAPTER_CONFIG_MAP
 
-import ringtune.job_sections
+import ringtune.jobs.sections
 from edge.model.skeleton import build_skeleton
-from ringtune.adapter_config import parse_adapter_config
 from ringtune.errors import JobError
-from tests.suites.tensors import Case, distance, reference_of, write_family_inputs
+from ringtune.models.adapter_config import parse_adapter_config
 from tests.suites.test_families import SPLITS, check_result_loads, collected
+from tests.support.torch_ring import Case, distance, reference_of, write_family_inputs
 
 CONFIGS = [
     "double_seq_bn",
@@ -104,7 +104,7 @@ def test_adapter_names_are_refused_exactly_if_their_parts_are_outside_the_blocks
         refused = ""
     except JobError as error:
         refused = str(error)
-    monkeypatch.setattr(ringtune.job_sections, "parse_adapter_config", lambda text: ())
+    monkeypatch.setattr(ringtune.jobs.sections, "parse_adapter_config", lambda text: ())
     # compacter wants widths that its hypercomplex matrices divide
     option = "[reduction_factor=4]" if name.startswith("compacter") else ""
     case = make_case(inputs, "bert", name + option)

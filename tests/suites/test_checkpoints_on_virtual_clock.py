@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from ringtune import rounds as rd
 from ringtune.errors import PlanError
-from ringtune.plan import Plan
-from ringtune.schedule import Action, Op
-from ringtune.table import validate_table
-from ringtune.turns import StartPoint, StepKind, items, turn_sequence
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.table import validate_table
+from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
-from tests.suites.plans import make_plan, random_plan
+from tests.support.plans import make_plan, random_plan
 
 THREE = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
 

@@ -11,14 +11,14 @@ import torch
 
 from edge.model.families import MODULES
 from edge.model.slice import BlockRunner
-from ringtune.model_families import FAMILIES
-from ringtune.schedule import Action
-from ringtune.turns import StepKind, items, turn_sequence
+from ringtune.models.families import FAMILIES
+from ringtune.schedule.lowering import Action
+from ringtune.schedule.turns import StepKind, items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
-from tests.edge import reference
-from tests.edge.tiny_families import DECODERS, MODEL_TYPES
-from tests.suites.tensors import (
+from tests.support import reference
+from tests.support.tiny_families import DECODERS, MODEL_TYPES
+from tests.support.torch_ring import (
     Case,
     TorchCarrier,
     distance,

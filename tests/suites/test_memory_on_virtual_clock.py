@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from ringtune import events as ev
-from ringtune.memory import node_memory
-from ringtune.plan import Plan
-from ringtune.profile import ModelFacts
-from ringtune.schedule import Op, lowest_trainable
-from ringtune.turns import items, turn_sequence
+from ringtune.costs.memory import node_memory
+from ringtune.costs.profile import ModelFacts
+from ringtune.engine import events as ev
+from ringtune.schedule.lowering import Op, lowest_trainable
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import Handled
-from tests.suites.plans import random_plan
+from tests.support.plans import random_plan
 
 WEIGHTLESS = ModelFacts(
     model_type="bert",

@@ -1,6 +1,6 @@
 """PipeAdapter in the ring gives the adapters and head of its rule written out in one process.
 
-The rule and its reference stand in ``tests.edge.stale_reference``.
+The rule and its reference stand in ``tests.support.stale_reference``.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from ringtune import rounds as rd
-from ringtune.turns import StartPoint, StepKind, turn_sequence
-from tests.edge.stale_reference import Tensors, train_stale
-from tests.suites.tensors import Case, distance, make_carrier, reference_of, write_family_inputs, write_inputs
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
 from tests.suites.test_resumed_run_equals_the_whole import holder_of, rebuilt, same_bits
 from tests.suites.test_resumed_run_equals_the_whole import run as run_plan
 from tests.suites.test_ring_equals_one_process import distance_to_reference, run
+from tests.support.stale_reference import Tensors, train_stale
+from tests.support.torch_ring import Case, distance, make_carrier, reference_of, write_family_inputs, write_inputs
 
 Slices = tuple[tuple[str, int, int], ...]
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtune.plan import Plan
-from ringtune.schedule import Action, Op, forward_version, warm_up
-from ringtune.table import build_table, validate_table
-from ringtune.turns import items, turn_sequence
+from ringtune.schedule.lowering import Action, Op, forward_version, warm_up
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.table import build_table, validate_table
+from ringtune.schedule.turns import items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
-from tests.suites.plans import make_plan, random_plan
 from tests.suites.test_ring_on_virtual_clock import run_with_random_delays, weight_changes
+from tests.support.plans import make_plan, random_plan
 
 THREE = [("a", 0, 2), ("b", 2, 4), ("c", 4, 6)]
 COMPUTED = (Op.EMBED, Op.FORWARD, Op.HEAD, Op.BACKWARD, Op.UPDATE)

@@ -8,12 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringtune import rounds as rd
-from ringtune.plan import Plan
-from ringtune.turns import StartPoint
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
-from tests.suites.tensors import Case, TorchCarrier, distance, make_carrier, reference_of, shard_metadata, write_inputs
+from tests.support.torch_ring import (
+    Case,
+    TorchCarrier,
+    distance,
+    make_carrier,
+    reference_of,
+    shard_metadata,
+    write_inputs,
+)
 
 Slices = tuple[tuple[str, int, int], ...]
 THREE: Slices = (("a", 0, 2), ("b", 2, 2), ("c", 2, 3), ("d", 3, 4))

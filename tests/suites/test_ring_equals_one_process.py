@@ -1,6 +1,6 @@
 """Invariant 1: the ring gives the adapters and head of one process, for any split.
 
-The reference (``tests.edge.reference``) is plain transformers + adapters + autograd on the whole model.
+The reference (``tests.support.reference``) is plain transformers + adapters + autograd on the whole model.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ringtune.schedule import Action, Payload, lowest_trainable
-from ringtune.turns import items, turn_sequence
+from ringtune.schedule.lowering import Action, Payload, lowest_trainable
+from ringtune.schedule.turns import items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
-from tests.suites.tensors import Case, TorchCarrier, distance, make_carrier, reference_of, write_inputs
+from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, reference_of, write_inputs
 
 Slices = tuple[tuple[str, int, int], ...]
 

@@ -8,15 +8,15 @@ from collections import Counter
 
 import pytest
 
-from ringtune.engine import NodeEngine
-from ringtune.events import Accept
-from ringtune.plan import Plan
-from ringtune.schedule import Action, Op, Payload, lowest_trainable, route
-from ringtune.table import build_table, validate_table
-from ringtune.turns import StepKind, Turn, items, turn_sequence
+from ringtune.engine.events import Accept
+from ringtune.engine.node_engine import NodeEngine
+from ringtune.schedule.lowering import Action, Op, Payload, lowest_trainable, route
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.table import build_table, validate_table
+from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import Message, RingResult
-from tests.suites.plans import make_plan, random_plan
+from tests.support.plans import make_plan, random_plan
 
 FOUR_HOSTS = [("a", 0, 1), ("b", 1, 3), ("c", 3, 3), ("d", 3, 6)]
 

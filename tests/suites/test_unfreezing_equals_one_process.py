@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringtune import rounds as rd
-from ringtune.plan import Plan
-from ringtune.schedule import unfreezing_steps
-from ringtune.turns import StartPoint, StepKind
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.lowering import unfreezing_steps
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, StepKind
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
-from tests.edge import reference
-from tests.suites.tensors import Case, TorchCarrier, distance, make_carrier, shard_metadata, write_inputs
+from tests.support import reference
+from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, shard_metadata, write_inputs
 
 Slices = tuple[tuple[str, int, int], ...]
 ONE: Slices = (("a", 0, 4),)

@@ -8,17 +8,17 @@ import random
 
 import pytest
 
-from ringtune import rounds as rd
 from ringtune.errors import PlanError
-from ringtune.plan import Plan
-from ringtune.schedule import Action, Op, depth, unfreezing_steps
-from ringtune.table import build_table, format_table, parse_table, validate_table
-from ringtune.turns import StartPoint, StepKind, Turn, items, turn_sequence
-from ringtune.unfreezing import unfreezing_after, unfrozen_soonest
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.lowering import Action, Op, depth, unfreezing_steps
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.table import build_table, format_table, parse_table, validate_table
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.unfreezing import unfreezing_after, unfrozen_soonest
 from sim.carrier import NullCarrier
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
-from tests.suites.plans import make_plan, random_plan
+from tests.support.plans import make_plan, random_plan
 
 THREE = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from docs.examples.prepare_parts import Package, get, main, say
 from docs.examples.shakespeare.stories15m import convert
-from ringtune.durable import write_durably
 from ringtune.errors import DataError
+from ringtune.files.durable import write_durably
 
 HELD_OUT = "macbeth_gut.txt"
 

@@ -22,8 +22,8 @@ from typing import Any
 from coordinator.demo.fetch import default_cache, fetch
 from coordinator.demo.packages import MODEL, MODEL_FOLDER
 from docs.examples.prepare_parts import Package, get, main, say
-from ringtune.durable import write_durably
 from ringtune.errors import DataError
+from ringtune.files.durable import write_durably
 
 NUM_HELD_OUT = 5
 SPLIT_SEED = 0

@@ -1,8 +1,8 @@
 """What differs between families of transformers, as one small object each.
 
 To add a family: write ``edge/model/families/<name>.py`` with an object ``FAMILY`` of the shape below, name it in
-``MODULES``, describe its files in ``ringtune.model_families``, and add its line to the tiny models of the tests
-(``tests/edge/tiny_families.py``). Everything else (which tensors are read, adapters, dropout, graphs, saving) is
+``MODULES``, describe its files in ``ringtune.models.families``, and add its line to the tiny models of the tests
+(``tests/support/tiny_families.py``). Everything else (which tensors are read, adapters, dropout, graphs, saving) is
 the same for all.
 
 Whatever the family, a row of a batch is a row of tokens, the hidden state is (B, T, D), and a mask (B, T) travels
@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 import torch
 
 from edge.data.tokens import Batch
-from ringtune.model_families import family_named
+from ringtune.models.families import family_named
 
 # model_type of config.json -> module of this package
 MODULES: Mapping[str, str] = {

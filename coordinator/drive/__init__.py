@@ -1,0 +1,1 @@
+"""Driving a run or a measurement: calls to nodes, answers, failures."""

@@ -1,0 +1,236 @@
+"""Calls to one node: one after the other, each with a deadline, all of them cancellable.
+
+A node has one worker thread, so that grants arrive in the order in which they were given. What went wrong is
+told in the node's own words if it answered, and as a lost node if it did not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from ringtune.errors import ConnectionFailedError, DeadlineError, IntegrityError, PeerLostError, RingTuneError
+from ringtune.files.chunks import ADAPTER_FILES, cut_folder
+from ringtune.rpc.channel_options import CLIENT_OPTIONS
+from ringtune.rpc.codec import error_of_status, turn_to_proto
+from ringtune.schedule.turns import Turn
+from ringtune.v1 import control_pb2, control_pb2_grpc
+
+_LOG = logging.getLogger(__name__)
+_RELEASE_S = 3.0
+_GRANT_S = 10.0
+_MAX_FILE_BYTES = 1 << 34
+
+
+class AgentCalls:
+    """What the coordinator asks of one node in one run.
+
+    Args:
+        node: its name.
+        address: ``host:port``.
+        run_id: of the run.
+        on_failure: called with the error of a failed call, from the worker thread.
+    """
+
+    def __init__(
+        self, node: str, address: str, run_id: str, *, on_failure: Callable[[str, RingTuneError], None]
+    ) -> None:
+        self.node = node
+        self.address = address
+        self._run_id = run_id
+        self._on_failure = on_failure
+        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._stub = control_pb2_grpc.AgentStub(self._channel)
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"calls-{node}")
+        self._lock = threading.Lock()
+        self._call: Any = None
+        self._is_cancelled = False
+
+    # ---- what is asked ----------------------------------------------------------------------------
+
+    def inspect(
+        self,
+        job_toml: str,
+        *,
+        measure: bool,
+        timeout_s: float,
+        on_result: Callable[[control_pb2.InspectReply], None],
+        extend: Callable[[control_pb2.InspectRequest], None] = lambda request: None,
+    ) -> None:
+        """Ask for the node's facts, and for whatever else ``extend`` asks."""
+        request = control_pb2.InspectRequest(run_id=self._run_id, job_toml=job_toml, measure=measure)
+        extend(request)
+        self._submit(lambda: on_result(self._unary(self._stub.Inspect, request, timeout_s)))
+
+    def measure_link(
+        self,
+        target: str,
+        address: str,
+        message_bytes: int,
+        *,
+        timeout_s: float,
+        on_result: Callable[[control_pb2.MeasureLinkReply], None],
+    ) -> None:
+        """Let the node measure its link to another one."""
+        request = control_pb2.MeasureLinkRequest(target=target, address=address, message_bytes=message_bytes)
+        self._submit(lambda: on_result(self._unary(self._stub.MeasureLink, request, timeout_s)))
+
+    def prepare(
+        self,
+        plan_json: str,
+        job_toml: str,
+        addresses: Mapping[str, str],
+        *,
+        timeout_s: float,
+        on_result: Callable[[int], None],
+        saved: Path | None = None,
+        extend: Callable[[control_pb2.PrepareRequest], None] = lambda request: None,
+    ) -> None:
+        """Hand over the plan, and a saved adapter to begin with; the answer is the bytes that the node hosts."""
+        request = control_pb2.PrepareRequest(
+            run_id=self._run_id, plan_epoch=0, plan_json=plan_json, job_toml=job_toml, addresses=dict(addresses)
+        )
+        extend(request)
+
+        def work() -> None:
+            reply = self._unary(self._stub.Prepare, request, timeout_s)
+            if saved is not None:
+                self._track(self._stub.Load.future(self._load_chunks(saved), timeout=timeout_s)).result()
+            on_result(reply.hosted_bytes)
+
+        self._submit(work)
+
+    def _load_chunks(self, folder: Path) -> Iterator[control_pb2.LoadChunk]:
+        run_id = self._run_id
+        for chunk in cut_folder(folder, ADAPTER_FILES):
+            yield control_pb2.LoadChunk(run_id=run_id, file=chunk)
+            run_id = ""  # the first one says it for all
+
+    def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
+        """Let the node work on turns, and drop shards of steps before ``keep_from_step``."""
+        request = control_pb2.GrantRequest(
+            run_id=self._run_id,
+            plan_epoch=0,
+            turns=[turn_to_proto(turn) for turn in turns],
+            keep_from_step=keep_from_step,
+        )
+        self._submit(lambda: self._unary(self._stub.Grant, request, _GRANT_S))
+
+    def collect(
+        self, *, with_head: bool, with_private: bool, timeout_s: float, on_result: Callable[[dict[str, bytes]], None]
+    ) -> None:
+        """Take the node's results, as files by name."""
+        request = control_pb2.CollectRequest(run_id=self._run_id, with_head=with_head, with_private=with_private)
+        self._submit(lambda: on_result(self._collect(request, timeout_s)))
+
+    def release(self, reason: str) -> Future[None]:
+        """Stop whatever is under way and tell the node that the run is over; errors are only logged."""
+        self._cancel()
+        request = control_pb2.ReleaseRequest(run_id=self._run_id, reason=reason)
+
+        def work() -> None:
+            try:
+                self._stub.Release(request, timeout=_RELEASE_S)
+            except grpc.RpcError as error:
+                _LOG.info("node %s was not released: %s", self.node, error)
+
+        return self._worker.submit(work)
+
+    def close(self) -> None:
+        """Drop the connection."""
+        self._cancel()
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._channel.close()
+
+    # ---- how it is asked --------------------------------------------------------------------------
+
+    def _submit(self, work: Callable[[], object]) -> None:
+        def guarded() -> None:
+            if self._is_cancelled:
+                return
+            try:
+                work()
+            except grpc.RpcError as error:
+                if not self._is_cancelled:
+                    self._on_failure(self.node, self._as_error(error))
+            except Exception as error:
+                if not self._is_cancelled:
+                    self._on_failure(self.node, error if isinstance(error, RingTuneError) else self._bug(error))
+
+        self._worker.submit(guarded)
+
+    def _unary(self, method: Any, request: Any, timeout_s: float) -> Any:
+        return self._track(method.future(request, timeout=timeout_s)).result()
+
+    def _collect(self, request: control_pb2.CollectRequest, timeout_s: float) -> dict[str, bytes]:
+        return read_files(self._track(self._stub.Collect(request, timeout=timeout_s)), node=self.node)
+
+    def _track(self, call: Any) -> Any:
+        with self._lock:
+            self._call = call
+            if self._is_cancelled:
+                call.cancel()
+        return call
+
+    def _cancel(self) -> None:
+        with self._lock:
+            self._is_cancelled = True
+            if self._call is not None:
+                self._call.cancel()
+
+    def _bug(self, error: Exception) -> RingTuneError:
+        _LOG.error("a call to node %s failed by a bug", self.node, exc_info=error)
+        return RingTuneError(f"node {self.node}: internal error, {type(error).__name__}: {error}; please report it")
+
+    def _as_error(self, error: grpc.RpcError) -> RingTuneError:
+        if not isinstance(error, grpc.Call):
+            return PeerLostError(f"node {self.node} at {self.address}: {error}; start it again")
+        return node_error(error.code().name, error.details() or "", node=self.node, address=self.address)
+
+
+def node_error(status: str, details: str, *, node: str, address: str) -> RingTuneError:
+    """What a failed call to a node means: its own error, or that the node is lost."""
+    error = error_of_status(status, details, peer=f"node {node} at {address}")
+    if type(error) in (ConnectionFailedError, DeadlineError) and not details.startswith("ringtune."):
+        return PeerLostError(
+            f"node {node} at {address} does not answer ({status}); start it again and repeat or --resume the run"
+        )
+    if node not in str(error):
+        return type(error)(f"node {node}: {error}")
+    return error
+
+
+def read_files(chunks: Iterator[control_pb2.CollectChunk], *, node: str) -> dict[str, bytes]:
+    """Put the files of a Collect stream together.
+
+    Raises:
+        IntegrityError: a chunk without a file, a digest that differs, or a file that never ends.
+    """
+    files: dict[str, bytes] = {}
+    name, parts, size_bytes = "", bytearray(), 0
+    for chunk in chunks:
+        if chunk.name:
+            if name:
+                raise IntegrityError(f"node {node} began {chunk.name} before {name} was complete")
+            name, parts = chunk.name, bytearray()
+        if not name or name in files:
+            raise IntegrityError(f"node {node} sent a chunk that belongs to no file; use one version on all machines")
+        size_bytes += len(chunk.chunk)
+        if size_bytes > _MAX_FILE_BYTES:
+            raise IntegrityError(f"node {node} sent more than {_MAX_FILE_BYTES} bytes of results")
+        parts += chunk.chunk
+        if chunk.last:
+            content = bytes(parts)
+            if hashlib.sha256(content).hexdigest() != chunk.sha256:
+                raise IntegrityError(f"{name} of node {node} arrived damaged; repeat the run")
+            files[name], name = content, ""
+    if name:
+        raise IntegrityError(f"{name} of node {node} is not complete; repeat the run")
+    return files

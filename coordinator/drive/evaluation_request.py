@@ -1,0 +1,44 @@
+"""What an evaluation of a saved adapter changes in a run: one owner, no step, and where the adapter lies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from coordinator.members.registry import Member
+from ringtune.costs.profile import NodeFacts
+from ringtune.errors import DataError
+
+
+class Evaluation(NamedTuple):
+    """What is evaluated.
+
+    Attributes:
+        owner: the node whose evaluation rows count; rows of others are left alone.
+        folder: with the files of the saved adapter, until the run is over.
+    """
+
+    owner: str
+    folder: Path
+
+    def narrow(self, facts: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
+        """The facts with ``owner`` as the only one that has data.
+
+        Raises:
+            DataError: it takes no part, or has no rows to evaluate on.
+        """
+        if self.owner not in facts or not facts[self.owner].eval_rows:
+            raise DataError(f"node {self.owner} has no rows to evaluate on; start it with --eval-data")
+        return {name: node if name == self.owner else _without_data(node) for name, node in facts.items()}
+
+
+def invited(living: Sequence[Member], evaluation: Evaluation | None) -> tuple[Member, ...]:
+    """The members that a run may take; a guest is there for the evaluation of its own rows only."""
+    owner = evaluation.owner if evaluation else ""
+    return tuple(member for member in living if not member.is_guest or member.node == owner)
+
+
+def _without_data(facts: NodeFacts) -> NodeFacts:
+    return dataclasses.replace(facts, train_rows=0, eval_rows=0, labels=(), eval_labels=())

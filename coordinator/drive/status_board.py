@@ -1,0 +1,73 @@
+"""Where a run stands, read off the events that its submitter gets."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from coordinator.drive.answers import read_object
+from ringtune.v1 import control_pb2
+
+_FIGURES = ("round", "initiator", "depth", "loss")
+
+
+class StatusBoard:
+    """Keeps the latest of everything; written by the run's thread, read by any.
+
+    Args:
+        run_id: of the run.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, run_id: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._started_s = self._phase_since_s = clock()
+        self._ended_s: float | None = None
+        self._now = control_pb2.RunStatus(run_id=run_id, phase="joining")
+
+    def take(self, event: control_pb2.RunEvent) -> None:
+        """Note what an event tells."""
+        with self._lock:
+            match event.WhichOneof("event"):
+                case "state":
+                    self._enter(event.state)
+                case "plan_json":
+                    self._now.num_steps = read_object(event.plan_json, "the plan")["num_steps"]
+                case "step_json":
+                    self._take_step(read_object(event.step_json, "a step"))
+                case "failure":
+                    self._now.message = event.failure.message
+                    self._end("failed")
+                case "done":
+                    self._end("done")
+
+    def _enter(self, phase: str) -> None:
+        self._now.phase = phase
+        self._phase_since_s = self._clock()
+
+    def _end(self, phase: str) -> None:
+        self._enter(phase)
+        self._now.is_over = True
+        self._ended_s = self._phase_since_s
+
+    def _take_step(self, step: dict[str, Any]) -> None:
+        if step["kind"] == "unfreeze":
+            return  # it is of a turn to come; its first step will tell the depth
+        if step["kind"] == "train":
+            self._now.steps_done = max(self._now.steps_done, step["step"] + 1)
+        for name in _FIGURES:
+            if step.get(name) is not None:
+                setattr(self._now, name, step[name])
+
+    def read(self) -> control_pb2.RunStatus:
+        """Where the run stands now."""
+        with self._lock:
+            status = control_pb2.RunStatus()
+            status.CopyFrom(self._now)
+            now_s = self._clock()
+            status.phase_s = now_s - self._phase_since_s
+            status.run_s = (now_s if self._ended_s is None else self._ended_s) - self._started_s
+            return status

@@ -1,0 +1,1 @@
+"""Facts about nodes that are not there."""

@@ -1,0 +1,89 @@
+"""Facts about nodes that are not there: enough to plan a job before any device is bought or started.
+
+Sizes come from the model folder's config and safetensors header, rows from the data files (``row_counts``); speeds
+are taken as equal, and what a forward keeps for backward is computed instead of measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coordinator.estimates.row_counts import RowCounts, count_rows
+from coordinator.submit.local import LocalSetup, node_name
+from ringtune.costs.memory import estimate_activation_block_bytes
+from ringtune.costs.profile import NodeFacts
+from ringtune.jobs.job import Job
+from ringtune.models.folder import model_facts
+from ringtune.schedule.batches import split_rows
+
+_DEFAULT_NODES = 2
+
+
+def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[str, NodeFacts]:
+    """Facts of equal nodes, as ``--local N`` would start them.
+
+    Args:
+        job: names model and data.
+        num_nodes: how many; 0 = as many as own data, or two.
+        memory_bytes: budget of each; 0 = a share of this machine.
+
+    Returns:
+        Facts by node name.
+
+    Raises:
+        ModelError, DataError, JobError, CapacityError: as training would.
+    """
+    num_nodes = num_nodes or job.data.owners or _DEFAULT_NODES
+    available = num_nodes * memory_bytes if memory_bytes else None
+    setup = LocalSetup.of(job, num_nodes, available_bytes=available, base_bytes=0 if memory_bytes else None)
+    model = model_facts(job.model.path, job)
+    rows = -(-job.train.batch_size // job.train.microbatches)
+    activation_bytes = estimate_activation_block_bytes(
+        model, rows=rows, tokens=job.train.max_length, dropout=job.train.dropout, dtype=job.model.dtype
+    )
+    train = count_rows(job.data.train, job)
+    held_out = count_rows(job.data.eval, job) if job.data.eval else RowCounts(examples=())
+    found: dict[str, NodeFacts] = {}
+    for index in range(num_nodes):
+        own, own_eval = _share(job, train, held_out, index, setup.num_owners)
+        name = node_name(index, num_nodes)
+        found[name] = NodeFacts(
+            node=name,
+            train_rows=sum(own.examples),
+            eval_rows=sum(own_eval.examples),
+            labels=tuple(sorted(set(own.labels))),
+            eval_labels=tuple(sorted(set(own_eval.labels))),
+            memory_bytes=setup.memory_bytes,
+            threads=setup.threads,
+            device="cpu",
+            block_forward_s=0.0,
+            block_graph_s=0.0,
+            block_backward_s=0.0,
+            activation_block_bytes=activation_bytes,
+            model=model,
+        )
+    return found
+
+
+def _share(job: Job, train: RowCounts, held_out: RowCounts, index: int, num_owners: int) -> tuple[RowCounts, RowCounts]:
+    """The rows of an owner; none for a node that is none."""
+    if index >= num_owners:
+        return RowCounts(examples=()), RowCounts(examples=())
+    mine = split_rows(
+        len(train.examples),
+        num_owners=num_owners,
+        share=index,
+        seed=job.train.seed,
+        split=job.data.split,
+        labels=train.labels or None,
+    )
+    first, last = (len(held_out.examples) * part // num_owners for part in (index, index + 1))
+    return _taken(train, mine), _taken(held_out, range(first, last))
+
+
+def _taken(counts: RowCounts, rows: Iterable[int]) -> RowCounts:
+    chosen = list(rows)
+    return RowCounts(
+        examples=tuple(counts.examples[row] for row in chosen),
+        labels=tuple(counts.labels[row] for row in chosen) if counts.labels else (),
+    )

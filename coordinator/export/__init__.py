@@ -1,0 +1,1 @@
+"""Giving a run's adapter away."""

@@ -1,0 +1,103 @@
+"""Whether an adapter folder is whole before it is given away, and whether it would tell where it was made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from coordinator.run_folder.saved_run import SavedRun
+from ringtune.errors import IntegrityError
+from ringtune.files.safetensors_header import TensorInfo, read_safetensors_header
+from ringtune.models.family import CLASS_TASKS
+
+_BLOCK = re.compile(r"\.(\d+)\.")
+
+
+def check_adapter(run: SavedRun, config: Mapping[str, Any]) -> None:
+    """Refuse an adapter whose tensors are not what config and plan say.
+
+    Args:
+        run: whose adapter.
+        config: content of ``adapter_config.json``.
+
+    Raises:
+        IntegrityError: a file is damaged, or blocks lack tensors.
+    """
+    tensors = read_safetensors_header(run.adapter / "adapter.safetensors")
+    if not isinstance(config.get("config"), dict) or not config.get("model_type"):
+        raise IntegrityError("adapter_config.json does not describe an adapter; copy the run's folder again")
+    blocks: dict[int, set[str]] = {}
+    for name in tensors:
+        found = _BLOCK.search(name)
+        if found is None:
+            raise IntegrityError(f"adapter.safetensors has {name}, which belongs to no block; train again")
+        blocks.setdefault(int(found[1]), set()).add(name[found.end() :])
+    expected = set().union(*blocks.values())
+    for block in range(run.plan.num_blocks):
+        missing = sorted(expected - blocks.get(block, set()))
+        if missing and not (block not in blocks and _leaves_blocks_out(config)):
+            raise IntegrityError(
+                f"adapter.safetensors lacks {missing[0]} of block {block}; copy the run's folder again"
+            )
+    if not blocks or max(blocks) >= run.plan.num_blocks:
+        raise IntegrityError(
+            f"adapter.safetensors has blocks {sorted(blocks)}, the model has {run.plan.num_blocks}; it mixes runs"
+        )
+
+
+def _leaves_blocks_out(value: Any) -> bool:
+    """Whether a configuration, or a part of it, is for some blocks only."""
+    if isinstance(value, dict):
+        named = any(isinstance(value.get(key), list) and value[key] for key in ("leave_out", "layers"))
+        return named or any(_leaves_blocks_out(part) for part in value.values())
+    return isinstance(value, list) and any(_leaves_blocks_out(part) for part in value)
+
+
+def check_head(run: SavedRun, config: Mapping[str, Any]) -> None:
+    """Refuse a head that is damaged or has other classes than the plan.
+
+    Args:
+        run: whose head.
+        config: content of ``head_config.json``.
+
+    Raises:
+        IntegrityError: it is.
+    """
+    tensors = read_safetensors_header(run.adapter / "model_head.safetensors")
+    if run.job.model.task not in CLASS_TASKS:
+        return
+    described = config.get("config")
+    ids = described.get("label2id") if isinstance(described, dict) else None
+    if ids != {label: index for index, label in enumerate(run.plan.labels)}:
+        raise IntegrityError(f"head_config.json has the classes {ids}, the run had {run.plan.labels}; it mixes runs")
+    if len(run.plan.labels) not in _outputs(tensors):
+        raise IntegrityError(
+            f"model_head.safetensors has no output of {len(run.plan.labels)} classes; copy the run's folder again"
+        )
+
+
+def _outputs(tensors: Mapping[str, TensorInfo]) -> set[int]:
+    return {info.shape[0] for info in tensors.values() if info.shape}
+
+
+def private_paths(run: SavedRun) -> tuple[str, ...]:
+    """Paths of this machine that nobody else should read."""
+    data = run.job.data
+    named = [run.job.model.path, data.train, data.eval]
+    parents = [str(Path(path).parent) for path in named if path]
+    folders = [str(run.folder.resolve()), str(Path.home())]
+    found = {path for path in (*named, *parents, *folders) if len(Path(path).parts) > 2 or path in named}
+    return tuple(sorted(path for path in found if path.startswith("/")))
+
+
+def check_private(name: str, text: str, paths: Iterable[str]) -> None:
+    """Refuse a text that names one of these paths.
+
+    Raises:
+        IntegrityError: it does.
+    """
+    for path in paths:
+        if path in text:
+            raise IntegrityError(f"{name} names the local path {path}; remove it there and export again")

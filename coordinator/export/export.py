@@ -1,0 +1,94 @@
+"""Export a run's adapter: an AdapterHub folder with a page about it, checked, and without anything local in it.
+
+The folder is written under another name and gets its own when it is whole, so a full disk leaves nothing half.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from coordinator.export.checks import check_adapter, check_head, check_private, private_paths
+from coordinator.export.model_card import model_card
+from coordinator.run_folder.saved_run import SavedRun, read_json, read_run
+from ringtune.errors import IntegrityError, RingTuneError, UsageError
+from ringtune.files.chunks import ADAPTER_FILES
+
+_CARD = "README.md"
+_PART = ".part"
+_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def export_run(folder: Path, target: Path, *, base_model: str = "") -> dict[str, str]:
+    """Write ``target`` from the adapter of a run.
+
+    Args:
+        folder: of the run.
+        target: has to be absent or empty.
+        base_model: id of the base model, ``name`` or ``owner/name``; by default as the adapter says.
+
+    Returns:
+        SHA-256 of every file, by name.
+
+    Raises:
+        UsageError: there is no adapter, the target is taken, or ``base_model`` is no id.
+        IntegrityError: the adapter is damaged, or would tell a local path.
+        RingTuneError: it can't be written.
+    """
+    run = read_run(folder)
+    _check_target(target)
+    contents = _contents(run, base_model)
+    part = target.with_name(target.name + _PART)
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        for name, content in contents.items():
+            (part / name).write_bytes(content)
+        digests = {name: _digest((part / name).read_bytes()) for name in contents}
+        if digests != {name: _digest(content) for name, content in contents.items()}:
+            raise IntegrityError(f"{part} does not hold what was written; check the disk")
+        if target.exists():
+            target.rmdir()
+        part.replace(target)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise RingTuneError(f"can't write {target}: {error.strerror}; choose another --to or make room") from error
+    return digests
+
+
+def _check_target(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} is there already; choose another --to or remove it")
+
+
+def _contents(run: SavedRun, base_model: str) -> dict[str, bytes]:
+    """Every file of the export, checked."""
+    configs = {name: read_json(run.adapter / name) for name in ADAPTER_FILES if name.endswith(".json")}
+    adapter, head = configs["adapter_config.json"], configs["head_config.json"]
+    check_adapter(run, adapter)
+    check_head(run, head)
+    base_model = base_model or str(adapter.get("model_name", ""))
+    if not _MODEL_ID.fullmatch(base_model):
+        raise UsageError(f"{base_model!r} is no model id; give one with --base-model NAME or OWNER/NAME")
+    contents = {name: (run.adapter / name).read_bytes() for name in ADAPTER_FILES}
+    for name, config in configs.items():
+        contents[name] = _json({**config, "model_name": base_model})
+    digests = {name: _digest(content) for name, content in contents.items()}
+    card = model_card(run, base_model=base_model, adapter=adapter, digests=digests)
+    contents[_CARD] = card.encode()
+    paths = private_paths(run)
+    for name, content in contents.items():
+        check_private(name, content.decode("utf-8", errors="replace"), paths)
+    return contents
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,96 @@
+"""The page that goes with an exported adapter: what it is, how it came about, and how it is used.
+
+Nothing in it says on which machines or by whom it was made: owners are counted, paths and node names left out.
+
+Source: the metadata block of model cards, https://huggingface.co/docs/hub/model-cards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from coordinator.run_folder.saved_run import SavedRun
+from ringtune.quantities import format_seconds
+
+_LOADING = """```python
+from adapters import AutoAdapterModel
+
+model = AutoAdapterModel.from_pretrained({base})
+model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
+```"""
+
+
+def model_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], digests: Mapping[str, str]) -> str:
+    """The text of ``README.md``.
+
+    Args:
+        run: what is exported.
+        base_model: id of the model that the adapter belongs to.
+        adapter: content of ``adapter_config.json``.
+        digests: SHA-256 of the other files, by name.
+    """
+    parts = [
+        _front_matter(base_model, adapter),
+        f"# Adapter for {base_model}",
+        f"Trained with RingTune: {run.job.model.task}, adapter configuration `{run.job.adapter.config}`, "
+        f"{_owners(run)}. Rows and labels stayed with their owners; hidden states passed between the nodes.",
+        _LOADING.format(base=json.dumps(base_model)),
+        "## Training",
+        _table(("", ""), _facts(run, adapter)),
+        "## Figures",
+        _figures(run),
+        "## Files",
+        _table(("file", "SHA-256"), [(f"`{name}`", f"`{digest}`") for name, digest in sorted(digests.items())]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(base_model: str, adapter: Mapping[str, Any]) -> str:
+    tags = ["adapters", str(adapter.get("model_type", "")), "ringtune"]
+    lines = ["---", f"base_model: {json.dumps(base_model)}", "library_name: adapters", "tags:"]
+    return "\n".join([*lines, *(f"- {json.dumps(tag)}" for tag in tags if tag), "---"])
+
+
+def _owners(run: SavedRun) -> str:
+    count = len(run.plan.owners)
+    return f"{count} data owner" + ("" if count == 1 else "s")
+
+
+def _facts(run: SavedRun, adapter: Mapping[str, Any]) -> list[tuple[str, object]]:
+    plan, train = run.plan, run.job.train
+    facts: list[tuple[str, object]] = [
+        ("task", run.job.model.task),
+        ("labels", ", ".join(plan.labels)),
+        ("method", plan.method),
+        ("steps", run.report.get("steps", plan.num_steps)),
+        ("batch size", plan.batch_size),
+        ("longest input", f"{plan.max_length} tokens"),
+        ("optimizer", f"{train.optimizer}, learning rate {train.learning_rate:g}, {train.lr_schedule}"),
+        ("seed", plan.seed),
+        ("data owners", len(plan.owners)),
+        ("hosts", len(plan.slices)),
+        ("wall time", format_seconds(run.report["wall_s"]) if "wall_s" in run.report else ""),
+        ("RingTune", run.report.get("version", "")),
+        ("library", adapter.get("version", "")),
+    ]
+    return [(name, value) for name, value in facts if value != ""]
+
+
+def _figures(run: SavedRun) -> str:
+    found = run.report.get("eval", {})
+    if not found.get("count"):
+        return "It was not evaluated while it was trained."
+    rows = [(name, "-" if value is None else value) for name, value in sorted(found.items())]
+    return _table(("on the owners' evaluation rows", ""), rows)
+
+
+def _table(titles: tuple[str, str], rows: list[tuple[str, object]]) -> str:
+    lines = [titles, ("---", "---"), *rows]
+    return "\n".join(f"| {_cell(left)} | {_cell(right)} |" for left, right in lines)
+
+
+def _cell(value: object) -> str:
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return " ".join(text.replace("|", "\\|").split())

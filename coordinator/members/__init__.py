@@ -1,0 +1,1 @@
+"""Who is a member, under which address, and who takes part in a run."""

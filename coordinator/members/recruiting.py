@@ -1,0 +1,72 @@
+"""Which members take part in a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+from coordinator.members.addresses import split_address
+from coordinator.members.registry import Member
+from ringtune.errors import CapacityError, DeadlineError, RingTuneError
+
+
+class Members(Protocol):
+    """What a run wants to know about members."""
+
+    def living(self) -> tuple[Member, ...]:
+        """Living members by name."""
+
+    def silent_for_s(self, node: str, instance: str) -> float:
+        """Seconds since the last sign of life of a node's process; infinite if it has left."""
+
+
+def choose(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:
+    """All that are there (``wanted`` 0), or so many, those with data first; None if there are too few."""
+    if not living or len(living) < wanted:
+        return None
+    ranked = sorted(living, key=lambda member: (not member.has_data, member.node))
+    return tuple(ranked[: wanted or len(ranked)])
+
+
+def choose_named(living: Sequence[Member], names: Sequence[str]) -> tuple[Member, ...] | None:
+    """The members with these names; None if one is not there."""
+    by_name = {member.node: member for member in living}
+    return tuple(by_name[name] for name in names) if set(names) <= by_name.keys() else None
+
+
+def machine_of(member: Member) -> str:
+    """The machine that a member is on: the host of its address."""
+    return split_address(member.address, option=f"node {member.node}: its address")[0]
+
+
+def num_neighbours(members: Sequence[Member]) -> dict[str, int]:
+    """For each node, how many others are on its machine."""
+    counts = Counter(machine_of(member) for member in members)
+    return {member.node: counts[machine_of(member)] - 1 for member in members}
+
+
+def not_there(living: Sequence[Member], names: Sequence[str], waited_s: float) -> RingTuneError:
+    """The error that ends waiting for the nodes of an earlier run."""
+    missing = sorted(set(names) - {member.node for member in living})
+    return DeadlineError(
+        f"waited {waited_s:g} s for node {', '.join(missing)}: a run goes on with the nodes that it began with "
+        f"({', '.join(names)}), because their parts of the checkpoint are there; start the missing ones again"
+    )
+
+
+def too_few(living: Sequence[Member], wanted: int, waited_s: float) -> RingTuneError:
+    """The error that ends waiting for members."""
+    if not wanted:
+        return CapacityError("no node has joined this coordinator; start some with 'ringtune node'")
+    names = ", ".join(member.node for member in living) or "none"
+    return DeadlineError(
+        f"waited {waited_s:g} s for {wanted} nodes, {len(living)} have joined ({names}); start the others or ask "
+        "for fewer"
+    )
+
+
+def lost_message(node: str, silent_s: float, lease_s: float) -> str:
+    """Why a node counts as lost."""
+    since = "it has left, or was started again" if silent_s == float("inf") else f"last heard of {silent_s:.1f} s ago"
+    return f"node {node} is lost: {since}, its lease is {lease_s:g} s; start it again and repeat or --resume the run"

@@ -1,0 +1,74 @@
+"""A profile that the user gives: its times in place of new measurements, with the rows and memory of today."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from ringtune.costs.measuring import job_shape
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.costs.seconds import check_profile
+from ringtune.errors import PlanError
+from ringtune.jobs.job import Job
+from ringtune.schedule.plan import Plan
+
+_MEASURED = (
+    "block_forward_s",
+    "block_graph_s",
+    "block_backward_s",
+    "activation_block_bytes",
+    "hardware",
+    "shape",
+    "work_times",
+    "has_messages",
+)
+
+
+def read_profile(path: Path) -> Profile:
+    """A ``profile.json``.
+
+    Raises:
+        PlanError: it is not there, no JSON, or of another schema.
+    """
+    try:
+        return Profile.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"can't read the profile {path}: {error}; make it with 'ringtune measure'") from error
+    except ValueError as error:
+        raise PlanError(f"the profile {path} is not JSON: {error}; make it with 'ringtune measure'") from error
+    except PlanError as error:
+        raise PlanError(f"the profile {path}: {error}") from error
+
+
+def with_given_times(facts: Mapping[str, NodeFacts], given: Profile) -> Profile:
+    """What nodes said of themselves now, with the given times and links.
+
+    Args:
+        facts: of every node that takes part, not measured.
+        given: has all of them; more do no harm.
+
+    Raises:
+        PlanError: a node is missing.
+    """
+    missing = sorted(set(facts) - set(given.by_name))
+    if missing:
+        raise PlanError(f"the profile lacks node {', '.join(missing)}; measure anew with 'ringtune measure'")
+    nodes = []
+    for name in sorted(facts):
+        times = {key: getattr(given.by_name[name], key) for key in _MEASURED}
+        nodes.append(dataclasses.replace(facts[name], **times))
+    links = tuple(link for link in given.links if link.source in facts and link.target in facts)
+    return Profile(nodes=tuple(nodes), links=links)
+
+
+def check_given(given: Profile, facts: Mapping[str, NodeFacts], job: Job, plan: Plan) -> None:
+    """Refuse a profile that was measured for another model or job.
+
+    Raises:
+        PlanError: names node and values.
+    """
+    digest = facts[plan.nodes[0]].model.digest
+    used = Profile(nodes=tuple(node for node in given.nodes if node.node in facts))
+    check_profile(used, plan, model_digest=digest, shape=job_shape(job))

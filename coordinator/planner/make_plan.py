@@ -1,0 +1,268 @@
+"""From facts to a plan: who hosts which blocks, in which order the owners begin, and what it needs.
+
+``coordinator.planner`` decides ring order, slices, who is left out and in which order the owners begin, so that the
+whole job takes the least predicted time within every node's memory. Here the job's rules are agreed on (model,
+labels, rows), and a plan that was made before is checked against the nodes as they are now.
+
+Source: RingAda, section III-B.1 (initialisation; the paper leaves the policy open).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.planner.choose import Choice, Effort, choose, plan_of
+from coordinator.planner.even import as_alike
+from coordinator.planner.initiators import initiator_order
+from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.predict.ring_costs import draft_with_all
+from coordinator.planner.refusals import nothing_fits, refusal
+from ringtune.costs.measuring import job_shape
+from ringtune.costs.memory import MemoryEstimate
+from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
+from ringtune.costs.seconds import PlanCosts, check_profile
+from ringtune.errors import DataError, ModelError, PeerLostError, PlanError
+from ringtune.jobs.job import Job
+from ringtune.models.family import CLASS_TASKS
+from ringtune.models.folder import model_facts
+from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A plan and what it was checked against.
+
+    Attributes:
+        plan: the plan.
+        memory: what each node of the plan holds at most.
+        choice: what the planner preferred it to; None for a plan that was made before.
+        profile: what it was planned with; of alike nodes the times are equal.
+    """
+
+    plan: Plan
+    memory: Mapping[str, MemoryEstimate]
+    choice: Choice | None = None
+    profile: Profile | None = None
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes of each node."""
+        return {node: estimate.total_bytes for node, estimate in self.memory.items()}
+
+
+def make_plan(
+    job: Job,
+    facts: Mapping[str, NodeFacts],
+    *,
+    links: Sequence[LinkFacts] = (),
+    evaluation_only: bool = False,
+    microbatches: Sequence[int] = (),
+    wire_dtypes: Sequence[str] = (),
+    effort: Effort | None = None,
+) -> Planned:
+    """Decide everything that a run needs.
+
+    Args:
+        job: what the user asked for.
+        facts: of every node that takes part, by name.
+        links: every directed pair of them; none if messages take no time.
+        evaluation_only: plan no step, only one evaluation.
+        microbatches: numbers to choose from; the job's if not given.
+        wire_dtypes: to choose from; the job's if not given.
+        effort: how hard to look; without links the simulator is not asked.
+
+    Raises:
+        CapacityError: no split fits; names a node with what it needs and has.
+        DataError: nobody owns data, or the labels do not agree.
+        ModelError: the nodes have different models.
+        PlanError: the job breaks a rule of the plan, or a link is missing.
+    """
+    nodes = [facts[name] for name in sorted(facts)]
+    if not nodes:
+        raise PlanError("there is no node to plan for; start one with 'ringtune node'")
+    model = agreed_model(nodes)
+    if job.privacy.private_blocks >= model.num_blocks:
+        raise PlanError(
+            f"privacy.private_blocks = {job.privacy.private_blocks} leaves nothing to share out of "
+            f"{model.num_blocks} blocks; lower it"
+        )
+    draft = _draft(job, nodes, model)
+    if evaluation_only:
+        draft = dataclasses.replace(draft, num_steps=0, checkpoint_every=0)
+    alike = None if links else as_alike(nodes)
+    profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
+    draft = _in_order(draft, profile, job.train.optimizer)
+    drafts = [
+        _with(draft, count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in microbatches or (0,)
+    ]
+    if effort is None:
+        effort = Effort() if links and not evaluation_only else Effort(judged_actions=0)
+    choice = choose(
+        drafts,
+        profile,
+        optimizer=job.train.optimizer,
+        dtype=job.model.dtype,
+        effort=effort,
+        alike=alike is not None,
+    )
+    if choice is None:
+        raise nothing_fits(_caps(job, drafts[0], facts), nodes)
+    plan = plan_of(choice.best.draft, choice.costs, choice.best.ring)
+    return Planned(plan=plan, memory=plan_memory(job, plan, facts), choice=choice, profile=profile)
+
+
+def check_inputs(job: Job, profile: Profile) -> None:
+    """Refuse a profile that was not measured for this job.
+
+    The model's folder may be absent where one plans; then the nodes only have to agree among themselves.
+
+    Raises:
+        PlanError: another model or another shape; names node and values.
+        DataError: no node of the profile owns rows, or labels do not agree.
+        ModelError: the model's folder can't be used, or the nodes have different ones.
+    """
+    nodes = list(profile.nodes)
+    if not nodes:
+        raise PlanError("the profile has no node; measure anew with 'ringtune measure'")
+    model = model_facts(job.model.path, job) if Path(job.model.path).is_dir() else agreed_model(nodes)
+    check_profile(profile, _draft(job, nodes, model), model_digest=model.digest, shape=job_shape(job))
+
+
+def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
+    """The plan of an earlier run, checked against the nodes as they are now.
+
+    Args:
+        job: of the run.
+        plan: of the run.
+        facts: of every node of the plan, by name.
+
+    Raises:
+        PeerLostError: a node is missing.
+        ModelError: the nodes have different models, or not the plan's.
+        DataError: an owner has other rows than the plan says.
+        CapacityError: a node has less memory than it needs.
+    """
+    missing = [node for node in plan.nodes if node not in facts]
+    if missing:
+        raise PeerLostError(f"the run can't go on without node {', '.join(missing)}; start it again")
+    model = agreed_model([facts[node] for node in plan.nodes])
+    if (model.num_blocks, model.hidden_size) != (plan.num_blocks, plan.hidden_size):
+        raise ModelError(
+            f"the nodes have a model of {model.num_blocks} blocks of width {model.hidden_size}, the run began with "
+            f"{plan.num_blocks} of {plan.hidden_size}; put the same folder back"
+        )
+    for owner in plan.owners:
+        rows = (facts[owner.node].train_rows, facts[owner.node].eval_rows)
+        if rows != (owner.train_rows, owner.eval_rows):
+            raise DataError(
+                f"node {owner.node} has {rows[0]} training and {rows[1]} evaluation rows, the run began with "
+                f"{owner.train_rows} and {owner.eval_rows}; give it the same data"
+            )
+    memory = plan_memory(job, plan, facts)
+    for node, estimate in memory.items():
+        if estimate.total_bytes > facts[node].memory_bytes:
+            raise refusal(_caps(job, plan, facts), node, plan.slice_of(node).start, plan.slice_of(node).stop)
+    return Planned(plan=plan, memory=memory)
+
+
+def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[str, MemoryEstimate]:
+    """What each node of a plan holds at most."""
+    caps = _caps(job, plan, facts)
+    return {node: caps.estimate(plan, node) for node in plan.nodes}
+
+
+def _caps(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> MemoryCaps:
+    return MemoryCaps(plan, facts, optimizer=job.train.optimizer, dtype=job.model.dtype)
+
+
+def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
+    """The model that all nodes have.
+
+    Raises:
+        ModelError: two nodes have different ones.
+    """
+    first = nodes[0]
+    for node in nodes[1:]:
+        if node.model.digest != first.model.digest:
+            raise ModelError(
+                f"nodes {first.node} and {node.node} have different models ({first.model.digest[:12]}… and "
+                f"{node.model.digest[:12]}…); copy the same folder to both"
+            )
+    return first.model
+
+
+def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
+    """The class names of the run, sorted: those of the job, or the union of what the owners have; none without classes.
+
+    Raises:
+        DataError: fewer than two, or an owner has one outside.
+    """
+    if job.model.task not in CLASS_TASKS:
+        return ()
+    labels = tuple(sorted(job.data.labels or {label for node in nodes for label in node.labels}))
+    if len(labels) < 2:
+        raise DataError(f"the owners' data has the classes {list(labels)}, a classifier needs two; check data.label")
+    for node in nodes:
+        for kind, found in (("training", node.labels), ("evaluation", node.eval_labels)):
+            outside = sorted(set(found) - set(labels))
+            if outside:
+                raise DataError(
+                    f"node {node.node} has {kind} rows of class {outside[0]!r}, the classes of this run are "
+                    f"{', '.join(labels)}; add it to data.labels or remove the rows"
+                )
+    return labels
+
+
+def _draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Plan:
+    """The plan with everything but its slices: one node stands for all."""
+    owners = tuple(
+        Owner(node=node.node, train_rows=node.train_rows, eval_rows=node.eval_rows) for node in nodes if node.train_rows
+    )
+    if not owners:
+        raise DataError("no node has training rows; give at least one its file with --data")
+    train = job.train
+    return Plan(
+        method=train.method,
+        num_blocks=model.num_blocks,
+        phases=(Phase(slices=(Slice(node=nodes[0].node, start=job.privacy.private_blocks, stop=model.num_blocks),)),),
+        owners=owners,
+        num_steps=train.num_steps(len(owners)),
+        local_iterations=train.local_iterations,
+        **job.unfreeze.plan_fields(),
+        batch_size=train.batch_size,
+        microbatches=train.microbatches,
+        max_length=train.max_length,
+        hidden_size=model.hidden_size,
+        eval_every=train.eval_every,
+        checkpoint_every=train.checkpoint_every,
+        wire_dtype=job.wire.dtype,
+        private_blocks=job.privacy.private_blocks,
+        labels=agreed_labels(job, nodes),
+        seed=train.seed,
+    )
+
+
+def _with(draft: Plan, microbatches: int, wire_dtype: str) -> Plan:
+    """The draft with so many micro-batches; PipeAdapter gets room for a whole item between two hosts."""
+    draft = dataclasses.replace(draft, microbatches=microbatches or draft.microbatches, wire_dtype=wire_dtype)
+    if draft.method == "pipeadapter":
+        draft = dataclasses.replace(draft, credits=max(draft.credits, draft.microbatches))
+    return draft
+
+
+def _in_order(draft: Plan, profile: Profile, optimizer: str) -> Plan:
+    """The draft with its owners in initiator order."""
+    if not profile.links:
+        return draft
+    costs = PlanCosts(draft_with_all(draft, sorted(profile.by_name)), profile, optimizer=optimizer)
+
+    def hand_over_s(source: str, target: str) -> float:
+        link = costs.link(source, target)
+        return link.seconds(costs.head_bytes) if link is not None else 0.0
+
+    by_name = {owner.node: owner for owner in draft.owners}
+    order = initiator_order(list(by_name), hand_over_s)
+    return dataclasses.replace(draft, owners=tuple(by_name[name] for name in order))

@@ -1,0 +1,1 @@
+"""Predicted times of a ring, by formulas and by the simulator."""

@@ -1,0 +1,176 @@
+"""The simulator as the judge of a plan: the real engines on a virtual clock, for some steps at some depths.
+
+A probe begins at one depth, with one owner, and measures the time between the ends of steps once the ring is full.
+Between the probed depths the simulated time follows the formula's: its error changes slowly with the depth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from coordinator.planner.predict.ring_costs import RingCosts
+from coordinator.planner.predict.step_time import Ring, step_times
+from ringtune.costs.profile import Profile
+from ringtune.costs.seconds import PlanCosts
+from ringtune.errors import DeadlineError
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.lowering import Action
+from ringtune.schedule.plan import Owner, Plan
+from ringtune.schedule.turns import StartPoint, Turn
+from sim.action_times import Items, ProfileTimes
+from sim.links import MeasuredLinks
+from sim.ring import VirtualRing
+from sim.transport import Parcel
+
+WARM_UP_STEPS = 4
+MEASURED_STEPS = 8
+MOST_AHEAD = 16
+"""Steps after the measured ones, so that embedding and frozen forwards for later steps take their share; at most."""
+
+
+class _StepEnds:
+    """An observer that notes when the last action of every item ended."""
+
+    def __init__(self, granted: Items) -> None:
+        self.ends_s: dict[int, float] = {}
+        self._items = granted
+
+    def granted(self, turn: Turn) -> None:
+        self._items.granted(turn)
+
+    def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
+        self.ends_s[action.seq] = end_s
+
+    def sent(self, parcel: Parcel, sent_s: float, arrival_s: float) -> None:
+        """Nothing to note."""
+
+    def arrived(self, parcel: Parcel, now_s: float) -> None:
+        """Nothing to note."""
+
+    def accepted(self, node: str, payload: str, seq: int, micro: int, boundary: int) -> None:
+        """Nothing to note."""
+
+    def logged(self, command: rd.Command, now_s: float) -> None:
+        """Nothing to note."""
+
+
+def simulated_step_s(
+    plan: Plan,
+    profile: Profile,
+    depth: int,
+    *,
+    optimizer: str,
+    owner: str,
+    warm_up: int = WARM_UP_STEPS,
+    measured: int = MEASURED_STEPS,
+) -> float:
+    """Seconds of a step at one depth on the virtual clock, once the ring is full.
+
+    Args:
+        plan: with slices.
+        profile: of its nodes.
+        depth: trainable blocks.
+        optimizer: of the job.
+        owner: the initiator of all steps.
+        warm_up: steps before the measurement.
+        measured: steps of it.
+
+    Raises:
+        DeadlineError: the virtual run does not end; says who waits for what.
+    """
+    if plan.method == "pipeadapter":  # whole turns: the ring drains at the end of each
+        warm_up = measured = plan.local_iterations
+    ahead = 0 if plan.method == "pipeadapter" else -(-plan.credits * (len(plan.slices) + 1) // plan.microbatches)
+    steps = warm_up + measured + min(ahead, MOST_AHEAD)
+    probe = dataclasses.replace(
+        plan,
+        owners=(Owner(node=owner, train_rows=1),),
+        num_steps=steps * depth,
+        every_steps=steps,
+        unfreeze="every",
+        unfreeze_at=(),
+        local_iterations=measured if plan.method == "pipeadapter" else steps,
+        eval_every=0,
+        checkpoint_every=0,
+    )
+    start = StartPoint.of(probe, step=steps * (depth - 1))
+    costs = PlanCosts(probe, profile, optimizer=optimizer)
+    granted = Items(costs)
+    observer = _StepEnds(granted)
+    links = MeasuredLinks(costs, profile, size=granted.size)
+    ring = VirtualRing(
+        probe,
+        action_s=ProfileTimes(costs, granted),
+        transport=links,
+        observer=observer,
+        start=start,
+        record=False,
+        wait_s=float("inf"),
+    )
+    result = ring.run()
+    if result.finish is None or result.finish.error:
+        waits = "; ".join(f"node {node} {ring.waiting_for(node)}" for node in probe.nodes)
+        raise DeadlineError(f"the virtual run of plan {probe.digest[:12]} does not end: {waits}; please report it")
+    return (observer.ends_s[warm_up + measured - 1] - observer.ends_s[warm_up - 1]) / measured
+
+
+def simulated_job_s(
+    plan: Plan, profile: Profile, costs: RingCosts, ring: Ring, *, optimizer: str, most_actions: int
+) -> float | None:
+    """Seconds of all steps of a job: the formula's, corrected at some depths by what the simulator measures there.
+
+    Args:
+        plan: with the ring's slices.
+        profile: of its nodes.
+        costs: tables of the job.
+        ring: the same slices.
+        optimizer: of the job.
+        most_actions: that the probes may run together.
+
+    Returns:
+        None if not a single probe can be afforded.
+    """
+    micro = costs.num_micro
+    warm_up, measured = max(4, 16 // micro), max(6, 16 // micro)
+    frozen = max(1, costs.stop - costs.first)
+    ahead = min(MOST_AHEAD, -(-plan.credits * (len(ring.nodes) + 1) // micro))
+    per_probe = (warm_up + measured + ahead) * micro * (frozen + 3 * len(ring.nodes) + 2)
+    num_probes = most_actions // per_probe
+    if not num_probes:
+        return None
+    chosen = _spread(range(len(costs.owners)), 2 if num_probes >= 6 else 1)
+    depths = _spread(costs.depths, max(1, min(4, num_probes // len(chosen))))
+    some = dataclasses.replace(
+        costs,
+        owners=tuple(dataclasses.replace(costs.owners[index], weight=1 / len(chosen)) for index in chosen),
+        owner_of={costs.owners[index].node: at for at, index in enumerate(chosen)},
+    )
+    predicted, everyone = step_times(some, ring), step_times(costs, ring)
+    ratios = {}
+    for depth in depths:
+        names = [costs.names[costs.owners[index].node] for index in chosen]
+        seconds = [
+            simulated_step_s(plan, profile, depth, optimizer=optimizer, owner=name, warm_up=warm_up, measured=measured)
+            for name in names
+        ]
+        simulated_s = sum(seconds) / len(seconds)
+        ratios[depth] = simulated_s / predicted[depth] if predicted[depth] else 1.0
+    return sum(costs.steps_at[at] * everyone[at] * _between(ratios, at) for at in costs.depths)
+
+
+def _spread(values: Sequence[int], most: int) -> list[int]:
+    """The last value, and others evenly spread before it."""
+    if len(values) <= most:
+        return list(values)
+    return [values[(index + 1) * len(values) // most - 1] for index in range(most)]
+
+
+def _between(ratios: Mapping[int, float], depth: int) -> float:
+    """Linear between two probed depths, constant beyond."""
+    below = max((at for at in ratios if at <= depth), default=min(ratios))
+    above = min((at for at in ratios if at >= depth), default=max(ratios))
+    if below == above:
+        return ratios[below]
+    share = min(1.0, max(0.0, (depth - below) / (above - below)))
+    return ratios[below] + share * (ratios[above] - ratios[below])

@@ -1,0 +1,314 @@
+"""Everything that the planner's formulas need, as tables of seconds: one row per node, one column per peer.
+
+All numbers come from ``ringtune.costs.seconds``, at the mean size of the owners' micro-batches: times are linear in
+the size, so the mean over the owners' turns is right although owners differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ringtune.costs.profile import Profile
+from ringtune.costs.seconds import PlanCosts
+from ringtune.schedule.lowering import Op, Payload, depth, max_depth
+from ringtune.schedule.plan import Phase, Plan, Slice
+from ringtune.schedule.turns import StepKind
+
+Row = tuple[float, ...]
+_BEHIND = 0.5
+"""A gradient of the head waits for half an embedding on the same uplink, on average; fitted to the simulator."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnerCosts:
+    """What an owner's turn adds to the ring.
+
+    Attributes:
+        node: index of the owner; -1 stands for the mean of all.
+        weight: its share of the steps.
+        embed_s: embedding of one micro-batch, private blocks included.
+        head_s: head, loss and the head's backward of one micro-batch.
+        update_s: optimizer step of the head.
+        up_s: from each node to the owner's head: one hidden state, first byte to last.
+        down_s: from the owner's head to each node: one gradient, and what it waits for embeddings before it.
+        wire_s: per top node, how long the busier of the two links is taken by a micro-batch.
+        into_s: per bottom node, how long the link to it is taken by an embedding.
+    """
+
+    node: int
+    weight: float
+    embed_s: float
+    head_s: float
+    update_s: float
+    up_s: Row
+    down_s: Row
+    wire_s: Row
+    into_s: Row
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RingCosts:
+    """One job on all candidate nodes. Times of blocks are seconds of one block and one micro-batch.
+
+    Attributes:
+        names: of the nodes, sorted.
+        first: lowest block that is shared out.
+        stop: one past the highest.
+        num_micro: micro-batches of a step.
+        stale_steps: steps of a turn if they overlap everywhere (PipeAdapter); 0 if no step's weights are ever stale.
+        steps_at: ``steps_at[d]`` steps train ``d`` blocks.
+        forward_s: per node, without graph.
+        graph_s: with graph; ``graph_lowest_s`` of the lowest trainable block.
+        backward_s: its backward; ``backward_lowest_s`` of the lowest trainable block.
+        update_s: optimizer step of one block, once a step.
+        hidden_s: ``[source][target]``: a hidden state on its way, first byte to last.
+        grad_s: the same of a gradient.
+        hidden_wire_s: how long the link is taken by it.
+        grad_wire_s: the same of a gradient.
+        uplink_s: per node, how long its uplink is taken by one tensor.
+        downlink_s: per node, how long its downlink is taken by one tensor.
+        sending_s: per node, what sending a tensor takes from its computing, where no core is left for it.
+        receiving_s: the same of receiving.
+        owners: in initiator order.
+        owner_of: index of a node -> index in ``owners``.
+    """
+
+    names: tuple[str, ...]
+    first: int
+    stop: int
+    num_micro: int
+    stale_steps: int
+    steps_at: tuple[int, ...]
+    forward_s: Row
+    graph_s: Row
+    graph_lowest_s: Row
+    backward_s: Row
+    backward_lowest_s: Row
+    update_s: Row
+    hidden_s: tuple[Row, ...]
+    grad_s: tuple[Row, ...]
+    hidden_wire_s: tuple[Row, ...]
+    grad_wire_s: tuple[Row, ...]
+    uplink_s: Row
+    downlink_s: Row
+    sending_s: Row
+    receiving_s: Row
+    owners: tuple[OwnerCosts, ...]
+    owner_of: Mapping[int, int]
+
+    @property
+    def num_nodes(self) -> int:
+        """Candidates."""
+        return len(self.names)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depths that the job reaches, ascending."""
+        return tuple(at for at, steps in enumerate(self.steps_at) if steps)
+
+    @property
+    def has_links(self) -> bool:
+        """Whether any message takes time."""
+        return any(map(any, self.hidden_s)) or any(map(any, self.grad_s)) or any(any(o.into_s) for o in self.owners)
+
+
+def draft_with_all(draft: Plan, names: Sequence[str]) -> Plan:
+    """A plan that knows all candidate nodes: the first hosts everything."""
+    slices = [Slice(node=names[0], start=draft.private_blocks, stop=draft.num_blocks)]
+    slices += [Slice(node=name, start=draft.num_blocks, stop=draft.num_blocks) for name in names[1:]]
+    return dataclasses.replace(draft, phases=(Phase(slices=tuple(slices)),))
+
+
+def steps_by_depth(plan: Plan) -> tuple[int, ...]:
+    """How many training steps the job does at each depth; the index is the depth.
+
+    Where the run itself decides when to unfreeze, one more block every ``every_steps`` is assumed. An evaluation
+    without training is taken as one step of the first depth, which is nearly all forward.
+    """
+    if plan.is_auto:
+        plan = dataclasses.replace(plan, unfreeze="every", unfreeze_at=())
+    counts = Counter(depth(plan, step) for step in range(plan.num_steps) or range(1))
+    return tuple(counts[at] for at in range(max_depth(plan) + 1))
+
+
+def ring_costs(draft: Plan, profile: Profile, *, optimizer: str) -> RingCosts:
+    """Tables for a job on all nodes of a profile.
+
+    Args:
+        draft: the plan with everything but its slices; its micro-batches and wire dtype count.
+        profile: every node with measured times; every link between them, or no links at all.
+        optimizer: of the job.
+
+    Raises:
+        PlanError: a node was not measured, or a link is missing; names it.
+    """
+    names = tuple(sorted(node.node for node in profile.nodes))
+    costs = PlanCosts(draft_with_all(draft, names), profile, optimizer=optimizer)
+    rows = draft.batch_size / len(draft.microbatch_sizes())
+    sizes = [_size(costs, owner.node, rows) for owner in draft.owners]
+    size = sum(sizes) / len(sizes)
+
+    def block(op: Op, *, lowest: bool) -> Row:
+        start = 0 if lowest else 1
+        kind, top = StepKind.TRAIN, draft.num_blocks + 2
+        return tuple(
+            costs.nodes[name].seconds(
+                op, start, start + 1, size=size, lowest=top if op is Op.FORWARD_FREE else 0, kind=kind
+            )
+            for name in names
+        )
+
+    hidden, grad = _pairs(costs, names, Payload.HIDDEN, 0, size), _pairs(costs, names, Payload.GRAD, 0, size)
+    up, down = _ends(costs, profile, names, size)
+    taken = _taken(costs, names, size)
+    return RingCosts(
+        names=names,
+        first=draft.private_blocks,
+        stop=draft.num_blocks,
+        num_micro=len(draft.microbatch_sizes()),
+        stale_steps=draft.local_iterations if draft.method == "pipeadapter" else 0,
+        steps_at=steps_by_depth(draft),
+        forward_s=block(Op.FORWARD_FREE, lowest=False),
+        graph_s=block(Op.FORWARD, lowest=False),
+        graph_lowest_s=block(Op.FORWARD, lowest=True),
+        backward_s=block(Op.BACKWARD, lowest=False),
+        backward_lowest_s=block(Op.BACKWARD, lowest=True),
+        update_s=block(Op.UPDATE, lowest=False),
+        hidden_s=hidden[0],
+        grad_s=grad[0],
+        hidden_wire_s=hidden[1],
+        grad_wire_s=grad[1],
+        uplink_s=up,
+        downlink_s=down,
+        sending_s=taken[0],
+        receiving_s=taken[1],
+        owners=tuple(
+            _owner(costs, draft, names, owner.node, at, up[names.index(owner.node)])
+            for owner, at in zip(draft.owners, sizes, strict=True)
+        ),
+        owner_of={names.index(owner.node): index for index, owner in enumerate(draft.owners)},
+    )
+
+
+def with_mean_owner(costs: RingCosts) -> RingCosts:
+    """The same ring with one owner that stands for the mean of all and hosts nothing: cheap to evaluate."""
+    owners = costs.owners
+
+    def mean(value: Callable[[OwnerCosts], float]) -> float:
+        return sum(owner.weight * value(owner) for owner in owners)
+
+    def means(row: Callable[[OwnerCosts], Row]) -> Row:
+        return tuple(mean(lambda owner: row(owner)[index]) for index in range(costs.num_nodes))  # noqa: B023
+
+    average = OwnerCosts(
+        node=-1,
+        weight=1.0,
+        embed_s=mean(lambda owner: owner.embed_s),
+        head_s=mean(lambda owner: owner.head_s),
+        update_s=mean(lambda owner: owner.update_s),
+        up_s=means(lambda owner: owner.up_s),
+        down_s=means(lambda owner: owner.down_s),
+        wire_s=means(lambda owner: owner.wire_s),
+        into_s=means(lambda owner: owner.into_s),
+    )
+    return dataclasses.replace(costs, owners=(average,), owner_of={})
+
+
+def with_fewer_depths(costs: RingCosts, most: int) -> RingCosts:
+    """The same job with neighbouring depths taken together, but for the last: cheaper to evaluate."""
+    depths = costs.depths
+    if len(depths) <= most:
+        return costs
+    steps = [0] * len(costs.steps_at)
+    inner, last = depths[:-1], depths[-1]
+    groups = most - 1
+    for index in range(groups):
+        group = inner[index * len(inner) // groups : (index + 1) * len(inner) // groups]
+        steps[group[len(group) // 2]] += sum(costs.steps_at[at] for at in group)
+    steps[last] += costs.steps_at[last]
+    return dataclasses.replace(costs, steps_at=tuple(steps))
+
+
+def _size(costs: PlanCosts, owner: str, rows: float) -> float:
+    return costs.size(owner, 1, StepKind.TRAIN) * rows
+
+
+def _transfer(
+    costs: PlanCosts, source: str, target: str, payload: str, boundary: int, size: float
+) -> tuple[float, float]:
+    """(seconds from first byte to last, seconds that the link is taken); nothing within a node."""
+    if source == target:
+        return 0.0, 0.0
+    around_s = costs.around_message_s(source, target, payload, size)
+    link = costs.link(source, target)
+    if link is None:
+        return around_s, 0.0
+    wire_s = costs.message_bytes(payload, boundary, size) / link.rate_bytes_per_s
+    return around_s + link.latency_s + wire_s, wire_s
+
+
+def _pairs(
+    costs: PlanCosts, names: Sequence[str], payload: str, boundary: int, size: float
+) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    table = [[_transfer(costs, source, target, payload, boundary, size) for target in names] for source in names]
+    return (
+        tuple(tuple(total for total, _ in row) for row in table),
+        tuple(tuple(wire for _, wire in row) for row in table),
+    )
+
+
+def _ends(costs: PlanCosts, profile: Profile, names: Sequence[str], size: float) -> tuple[Row, Row]:
+    """How long each node's uplink and downlink is taken by one tensor: as fast as the fastest link there."""
+    num_bytes = costs.message_bytes(Payload.HIDDEN, 0, size)
+    up, down = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    for link in profile.links:
+        up[link.source] = max(up[link.source], link.rate_bytes_per_s)
+        down[link.target] = max(down[link.target], link.rate_bytes_per_s)
+    return (
+        tuple(num_bytes / up[name] if up[name] else 0.0 for name in names),
+        tuple(num_bytes / down[name] if down[name] else 0.0 for name in names),
+    )
+
+
+def _taken(costs: PlanCosts, names: Sequence[str], size: float) -> tuple[Row, Row]:
+    """What a tensor takes from the computing of each node as sender and as receiver; the mean over its peers."""
+    num_bytes = costs.message_bytes(Payload.HIDDEN, 0, size)
+    sending, receiving = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    share = 1 / max(1, len(names) - 1)
+    for source in names:
+        for target in names:
+            if source != target:
+                from_source_s, from_target_s = costs.taken_s(source, target, Payload.HIDDEN, num_bytes, size)
+                sending[source] += share * from_source_s
+                receiving[target] += share * from_target_s
+    return tuple(sending.values()), tuple(receiving.values())
+
+
+def _owner(costs: PlanCosts, draft: Plan, names: Sequence[str], owner: str, size: float, uplink_s: float) -> OwnerCosts:
+    node, top, kind = costs.nodes[owner], draft.num_blocks, StepKind.TRAIN
+
+    def seconds(op: Op, start: int, stop: int) -> float:
+        return node.seconds(op, start, stop, size=size, lowest=top, kind=kind)
+
+    up = [_transfer(costs, name, owner, Payload.HIDDEN, top, size) for name in names]
+    down = [_transfer(costs, owner, name, Payload.GRAD, top, size) for name in names]
+    into = [_transfer(costs, owner, name, Payload.HIDDEN, 0, size) for name in names]
+    embeddings_s = [0.0 if name == owner else _BEHIND * uplink_s for name in names]
+    private_s = draft.private_blocks * seconds(Op.FORWARD_FREE, 0, 1)
+    return OwnerCosts(
+        node=names.index(owner),
+        weight=1 / len(draft.owners),
+        embed_s=seconds(Op.EMBED, 0, 0) + private_s,
+        head_s=seconds(Op.HEAD, top, top),
+        update_s=seconds(Op.UPDATE, top, top),
+        up_s=tuple(total for total, _ in up),
+        down_s=tuple(total + behind_s for (total, _), behind_s in zip(down, embeddings_s, strict=True)),
+        wire_s=tuple(
+            max(first, second) + behind_s
+            for (_, first), (_, second), behind_s in zip(up, down, embeddings_s, strict=True)
+        ),
+        into_s=tuple(wire for _, wire in into),
+    )

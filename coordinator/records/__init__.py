@@ -1,0 +1,1 @@
+"""What a run writes down while it goes on: metrics, report, trace, results."""

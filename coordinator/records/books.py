@@ -1,0 +1,108 @@
+"""Everything that is written down while a run goes on: ledger, metrics, trace and recordings, sent as they grow."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+
+from coordinator.records.file_events import Emit, GrowingFile
+from coordinator.records.report import RunLedger
+from coordinator.records.trace_file import Span, TraceText
+from ringtune.costs.profile import Profile
+from ringtune.costs.recorded_times import RecordedProfile
+from ringtune.errors import PlanError
+from ringtune.jobs.job import Job
+from ringtune.rounds import rounds
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.table import parse_action
+from ringtune.schedule.turns import Turn
+from ringtune.v1 import control_pb2
+
+
+class RunBooks:
+    """The books of one run.
+
+    Args:
+        plan: of the run.
+        job: of the run.
+        profile: that it was planned with.
+        emit: sends an event to the submitter.
+    """
+
+    def __init__(self, plan: Plan, job: Job, profile: Profile, emit: Emit) -> None:
+        self._plan = plan
+        self._job = job
+        self._emit = emit
+        self._ends_unix_s: dict[int, float] = {}
+        self._trace_file: GrowingFile | None = None
+        self._trace_text: TraceText | None = None
+        self._recordings: dict[str, GrowingFile] = {}
+        self._recorded = RecordedProfile(plan, profile)
+        self.ledger = RunLedger(plan, job.train)
+
+    def begin(self, started_unix_s: float) -> None:
+        """Training begins now: time zero of the trace."""
+        self.ledger.begin(started_unix_s)
+        self._trace_text = TraceText(self._plan.nodes, num_blocks=self._plan.num_blocks, started_unix_s=started_unix_s)
+        self._trace_file = GrowingFile("trace.json", self._emit)
+        self._trace_file.write(self._trace_text.begin().encode())
+
+    def add_report(self, request: control_pb2.ReportRequest) -> None:
+        """Take bytes, spans and recording of a node's report."""
+        node = request.node
+        for traffic in request.traffic:
+            self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
+        spans = [Span(span.action, span.start_unix_s, span.end_unix_s) for span in request.spans]
+        self.ledger.add_spans(node, spans)
+        for span in spans:
+            self._note_time(node, span)
+        if spans and self._trace_file is not None and self._trace_text is not None:
+            self._trace_file.write(self._trace_text.spans(node, spans).encode())
+        if request.recording:
+            if node not in self._recordings:
+                self._recordings[node] = GrowingFile(f"recordings/{node}.jsonl", self._emit)
+            self._recordings[node].write(request.recording.encode())
+
+    def _note_time(self, node: str, span: Span) -> None:
+        with contextlib.suppress(PlanError):  # the trace shows whatever a node calls an action
+            self._recorded.add(node, parse_action(span.action, self._plan.num_blocks), span.end_s - span.start_s)
+
+    def granted(self, turns: Sequence[Turn]) -> None:
+        """Actions of these turns may be reported from now on."""
+        for turn in turns:
+            self._recorded.granted(turn)
+
+    def profile(self) -> Profile:
+        """The profile with the times that the run has shown so far."""
+        return self._recorded.profile()
+
+    def note_end(self, seq: int, at_unix_s: float) -> None:
+        """Remember when an item was through; the state machine logs it next."""
+        self._ends_unix_s[seq] = at_unix_s
+
+    def log(self, command: rounds.LogStep | rounds.LogTurn | rounds.LogUnfreeze | rounds.LogEvaluation) -> None:
+        """Carry a log command of the state machine out."""
+        match command:
+            case rounds.LogStep(turn, seq, step, depth, values):
+                ended_unix_s = self._ends_unix_s.pop(seq)
+                progress = self.ledger.step_done(turn, seq, step, depth, dict(values), ended_unix_s)
+                self._emit(control_pb2.RunEvent(step_json=json.dumps(progress)))
+            case rounds.LogTurn(turn):
+                self._recorded.turn_done(turn)
+                for line in self.ledger.turn_done(turn):
+                    self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
+            case rounds.LogUnfreeze(step, depth):
+                self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.unfrozen(step, depth))))
+            case rounds.LogEvaluation(step, values):
+                entry = self.ledger.evaluation_done(step, dict(values))
+                self._emit(control_pb2.RunEvent(step_json=json.dumps({"kind": "evaluation", **entry})))
+
+    def close(self) -> None:
+        """Complete the growing files, so that even a failed run's trace opens."""
+        if self._trace_file is not None and self._trace_text is not None:
+            self._trace_file.write(self._trace_text.end().encode())
+            self._trace_file.close()
+            self._trace_file = None
+        for file in self._recordings.values():
+            file.close()

@@ -1,0 +1,301 @@
+"""What a run amounts to: a line for each step, and totals at the end. Pure bookkeeping, no clock.
+
+A step is known in two stages. When its owner reports it, its loss is shown as progress. When every node has
+done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the bytes of finished turns
+are forgotten, so that memory does not grow with the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.records.trace_file import Span, is_compute
+from ringtune import __version__
+from ringtune.errors import IntegrityError
+from ringtune.jobs.job import Train
+from ringtune.jobs.learning_rate import learning_rate
+from ringtune.schedule.lowering import Payload
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, Turn
+
+REPORT_SCHEMA = 1
+_LARGEST_EXPONENT = 700.0
+
+
+def mean(values: Mapping[str, float], name: str) -> float | None:
+    """``values[name]`` by count; None if nothing was counted, or training diverged (JSON has no NaN)."""
+    count = values.get("count", 0.0)
+    quotient = values.get(name, 0.0) / count if count else math.nan
+    return quotient if math.isfinite(quotient) else None
+
+
+def figures(values: Mapping[str, float]) -> dict[str, Any]:
+    """What an evaluation's sums amount to: loss, accuracy, and what else its task counts.
+
+    ``perplexity`` of a language model, ``f1`` and ``exact_match`` over the ``questions``, as shares.
+    """
+    found: dict[str, Any] = {
+        "loss": mean(values, "loss_sum"),
+        "accuracy": mean(values, "correct") if "correct" in values else None,
+    }
+    if "tokens" in values:
+        loss = found["loss"]
+        found["perplexity"] = math.exp(loss) if loss is not None and loss < _LARGEST_EXPONENT else None
+    if "questions" in values:
+        judged = {**values, "count": values["questions"]}
+        found |= {"f1": mean(judged, "f1_sum"), "exact_match": mean(judged, "exact_sum")}
+        found["questions"] = int(values["questions"])
+    return found
+
+
+@dataclass(slots=True)
+class NodeTotals:
+    """What one node did in the whole run.
+
+    Attributes:
+        busy_s: seconds of compute actions.
+        cpu_s: processor seconds of its process.
+        num_actions: compute actions.
+        sent_bytes: payload bytes to each other node.
+        received_bytes: payload bytes from the other nodes.
+        hosted_bytes: weights that it materialised.
+        peak_rss_bytes: highest resident memory that it reported.
+        peak_versions: most versions of its trained tensors that it stored at once, the newest included.
+        peak_version_bytes: of those besides the newest.
+    """
+
+    busy_s: float = 0.0
+    cpu_s: float = 0.0
+    num_actions: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    hosted_bytes: int = 0
+    peak_rss_bytes: int = 0
+    peak_versions: int = 0
+    peak_version_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that is through but whose turn is not."""
+
+    line: dict[str, Any]
+    ended_unix_s: float
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """Bytes of one item by link."""
+
+    all: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    gradients: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+class RunLedger:
+    """The books of one run.
+
+    Args:
+        plan: of the run.
+        train: of the job, for the learning rate.
+    """
+
+    def __init__(self, plan: Plan, train: Train) -> None:
+        self._plan = plan
+        self._train = train
+        self._last_end_unix_s = 0.0
+        self._steps: dict[int, _Step] = {}
+        self._unfrozen: list[dict[str, Any]] = []
+        self._traffic: dict[int, _Traffic] = defaultdict(_Traffic)
+        self._links: dict[str, int] = defaultdict(int)
+        self._evaluations: list[dict[str, Any]] = []
+        self._losses: list[float] = []
+        self._first_loss: float | None = None
+        self._steps_done = 0
+        self._next_seq = 0
+        self.nodes = {node: NodeTotals() for node in plan.nodes}
+
+    def begin(self, started_unix_s: float) -> None:
+        """Training begins now; the first step is timed from here."""
+        self._last_end_unix_s = started_unix_s
+
+    # ---- what nodes report ------------------------------------------------------------------------
+
+    def add_traffic(self, node: str, seq: int, target: str, payload: str, sent_bytes: int) -> None:
+        """Count what ``node`` sent for one item."""
+        link = f"{node}>{target}"
+        self._links[link] += sent_bytes
+        self.nodes[node].sent_bytes += sent_bytes
+        if target in self.nodes:
+            self.nodes[target].received_bytes += sent_bytes
+        # a hand-over may be reported after its turn is closed; its bytes then show in the next line
+        traffic = self._traffic[max(seq, self._next_seq)]
+        traffic.all[link] += sent_bytes
+        if payload == Payload.GRAD:
+            traffic.gradients[link] += sent_bytes
+
+    def add_spans(self, node: str, spans: Iterable[Span]) -> None:
+        """Count the time that ``node`` computed."""
+        totals = self.nodes[node]
+        for span in spans:
+            if is_compute(span.action):
+                totals.busy_s += max(0.0, span.end_s - span.start_s)
+                totals.num_actions += 1
+
+    def add_totals(self, node: str, totals: Mapping[str, Any]) -> None:
+        """Note what the node says of itself at the end (``totals.json``).
+
+        Raises:
+            IntegrityError: a figure is missing or no number.
+        """
+        entry = self.nodes[node]
+        try:
+            entry.peak_rss_bytes = max(entry.peak_rss_bytes, int(totals["peak_rss_bytes"]))
+            entry.hosted_bytes = int(totals["hosted_bytes"])
+            entry.cpu_s = float(totals["cpu_s"])
+            entry.peak_versions = int(totals["peak_versions"])
+            entry.peak_version_bytes = int(totals["peak_version_bytes"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(f"the totals of node {node} are not readable: {error}; use one version") from error
+
+    # ---- what the state machine logs --------------------------------------------------------------
+
+    def step_done(
+        self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float], ended_unix_s: float
+    ) -> dict[str, Any]:
+        """Note an item that is through.
+
+        Returns:
+            What to show as progress at once.
+        """
+        count = values.get("count", 0.0)
+        line: dict[str, Any] = {
+            "step": step,
+            "round": turn.round,
+            "initiator": turn.owner,
+            "depth": depth,
+            "loss": mean(values, "loss_sum"),
+            "count": int(count),
+        }
+        if "correct" in values:
+            line["accuracy"] = mean(values, "correct")
+        if turn.kind is StepKind.TRAIN:
+            line["lr"] = learning_rate(self._train, step, self._plan.num_steps)
+            self._steps[seq] = _Step(line, ended_unix_s)
+            self._steps_done += 1
+        return {"kind": turn.kind.value, "seq": seq, "num_steps": self._plan.num_steps, **line}
+
+    def unfrozen(self, step: int, depth: int) -> dict[str, Any]:
+        """Note that the run has decided to train ``depth`` blocks from ``step`` on; its line comes with that turn's.
+
+        Returns:
+            What to show as progress at once.
+        """
+        entry = {"kind": "unfreeze", "step": step, "depth": depth}
+        self._unfrozen.append(entry)
+        return entry
+
+    def turn_done(self, turn: Turn) -> list[dict[str, Any]]:
+        """Close a turn.
+
+        Returns:
+            The lines of metrics.jsonl for its steps, in order; before them that of a block that was unfrozen.
+        """
+        lines = [entry for entry in self._unfrozen if entry["step"] <= turn.first_step]
+        self._unfrozen = self._unfrozen[len(lines) :]
+        self._next_seq = turn.end_seq
+        for seq in range(turn.first_seq, turn.end_seq):
+            traffic = self._traffic.pop(seq, _Traffic())
+            step = self._steps.pop(seq, None)
+            if step is None:
+                continue
+            # owners' clocks may differ by some milliseconds, a step never takes less than nothing
+            seconds = max(0.0, step.ended_unix_s - self._last_end_unix_s)
+            self._last_end_unix_s = step.ended_unix_s
+            self._note_loss(step.line["loss"])
+            lines.append(
+                {
+                    **step.line,
+                    "seconds": round(seconds, 6),
+                    "bytes": dict(sorted(traffic.all.items())),
+                    "gradient_bytes": dict(sorted(traffic.gradients.items())),
+                }
+            )
+        return lines
+
+    def _note_loss(self, loss: float | None) -> None:
+        if loss is None:
+            return
+        self._first_loss = loss if self._first_loss is None else self._first_loss
+        self._losses = [*self._losses[-(self._plan.local_iterations - 1) :], loss]
+
+    def evaluation_done(self, step: int, values: Mapping[str, float]) -> dict[str, Any]:
+        """Note an evaluation: counts summed over the owners.
+
+        Returns:
+            Its entry in the report.
+        """
+        entry: dict[str, Any] = {"step": step, "count": int(values.get("count", 0.0))}
+        entry |= figures(values)
+        self._evaluations.append(entry)
+        return entry
+
+    # ---- the end ----------------------------------------------------------------------------------
+
+    def report(
+        self,
+        *,
+        run_id: str,
+        wall_s: float,
+        phases_s: Mapping[str, float],
+        predicted_bytes: Mapping[str, int],
+        unfreeze_at: Sequence[int] = (),
+    ) -> dict[str, Any]:
+        """The content of report.json.
+
+        Args:
+            run_id: of the run.
+            wall_s: from the start of the run to its last result.
+            phases_s: seconds of each phase.
+            predicted_bytes: what the planner expected each node to need.
+            unfreeze_at: the steps at which one more block began to train.
+        """
+        final = self._evaluations[-1] if self._evaluations else {"count": 0, "loss": None, "accuracy": None}
+        return {
+            "schema": REPORT_SCHEMA,
+            "run_id": run_id,
+            "version": __version__,
+            "method": self._plan.method,
+            "plan_digest": self._plan.digest,
+            "steps": self._steps_done,
+            "unfreeze_at": list(unfreeze_at),
+            "wall_s": round(wall_s, 6),
+            "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
+            "train": {
+                "first_loss": self._first_loss,
+                "last_loss": sum(self._losses) / len(self._losses) if self._losses else None,
+            },
+            "eval": {key: value for key, value in final.items() if key != "step"},
+            "evaluations": self._evaluations,
+            "nodes": {node: self._node(node, predicted_bytes) for node in self._plan.nodes},
+            "links": dict(sorted(self._links.items())),
+        }
+
+    def _node(self, node: str, predicted_bytes: Mapping[str, int]) -> dict[str, Any]:
+        totals, piece = self.nodes[node], self._plan.slice_of(node)
+        return {
+            "blocks": [piece.start, piece.stop],
+            "busy_s": round(totals.busy_s, 6),
+            "cpu_s": round(totals.cpu_s, 6),
+            "actions": totals.num_actions,
+            "peak_rss_bytes": totals.peak_rss_bytes,
+            "hosted_bytes": totals.hosted_bytes,
+            "peak_versions": totals.peak_versions,
+            "peak_version_bytes": totals.peak_version_bytes,
+            "predicted_bytes": predicted_bytes.get(node, 0),
+            "sent_bytes": totals.sent_bytes,
+            "received_bytes": totals.received_bytes,
+        }

@@ -1,0 +1,119 @@
+"""trace.json: every action of every node with its start and end, in the format that Perfetto opens.
+
+A node is a process; its compute actions are one thread, its sends and receives another. Times are
+microseconds since the run started. The file is written as it grows, so that a long run needs no memory for
+it; what was written before a failure is completed into a valid file.
+
+Source: Trace Event Format (Chrome), JSON object form with complete events ("ph": "X").
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from ringtune.errors import PlanError
+from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.table import parse_action
+
+_CATEGORIES = {
+    Op.EMBED: "embedding",
+    Op.FORWARD_FREE: "frozen forward",
+    Op.FORWARD: "forward",
+    Op.SKIP: "skip",
+    Op.HEAD: "head",
+    Op.BACKWARD: "backward",
+    Op.UPDATE: "update",
+    Op.SAVE: "checkpoint",
+    Op.SHIP: "ship",
+    Op.SEND: "send",
+    Op.RECEIVE: "receive",
+}
+_COMPUTE_THREAD, _WIRE_THREAD = 1, 2
+
+
+class Span(NamedTuple):
+    """One action of a node; times in unix seconds."""
+
+    action: str
+    start_s: float
+    end_s: float
+
+
+def is_compute(action: str) -> bool:
+    """Whether a printed action keeps the node's processor busy."""
+    return not action.startswith((Op.SEND, Op.RECEIVE))
+
+
+class TraceText:
+    """Writes a trace piece by piece.
+
+    Args:
+        nodes: in the order in which they are shown.
+        num_blocks: blocks of the model.
+        started_unix_s: time zero.
+    """
+
+    def __init__(self, nodes: Iterable[str], *, num_blocks: int, started_unix_s: float) -> None:
+        self._pids = {node: index + 1 for index, node in enumerate(nodes)}
+        self._num_blocks = num_blocks
+        self._started_unix_s = started_unix_s
+
+    def begin(self) -> str:
+        """The first piece: what the processes and threads are called."""
+        events: list[dict[str, Any]] = []
+        for node, pid in self._pids.items():
+            events.append(_name("process_name", pid, 0, node))
+            events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
+            events.append(_name("thread_name", pid, _COMPUTE_THREAD, "compute"))
+            events.append(_name("thread_name", pid, _WIRE_THREAD, "wire"))
+        head = {"displayTimeUnit": "ms", "otherData": {"started_unix_s": self._started_unix_s}}
+        return json.dumps(head)[:-1] + ', "traceEvents": [\n' + ",\n".join(json.dumps(event) for event in events)
+
+    def spans(self, node: str, spans: Iterable[Span]) -> str:
+        """The piece for some spans of one node."""
+        return "".join(",\n" + json.dumps(self._event(self._pids[node], span)) for span in spans)
+
+    def end(self) -> str:
+        """The last piece."""
+        return "\n]}\n"
+
+    def _event(self, pid: int, span: Span) -> dict[str, Any]:
+        try:
+            action = parse_action(span.action, self._num_blocks)
+        except PlanError:
+            return self._complete(pid, span, name=span.action, category="other", args={})
+        args: dict[str, Any] = {"action": span.action, "item": action.seq}
+        if action.micro >= 0:
+            args["microbatch"] = action.micro
+        return self._complete(
+            pid, span, name=_title(action, self._num_blocks), category=_CATEGORIES[action.op], args=args
+        )
+
+    def _complete(self, pid: int, span: Span, *, name: str, category: str, args: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "ph": "X",
+            "name": name,
+            "cat": category,
+            "pid": pid,
+            "tid": _COMPUTE_THREAD if is_compute(span.action) else _WIRE_THREAD,
+            "ts": round((span.start_s - self._started_unix_s) * 1e6, 1),
+            "dur": round(max(0.0, span.end_s - span.start_s) * 1e6, 1),
+            "args": args,
+        }
+
+
+def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _title(action: Action, num_blocks: int) -> str:
+    """The action without item and micro-batch, so that equal work gets one colour."""
+    if action.op in (Op.SEND, Op.RECEIVE):
+        return f"{action.op}{action.payload} {action.peer}"
+    if action.op in (Op.EMBED, Op.HEAD, Op.SAVE):
+        return str(action.op)
+    if action.op is Op.UPDATE and action.start == num_blocks:
+        return "U head"
+    return f"{action.op} [{action.start},{action.stop})"

@@ -1,0 +1,167 @@
+"""The submitter's side of checkpoints: manifests in the folder of a run, and what can be gone on from.
+
+::
+
+    DIR/checkpoints/step-<N>.json    a complete checkpoint: the shard of every node with its digest
+    DIR/checkpoints/nodes/<node>/    with --local: where that node keeps its shards
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from ringtune.errors import IntegrityError, JobError, UsageError
+from ringtune.files.durable import remove_partial_files, storage_errors, write_durably
+from ringtune.jobs.job import Job, parse_job
+from ringtune.rounds.checkpoint import KEPT, Manifest, Resume, changed_keys
+from ringtune.schedule.plan import Plan
+
+FOLDER = "checkpoints"
+NODES = "nodes"
+_NAME = re.compile(r"step-(\d+)\.json")
+
+
+class RunCheckpoints:
+    """The manifests of one run.
+
+    Args:
+        run_folder: of the run.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = run_folder / FOLDER
+
+    def node_states(self) -> Path:
+        """Where local nodes keep their shards, each in a folder with its name."""
+        return self._folder / NODES
+
+    def path(self, step: int) -> Path:
+        """Where the manifest of a step lies."""
+        return self._folder / f"step-{step}.json"
+
+    def steps(self) -> tuple[int, ...]:
+        """Steps of which there is a manifest, newest first."""
+        if not self._folder.is_dir():
+            return ()
+        found = (_NAME.fullmatch(entry.name) for entry in self._folder.iterdir())
+        return tuple(sorted((int(match[1]) for match in found if match), reverse=True))
+
+    def add(self, manifest: Manifest) -> None:
+        """Put a manifest on disk, which makes the checkpoint complete; then drop all but the newest ones.
+
+        Raises:
+            StorageError: no room; manifests that were there are intact.
+        """
+        write_durably(self.path(manifest.step), (json.dumps(manifest.to_json(), indent=1) + "\n").encode())
+        for old in self.steps()[KEPT:]:
+            self.path(old).unlink(missing_ok=True)
+
+    def read(self) -> tuple[tuple[Manifest, ...], tuple[str, ...]]:
+        """The manifests that can be read, newest first, and what is wrong with the others."""
+        found, damaged = [], []
+        for step in self.steps():
+            try:
+                manifest = Manifest.parse(self.path(step).read_text(encoding="utf-8", errors="replace"))
+                if manifest.step != step:
+                    raise IntegrityError(f"it is of step {manifest.step}")
+                found.append(manifest)
+            except (OSError, IntegrityError) as error:
+                damaged.append(f"{self.path(step)} can't be used: {error}")
+        return tuple(found), tuple(damaged)
+
+    def go_back_to(self, step: int) -> None:
+        """Forget checkpoints after a step, from which the run goes on now."""
+        for newer in self.steps():
+            if newer > step:
+                self.path(newer).unlink(missing_ok=True)
+        if self._folder.is_dir():
+            remove_partial_files(self._folder)
+
+
+def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resume | None:
+    """What a run can go on from.
+
+    Args:
+        run_folder: of the run.
+        job: that is asked for.
+        note: told what the user should know.
+
+    Returns:
+        Plan and manifests; None if the run was stopped before its first checkpoint.
+
+    Raises:
+        UsageError: there is no run.
+        JobError: the run is of another job.
+        IntegrityError: every manifest, or the plan, is damaged.
+        PlanError: the checkpoints are of another plan.
+    """
+    if not run_folder.is_dir():
+        raise UsageError(f"{run_folder} holds no run to go on with; correct --out, or leave --resume out")
+    _require_same_job(run_folder / "job.toml", job)
+    manifests, damaged = RunCheckpoints(run_folder).read()
+    for problem in damaged:
+        note(problem)
+    if not manifests:
+        if damaged:
+            raise IntegrityError(f"{'; '.join(damaged)}; no other checkpoint is left, start the run without --resume")
+        if (run_folder / "report.json").exists():
+            raise UsageError(f"the run in {run_folder} is done and has no checkpoint; add --replace to repeat it")
+        note(f"{run_folder} has no complete checkpoint yet: the run begins anew")
+        return None
+    resume = Resume(plan=_read_plan(run_folder / "plan.json"), manifests=manifests)
+    resume.check(job)
+    return resume
+
+
+def _require_same_job(path: Path, job: Job) -> None:
+    try:
+        before = parse_job(path.read_text(encoding="utf-8"), source=str(path))
+    except FileNotFoundError:
+        return  # stopped before anything was decided; a checkpoint has its own digest of the job
+    except OSError as error:
+        raise IntegrityError(f"can't read {path}: {error.strerror}") from error
+    changed = changed_keys(before, job)
+    if changed:
+        raise JobError(
+            f"{path} is of another job: {', '.join(changed[:5])} differ; give the job that the run was started with, "
+            "or another --out"
+        )
+
+
+def _read_plan(path: Path) -> Plan:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{path} can't be read ({error}); without it the run can't go on") from error
+    return Plan.from_json(value)
+
+
+def cut_metrics(path: Path, step: int) -> None:
+    """Take the lines of a step and those after it, and a torn last line, out of ``metrics.jsonl``.
+
+    Raises:
+        StorageError: it can't be written; it is as it was.
+    """
+    if not path.exists():
+        return
+    with storage_errors(path):
+        lines = path.read_bytes().splitlines(keepends=True)
+    write_durably(path, b"".join(line for line in lines if _is_before(line, step)))
+
+
+def _is_before(line: bytes, step: int) -> bool:
+    try:
+        return line.endswith(b"\n") and int(json.loads(line)["step"]) < step
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def force_to_disk(path: Path) -> None:
+    """Force what was appended to a file to the disk."""
+    if path.exists():
+        with storage_errors(path), path.open("rb") as file:
+            os.fsync(file.fileno())

@@ -1,0 +1,189 @@
+"""The folder of a run on the submitter's machine: written as events come, never half a file under its name.
+
+::
+
+    DIR/job.toml   plan.json   profile.json   metrics.jsonl   report.json   trace.json
+    DIR/adapter/   the AdapterHub folder      DIR/recordings/  if asked for      DIR/logs/  with --local
+    DIR/checkpoints/   manifests, and with --local the nodes' shards
+    DIR/parts/         of a run that was stopped: what its earlier parts have left
+
+A file grows as ``NAME.part`` and gets its name when it is complete and its digest is right; ``metrics.jsonl``
+alone grows under its own name, a whole line at a time. Paths come from another machine: they are checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from coordinator.run_folder.checkpoints import FOLDER, RunCheckpoints, cut_metrics, force_to_disk
+from coordinator.run_folder.parts import FOLDER as PARTS
+from coordinator.run_folder.parts import RunParts
+from ringtune.errors import IntegrityError, UsageError
+from ringtune.files.durable import storage_errors, write_durably
+from ringtune.rounds.checkpoint import Manifest
+
+_OWN_FILES = ("job.toml", "plan.json", "profile.json", "metrics.jsonl", "report.json", "trace.json")
+_OWN_FOLDERS = ("adapter", "recordings", "logs", FOLDER, PARTS)
+_REMOVE_S = 5.0
+_RETRY_S = 0.1
+_PART = ".part"
+_PLAN, _METRICS, _REPORT = "plan.json", "metrics.jsonl", "report.json"
+_PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,2}")
+
+
+class RunFolder:
+    """Writes one run's folder.
+
+    Args:
+        path: of the folder; made if it is not there.
+        replace: whether the files of an earlier run there may be removed; others are never touched. What a run
+            left that was refused before it had a plan is removed without asking.
+        resume: go on with the run that is there.
+
+    Attributes:
+        checkpoints: the manifests.
+
+    Raises:
+        UsageError: there is a run already, or something else than a folder.
+    """
+
+    def __init__(self, path: Path, *, replace: bool = False, resume: bool = False) -> None:
+        self.path = path
+        self.checkpoints = RunCheckpoints(path)
+        self._parts = RunParts(path)
+        self._open: dict[str, tuple[BinaryIO, Any]] = {}
+        self._prepare(replace, resume)
+
+    def _prepare(self, replace: bool, resume: bool) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            present = sorted(entry.name for entry in self.path.iterdir())
+        except OSError as error:
+            raise UsageError(f"can't use {self.path} for the run's files: {error.strerror}; choose another") from error
+        own = [name for name in present if name.removesuffix(_PART) in _OWN_FILES + _OWN_FOLDERS]
+        if resume:
+            return
+        if _PLAN in own and not replace:
+            raise UsageError(
+                f"{self.path} already holds a run ({', '.join(own[:3])}); choose another, or add --replace or --resume"
+            )
+        for name in own:
+            entry = self.path / name
+            _remove_folder(entry) if entry.is_dir() else entry.unlink()
+
+    def __enter__(self) -> RunFolder:
+        """The folder itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close what is open; what is not complete keeps ``.part`` in its name."""
+        for file, _ in self._open.values():
+            file.close()
+        self._open.clear()
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a whole small file at once.
+
+        Raises:
+            StorageError: no room.
+        """
+        write_durably(self._target(name), text.encode())
+
+    def write_json(self, name: str, text: str) -> None:
+        """Write a JSON document, indented for people; ``report.json`` with what earlier parts of the run amount to.
+
+        Raises:
+            IntegrityError: it is no JSON.
+        """
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise IntegrityError(f"{name} that came is not JSON: {error}; use one version on all machines") from error
+        if name == _REPORT:
+            value = self._parts.completed(value, self.path / _METRICS)
+        self.write_text(name, json.dumps(value, indent=1) + "\n")
+
+    def add_metrics(self, line: str) -> None:
+        """Append a line to ``metrics.jsonl``."""
+        target = self._target(_METRICS)
+        with storage_errors(target), target.open("a", encoding="utf-8") as file:
+            file.write(line.rstrip("\n") + "\n")
+
+    def add_checkpoint(self, manifest: Manifest) -> None:
+        """Make a checkpoint complete: its manifest is written after the metrics up to its step are on disk.
+
+        Raises:
+            StorageError: no room; earlier checkpoints are intact.
+        """
+        force_to_disk(self.path / _METRICS)
+        self.checkpoints.add(manifest)
+
+    def go_back_to(self, step: int) -> None:
+        """Forget what comes after a step, from which the run goes on now, and put away what is of the part before."""
+        self.checkpoints.go_back_to(step)
+        cut_metrics(self.path / _METRICS, step)
+        self._parts.begin(step)
+
+    def add_chunk(self, name: str, chunk: bytes, *, last: bool, sha256: str) -> Path | None:
+        """Append to a result file.
+
+        Args:
+            name: relative path.
+            chunk: the next bytes.
+            last: whether the file is complete with them.
+            sha256: hex digest of the whole file, with the last chunk.
+
+        Returns:
+            The path of the file once it is complete.
+
+        Raises:
+            IntegrityError: the path leaves the folder, or the digest differs.
+        """
+        target = self._target(name)
+        part = target.with_name(target.name + _PART)
+        with storage_errors(target):
+            if name not in self._open:
+                self._open[name] = (part.open("wb"), hashlib.sha256())
+            file, digest = self._open[name]
+            file.write(chunk)
+            digest.update(chunk)
+            if not last:
+                return None
+            file.close()
+        del self._open[name]
+        if digest.hexdigest() != sha256:
+            raise IntegrityError(f"{name} arrived damaged: SHA-256 {digest.hexdigest()[:12]}…, sent was {sha256[:12]}…")
+        part.replace(target)
+        return target
+
+    def _target(self, name: str) -> Path:
+        target = self.path / name
+        inside = target.resolve().is_relative_to(self.path.resolve())
+        if not _PATH.fullmatch(name) or name.endswith(_PART) or not inside:
+            raise IntegrityError(f"the coordinator sent a file with the name {name!r}, which is not allowed")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a folder, in which an agent of a killed run may write for another moment."""
+    deadline_s = time.monotonic() + _REMOVE_S
+    while True:
+        try:
+            shutil.rmtree(folder)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if time.monotonic() >= deadline_s:
+                raise UsageError(f"can't remove {folder}: {error.strerror}; remove it, or choose another") from error
+        time.sleep(_RETRY_S)

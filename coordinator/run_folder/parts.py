@@ -1,0 +1,104 @@
+"""The parts of a run that was stopped and gone on with, and what they amount to together.
+
+``report.json`` and ``trace.json`` are of the part that ended last: a coordinator knows no other. The lines of
+``metrics.jsonl`` go through all parts, also those of a part that was killed, so the totals come from there. What a part
+did after the checkpoint from which the next one went on was done again, and counts once.
+
+::
+
+    DIR/parts/stops.json     [40, 80]: the steps from which the run went on
+    DIR/parts/1/trace.json   what the first attempt has left, if it lived long enough to leave it; and so on
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringtune.files.durable import make_folder, storage_errors, write_durably
+
+FOLDER = "parts"
+_STOPS = "stops.json"
+_OF_ONE_PART = ("trace.json", "report.json")
+
+
+class RunParts:
+    """The parts of one run.
+
+    Args:
+        run_folder: of the run.
+    """
+
+    def __init__(self, run_folder: Path) -> None:
+        self._run = run_folder
+        self._folder = run_folder / FOLDER
+
+    def stops(self) -> tuple[int, ...]:
+        """Steps from which the run went on, ascending; empty if it was never stopped, or the file is damaged."""
+        try:
+            found = json.loads((self._folder / _STOPS).read_text(encoding="utf-8"))
+            return tuple(sorted({int(step) for step in found}))
+        except (OSError, ValueError, TypeError):
+            return ()
+
+    def begin(self, step: int) -> None:
+        """The run goes on from a step: put away what the part before has left.
+
+        Raises:
+            StorageError: no room.
+        """
+        stops = (*(stop for stop in self.stops() if stop < step), step)
+        target = self._folder / str(self._num_attempts() + 1)
+        with storage_errors(target):
+            make_folder(target)
+            for name in _OF_ONE_PART:
+                if (self._run / name).exists():
+                    (self._run / name).replace(target / name)
+        write_durably(self._folder / _STOPS, json.dumps(stops).encode())
+
+    def _num_attempts(self) -> int:
+        names = [entry.name for entry in self._folder.iterdir()] if self._folder.is_dir() else []
+        return max((int(name) for name in names if name.isdecimal()), default=0)
+
+    def completed(self, report: Mapping[str, Any], metrics: Path) -> dict[str, Any]:
+        """A report with ``parts`` (the totals of each earlier one) and ``whole`` (the sums, the last part included).
+
+        Args:
+            report: of the last part.
+            metrics: the lines of all steps.
+        """
+        stops = self.stops()
+        if not stops:
+            return dict(report)
+        lines = [line for line in _lines(metrics) if "kind" not in line]  # those of steps
+        ends = (*stops, max((int(line["step"]) + 1 for line in lines), default=0))
+        parts = [_totals(lines, first, stop) for first, stop in zip((0, *ends), ends, strict=False)]
+        return {**report, "parts": parts[:-1], "whole": _totals(lines, 0, ends[-1])}
+
+
+def _lines(path: Path) -> Iterable[Mapping[str, Any]]:
+    if not path.exists():
+        return
+    with storage_errors(path), path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def _totals(lines: Sequence[Mapping[str, Any]], first: int, stop: int) -> dict[str, Any]:
+    """What the lines of steps ``[first, stop)`` amount to: count, seconds, bytes by link, first and last loss."""
+    chosen = [line for line in lines if first <= int(line["step"]) < stop]
+    links: Counter[str] = Counter()
+    for line in chosen:
+        links.update({link: int(size) for link, size in line.get("bytes", {}).items()})
+    losses = [line["loss"] for line in chosen if line.get("loss") is not None]
+    return {
+        "first_step": first,
+        "steps": len(chosen),
+        "train_s": round(sum(float(line.get("seconds", 0.0)) for line in chosen), 6),
+        "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None,
+        "links": dict(sorted(links.items())),
+    }

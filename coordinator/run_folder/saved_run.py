@@ -1,0 +1,102 @@
+"""The folder of a finished run, read back: what was asked, what was decided, and the adapter that came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringtune.errors import IntegrityError, UsageError
+from ringtune.files.chunks import ADAPTER_FILES
+from ringtune.jobs.job import Job, load_job
+from ringtune.schedule.plan import Plan
+
+ADAPTER_FOLDER = "adapter"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedRun:
+    """A run's folder.
+
+    Attributes:
+        folder: where it is.
+        job: what was asked, resolved.
+        plan: what was decided.
+        report: its totals; empty if it did not get so far.
+    """
+
+    folder: Path
+    job: Job
+    plan: Plan
+    report: dict[str, Any]
+
+    @property
+    def adapter(self) -> Path:
+        """The AdapterHub folder inside."""
+        return self.folder / ADAPTER_FOLDER
+
+
+def read_run(folder: Path) -> SavedRun:
+    """Read the folder of a run that has an adapter.
+
+    Raises:
+        UsageError: no such folder, no run in it, or a run without an adapter.
+        IntegrityError: a file is not readable.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder; give the --out of a 'ringtune train'")
+    missing = [name for name in ("job.toml", "plan.json") if not (folder / name).is_file()]
+    if missing:
+        raise UsageError(f"{folder} holds no run: {missing[0]} is missing; give the --out of a 'ringtune train'")
+    adapter = folder / ADAPTER_FOLDER
+    missing = [name for name in ADAPTER_FILES if not (adapter / name).is_file()]
+    if missing:
+        raise UsageError(
+            f"{folder} has no adapter: {ADAPTER_FOLDER}/{missing[0]} is missing; the run did not end well, train again"
+        )
+    report = folder / "report.json"
+    return SavedRun(
+        folder=folder,
+        job=load_job(folder / "job.toml"),
+        plan=Plan.from_json(read_json(folder / "plan.json")),
+        report=read_json(report) if report.is_file() else {},
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object in a file.
+
+    Raises:
+        IntegrityError: it is none.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{path} is not readable JSON ({error}); copy the run's folder again") from error
+    if not isinstance(value, dict):
+        raise IntegrityError(f"{path} is not a JSON object; copy the run's folder again")
+    return value
+
+
+def evaluation_job(run: SavedRun, data: Path, *, model: Path | None = None) -> Job:
+    """The job of an evaluation: as trained, with one owner that has ``data``, and the classes of the head.
+
+    Raises:
+        JobError: a value is refused.
+    """
+    job = run.job
+    section = dataclasses.replace(
+        job.data,
+        train=str(data.resolve()),
+        eval=str(data.resolve()),
+        labels=run.plan.labels,
+        split="iid",
+        owners=0,
+    )
+    # every method gives the same forward; this one plans memory for no more than that
+    train = dataclasses.replace(job.train, method="ringada", dropout=0.0, checkpoint_every=0)
+    path = dataclasses.replace(job.model, path=str(model.resolve())) if model else job.model
+    runtime = dataclasses.replace(job.runtime, record=False)
+    return dataclasses.replace(job, model=path, data=section, train=train, runtime=runtime)

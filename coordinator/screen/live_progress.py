@@ -1,0 +1,118 @@
+"""Progress on a terminal: a bar, the last loss, and a line for each node, redrawn in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.screen.progress import evaluation_line, figure, listening_line, report_lines, unfreeze_line
+from ringtune.quantities import format_bytes
+from ringtune.schedule.plan import Plan
+
+
+class LiveProgress:
+    """Shows a run on a terminal.
+
+    Args:
+        console: where; the standard output if not given.
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = self._bar.add_task("starting", total=None, numbers="")
+        self._plan: Plan | None = None
+        self._memory_bytes: Mapping[str, int] = {}
+        self._initiator = ""
+        self._lowest = 0
+        self._live = Live(console=self._console, refresh_per_second=5, get_renderable=self._render)
+
+    def __enter__(self) -> LiveProgress:
+        """Take the terminal."""
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Give the terminal back."""
+        self._live.__exit__(kind, error, traceback)
+
+    def state(self, state: str) -> None:
+        """The phase becomes the title of the bar."""
+        self._bar.update(self._task, description=state)
+
+    def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
+        """From now on there is a line for each node."""
+        self._plan, self._memory_bytes = plan, memory_bytes
+        self._lowest = plan.num_blocks
+        self._bar.update(self._task, total=plan.num_steps)
+
+    def step(self, step: Mapping[str, Any]) -> None:
+        """Move the bar."""
+        self._initiator = str(step["initiator"])
+        loss = figure(step["loss"])
+        if step["kind"] == "train":
+            if self._plan:
+                self._lowest = self._plan.num_blocks - int(step["depth"])
+            numbers = f"round {step['round']}  loss {loss}  depth {step['depth']}"
+            self._bar.update(self._task, completed=int(step["step"]) + 1, numbers=numbers)
+        else:
+            self._bar.update(self._task, numbers=f"{step['kind']}  loss {loss}")
+
+    def unfreeze(self, entry: Mapping[str, Any]) -> None:
+        """A line above the bar."""
+        self._console.print(unfreeze_line(entry), highlight=False)
+
+    def evaluation(self, entry: Mapping[str, Any]) -> None:
+        """A line above the bar."""
+        self._console.print(evaluation_line(entry), highlight=False)
+
+    def report(self, report: Mapping[str, Any]) -> None:
+        """The totals above the bar."""
+        for line in report_lines(report):
+            self._console.print(line, highlight=False)
+
+    def listening(self, address: str) -> None:
+        """The address above the bar."""
+        self.note(listening_line(address))
+
+    def note(self, text: str) -> None:
+        """A line above the bar."""
+        self._console.print(text, highlight=False, markup=False)
+
+    def _render(self) -> RenderableType:
+        if self._plan is None:
+            return self._bar
+        table = Table(box=None, padding=(0, 2))
+        for title in ("node", "blocks", "trains", "rows", "memory"):
+            table.add_column(title)
+        for node in self._plan.nodes:
+            table.add_row(*self._row(self._plan, node))
+        return Group(table, self._bar)
+
+    def _row(self, plan: Plan, node: str) -> tuple[RenderableType, ...]:
+        piece, owner = plan.slice_of(node), plan.owner(node)
+        trains = max(0, piece.stop - max(piece.start, self._lowest)) if piece.num_blocks else 0
+        return (
+            Text(node, style="bold" if node == self._initiator else ""),
+            f"[{piece.start}, {piece.stop})" if piece.num_blocks else "-",
+            f"{trains} of {piece.num_blocks}",
+            str(owner.train_rows) if owner else "-",
+            format_bytes(self._memory_bytes[node]) if node in self._memory_bytes else "",
+        )

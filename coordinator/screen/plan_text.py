@@ -1,0 +1,114 @@
+"""A plan as text: slices, memory, what travels in the clear, and the action table of some steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from coordinator.planner.explain import Explanation, explanation_text
+from coordinator.screen.progress import plan_lines
+from ringtune.costs.memory import MemoryEstimate
+from ringtune.errors import UsageError
+from ringtune.schedule.lowering import depth, warm_up
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.table import build_table, format_table
+from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.unfreezing import unfrozen_soonest
+
+
+def plan_text(
+    plan: Plan,
+    memory: Mapping[str, MemoryEstimate],
+    *,
+    at_step: int = 0,
+    num_steps: int = 1,
+    measured: bool,
+    note: str = "",
+    why: Explanation | None = None,
+) -> list[str]:
+    """The plan for people.
+
+    Args:
+        plan: the plan.
+        memory: what each node holds at most.
+        at_step: first step of the table.
+        num_steps: steps in the table; 0 = no table.
+        measured: whether nodes were asked, or equal ones assumed.
+        note: what of it is only an estimate.
+        why: the planner's reasons.
+    """
+    source = "measured nodes" if measured else "assumed equal nodes"
+    lines = [
+        f"{plan.method}, {plan.num_blocks} blocks, {plan.num_steps} steps of {plan.batch_size} rows in "
+        f"{plan.microbatches} micro-batches, {source}, digest {plan.digest[:12]}"
+    ]
+    lines += [note] if note else []
+    lines += plan_lines(plan, {node: estimate.total_bytes for node, estimate in memory.items()})
+    lines += [f"  {node}: {estimate}" for node, estimate in memory.items()]
+    if plan.method == "pipeadapter":
+        lines.append(_staleness(plan))
+    lines.append(_privacy(plan))
+    lines += explanation_text(why) if why is not None else []
+    if num_steps:
+        most = " at most, the losses decide" if plan.is_auto else ""
+        lines.append(f"actions from step {at_step}, depth {depth(unfrozen_soonest(plan), at_step)}{most}:")
+        lines += table_text(plan, at_step=at_step, num_steps=num_steps).splitlines()
+    return lines
+
+
+def _staleness(plan: Plan) -> str:
+    lags = ", ".join(f"{piece.node} {warm_up(plan, piece.start) - 1}" for piece in plan.slices if piece.num_blocks)
+    return f"weights are stale on purpose, by up to so many steps, each with its version of the adapters: {lags}"
+
+
+def _privacy(plan: Plan) -> str:
+    if len(plan.nodes) == 1:
+        return "there is one node, nothing leaves it"
+    if plan.private_blocks:
+        return f"owners run blocks [0, {plan.private_blocks}) themselves; later hidden states travel to the other nodes"
+    return (
+        "embeddings travel to the first host, which can tell the tokens from them; "
+        "privacy.private_blocks keeps the lower blocks with the owner"
+    )
+
+
+def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
+    """The action table of some steps of the first owner; where the losses decide, as deep as it can get.
+
+    Raises:
+        UsageError: the run has no such step.
+    """
+    plan = unfrozen_soonest(plan)
+    if not 0 <= at_step < plan.num_steps:
+        raise UsageError(f"--at-step {at_step} is not in [0, {plan.num_steps})")
+    turn = Turn(
+        index=0,
+        kind=StepKind.TRAIN,
+        owner=plan.owners[0].node,
+        round=0,
+        first_seq=at_step,
+        num_items=min(num_steps, plan.num_steps - at_step),
+        first_step=at_step,
+        first_batch=0,
+    )
+    return format_table(build_table(plan, [turn]), plan.num_blocks)
+
+
+def plan_json(
+    plan: Plan, memory: Mapping[str, MemoryEstimate], *, note: str = "", why: Explanation | None = None
+) -> str:
+    """The plan for machines: one line; ``note`` says what is only an estimate, ``why`` has the planner's reasons."""
+    value: dict[str, Any] = {
+        "event": "plan",
+        "plan": plan.to_json(),
+        "memory": {
+            node: {"total_bytes": estimate.total_bytes, **{f"{k}_bytes": v for k, v in estimate.parts().items()}}
+            for node, estimate in memory.items()
+        },
+    }
+    if note:
+        value["note"] = note
+    if why is not None:
+        value["explanation"] = why.to_json()
+    return json.dumps(value)

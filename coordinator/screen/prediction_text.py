@@ -1,0 +1,129 @@
+"""A predicted run as text, as JSON, and as the files of ``ringtune sim --out``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from coordinator.records.trace_file import Span, TraceText
+from coordinator.screen.text_table import table_lines
+from coordinator.what_if.prediction_inputs import Measured, measured_json
+from ringtune.errors import UsageError
+from ringtune.files.durable import write_durably
+from ringtune.quantities import format_bytes, format_seconds
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.table import format_action
+from sim.prediction import Prediction
+
+PREDICTION_FILE, TRACE_FILE = "prediction.json", "trace.json"
+
+
+def share_text(share: float | None) -> str:
+    """``37.5 %``; nothing for None."""
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def prediction_lines(plan: Plan, found: Prediction, measured: Measured | None = None) -> list[str]:
+    """The prediction for people: the whole, then tables of nodes, links and depths.
+
+    Args:
+        plan: that was predicted.
+        found: the prediction.
+        measured: what a real run of it took.
+    """
+    lines = [
+        f"{plan.method}, {plan.num_blocks} blocks on {len(plan.nodes)} nodes, {found.num_steps} steps of "
+        f"{plan.batch_size} rows in {plan.microbatches} micro-batches, digest {plan.digest[:12]}",
+        f"wall time {format_seconds(found.wall_s)}: {format_seconds(found.train_s)} of steps, "
+        f"{format_seconds(found.evaluation_s)} of evaluations and checkpoints; "
+        f"hosts idle {share_text(found.bubble_share)} of it; {found.num_actions:,} actions",
+    ]
+    if plan.is_auto:
+        lines.append("the run decides itself when it unfreezes; predicted is a loss that never improves: the soonest")
+    if measured is not None:
+        real = measured_json(measured, found.wall_s)
+        again = f" (resumed, {real['steps']} steps)" if measured.start else ""
+        error = f"{100 * real['error_share']:+.1f} %" if real["error_share"] is not None else "unknown"
+        lines.append(f"measured {format_seconds(real['wall_s'])}{again}: the prediction is off by {error}")
+    return [*lines, "", *_nodes(found, measured), *_links(found, measured), *_depths(found)]
+
+
+def _nodes(found: Prediction, measured: Measured | None) -> list[str]:
+    titles = ["node", "blocks", "busy", "idle", "peak memory", "budget", "used"]
+    rows = [
+        [
+            node.node,
+            f"[{node.start}, {node.stop})" if node.stop > node.start else "none",
+            share_text(node.busy_share),
+            share_text(node.idle_share),
+            format_bytes(node.peak_memory_bytes),
+            format_bytes(node.budget_bytes),
+            share_text(node.peak_memory_bytes / node.budget_bytes if node.budget_bytes else None),
+        ]
+        for node in found.nodes
+    ]
+    if measured is not None and measured.recording.wall_s:
+        titles.insert(3, "measured")
+        for row in rows:
+            row.insert(3, share_text(measured.recording.busy_s.get(row[0], 0.0) / measured.recording.wall_s))
+    return table_lines(titles, rows, left=2)
+
+
+def _links(found: Prediction, measured: Measured | None) -> list[str]:
+    if not found.links:
+        return []
+    titles = ["link", "sent", "busy"]
+    rows = [
+        [f"{link.source} > {link.target}", format_bytes(link.sent_bytes), share_text(link.busy_share)]
+        for link in found.links
+    ]
+    if measured is not None and measured.sent_bytes:
+        titles.insert(2, "measured")
+        for row, link in zip(rows, found.links, strict=True):
+            row.insert(2, format_bytes(measured.sent_bytes.get((link.source, link.target), 0)))
+    return ["", *table_lines(titles, rows)]
+
+
+def _depths(found: Prediction) -> list[str]:
+    if not found.depths:
+        return []
+    rows = [
+        [str(depth.depth), str(depth.steps), f"{depth.step_s:.4g} s", format_seconds(depth.wall_s)]
+        for depth in found.depths
+    ]
+    return ["", *table_lines(["trained blocks", "steps", "per step", "in total"], rows)]
+
+
+def prediction_json(plan: Plan, found: Prediction, measured: Measured | None = None) -> dict[str, Any]:
+    """The prediction for machines."""
+    value: dict[str, Any] = {"plan_digest": plan.digest, "method": plan.method, **found.to_json()}
+    if measured is not None:
+        value["measured"] = measured_json(measured, found.wall_s)
+    return value
+
+
+def check_out(folder: Path) -> None:
+    """Refuse a folder whose ``trace.json`` is not one of ours.
+
+    Raises:
+        UsageError: it is no folder, or holds a real run.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--out {folder} is no folder; choose another")
+    if (folder / TRACE_FILE).exists() and not (folder / PREDICTION_FILE).exists():
+        raise UsageError(f"--out {folder} holds the trace of a real run; choose another")
+
+
+def write_files(folder: Path, plan: Plan, found: Prediction, value: dict[str, Any]) -> None:
+    """Write ``prediction.json``, and ``trace.json`` in the form of a real run's.
+
+    Raises:
+        StorageError: no room; what was there before still is.
+    """
+    text = TraceText(plan.nodes, num_blocks=plan.num_blocks, started_unix_s=0.0)
+    pieces = [text.begin()]
+    for node, action, start_s, end_s in found.spans:
+        pieces.append(text.spans(node, [Span(format_action(action, plan.num_blocks), start_s, end_s)]))
+    write_durably(folder / PREDICTION_FILE, (json.dumps(value, indent=1) + "\n").encode())
+    write_durably(folder / TRACE_FILE, ("".join(pieces) + text.end()).encode())

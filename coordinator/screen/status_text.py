@@ -1,0 +1,57 @@
+"""What a coordinator does now, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from coordinator.screen.node_list import node_lines, node_table
+from coordinator.screen.progress import figure
+from ringtune.quantities import format_seconds
+from ringtune.v1 import control_pb2
+
+_OPTIONAL = ("num_steps", "steps_done", "round", "initiator", "depth", "loss")
+
+
+def status_json(status: control_pb2.StatusReply) -> str:
+    """One line: ``run`` (null before the first one) and ``nodes``; figures that there are none of yet are null."""
+    value = {
+        "version": status.version,
+        "run": _run_json(status.run) if status.HasField("run") else None,
+        "nodes": [json.loads(line) for line in node_lines(status.nodes)],
+    }
+    return json.dumps(value)
+
+
+def _run_json(run: control_pb2.RunStatus) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "is_over": run.is_over,
+        "phase": run.phase,
+        "phase_s": round(run.phase_s, 3),
+        "run_s": round(run.run_s, 3),
+        **{name: getattr(run, name) if run.HasField(name) else None for name in _OPTIONAL},
+        "message": run.message,
+    }
+
+
+def status_lines(status: control_pb2.StatusReply) -> list[str]:
+    """The run in a few lines, then the nodes."""
+    run = _run_lines(status.run) if status.HasField("run") else ["no run yet"]
+    return [*run, *node_table(status.nodes)]
+
+
+def _run_lines(run: control_pb2.RunStatus) -> list[str]:
+    what = f"run {run.run_id}: {run.phase}"
+    if run.is_over:
+        lines = [f"{what} {format_seconds(run.phase_s)} ago, after {format_seconds(run.run_s)}; nothing is driven now"]
+    else:
+        lines = [f"{what} for {format_seconds(run.phase_s)}, {format_seconds(run.run_s)} since its start"]
+    if run.HasField("steps_done"):
+        lines.append(
+            f"step {run.steps_done}/{run.num_steps}: round {run.round}, {run.initiator}, depth {run.depth}, "
+            f"loss {figure(run.loss if run.HasField('loss') else None)}"
+        )
+    if run.message:
+        lines.append(f"error: {run.message}")
+    return lines

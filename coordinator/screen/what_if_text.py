@@ -1,0 +1,125 @@
+"""What a what-if changes, and what a sweep found: as text, JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from coordinator.screen.prediction_text import share_text
+from coordinator.screen.text_table import table_lines
+from coordinator.what_if.what_if import CellResult, Outcome
+from ringtune.quantities import format_bytes, format_seconds
+from sim.prediction import NodePrediction
+from sim.sweep import Axis
+
+_NONE = "-"
+_COLUMNS = ("wall_s", "ratio", "rows_per_s", "bubble_share", "fullest_node", "fullest_share", "error")
+
+
+def ratio(after_s: float | None, before_s: float) -> float | None:
+    """How many times as long; None without a time."""
+    return after_s / before_s if after_s is not None and before_s else None
+
+
+def comparison_lines(before: Outcome, after: Outcome) -> list[str]:
+    """Before, after and the ratio for people; then every node, idle and full."""
+    one, other = before.prediction, after.prediction
+    steps = [found.train_s / found.num_steps if found.num_steps else 0.0 for found in (one, other)]
+    sent = [float(sum(link.sent_bytes for link in found.links)) for found in (one, other)]
+    rows = [
+        ["wall time", format_seconds(one.wall_s), format_seconds(other.wall_s), _times(other.wall_s, one.wall_s)],
+        ["a step", f"{steps[0]:.4g} s", f"{steps[1]:.4g} s", _times(steps[1], steps[0])],
+        ["rows per second", *(f"{each.rows_per_s:.4g}" for each in (before, after)), _per_second(before, after)],
+        ["hosts idle", share_text(one.bubble_share), share_text(other.bubble_share), ""],
+        ["sent", format_bytes(sent[0]), format_bytes(sent[1]), _times(sent[1], sent[0])],
+    ]
+    lines = [*table_lines(["", "before", "after", "ratio"], rows), "", *_nodes(before, after)]
+    return [*lines, f"left out: {', '.join(after.left_out)}"] if after.left_out else lines
+
+
+def _times(after: float, before: float) -> str:
+    return f"{after / before:.3f}" if before else _NONE
+
+
+def _per_second(before: Outcome, after: Outcome) -> str:
+    return _times(after.rows_per_s, before.rows_per_s)
+
+
+def _nodes(before: Outcome, after: Outcome) -> list[str]:
+    old = {node.node: node for node in before.prediction.nodes}
+    new = {node.node: node for node in after.prediction.nodes}
+    titles = ["node", "blocks", "after", "idle", "after", "peak memory", "after", "budget"]
+    rows = []
+    for name in [*old, *(name for name in new if name not in old)]:
+        pair = (old.get(name), new.get(name))
+        last = pair[1] or pair[0]
+        rows.append(
+            [
+                name,
+                *(_blocks(node) for node in pair),
+                *(share_text(node.idle_share) if node else _NONE for node in pair),
+                *(format_bytes(node.peak_memory_bytes) if node else _NONE for node in pair),
+                format_bytes(last.budget_bytes) if last else _NONE,
+            ]
+        )
+    return table_lines(titles, rows)
+
+
+def _blocks(node: NodePrediction | None) -> str:
+    if node is None:
+        return _NONE
+    return f"[{node.start}, {node.stop})" if node.stop > node.start else "none"
+
+
+def comparison_json(before: Outcome, after: Outcome) -> dict[str, Any]:
+    """Before, after and the ratio for machines."""
+    wall_s = (after.prediction.wall_s, before.prediction.wall_s)
+    return {"before": before.to_json(), "after": after.to_json(), "ratio": ratio(*wall_s)}
+
+
+def sweep_lines(axes: Sequence[Axis], before: Outcome, cells: Sequence[CellResult]) -> list[str]:
+    """A line for each cell."""
+    titles = [*(axis.key for axis in axes), "wall time", "ratio", "rows/s", "idle", "fullest", ""]
+    rows = []
+    for cell in cells:
+        if cell.wall_s is None:
+            rows.append([*cell.values, *[_NONE] * 5, _short(cell.error)])
+            continue
+        rows.append(
+            [
+                *cell.values,
+                format_seconds(cell.wall_s),
+                _times(cell.wall_s, before.prediction.wall_s),
+                f"{cell.rows_per_s:.4g}",
+                share_text(cell.bubble_share),
+                f"{cell.fullest_node} {share_text(cell.fullest_share)}",
+                "",
+            ]
+        )
+    return [f"the plan as it is: {format_seconds(before.prediction.wall_s)}", "", *table_lines(titles, rows)]
+
+
+def _short(error: str) -> str:
+    return error if len(error) <= 60 else f"{error[:57]}..."
+
+
+def sweep_rows(axes: Sequence[Axis], before: Outcome, cells: Sequence[CellResult]) -> list[dict[str, Any]]:
+    """An object for each cell: the axes by key, then what came of it."""
+    found = []
+    for cell in cells:
+        figures = {**asdict(cell), "ratio": ratio(cell.wall_s, before.prediction.wall_s)}
+        axis_values = {axis.key: value for axis, value in zip(axes, cell.values, strict=True)}
+        found.append({**axis_values, **{name: figures[name] for name in _COLUMNS}})
+    return found
+
+
+def sweep_csv(axes: Sequence[Axis], rows: Sequence[dict[str, Any]]) -> str:
+    """The same as CSV with a line of titles; what there is not is empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*(axis.key for axis in axes), *_COLUMNS], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,151 @@
+"""Evaluate the adapter of a finished run on a file: alone in one process, or on a coordinator's nodes.
+
+Either way an agent is started here, beside the file: it is the only owner, so the rows stay on this machine.
+Alone, it is also the only host; on a ring it is one of them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from coordinator.members.addresses import is_loopback
+from coordinator.run_folder.saved_run import SavedRun, evaluation_job
+from coordinator.screen.progress import Progress
+from coordinator.server.server import CoordinatorServer
+from coordinator.submit.client import Client
+from coordinator.submit.local import LocalNodes, LocalSetup
+from ringtune.errors import BusyError, DeadlineError, IntegrityError, RingTuneError
+from ringtune.jobs.job import Job
+
+_POLL_S = 0.1
+_STOP_S = 8.0
+
+
+def evaluate_alone(
+    run: SavedRun, data: Path, *, progress: Progress, join_s: float, model: Path | None
+) -> dict[str, Any]:
+    """Evaluate in one process on this machine; nothing is left behind.
+
+    Args:
+        run: whose adapter.
+        data: rows, as the job's columns name them.
+        progress: where it is shown.
+        join_s: how long the process may take to start, seconds.
+        model: folder that replaces the job's.
+
+    Returns:
+        ``count``, ``loss``, ``accuracy`` and what else the task counts.
+
+    Raises:
+        RingTuneError: whatever it failed with.
+    """
+    job = evaluation_job(run, data, model=model)
+    with CoordinatorServer("127.0.0.1:0", lease_s=job.runtime.lease_s) as server:
+        try:
+            return _evaluate(run, job, server.address, progress=progress, join_s=join_s)
+        finally:
+            server.coordinator.stop("the evaluation is over", _STOP_S)
+
+
+def evaluate_on_ring(
+    run: SavedRun,
+    data: Path,
+    address: str,
+    *,
+    progress: Progress,
+    join_s: float,
+    model: Path | None,
+    insecure: bool,
+) -> dict[str, Any]:
+    """Evaluate on the nodes of a running coordinator, with one more node here that owns the rows.
+
+    Args:
+        run: whose adapter.
+        data: rows; they stay on this machine.
+        address: ``host:port`` of the coordinator.
+        progress: where it is shown.
+        join_s: how long the node here may take to join, seconds.
+        model: folder that replaces the job's, on this machine; other nodes use their own.
+        insecure: whether the coordinator may be on another machine, without encryption.
+
+    Returns:
+        As ``evaluate_alone``.
+
+    Raises:
+        RingTuneError: whatever it failed with.
+    """
+    options = ["--guest"]  # rows to evaluate on: no training run may take them
+    options += ["--insecure"] if insecure else []
+    if not is_loopback(address):
+        options += ["--bind", "0.0.0.0:0"]
+    if model is not None:
+        options += ["--model", str(model.resolve())]
+    job = evaluation_job(run, data)
+    return _evaluate(run, job, address, progress=progress, join_s=join_s, insecure=insecure, options=options)
+
+
+def _evaluate(
+    run: SavedRun,
+    job: Job,
+    address: str,
+    *,
+    progress: Progress,
+    join_s: float,
+    insecure: bool = False,
+    options: list[str] | None = None,
+) -> dict[str, Any]:
+    owner = f"eval-{secrets.token_hex(4)}"
+    ended: list[RingTuneError] = []
+
+    def note_end(_: str, error: RingTuneError) -> None:
+        ended.append(error)
+
+    setup = LocalSetup.of(job, 1)
+    with (
+        _free_coordinator(address, insecure=insecure) as client,
+        tempfile.TemporaryDirectory(prefix="ringtune-") as logs,
+        LocalNodes(setup, job, address, logs=Path(logs), on_exit=note_end, names=[owner], options=options or []),
+    ):
+        _await_member(client, owner, ended, join_s)
+        try:
+            came = client.evaluate(job, owner=owner, saved=run.adapter, progress=progress)
+        except RingTuneError as error:
+            raise (ended or [error])[0] from error
+    evaluation = came.report.get("eval")
+    if not isinstance(evaluation, dict) or "count" not in evaluation:
+        raise IntegrityError("the coordinator sent no evaluation; use one version on all machines")
+    return evaluation
+
+
+def _free_coordinator(address: str, *, insecure: bool) -> Client:
+    """A connection to a coordinator that drives nothing now: an agent takes seconds to start.
+
+    Raises:
+        BusyError: it drives a run.
+    """
+    client = Client(address, insecure=insecure)
+    try:
+        status = client.status()
+        if status.HasField("run") and not status.run.is_over:
+            raise BusyError(
+                f"coordinator {address} drives run {status.run.run_id} ({status.run.phase}); wait for its end"
+            )
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+def _await_member(client: Client, name: str, ended: list[RingTuneError], join_s: float) -> None:
+    """Wait until the agent has joined, or say why it did not."""
+    deadline_s = time.monotonic() + join_s
+    while name not in {entry.joined.node for entry in client.nodes()}:
+        if ended:
+            raise ended[0]
+        if time.monotonic() >= deadline_s:
+            raise DeadlineError(f"waited {join_s:g} s for node {name} of this machine to join; raise --join-s")
+        time.sleep(_POLL_S)

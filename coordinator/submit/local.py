@@ -1,0 +1,278 @@
+"""Nodes on this machine: agents as processes, started, watched and ended with the run.
+
+Agents are never imported. They end when the standard input that they were given ends, so even a killed
+launcher leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from ringtune.errors import CapacityError, JobError, PeerLostError, RingTuneError, UsageError, all_errors
+from ringtune.jobs.job import Job
+from ringtune.quantities import format_bytes
+
+BASE_BYTES = 400 * 2**20
+"""Resident memory of an agent before it hosts anything: interpreter, torch, model libraries (measured)."""
+
+_TERM_S = 5.0
+_KILL_S = 2.0
+_POLL_S = 0.1
+_TAIL_BYTES = 4096
+
+OnExit = Callable[[str, RingTuneError], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalSetup:
+    """How to start the nodes of one run.
+
+    Attributes:
+        num_nodes: how many.
+        num_owners: the first so many own data.
+        threads: compute threads of each.
+        memory_bytes: budget of each.
+    """
+
+    num_nodes: int
+    num_owners: int
+    threads: int
+    memory_bytes: int
+
+    @staticmethod
+    def of(
+        job: Job, num_nodes: int, *, available_bytes: int | None = None, base_bytes: int | None = None
+    ) -> LocalSetup:
+        """Share this machine out.
+
+        Args:
+            job: names the data, and how many nodes own it.
+            num_nodes: at least 1.
+            available_bytes: memory that is free here; found out if not given.
+            base_bytes: what an agent takes before it hosts anything; ``BASE_BYTES`` if not given.
+
+        Raises:
+            UsageError: not even one node.
+            JobError: no data, or more owners than nodes.
+            CapacityError: so many processes do not fit here.
+        """
+        if num_nodes < 1:
+            raise UsageError(f"--local {num_nodes} has to be at least 1")
+        if not job.data.train:
+            raise JobError("data.train is empty; with --local it names the rows that the nodes share")
+        owners = job.data.owners or num_nodes
+        if owners > num_nodes:
+            raise JobError(f"data.owners = {owners} is more than --local {num_nodes}; lower it or start more nodes")
+        available = available_memory_bytes() if available_bytes is None else available_bytes
+        base = BASE_BYTES if base_bytes is None else base_bytes
+        share = available // num_nodes - base
+        if share <= 0:
+            raise CapacityError(
+                f"{num_nodes} local nodes need {format_bytes(num_nodes * base)} before they host anything, but "
+                f"{format_bytes(available)} are free here; use at most --local {max(1, available // base - 1)}"
+            )
+        threads = job.runtime.threads or max(1, available_cores() // num_nodes)
+        return LocalSetup(num_nodes=num_nodes, num_owners=owners, threads=threads, memory_bytes=share)
+
+
+class LocalNodes:
+    """Runs agents while in its context.
+
+    Args:
+        setup: how many, and with what.
+        job: names the data.
+        coordinator: ``host:port`` that they join.
+        logs: folder for what they print.
+        on_exit: called if one ends by itself.
+        names: of the agents; by default those of ``node_name``.
+        options: further options of each agent.
+        states: folder in which each agent gets one for its parts of checkpoints; None = their own default.
+    """
+
+    def __init__(
+        self,
+        setup: LocalSetup,
+        job: Job,
+        coordinator: str,
+        *,
+        logs: Path,
+        on_exit: OnExit,
+        names: Sequence[str] = (),
+        options: Sequence[str] = (),
+        states: Path | None = None,
+    ) -> None:
+        self._setup = setup
+        self._job = job
+        self._coordinator = coordinator
+        self._logs = logs
+        self._on_exit = on_exit
+        self._names = tuple(names) or tuple(node_name(index, setup.num_nodes) for index in range(setup.num_nodes))
+        self._options = tuple(options)
+        self._states = states
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="watch-nodes", daemon=True)
+
+    def __enter__(self) -> LocalNodes:
+        """Start every agent."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        try:
+            for index in range(self._setup.num_nodes):
+                self._start(index)
+        except BaseException:
+            self._stop()
+            raise
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End every agent: SIGTERM, then SIGKILL for those that do not listen."""
+        self._stop()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by node name."""
+        return {name: process.pid for name, process in self._processes.items()}
+
+    def _start(self, index: int) -> None:
+        name = self._names[index]
+        command = [sys.executable, "-P", "-m", "edge", *self._arguments(index, name)]
+        threads = str(self._setup.threads)
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        with (self._logs / f"{name}.log").open("wb") as log:
+            # a session of its own: Ctrl-C is for the launcher, which then ends the run in order
+            self._processes[name] = subprocess.Popen(  # noqa: S603 - our own module, with checked arguments
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=environment,
+            )
+
+    def _arguments(self, index: int, name: str) -> list[str]:
+        arguments = ["--coordinator", self._coordinator, "--name", name, "--watch-parent"]
+        arguments += ["--threads", str(self._setup.threads), "--memory", str(self._setup.memory_bytes)]
+        if index < self._setup.num_owners:
+            arguments += ["--data", self._job.data.train, "--share", f"{index}/{self._setup.num_owners}"]
+            if self._job.data.eval:
+                arguments += ["--eval-data", self._job.data.eval]
+        if self._states is not None:
+            arguments += ["--state", str(self._states / name)]
+        return [*arguments, *self._options]
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(_POLL_S):
+            for name, process in self._processes.items():
+                code = process.poll()
+                if code is not None and not self._stopping.is_set():
+                    self._on_exit(name, exit_error(name, code, self._tail(name), log=self._logs / f"{name}.log"))
+                    return
+
+    def _tail(self, name: str) -> str:
+        with (self._logs / f"{name}.log").open("rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - _TAIL_BYTES))
+            return log.read().decode(errors="replace")
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        running = [process for process in self._processes.values() if process.poll() is None]
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        deadline_s = time.monotonic() + _TERM_S
+        try:
+            for process in running:
+                _ended(process, deadline_s - time.monotonic())
+        finally:  # also if a second Ctrl-C cuts the waiting short
+            for process in running:
+                if process.poll() is None:
+                    process.kill()
+            for process in self._processes.values():
+                _ended(process, _KILL_S)
+                if process.stdin is not None:
+                    process.stdin.close()
+
+
+def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    try:
+        process.wait(max(0.0, timeout_s))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def node_name(index: int, num_nodes: int) -> str:
+    """Name of a local node; names sort like numbers."""
+    return f"node-{index:0{len(str(num_nodes - 1))}}"
+
+
+def exit_error(name: str, code: int, output: str, *, log: Path) -> RingTuneError:
+    """What the end of an agent means: the error that it printed, or a lost node.
+
+    Args:
+        name: of the node.
+        code: what the process ended with; negative for a signal.
+        output: the end of what it printed.
+        log: where all of it is.
+    """
+    lines = [line.removeprefix("error: ") for line in output.splitlines() if line.startswith("error: ")]
+    kinds = {kind.exit_code: kind for kind in reversed(all_errors()) if kind is not RingTuneError}
+    if lines and code in kinds:
+        return kinds[code](f"node {name}: {lines[-1]}")
+    if code < 0:  # from outside, often for want of memory; its own last words say nothing about it
+        return PeerLostError(
+            f"node {name} was ended by {signal.Signals(-code).name}; see {log} and repeat or --resume the run"
+        )
+    last = output.strip().splitlines()[-1:] or ["it printed nothing"]
+    return PeerLostError(
+        f"node {name} ended with exit code {code} ({last[0][:300]}); see {log} and repeat or --resume the run"
+    )
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that is free on this machine and in this control group.
+
+    Source: Linux ``proc_meminfo(5)``; control groups version 2 ``memory.max``, version 1 ``limit_in_bytes``.
+    """
+    free = _meminfo_available(root / "proc/meminfo")
+    for folder, limit_name, used_name in (
+        ("sys/fs/cgroup", "memory.max", "memory.current"),
+        ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        limit, used = (_number(root / folder / name) for name in (limit_name, used_name))
+        if limit is not None and used is not None:
+            free = min(free, max(0, limit - used))
+    return free
+
+
+def _meminfo_available(path: Path) -> int:
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else 0
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,1 @@
+"""What-if studies of a plan."""

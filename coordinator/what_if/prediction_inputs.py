@@ -1,0 +1,235 @@
+"""What a prediction starts from: a plan or a run's folder, a profile, and what a real run measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.run_folder.saved_run import read_json
+from ringtune.costs.measuring import job_shape
+from ringtune.costs.profile import Profile, Shape
+from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
+from ringtune.jobs.job import Job, load_job
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint
+from sim.limits import recorded_shape
+from sim.recorded import Recording, read_trace
+
+_OPTIMIZER, _DTYPE = "adamw", "float32"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """Everything that a prediction needs.
+
+    Attributes:
+        plan: what to run.
+        profile: of its nodes.
+        run: the folder of a run, None if only a plan was given.
+        job: of that run.
+        shape: what the profile's timings have to belong to; None = not known.
+        optimizer: of the job.
+        dtype: of the computation.
+    """
+
+    plan: Plan
+    profile: Profile
+    run: Path | None
+    job: Job | None
+    shape: Shape | None
+    optimizer: str
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a real run took.
+
+    Attributes:
+        recording: its compute actions.
+        sent_bytes: of each link, by (source, target).
+        start: where that run began; None = it did all steps of the plan.
+        unfreeze_at: the steps at which it unfroze, where the plan leaves that to the run; None = the plan says it.
+    """
+
+    recording: Recording
+    sent_bytes: Mapping[tuple[str, str], int]
+    start: StartPoint | None
+    unfreeze_at: tuple[int, ...] | None = None
+
+
+def read_inputs(plan: Path, profile: Path | None) -> Inputs:
+    """Read a plan and a profile.
+
+    Args:
+        plan: ``plan.json``, the line that ``ringtune plan --json`` printed, or a run's folder.
+        profile: ``profile.json``; None = that of the run.
+
+    Raises:
+        UsageError: there is no profile, or no run in the folder.
+        IntegrityError: a file is not readable.
+        InvalidInputError: a plan or profile that breaks a rule; names the file.
+    """
+    run = plan if plan.is_dir() else None
+    plan_file = plan / "plan.json" if run else plan
+    profile_file = profile or (plan / "profile.json" if run else None)
+    if profile_file is None:
+        raise UsageError("a plan alone has no times; give --profile FILE, or a run's folder, which has one")
+    for file, hint in ((plan_file, "plan.json or the --out of a 'ringtune train'"), (profile_file, "--profile FILE")):
+        if not file.is_file():
+            raise UsageError(f"{file} is not there; give {hint}")
+    found_plan, found_profile = read_plan(plan_file), read_profile(profile_file)
+    job = load_job(plan / "job.toml") if run and (plan / "job.toml").is_file() else None
+    shape = job_shape(job) if job else recorded_shape(found_profile, found_plan)
+    return Inputs(
+        plan=found_plan,
+        profile=found_profile,
+        run=run,
+        job=job,
+        shape=shape,
+        optimizer=(shape.optimizer if shape else "") or _OPTIMIZER,
+        dtype=(shape.dtype if shape else "") or _DTYPE,
+    )
+
+
+def read_plan(path: Path) -> Plan:
+    """A plan in a file.
+
+    Raises:
+        IntegrityError: it is not readable.
+        InvalidInputError: it breaks a rule; names the file.
+    """
+    value = read_json(path)
+    if value.get("event") == "plan" and isinstance(value.get("plan"), dict):
+        value = value["plan"]
+    with _named(path):
+        return Plan.from_json(value)
+
+
+def read_profile(path: Path) -> Profile:
+    """A profile in a file.
+
+    Raises:
+        IntegrityError: it is not readable.
+        InvalidInputError: it breaks a rule; names the file.
+    """
+    value = read_json(path)
+    with _named(path):
+        return Profile.from_json(value)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say which file an error is about."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
+    """A recorded run to draw times from.
+
+    Args:
+        trace: ``trace.json`` or a run's folder.
+        plan: to be predicted.
+
+    Returns:
+        The recording, and whether it is of this very plan: then its actions are the same ones.
+
+    Raises:
+        UsageError: there is no trace in that folder.
+        IntegrityError: it is cut off or damaged; says where.
+        PlanError: it is of other nodes, or of micro-batches of another size.
+    """
+    file = trace / "trace.json" if trace.is_dir() else trace
+    if not file.is_file():
+        raise UsageError(f"{file} is not there; give a run's folder or its trace.json")
+    beside = file.with_name("plan.json")
+    recorded = read_plan(beside) if beside.is_file() else None
+    recording = read_trace(file, recorded.num_blocks if recorded else plan.num_blocks)
+    if recorded is not None:
+        sizes = [(each.microbatch_sizes()[0], each.max_length) for each in (recorded, plan)]
+        if sizes[0] != sizes[1] or recorded.num_blocks != plan.num_blocks:
+            raise PlanError(
+                f"{file} is of {recorded.num_blocks} blocks and micro-batches of {sizes[0][0]} x {sizes[0][1]} tokens, "
+                f"the plan has {plan.num_blocks} and {sizes[1][0]} x {sizes[1][1]}; its times say nothing about it"
+            )
+    if not any(node in recording.busy_s for node in plan.nodes):
+        raise PlanError(
+            f"{file} is of nodes {', '.join(sorted(recording.busy_s))}, the plan has {', '.join(plan.nodes)}"
+        )
+    return recording, recorded is None or recorded.digest == plan.digest
+
+
+def read_measured(inputs: Inputs) -> Measured | None:
+    """What the run in the folder took; None if only a plan was given, or the run did not end.
+
+    Raises:
+        IntegrityError: trace or report is damaged; says where.
+        PlanError: the trace is not of the plan.
+    """
+    if inputs.run is None:
+        return None
+    trace, report_file = inputs.run / "trace.json", inputs.run / "report.json"
+    if not (trace.is_file() and report_file.is_file()):
+        return None
+    recording, report = read_trace(trace, inputs.plan.num_blocks), read_json(report_file)
+    left_out = inputs.plan.num_steps - recording.num_steps
+    if left_out < 0:
+        raise PlanError(
+            f"{trace} has {recording.num_steps} steps, the plan {inputs.plan.num_steps}: they are not of one run"
+        )
+    return Measured(
+        recording=recording,
+        sent_bytes=_sent_bytes(report.get("links", {}), report_file),
+        start=_resumed_at(inputs.plan, left_out) if left_out else None,
+        unfreeze_at=_unfreeze_at(report, report_file) if inputs.plan.is_auto else None,
+    )
+
+
+def _resumed_at(plan: Plan, step: int) -> StartPoint:
+    """Where a run went on that ended well with fewer steps than the plan has."""
+    last_turn = -(-step // plan.local_iterations) - 1
+    return StartPoint.of(plan, step=step, holder=plan.owners[last_turn % len(plan.owners)].node)
+
+
+def _unfreeze_at(report: Mapping[str, Any], path: Path) -> tuple[int, ...]:
+    steps = report.get("unfreeze_at", [])
+    if not isinstance(steps, list) or not all(type(step) is int for step in steps):
+        raise IntegrityError(f"{path}: unfreeze_at is no list of steps; copy the run's folder again")
+    return tuple(steps)
+
+
+def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
+    found = {}
+    for name, num_bytes in links.items() if isinstance(links, dict) else ():
+        source, arrow, target = name.partition(">")
+        if not arrow or not isinstance(num_bytes, int):
+            raise IntegrityError(f"{path}: {json.dumps(name)} is no link with bytes; copy the run's folder again")
+        found[source, target] = num_bytes
+    return found
+
+
+def plan_as_run(plan: Plan, measured: Measured | None) -> Plan:
+    """The plan with what the run decided itself."""
+    if measured is None or measured.unfreeze_at is None:
+        return plan
+    return dataclasses.replace(plan, unfreeze="at", unfreeze_at=measured.unfreeze_at)
+
+
+def measured_json(measured: Measured, wall_s: float) -> dict[str, Any]:
+    """Measured beside predicted: wall time, its error as a share, and bytes."""
+    real_s = measured.recording.wall_s
+    return {
+        "wall_s": real_s,
+        "error_share": (wall_s - real_s) / real_s if real_s else None,
+        "busy_s": dict(sorted(measured.recording.busy_s.items())),
+        "steps": measured.recording.num_steps,
+        "sent_bytes": {f"{source}>{target}": count for (source, target), count in sorted(measured.sent_bytes.items())},
+    }

@@ -1,0 +1,222 @@
+"""One what-if: changes to a profile and a plan, planned anew if asked, and predicted.
+
+It is a value that can be called, so that a sweep may send it to other processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.planner.choose import Effort
+from coordinator.planner.make_plan import make_plan
+from ringtune.costs.memory import MemoryEstimate
+from ringtune.costs.profile import Profile, Shape
+from ringtune.errors import PlanError, RingTuneError
+from ringtune.jobs.job import Job
+from ringtune.schedule.plan import Plan
+from sim.changes import change_all, change_profile, plan_value, split_change, with_rows
+from sim.limits import check_fits, memory_bounds
+from sim.members import add_node, drop_from_plan, drop_from_profile
+from sim.prediction import Prediction, predict
+
+_JOB_KEYS = {
+    "batch_size": "train.batch_size",
+    "microbatches": "train.microbatches",
+    "num_steps": "train.max_steps",
+    "local_iterations": "train.local_iterations",
+    "eval_every": "train.eval_every",
+    "checkpoint_every": "train.checkpoint_every",
+    "method": "train.method",
+    "every_steps": "unfreeze.every_steps",
+    "wire_dtype": "wire.dtype",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """A plan with its prediction.
+
+    Attributes:
+        plan: what was predicted.
+        prediction: of it.
+        memory: what each node holds at most.
+        left_out: nodes of the profile that the plan does not use.
+    """
+
+    plan: Plan
+    prediction: Prediction
+    memory: Mapping[str, MemoryEstimate]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def rows_per_s(self) -> float:
+        """Trained rows per second of wall time: what compares plans with other batches."""
+        wall_s = self.prediction.wall_s
+        return self.plan.batch_size * self.plan.num_steps / wall_s if wall_s else 0.0
+
+    @property
+    def fullest(self) -> tuple[str, float]:
+        """The node that uses the largest share of its budget, and that share."""
+        shares = [(node.peak_memory_bytes / max(1, node.budget_bytes), node.node) for node in self.prediction.nodes]
+        share, node = max(shares)
+        return node, share
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form."""
+        node, share = self.fullest
+        return {
+            "plan_digest": self.plan.digest,
+            "slices": {piece.node: [piece.start, piece.stop] for piece in self.plan.slices},
+            "left_out": list(self.left_out),
+            "rows_per_s": self.rows_per_s,
+            "fullest_node": node,
+            "fullest_share": share,
+            "memory_bound_bytes": {name: bound.total_bytes for name, bound in self.memory.items()},
+            **self.prediction.to_json(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellResult:
+    """One cell of a sweep.
+
+    Attributes:
+        values: of the axes, as text.
+        wall_s: predicted; None if there is no such run.
+        bubble_share: idle share of the hosts.
+        rows_per_s: trained rows per second.
+        fullest_node: who uses the largest share of its budget.
+        fullest_share: that share.
+        error: why there is no such run; empty if there is.
+    """
+
+    values: tuple[str, ...]
+    wall_s: float | None = None
+    bubble_share: float | None = None
+    rows_per_s: float | None = None
+    fullest_node: str = ""
+    fullest_share: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhatIf:
+    """A question about a plan.
+
+    Attributes:
+        plan: as it is.
+        profile: as it is.
+        optimizer: of the job.
+        dtype: of the computation.
+        shape: what the profile's timings have to belong to.
+        changes: ``KEY=VALUE``, for every answer.
+        drop: nodes that leave.
+        add: (name, like) of nodes that join.
+        job: plan anew for it; None = keep the plan.
+    """
+
+    plan: Plan
+    profile: Profile
+    optimizer: str
+    dtype: str
+    shape: Shape | None = None
+    changes: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    add: tuple[tuple[str, str], ...] = ()
+    job: Job | None = None
+
+    def before(self) -> Outcome:
+        """The plan as it is.
+
+        Raises:
+            RingTuneError: it can't be predicted, or does not fit.
+        """
+        return self._outcome(self.plan, self.profile, self.shape)
+
+    def check(self, cells: Sequence[Sequence[str]]) -> None:
+        """Refuse cells that make no sense, before any is computed: those are mistakes, no results.
+
+        Raises:
+            UsageError: a change is not KEY=VALUE.
+            PlanError: an unknown node, link or key, or a value out of range.
+        """
+        for more in cells:
+            profile = self._joined()
+            for key, value in map(split_change, (*self.changes, *more)):
+                if "." in key:
+                    profile = change_profile(profile, key, value)
+                else:
+                    plan_value(key, value)
+
+    def after(self, more: Sequence[str] = ()) -> Outcome:
+        """The plan with all changes, and ``more`` of them.
+
+        Raises:
+            RingTuneError: a change makes no sense, or what comes of it does not fit.
+        """
+        profile, plan = self._joined(), self.plan
+        changes = (*self.changes, *more)
+        if self.job is None:
+            profile, plan = change_all(profile, plan, changes)
+            for name in self.drop:
+                profile, plan = drop_from_profile(profile, name), drop_from_plan(plan, name)
+        else:
+            profile, plan = self._planned(profile, self.job, changes)
+        return self._outcome(plan, profile, None)
+
+    def __call__(self, more: Sequence[str]) -> CellResult:
+        """The cell of a sweep: a plan that is not possible is a result too."""
+        values = tuple(split_change(text)[1] for text in more)
+        try:
+            found = self.after(more)
+        except RingTuneError as error:
+            return CellResult(values=values, error=str(error))
+        node, share = found.fullest
+        return CellResult(
+            values=values,
+            wall_s=found.prediction.wall_s,
+            bubble_share=found.prediction.bubble_share,
+            rows_per_s=found.rows_per_s,
+            fullest_node=node,
+            fullest_share=share,
+        )
+
+    def _joined(self) -> Profile:
+        """The profile with the nodes that join."""
+        if self.add and self.job is None:
+            raise PlanError(f"--add {self.add[0][0]}: the plan has no blocks for it; give --replan JOB")
+        profile = self.profile
+        for name, like in self.add:
+            profile = add_node(profile, name, like)
+        return profile
+
+    def _planned(self, profile: Profile, job: Job, changes: Sequence[str]) -> tuple[Profile, Plan]:
+        """Plan anew: keys of the plan change the job, except for credits, which the job has not."""
+        of_job: dict[str, object] = {}
+        of_plan: dict[str, Any] = {}
+        for key, value in map(split_change, changes):
+            if "." in key:
+                profile = change_profile(profile, key, value)
+                continue
+            number = plan_value(key, value)
+            if key in _JOB_KEYS:
+                of_job[_JOB_KEYS[key]] = number
+            else:
+                of_plan[key] = number
+        for name in self.drop:
+            profile = drop_from_profile(profile, name)
+        job = job.with_overrides(of_job)
+        rows = -(-job.train.batch_size // job.train.microbatches)
+        profile = with_rows(profile, rows, self.plan.microbatch_sizes()[0])
+        plan = make_plan(job, profile.by_name, links=profile.links, effort=Effort(judged_actions=0)).plan
+        return profile, dataclasses.replace(plan, **of_plan)
+
+    def _outcome(self, plan: Plan, profile: Profile, shape: Shape | None) -> Outcome:
+        check_fits(plan, profile, optimizer=self.optimizer, dtype=self.dtype, shape=shape)
+        found = predict(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
+        memory = memory_bounds(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
+        left_out = tuple(node.node for node in profile.nodes if node.node not in plan.nodes)
+        return Outcome(plan=plan, prediction=found, memory=memory, left_out=left_out)

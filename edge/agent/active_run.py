@@ -1,0 +1,150 @@
+"""One run at one node, from the first step of its preparation to its release.
+
+Whatever a run holds (threads, links, tensors) is reachable from here only, so dropping it drops all. It is
+also where links deliver: what comes before the node is prepared or after it was released goes nowhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from edge.machine.memory_budget import give_memory_back
+from edge.run.loop import AgentRun
+from edge.run.reporter import Reporter
+from edge.shards.saver import Saver
+from ringtune.errors import FrameError, InterruptedRunError, RingTuneError, error_from_name
+from ringtune.schedule.lowering import Payload
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint
+
+_LOG = logging.getLogger(__name__)
+# When a run fails or is stopped, all nodes are released one after another; a peer that was first closes its
+# links. Only a link that is still missed after so long is a failure.
+_LOST_GRACE_S = 0.25
+_CLOSE_S = 2.0
+# An action on a slow board takes longer; what is left of the run then ends behind the caller's back.
+_END_S = 1.0
+
+
+class AckLike(Protocol):
+    """``edge.wire.frames.Ack``."""
+
+    @property
+    def credits(self) -> int:
+        """Hidden states that left the peer's inbox."""
+
+    @property
+    def boundary(self) -> int:
+        """Of those credits."""
+
+    @property
+    def refusal(self) -> str:
+        """Why a frame of ours was dropped, or empty."""
+
+    @property
+    def error(self) -> str:
+        """The error class that goes with the refusal."""
+
+
+@dataclass(slots=True, eq=False)
+class ActiveRun:
+    """Everything of one run at this node."""
+
+    run_id: str
+    node: str
+    plan_epoch: int
+    plan: Plan
+    start: StartPoint | None = None
+    is_collected: bool = False
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    executor: Any = None
+    saver: Saver | None = None
+    links: dict[str, Any] = field(default_factory=dict)
+    run: AgentRun | None = None
+    reporter: Reporter | None = None
+
+    def check_wanted(self) -> None:
+        """Stop preparing what nobody waits for.
+
+        Raises:
+            InterruptedRunError: the run was released.
+        """
+        if self.cancelled.is_set():
+            raise InterruptedRunError(f"run {self.run_id} was released while node {self.node} prepared it")
+
+    # ---- what links deliver, from their threads ---------------------------------------------------
+
+    def on_tensor(self, kind: str, seq: int, micro: int, boundary: int, source: str, tensor: Any, mask: Any) -> None:
+        """A checked tensor arrived."""
+        run = self._wanted()
+        if run is not None:
+            run.on_tensor(kind, seq, micro, boundary, source, tensor, mask)
+
+    def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
+        """A head arrived for turn ``seq``; probes end here."""
+        run = self._wanted()
+        if run is not None and kind == Payload.HEAD:
+            run.on_head(seq, source, data)
+
+    def on_refused(self, source: str, error: RingTuneError) -> None:
+        """A frame that claimed to be of ``source`` was dropped; the ring goes on."""
+        _LOG.warning("node %s refused a frame from %s: %s", self.node, source, error)
+
+    def on_ack(self, target: str, ack: AckLike) -> None:
+        """``target`` took hidden states out of its inbox, or dropped a frame of ours."""
+        run = self._wanted()
+        if run is None:
+            return
+        if ack.refusal:  # it will never come, so the run can't end
+            run.fail(
+                error_from_name(
+                    ack.error or FrameError.__name__,
+                    f"node {target} refused a frame of node {self.node}: {ack.refusal}",
+                )
+            )
+        elif ack.credits:
+            run.on_credits(target, ack.boundary, ack.credits)
+
+    def on_link_lost(self, peer: str, reason: str) -> None:
+        """A link with ``peer``, in or out, broke."""
+        if self.run is None or self.is_collected or self.cancelled.is_set():
+            return
+        _LOG.info("node %s: link with %s broke: %s", self.node, peer, reason)
+        timer = threading.Timer(_LOST_GRACE_S, self._report_lost, (peer, reason))
+        timer.daemon = True
+        timer.start()
+
+    def _report_lost(self, peer: str, reason: str) -> None:
+        run = self._wanted()
+        if run is not None and not self.is_collected:
+            run.on_peer_lost(peer, reason)
+
+    def _wanted(self) -> AgentRun | None:
+        return None if self.cancelled.is_set() else self.run
+
+    # ---- the end ----------------------------------------------------------------------------------
+
+    def stop(self, reason: str) -> None:
+        """Stop computing and close the links; ``cancelled`` has to be set. Takes a few seconds at most."""
+        if self.run is not None:
+            self.run.stop(reason)
+        closers = [threading.Thread(target=link.close, daemon=True) for link in list(self.links.values())]
+        for closer in closers:
+            closer.start()
+        if self.reporter is not None:
+            self.reporter.close()
+        for closer in closers:
+            closer.join(_CLOSE_S)
+        if self.run is not None:
+            self.run.wait(_END_S)
+
+    def drop(self) -> None:
+        """Let go of everything; on the compute thread, after the loop has ended."""
+        if self.saver is not None:
+            self.saver.close()
+        self.executor = self.run = self.reporter = self.saver = None
+        self.links.clear()
+        give_memory_back()

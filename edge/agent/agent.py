@@ -1,0 +1,431 @@
+"""The agent: what a node does for the coordinator, one run at a time.
+
+::
+
+    inspect -> prepare -> grant ... -> collect -> release      (release at any time, also while preparing)
+
+The coordinator drives one run at a time: a call for another run releases a left-over one. Whatever needs
+torch happens on one compute thread, through ``edge.agent.workshop``, which is loaded after the agent has joined.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from edge.agent.active_run import ActiveRun
+from edge.agent.options import AgentOptions, is_loopback
+from edge.machine import memory_budget
+from edge.machine.threads import ComputeThread
+from edge.measuring.wanted import Timing
+from edge.run.loop import AgentRun, Link
+from edge.run.reporter import Reporter
+from edge.shards.saver import GoesOn, ShardAsked, check_shards, open_saver
+from edge.weights.borrow import Borrower
+from edge.wire.probe import LinkRate, measure_link
+from ringtune.errors import ConnectionFailedError, FrameError, IntegrityError, RingTuneError
+from ringtune.files.chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
+from ringtune.jobs.job import Job, parse_job
+from ringtune.schedule.lowering import links as plan_links
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.v1 import control_pb2
+
+_LOG = logging.getLogger(__name__)
+_LINK_RETRY_S = 0.1
+_FLUSH_S = 5.0
+
+
+class Workshop(Protocol):
+    """The part of an agent that needs torch; ``edge.agent.workshop``, loaded when first needed."""
+
+    def warm_up(self) -> None:
+        """Load the libraries that a run needs."""
+
+    def inspect(
+        self, options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
+    ) -> tuple[dict[str, Any], Any]:
+        """Facts as JSON, and the node's dataset or None."""
+
+    def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
+        """The executor of this node."""
+
+    def ring_servicer(self) -> Any:
+        """The servicer that takes frames; one per process."""
+
+    def expect(self, servicer: Any, active: ActiveRun, job: Job) -> None:
+        """Let the servicer take the run's frames and deliver them to ``active``."""
+
+    def connect(self, active: ActiveRun, target: str, address: str) -> Any:
+        """A link that is not open yet: ``open(timeout_s)`` and what ``run.Link`` has."""
+
+
+class Agent:
+    """One node's part in runs.
+
+    Args:
+        options: of the command line.
+        attach_ring: registers the ring's servicer with the server when it is loaded.
+        report: delivers one report to the coordinator or raises ``grpc.RpcError``.
+        load_workshop: loads the part that needs torch.
+        models: fetches what this node has no copy of; None = a copy has to be there.
+    """
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        attach_ring: Callable[[Any], None],
+        report: Callable[[control_pb2.ReportRequest], object],
+        *,
+        load_workshop: Callable[[], Workshop] | None = None,
+        models: Borrower | None = None,
+    ) -> None:
+        self.models = models
+        self._options = options
+        self._attach_ring = attach_ring
+        self._ring: Any = None
+        self._report = report
+        self._load = load_workshop or (lambda: importlib.import_module("edge.agent.workshop"))
+        self._loaded: Workshop | None = None
+        self._compute = ComputeThread()
+        self._lock = threading.Lock()
+        self._active: ActiveRun | None = None
+        self._data: tuple[str, Any] = ("", None)
+
+    @property
+    def current_run(self) -> str:
+        """The id of the run that is prepared or under way, empty = none."""
+        active = self._active
+        return active.run_id if active else ""
+
+    def warm_up(self) -> None:
+        """Load torch in the background; an error shows up when a run needs it."""
+        self._compute.submit(lambda: self._workshop().warm_up())
+
+    # ---- what the coordinator asks ----------------------------------------------------------------
+
+    def inspect(self, run_id: str, job_toml: str, timing: Timing | None, *, timeout_s: float) -> str:
+        """Count rows and labels, time every kind of work; ``timing`` None = do not.
+
+        Returns:
+            ``profile.NodeFacts`` as JSON.
+
+        Raises:
+            RingTuneError: model or data can't be used.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        self._release_other(run_id)
+        job = self._job(run_id, job_toml)
+        if self.models is not None:
+            job = self.models.for_planning(run_id, job, timeout_s=timeout_s)
+        budget = self._options.memory_bytes or memory_budget.memory_budget()
+
+        def work() -> dict[str, Any]:
+            self._data = ("", None)
+            facts, dataset = self._workshop().inspect(self._options, job, timing=timing, memory_bytes=budget)
+            self._data = (run_id, dataset)
+            return facts
+
+        what = f"node {self._options.name} to inspect its model and data"
+        return json.dumps(self._compute.call(work, timeout_s=deadline_s - time.monotonic(), what=what))
+
+    def measure_link(self, target: str, address: str, message_bytes: int, *, timeout_s: float) -> LinkRate:
+        """How fast the link to another node is; see ``edge.wire.probe``.
+
+        Raises:
+            ConnectionFailedError: it can't be measured, or leaves this machine unencrypted; names both ends.
+            DeadlineError: it took too long.
+        """
+        self._check_private(target, address)
+        source = self._options.name
+        return measure_link(source, target, address, message_bytes=message_bytes, timeout_s=timeout_s)
+
+    def prepare(
+        self,
+        run_id: str,
+        plan_epoch: int,
+        *,
+        plan_json: str,
+        job_toml: str,
+        addresses: Mapping[str, str],
+        timeout_s: float,
+        goes_on: GoesOn | None = None,
+    ) -> int:
+        """Build the slice and open the links; with ``goes_on`` load the shard of a checkpoint.
+
+        Returns:
+            Bytes of weights that were materialised.
+
+        Raises:
+            PlanError: the plan is not readable or does not have this node.
+            ConnectionFailedError: a peer can't be reached.
+            InterruptedRunError: the run was released meanwhile.
+            IntegrityError: the shard is missing or damaged.
+            StorageError: the folder for shards can't be used.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        self._release_other("")
+        plan = _plan(plan_json)
+        job = self._job(run_id, job_toml)
+        start = StartPoint.of(plan, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
+        active = ActiveRun(run_id, self._options.name, plan_epoch, plan, start)
+        with self._lock:
+            self._active = active
+        _LOG.info("run %s begins, blocks %s", run_id, _blocks(plan, self._options.name))
+        try:
+            if self.models is not None:
+                job = self.models.for_run(run_id, job, plan, timeout_s=deadline_s - time.monotonic())
+                active.check_wanted()
+            self._build(active, job, deadline_s, goes_on)
+            self._open_links(active, addresses, deadline_s)
+            self._start(active, job)
+            active.check_wanted()
+        except BaseException:
+            self._end(active, "preparing failed")
+            raise
+        return int(active.executor.hosted_bytes)
+
+    def load(self, run_id: str, chunks: Iterable[control_pb2.FileChunk], *, timeout_s: float) -> None:
+        """Take a saved adapter and head over instead of the initial ones; before the first turn.
+
+        Raises:
+            FrameError: this run is not the one that is prepared here.
+            IntegrityError: the files are damaged or belong to another job.
+        """
+        active, run = self._of(run_id, None)
+        executor = active.executor
+        with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
+            folder = Path(name)
+            write_files(
+                chunks, folder, names=ADAPTER_FILES, max_bytes=MAX_ADAPTER_BYTES, source=f"the coordinator of {run_id}"
+            )
+            run.call(lambda: executor.load_saved(folder), timeout_s=timeout_s, what="the saved adapter to be loaded")
+
+    def check_shards(self, run_id: str, asked: Sequence[ShardAsked], *, timeout_s: float) -> list[str]:
+        """What is wrong with each of these shards of ``run_id`` here; empty = intact.
+
+        Raises:
+            BusyError: another process uses this node's folder.
+        """
+        name, state = self._options.name, self._options.state
+        return self._compute.call(
+            lambda: check_shards(state, name, run_id, asked, timeout_s=timeout_s),
+            timeout_s=timeout_s,
+            what=f"node {name} to check its shards",
+        )
+
+    def grant(self, run_id: str, plan_epoch: int, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
+        """Work on these turns; shards of steps before ``keep_from_step`` are not needed any more.
+
+        Raises:
+            FrameError: this run or plan is not the one that is prepared here.
+        """
+        run = self._of(run_id, plan_epoch)[1]
+        run.grant(turns)
+        if keep_from_step:
+            run.keep_shards_from(keep_from_step)
+
+    def collect(self, run_id: str, *, with_head: bool, with_private: bool, timeout_s: float) -> dict[str, bytes]:
+        """The trained tensors and this node's totals, as files by name.
+
+        Raises:
+            FrameError: this run is not the one that is prepared here.
+        """
+        active, run = self._of(run_id, None)
+        executor, reporter = active.executor, active.reporter
+        active.is_collected = True
+        files: dict[str, bytes] = dict(
+            run.call(
+                lambda: executor.adapter_files(with_head=with_head, with_private=with_private),
+                timeout_s=timeout_s,
+                what="the trained tensors",
+            )
+        )
+        totals = {
+            "node": self._options.name,
+            **run.totals.as_json(),
+            "hosted_bytes": int(executor.hosted_bytes),
+            **executor.version_figures,
+            "peak_rss_bytes": memory_budget.peak_rss_bytes(),
+        }
+        files["totals.json"] = json.dumps(totals).encode()
+        if reporter is not None:
+            reporter.flush(min(_FLUSH_S, timeout_s))  # so that the trace is complete when the run ends
+        return files
+
+    def release(self, run_id: str, reason: str) -> None:
+        """Stop and forget a run, whatever its state; an unknown one is no error. Empty = whatever runs."""
+        if self.models is not None:
+            self.models.release(run_id)
+        active = self._active
+        if active is not None and run_id in ("", active.run_id):
+            self._end(active, reason)
+        if run_id in ("", self._data[0]):
+            self._data = ("", None)
+
+    # ---- what the process asks --------------------------------------------------------------------
+
+    def abandon(self, error: RingTuneError) -> None:
+        """Report that this node leaves, so that the others need not wait for the lease; then release."""
+        active = self._active
+        if active is not None and active.run is not None and active.reporter is not None:
+            active.run.fail(error)
+            active.reporter.flush(1.0)
+        self.release("", str(error))
+
+    def close(self, timeout_s: float) -> bool:
+        """Release everything; False if the compute thread is still busy after ``timeout_s`` seconds."""
+        self.release("", "the agent ends")
+        return self._compute.close(timeout_s)
+
+    # ---- parts of prepare -------------------------------------------------------------------------
+
+    def _build(self, active: ActiveRun, job: Job, deadline_s: float, goes_on: GoesOn | None) -> None:
+        def work() -> None:
+            active.check_wanted()
+            memory_budget.reset_peak()
+            workshop = self._workshop()
+            # before the slice is built: peers that are faster may open their links meanwhile
+            workshop.expect(self._ring, active, job)
+            if active.cancelled.is_set():
+                self._ring.forget(active)
+                active.check_wanted()
+            data_run, dataset = self._data
+            active.executor = workshop.build(
+                self._options, job, active.plan, dataset if data_run == active.run_id else None
+            )
+            active.saver = open_saver(
+                self._options.state,
+                active.plan,
+                active.node,
+                goes_on.run_id if goes_on else active.run_id,
+                is_resumed=goes_on is not None,
+                timeout_s=deadline_s - time.monotonic(),
+            )
+            if goes_on is not None and active.saver is not None:
+                held_head = goes_on.holder == active.node
+                active.saver.load(goes_on.shard.step, goes_on.shard.sha256, active.executor, with_head=held_head)
+
+        left_s = deadline_s - time.monotonic()
+        self._compute.call(work, timeout_s=left_s, what=f"node {self._options.name} to build its slice")
+
+    def _open_links(self, active: ActiveRun, addresses: Mapping[str, str], deadline_s: float) -> None:
+        name = self._options.name
+        workshop = self._workshop()
+        for target in sorted(target for source, target in plan_links(active.plan) if source == name):
+            address = addresses.get(target, "")
+            if not address:
+                raise ConnectionFailedError(f"node {name} got no address of node {target}; let it join again")
+            self._check_private(target, address)
+            active.links[target] = self._open_link(workshop, active, target, address, deadline_s)
+
+    def _check_private(self, target: str, address: str) -> None:
+        if not self._options.insecure and not is_loopback(address):
+            raise ConnectionFailedError(
+                f"node {self._options.name} won't send tensors unencrypted to {target} at {address}; "
+                "start every node with --insecure if the network is trusted"
+            )
+
+    def _open_link(self, workshop: Workshop, active: ActiveRun, target: str, address: str, deadline_s: float) -> Any:
+        """Open one link; a peer that has not got the plan yet refuses, so try again until the deadline."""
+        while True:
+            active.check_wanted()
+            link = workshop.connect(active, target, address)
+            try:
+                link.open(max(0.1, deadline_s - time.monotonic()))
+                return link
+            except (FrameError, ConnectionFailedError) as error:
+                link.close()
+                if time.monotonic() + _LINK_RETRY_S > deadline_s:
+                    raise
+                _LOG.debug("link to %s not open yet: %s", target, error)
+            active.cancelled.wait(_LINK_RETRY_S)
+
+    def _start(self, active: ActiveRun, job: Job) -> None:
+        active.reporter = Reporter(
+            run_id=active.run_id,
+            node=self._options.name,
+            num_blocks=active.plan.num_blocks,
+            send=self._report,
+            on_refused=lambda reason: self._end(active, reason),
+        )
+        links: dict[str, Link] = active.links
+        active.run = AgentRun(
+            plan=active.plan,
+            node=self._options.name,
+            executor=active.executor,
+            links=links,
+            ack=self._ring.ack,
+            reports=active.reporter,
+            wait_s=job.runtime.wait_s,
+            record=job.runtime.record,
+            start=active.start,
+            saver=active.saver,
+        )
+        self._compute.submit(active.run.loop)
+
+    # ---- the end of a run -------------------------------------------------------------------------
+
+    def _end(self, active: ActiveRun, reason: str) -> None:
+        """Stop a run and drop what it holds; from any thread, more than once."""
+        with self._lock:
+            if active.cancelled.is_set():
+                return
+            active.cancelled.set()
+            if self._active is active:
+                self._active = None
+        _LOG.info("run %s is over: %s", active.run_id, reason)
+        active.stop(reason)
+        if self._ring is not None:
+            self._ring.forget(active)
+        self._compute.submit(active.drop)
+
+    def _release_other(self, run_id: str) -> None:
+        active = self._active
+        if active is not None and active.run_id != run_id:
+            self._end(active, "another run begins")
+
+    def _of(self, run_id: str, plan_epoch: int | None) -> tuple[ActiveRun, AgentRun]:
+        active = self._active
+        if active is None or active.run is None or active.run_id != run_id:
+            doing = f"run {active.run_id}" if active else "no run"
+            raise FrameError(f"node {self._options.name} has {doing}, not run {run_id}; prepare it first")
+        if plan_epoch is not None and plan_epoch != active.plan_epoch:
+            raise FrameError(
+                f"node {self._options.name} has plan epoch {active.plan_epoch}, not {plan_epoch}; prepare it first"
+            )
+        return active, active.run
+
+    def _workshop(self) -> Workshop:
+        if self._loaded is None:
+            start_s = time.monotonic()
+            self._loaded = self._load()
+            self._ring = self._loaded.ring_servicer()
+            self._attach_ring(self._ring)
+            _LOG.debug("torch and the model libraries were loaded in %.1f s", time.monotonic() - start_s)
+        return self._loaded
+
+    def _job(self, run_id: str, job_toml: str) -> Job:
+        job = parse_job(job_toml, source=f"the job of run {run_id}")
+        path = self._options.model
+        return job.with_overrides({"model.path": str(path)}) if path is not None else job
+
+
+def _blocks(plan: Plan, node: str) -> str:
+    piece = plan.slice_of(node)
+    return f"[{piece.start}, {piece.stop})" if piece.num_blocks else "none"
+
+
+def _plan(plan_json: str) -> Plan:
+    try:
+        value = json.loads(plan_json)
+    except ValueError as error:
+        raise IntegrityError(f"the plan that came is not JSON: {error}; use one version on all machines") from error
+    return Plan.from_json(value)

@@ -1,0 +1,168 @@
+"""The agent's process: start, join, wait for a reason to end, leave in order.
+
+Ends within seconds whatever the compute thread does: what is left of it then is a daemon thread inside a
+torch call, and the process exits without waiting for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import secrets
+import signal
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from edge.agent.agent import Agent
+from edge.agent.membership import Membership
+from edge.agent.options import AgentOptions, advertised_address
+from edge.agent.servicer import AgentServer
+from edge.machine import memory_budget
+from edge.machine.allocator import keep_freed_memory
+from edge.machine.threads import available_cores, limit_library_threads
+from edge.weights.borrow import Borrower
+from edge.wire.options import open_channel
+from ringtune import __version__
+from ringtune.errors import PeerLostError, RingTuneError
+from ringtune.v1 import control_pb2, control_pb2_grpc
+
+_LOG = logging.getLogger(__name__)
+_REPORT_S = 5.0
+_CLOSE_S = 2.0
+# Short: the kernel may hand a signal to any thread, and then nothing wakes this one, which runs the handlers.
+_WAIT_S = 0.5
+
+
+@dataclass(slots=True)
+class _Ending:
+    """Why the process shall end; the first reason counts."""
+
+    wanted: threading.Event = field(default_factory=threading.Event)
+    code: int = 0
+    reason: str = ""
+    error: RingTuneError | None = None
+
+    def ask(self, code: int, reason: str, error: RingTuneError | None = None) -> None:
+        """End with ``code``."""
+        if not self.wanted.is_set():
+            self.code, self.reason, self.error = code, reason, error
+            self.wanted.set()
+
+
+def run_agent(options: AgentOptions) -> int:
+    """Be an agent until told to stop.
+
+    Returns:
+        The exit code: 143 after SIGTERM, 130 after SIGINT, 0 if the parent has ended.
+
+    Raises:
+        ConnectionFailedError: the address can't be bound, or the coordinator can't be reached.
+        BusyError: the name is taken.
+    """
+    ending = _Ending()
+    _listen(ending, options)
+    limit_library_threads(options.threads or available_cores())
+    keep_freed_memory()
+    channel = open_channel(options.coordinator)
+    try:
+        return _serve(options, channel, ending)
+    finally:
+        channel.close()
+
+
+def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending) -> int:
+    stub = control_pb2_grpc.CoordinatorStub(channel)
+    agent = Agent(
+        options,
+        lambda servicer: server.add_ring(servicer),
+        lambda request: stub.Report(request, timeout=_REPORT_S),
+        models=Borrower(options, lambda: _peers(options.name, stub)),
+    )
+    server = AgentServer(agent, options.bind)
+    membership = Membership(
+        coordinator=stub,
+        where=options.coordinator,
+        identity=_identity(options, server.port),
+        current_run=lambda: agent.current_run,
+        on_run_over=agent.release,
+        on_gone=lambda error: ending.ask(error.exit_code, str(error), error),
+        rss_bytes=memory_budget.rss_bytes,
+        rejoin=not options.watch_parent,
+    )
+    try:
+        membership.join(timeout_s=options.join_s, give_up=ending.wanted)
+        if not ending.wanted.is_set():
+            agent.warm_up()
+        while not ending.wanted.wait(_WAIT_S):
+            pass
+        _LOG.info("node %s ends: %s", options.name, ending.reason)
+        agent.abandon(PeerLostError(f"node {options.name} was stopped ({ending.reason}); start it again"))
+    finally:
+        membership.leave()
+        if not agent.close(_CLOSE_S):
+            _exit_now(ending)
+        server.stop()
+    if ending.error is not None:
+        raise ending.error
+    return ending.code
+
+
+def _exit_now(ending: _Ending) -> None:
+    """Without waiting for a thread that is inside a long torch call, or for calls that wait for it."""
+    if ending.error is not None:
+        sys.stderr.write(f"error: {ending.error}\n")
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ending.code)
+
+
+def _listen(ending: _Ending, options: AgentOptions) -> None:
+    """Turn signals and the end of the parent into an ending."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda got, _: ending.ask(128 + got, signal.Signals(got).name))
+    if options.watch_parent:
+        threading.Thread(target=_watch_parent, args=(ending,), name="watch-parent", daemon=True).start()
+
+
+def _watch_parent(ending: _Ending) -> None:
+    while True:
+        try:
+            if not os.read(0, 4096):
+                break
+        except OSError:
+            break
+    ending.ask(0, "its parent has ended")
+
+
+def _peers(name: str, stub: control_pb2_grpc.CoordinatorStub) -> list[str]:
+    """Where the other members are reached."""
+    members = stub.Nodes(control_pb2.Empty(), timeout=_REPORT_S).nodes
+    return [entry.joined.address for entry in members if entry.joined.node != name and entry.state != "lost"]
+
+
+def _identity(options: AgentOptions, port: int) -> control_pb2.JoinRequest:
+    return control_pb2.JoinRequest(
+        node=options.name,
+        address=advertised_address(options, port),
+        version=__version__,
+        has_data=options.data is not None,
+        memory_bytes=options.memory_bytes or memory_budget.memory_budget(),
+        device=_likely_device(options),
+        threads=options.threads or available_cores(),
+        system=f"{platform.system()} {platform.machine()}",
+        instance=secrets.token_hex(8),
+        is_guest=options.is_guest,
+    )
+
+
+def _likely_device(options: AgentOptions) -> str:
+    """Without loading torch: what a run will probably use."""
+    if options.device != "auto":
+        return options.device
+    return "cuda" if any(Path(name).exists() for name in ("/dev/nvidia0", "/dev/nvhost-gpu")) else "cpu"

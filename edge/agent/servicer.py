@@ -1,0 +1,223 @@
+"""The gRPC services of an agent: decode, one call, encode. The work is ``edge.agent.agent.Agent``'s.
+
+The ring's servicer needs torch, which is loaded after the agent has joined, so it is added later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+
+from edge.measuring.wanted import DEFAULT_BUDGET_S, Timing
+from edge.shards.saver import GoesOn, ShardAsked
+from edge.weights.serve import WeightsServicer
+from edge.wire.options import NodeServer, abort
+from edge.wire.probe import add_probe_sink
+from ringtune.errors import RingTuneError
+from ringtune.rpc.codec import turn_from_proto
+from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2_grpc
+
+if TYPE_CHECKING:
+    from edge.agent.agent import Agent
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+_CHUNK_BYTES = 1 << 20
+# A stream of a peer holds a thread for a whole run; control calls need some beside them.
+_MAX_WORKERS = 128
+_LONGEST_CALL_S = 3600.0
+
+
+class AgentServicer(control_pb2_grpc.AgentServicer):
+    """What the coordinator calls."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def Inspect(  # noqa: N802
+        self, request: control_pb2.InspectRequest, context: grpc.ServicerContext
+    ) -> control_pb2.InspectReply:
+        """Facts for the planner."""
+        facts = _answer(
+            context,
+            lambda: self._agent.inspect(request.run_id, request.job_toml, _timing(request), timeout_s=_left_s(context)),
+        )
+        return control_pb2.InspectReply(
+            facts_json=facts, shards=_answer(context, lambda: self._shards(request, context))
+        )
+
+    def _shards(
+        self, request: control_pb2.InspectRequest, context: grpc.ServicerContext
+    ) -> list[control_pb2.ShardState]:
+        if not request.shards:
+            return []
+        asked = [ShardAsked(shard.step, shard.sha256) for shard in request.shards]
+        problems = self._agent.check_shards(request.checkpoint_run, asked, timeout_s=_left_s(context))
+        pairs = zip(asked, problems, strict=True)
+        return [control_pb2.ShardState(step=shard.step, problem=problem) for shard, problem in pairs]
+
+    def MeasureLink(  # noqa: N802
+        self, request: control_pb2.MeasureLinkRequest, context: grpc.ServicerContext
+    ) -> control_pb2.MeasureLinkReply:
+        """How fast this node reaches another one."""
+        found = _answer(
+            context,
+            lambda: self._agent.measure_link(
+                request.target, request.address, request.message_bytes, timeout_s=_left_s(context)
+            ),
+        )
+        return control_pb2.MeasureLinkReply(
+            rate_bytes_per_s=found.rate_bytes_per_s,
+            rate_low_bytes_per_s=found.rate_low_bytes_per_s,
+            rate_high_bytes_per_s=found.rate_high_bytes_per_s,
+            latency_s=found.latency_s,
+            samples=found.samples,
+            bytes=found.sent_bytes,
+            send_cpu_s_per_byte=found.send_cpu_s_per_byte,
+            receive_cpu_s_per_byte=found.receive_cpu_s_per_byte,
+            busy_source_s=found.busy_source_s,
+            busy_target_s=found.busy_target_s,
+        )
+
+    def Prepare(  # noqa: N802
+        self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
+    ) -> control_pb2.PrepareReply:
+        """Build what a plan wants from this node."""
+        hosted_bytes = _answer(
+            context,
+            lambda: self._agent.prepare(
+                request.run_id,
+                request.plan_epoch,
+                plan_json=request.plan_json,
+                job_toml=request.job_toml,
+                addresses=dict(request.addresses),
+                timeout_s=_left_s(context),
+                goes_on=_goes_on(request),
+            ),
+        )
+        return control_pb2.PrepareReply(hosted_bytes=hosted_bytes)
+
+    def Load(  # noqa: N802
+        self, request_iterator: Iterator[control_pb2.LoadChunk], context: grpc.ServicerContext
+    ) -> control_pb2.Empty:
+        """Take a saved adapter over."""
+        _answer(context, lambda: self._load(request_iterator, _left_s(context)))
+        return control_pb2.Empty()
+
+    def _load(self, chunks: Iterator[control_pb2.LoadChunk], timeout_s: float) -> None:
+        first = next(chunks, control_pb2.LoadChunk())
+        files = (chunk.file for chunk in itertools.chain([first], chunks))
+        self._agent.load(first.run_id, files, timeout_s=timeout_s)
+
+    def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """Work on turns."""
+        _answer(
+            context,
+            lambda: self._agent.grant(
+                request.run_id,
+                request.plan_epoch,
+                tuple(turn_from_proto(turn) for turn in request.turns),
+                keep_from_step=request.keep_from_step,
+            ),
+        )
+        return control_pb2.Empty()
+
+    def Collect(  # noqa: N802
+        self, request: control_pb2.CollectRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.CollectChunk]:
+        """Stream the trained tensors."""
+        files = _answer(
+            context,
+            lambda: self._agent.collect(
+                request.run_id,
+                with_head=request.with_head,
+                with_private=request.with_private,
+                timeout_s=_left_s(context),
+            ),
+        )
+        for name, content in sorted(files.items()):
+            yield from collect_chunks(name, content)
+
+    def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """Forget a run."""
+        _answer(context, lambda: self._agent.release(request.run_id, request.reason or "released"))
+        return control_pb2.Empty()
+
+
+def _timing(request: control_pb2.InspectRequest) -> Timing | None:
+    if not request.measure:
+        return None
+    return Timing(request.measure_s or DEFAULT_BUDGET_S, request.neighbours, request.fresh)
+
+
+def _goes_on(request: control_pb2.PrepareRequest) -> GoesOn | None:
+    if not request.HasField("shard"):
+        return None
+    return GoesOn(request.checkpoint_run, ShardAsked(request.shard.step, request.shard.sha256), request.start_holder)
+
+
+def collect_chunks(name: str, content: bytes) -> Iterator[control_pb2.CollectChunk]:
+    """Cut one file into messages; the last one has the digest."""
+    digest = hashlib.sha256(content).hexdigest()
+    starts = range(0, max(1, len(content)), _CHUNK_BYTES)
+    for start in starts:
+        is_last = start == starts[-1]
+        yield control_pb2.CollectChunk(
+            name=name if start == 0 else "",
+            chunk=content[start : start + _CHUNK_BYTES],
+            last=is_last,
+            sha256=digest if is_last else "",
+        )
+
+
+class AgentServer:
+    """Serves an agent: its control calls from the start, the ring as soon as it is loaded.
+
+    Args:
+        agent: whose ``attach_ring`` is this object's ``add_ring``.
+        bind: ``host:port``; port 0 takes a free one.
+
+    Raises:
+        ConnectionFailedError: the address can't be bound.
+    """
+
+    def __init__(self, agent: Agent, bind: str) -> None:
+        self._grpc_server: grpc.Server | None = None
+
+        def add(server: grpc.Server) -> None:
+            self._grpc_server = server
+            control_pb2_grpc.add_AgentServicer_to_server(AgentServicer(agent), server)
+            add_probe_sink(server)
+            if agent.models is not None:
+                weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(agent.models.offers), server)
+
+        self._server = NodeServer(bind, add, max_workers=_MAX_WORKERS)
+        self.port = self._server.port
+
+    def add_ring(self, servicer: Any) -> None:
+        """Serve links too; gRPC takes further handlers while it serves."""
+        servicer.add_to(self._grpc_server)
+
+    def stop(self) -> None:
+        """Refuse new calls, cancel the running ones, end the threads."""
+        self._server.stop()
+
+
+def _left_s(context: grpc.ServicerContext) -> float:
+    left = context.time_remaining()
+    return _LONGEST_CALL_S if left is None else min(_LONGEST_CALL_S, max(0.0, left))
+
+
+def _answer(context: grpc.ServicerContext, call: Callable[[], T]) -> T:
+    """The result of ``call``, or its error as a status."""
+    try:
+        return call()
+    except Exception as error:
+        if not isinstance(error, RingTuneError):
+            _LOG.exception("a call failed")
+        abort(context, error)

@@ -1,0 +1,191 @@
+"""The part of an agent that needs torch: facts, the executor, and both ends of the links.
+
+Importing this module loads torch and the model libraries, which takes seconds; the agent does so in the
+background after it has joined.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edge.agent.active_run import ActiveRun
+from edge.agent.options import AgentOptions
+from edge.compute.executor import NodeExecutor
+from edge.data.rows import NO_TOKENS, OwnerDataset
+from edge.machine.hardware import cpu_cores, describe
+from edge.machine.libraries import load_libraries, touch_kernels
+from edge.machine.memory_budget import give_memory_back
+from edge.machine.threads import available_cores
+from edge.measuring.node import full_size_s, timings
+from edge.measuring.wanted import Timing
+from edge.measuring.works import Measured
+from edge.wire.frames import Hello
+from edge.wire.link import OutLink
+from edge.wire.server import RingServicer, RunExpectation
+from ringtune.costs.measuring import job_shape
+from ringtune.costs.profile import NodeFacts, Shape
+from ringtune.costs.work_times import Work
+from ringtune.errors import DataError, UsageError
+from ringtune.jobs.job import Job
+from ringtune.models.folder import model_facts
+from ringtune.schedule.plan import Plan
+
+_LOG = logging.getLogger(__name__)
+_NOT_MEASURED = Measured((), 0)
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def warm_up() -> None:
+    """Load what a run would load on its way, half of the whole time; nothing is built yet."""
+    load_libraries()
+    touch_kernels()
+
+
+def inspect(
+    options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
+) -> tuple[dict[str, Any], OwnerDataset | None]:
+    """Read what this node has, and how fast it is.
+
+    Args:
+        options: of the agent.
+        job: with the model's folder on this machine.
+        timing: how to time every kind of work; None = not at all, times are then 0.
+        memory_bytes: budget for a run.
+
+    Returns:
+        ``NodeFacts`` as JSON, and the dataset of an owner.
+
+    Raises:
+        ModelError: the model folder can't be used.
+        DataError: a data file can't be used.
+    """
+    device, threads = set_up_torch(options, job)
+    folder = Path(job.model.path)
+    facts = model_facts(folder, job)
+    dataset = load_data(options, job, folder)
+    tokens = dataset.mean_tokens(job.train.batch_size, job.train.seed, options.name) if dataset else NO_TOKENS
+    hardware = describe(threads=threads, accelerator=torch.cuda.get_device_name() if device == "cuda" else "")
+    found = _NOT_MEASURED
+    if timing is not None:
+        state = None if options.is_guest else options.state
+        found = timings(job, facts, dataset, device=device, hardware=hardware, state=state, timing=timing)
+        give_memory_back()
+    if device == "cuda" and not options.memory_bytes:
+        memory_bytes = torch.cuda.mem_get_info()[0]
+    node = NodeFacts(
+        node=options.name,
+        train_rows=dataset.train_rows if dataset else 0,
+        eval_rows=dataset.eval_rows if dataset else 0,
+        labels=dataset.labels if dataset else (),
+        eval_labels=dataset.eval_labels if dataset else (),
+        skipped_rows=dataset.skipped_rows if dataset else 0,
+        memory_bytes=memory_bytes,
+        threads=threads,
+        device=device,
+        block_forward_s=full_size_s(found, Work.FORWARD),
+        block_graph_s=full_size_s(found, Work.GRAPH),
+        block_backward_s=full_size_s(found, Work.BACKWARD),
+        activation_block_bytes=found.activation_bytes,
+        model=facts,
+        hardware=hardware,
+        cpu_cores=cpu_cores(),
+        train_tokens=tokens.train,
+        eval_tokens=tokens.evaluation,
+        shape=job_shape(job) if timing else Shape(),
+        work_times=found.work_times,
+    )
+    return node.to_json(), dataset
+
+
+def load_data(options: AgentOptions, job: Job, tokenizer_folder: Path) -> OwnerDataset | None:
+    """The rows of this node; None if it was started without ``--data``.
+
+    Raises:
+        DataError: a file can't be used.
+    """
+    if options.data is None:
+        return None
+    index, count = options.share
+    return OwnerDataset.load(
+        job,
+        options.data,
+        options.eval_data,
+        share=index,
+        num_owners=count,
+        tokenizer_folder=tokenizer_folder,
+    )
+
+
+def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | None) -> NodeExecutor:
+    """What this node hosts in a run.
+
+    Raises:
+        DataError: the plan wants data that this node does not have.
+        ModelError: the model folder can't be used.
+    """
+    device, _ = set_up_torch(options, job)
+    folder = Path(job.model.path)
+    if plan.owner(options.name) is None:
+        dataset = None
+    elif dataset is None:
+        dataset = load_data(options, job, folder)
+        if dataset is None:
+            raise DataError(f"node {options.name} is an owner in the plan but was started without --data; plan anew")
+    if dataset is not None:
+        dataset.set_labels(plan.labels)
+    return NodeExecutor(plan, options.name, job, folder, dataset, device=device)
+
+
+def set_up_torch(options: AgentOptions, job: Job) -> tuple[str, int]:
+    """Choose device and threads.
+
+    Returns:
+        ``cpu`` or ``cuda``, and the number of compute threads.
+
+    Raises:
+        UsageError: ``--device cuda`` where torch sees no such device.
+    """
+    threads = options.threads or job.runtime.threads or available_cores()
+    torch.set_num_threads(threads)
+    has_cuda = options.device != "cpu" and torch.cuda.is_available()
+    if options.device == "cuda" and not has_cuda:
+        raise UsageError(f"node {options.name} was started with --device cuda, but torch sees none; use --device cpu")
+    return ("cuda" if has_cuda else "cpu"), threads
+
+
+# ---- links ---------------------------------------------------------------------------------------
+
+
+def ring_servicer() -> RingServicer:
+    """The servicer that takes frames."""
+    return RingServicer()
+
+
+def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
+    """Take the frames of a run from now on."""
+    expectation = RunExpectation(
+        run_id=active.run_id,
+        plan_epoch=active.plan_epoch,
+        plan=active.plan,
+        digest=active.plan.digest,
+        node=active.node,
+        compute_dtype=_DTYPES[job.model.dtype],
+        start=active.start,
+    )
+    servicer.expect(expectation, active)
+
+
+def connect(active: ActiveRun, target: str, address: str) -> OutLink:
+    """A link to ``target`` that is not open yet."""
+    hello = Hello(
+        run_id=active.run_id,
+        plan_epoch=active.plan_epoch,
+        source=active.node,
+        digest=active.plan.digest,
+        wire_dtype=active.plan.wire_dtype,
+    )
+    return OutLink(target, address, hello, on_ack=active.on_ack, on_broken=active.on_link_lost)

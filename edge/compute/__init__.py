@@ -1,0 +1,1 @@
+"""What a node computes: hosted blocks and the actions on them."""

@@ -1,0 +1,339 @@
+"""Carry out the compute actions of one node with torch.
+
+The engine decides what runs when; here each action is a few lines on the state of its micro-batch::
+
+    E  ids -> hidden            F  hidden -> hidden, keeps (x, y)    H  hidden -> loss, gradient
+    f  hidden -> hidden         B  y.backward(gradient) -> x.grad    U  optimizer step
+
+What was handed out or used up is dropped at once, so a frozen slice holds nothing between two micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from edge.compute.hosting import Hosted, host
+from edge.compute.micro_batches import MicroBatch, OpenItem
+from edge.data.rows import OwnerDataset
+from edge.model.activations import storage_bytes
+from edge.model.loading import load_saved
+from edge.model.optimizers import apply_update
+from edge.model.owner import OwnerParts
+from edge.model.saving import adapter_folder
+from edge.model.versions import VersionStore
+from edge.shards.shard_file import load_shard, to_shard
+from ringtune.errors import PlanError
+from ringtune.jobs.job import Job
+from ringtune.jobs.learning_rate import learning_rate
+from ringtune.schedule.lowering import Action, Op, Payload
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, Turn, items
+
+Values = tuple[tuple[str, float], ...]
+
+
+class NodeExecutor:
+    """What one node hosts in one run, and the actions on it.
+
+    Not thread-safe: everything is called from one thread (torch's generator is global, and dropout uses it).
+
+    Args:
+        plan: the plan of the run.
+        node: which node of it.
+        job: what was asked.
+        model_folder: config, weights and tokenizer of the base model.
+        dataset: the node's own rows; needed exactly if the plan names it as an owner.
+        device: torch device.
+
+    Raises:
+        ModelError: the folder is not what the plan needs.
+        JobError: the adapter configuration can't be split.
+        DataError: an owner without data, or a class that the plan doesn't have.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        node: str,
+        job: Job,
+        model_folder: Path,
+        dataset: OwnerDataset | None,
+        *,
+        device: str = "cpu",
+    ) -> None:
+        self._plan = plan
+        self._slice = plan.slice_of(node)
+        self._job = job
+        self._dataset = dataset if plan.owner(node) else None
+        self._hosted: Hosted = host(plan, node, job, model_folder, dataset, device=torch.device(device))
+        blocks = [self._hosted.skeleton.blocks[index] for index in range(self._slice.start, self._slice.stop)]
+        self._versions = VersionStore(blocks, self._hosted.optimizer)
+        self._items: dict[int, OpenItem] = {}
+        self._flows: dict[tuple[int, int], MicroBatch] = {}
+        self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
+            Op.EMBED: self._embed,
+            Op.FORWARD_FREE: self._forward_free,
+            Op.FORWARD: self._forward,
+            Op.HEAD: self._head,
+            Op.BACKWARD: self._backward,
+            Op.UPDATE: self._update,
+        }
+
+    # ---- what is held -----------------------------------------------------------------------------
+
+    @property
+    def hosted_bytes(self) -> int:
+        """Bytes of weights, adapters and head that this node holds."""
+        return self._hosted.hosted_bytes
+
+    @property
+    def version_figures(self) -> dict[str, int]:
+        """Most versions of the slice's trained tensors at once, and the bytes of those besides the newest."""
+        return {
+            "peak_versions": self._versions.peak_versions,
+            "peak_version_bytes": self._versions.peak_extra_bytes,
+        }
+
+    def live_bytes(self) -> int:
+        """Bytes of batches, hidden states, gradients and graphs that are held now (for tests)."""
+        held = [tensor for entry in self._items.values() if entry.batch for tensor in entry.batch.tensors()]
+        held += [tensor for flow in self._flows.values() for tensor in flow.tensors()]
+        weights = storage_bytes(self._hosted.weights())
+        return sum(size for address, size in storage_bytes(held).items() if address not in weights)
+
+    # ---- turns ------------------------------------------------------------------------------------
+
+    def grant(self, turn: Turn) -> None:
+        """Learn the items of a turn; has to come before any of their actions."""
+        plan = self._plan.unfrozen_at(turn.unfreeze_at)
+        for item in items(plan, turn):
+            self._items[item.seq] = OpenItem.of(plan, item)
+
+    def forget_turn(self, index: int) -> None:
+        """Drop a turn's items; call it when the node has done all its actions of the turn."""
+        done = {seq for seq, entry in self._items.items() if entry.item.turn == index}
+        self._items = {seq: entry for seq, entry in self._items.items() if seq not in done}
+        self._flows = {key: flow for key, flow in self._flows.items() if key[0] not in done}
+
+    # ---- actions ----------------------------------------------------------------------------------
+
+    def run(self, action: Action) -> Values:
+        """Carry out one of E, f, F, H, B, U.
+
+        Returns:
+            Numbers for the report, to be summed by name: an H gives ``loss_sum`` and ``count``, and by task
+            ``correct``, ``tokens``, or at an evaluation ``questions``, ``exact_sum`` and ``f1_sum``; otherwise nothing.
+
+        Raises:
+            PlanError: the action has no input here, or its turn was not granted.
+        """
+        entry = self._items.get(action.seq)
+        if entry is None:
+            raise PlanError(f"{action} belongs to no granted turn")
+        handler = self._handlers.get(action.op)
+        if handler is None:
+            raise PlanError(f"{action} is not a compute action that this node knows")
+        return handler(action, entry)
+
+    def _embed(self, action: Action, entry: OpenItem) -> Values:
+        owner, dataset = self._owner(action)
+        if entry.batch is None:
+            batch = dataset.batch(self._plan, entry.item)
+            entry.num_targets = owner.num_targets(batch)
+            entry.batch = batch.to(self._hosted.device)
+        rows = entry.rows(action)
+        self._flows[action.seq, action.micro] = MicroBatch(hidden=owner.embed(rows), mask=rows.mask)
+        return ()
+
+    def _forward_free(self, action: Action, entry: OpenItem) -> Values:
+        flow, blocks = self._flow(action), self._hosted.blocks
+        hidden, mask, context = flow.block_inputs(action, blocks)
+        with torch.no_grad():
+            flow.hidden = blocks.run(hidden, mask, context, action.start, action.stop)
+        flow.boundary = action.stop
+        return ()
+
+    def _forward(self, action: Action, entry: OpenItem) -> Values:
+        item, flow, blocks = entry.item, self._flow(action), self._hosted.blocks
+        hidden, mask, context = flow.block_inputs(action, blocks)
+        if item.kind.has_update:
+            self._versions.use(item.seq)
+        has_grad_below = action.start > entry.lowest
+        with torch.enable_grad():
+            x = hidden.detach().requires_grad_(has_grad_below)
+            at = (item.step, action.micro)
+            y = blocks.run(x, mask, context, action.start, action.stop, train_at=at)
+        flow.graphs[action.start, action.stop] = (x, y)
+        flow.hidden, flow.boundary = y.detach(), action.stop
+        return ()
+
+    def _head(self, action: Action, entry: OpenItem) -> Values:
+        item, flow, (owner, dataset) = entry.item, self._flow(action), self._owner(action)
+        hidden, rows = flow.head_input(action), entry.rows(action)
+        flow.drop_hidden()
+        if item.kind.has_backward:
+            at = (item.step, action.micro)
+            result = owner.train_step(hidden, rows, num_targets=max(1, entry.num_targets), at=at)
+            flow.grad = result.grad
+            if not item.kind.has_update:
+                owner.drop_grads()
+        else:
+            result = owner.evaluate(hidden, rows)
+            if item.kind is StepKind.EVALUATE and result.predictions is not None:
+                result = result._replace(values=result.values + dataset.score(item, rows, result.predictions))
+        entry.heads_left -= 1
+        if entry.heads_left == 0:
+            entry.batch = None
+        self._drop_if_empty(action)
+        return result.values
+
+    def _backward(self, action: Action, entry: OpenItem) -> Values:
+        flow = self._flow(action)
+        graph = flow.graphs.pop((action.start, action.stop), None)
+        if graph is None or flow.grad is None:
+            raise PlanError(f"{action} has no {'graph' if graph is None else 'gradient'} here")
+        x, y = graph
+        if y.requires_grad:
+            torch.autograd.backward([y], [flow.grad])
+        flow.grad = x.grad
+        if not entry.item.kind.has_update:
+            for parameter in self._hosted.blocks.parameters(action.start, action.stop).values():
+                parameter.grad = None
+        self._drop_if_empty(action)
+        return ()
+
+    def _update(self, action: Action, entry: OpenItem) -> Values:
+        rate = learning_rate(self._job.train, entry.item.step, self._plan.num_steps)
+        if action.start == self._plan.num_blocks:
+            self._owner(action)[0].update(rate)
+        elif self._hosted.optimizer is not None:
+            self._versions.release(action.seq)
+            apply_update(self._hosted.optimizer, rate)
+        return ()
+
+    # ---- tensors in and out -----------------------------------------------------------------------
+
+    def put_tensor(self, payload: str, seq: int, micro: int, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Give a micro-batch the hidden state (B, T, D) or gradient that came for it.
+
+        Args:
+            payload: ``Payload.HIDDEN`` or ``Payload.GRAD``.
+            seq: item.
+            micro: micro-batch.
+            tensor: any float dtype, on the CPU.
+            mask: (B, T) integers with a hidden state that enters a block; None with one that enters the head.
+        """
+        flow = self._flows.setdefault((seq, micro), MicroBatch())
+        device = self._hosted.device
+        moved = tensor.to(device=device, dtype=self._hosted.dtype)
+        if payload == Payload.GRAD:
+            flow.grad = moved
+            return
+        flow.drop_hidden()
+        flow.hidden = moved
+        flow.mask = None if mask is None else mask.to(device=device, dtype=torch.int64)
+
+    def take_tensor(self, payload: str, seq: int, micro: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hand a micro-batch's hidden state or gradient out for sending, and forget it.
+
+        Returns:
+            A tensor (B, T, D) on the CPU in the compute dtype, not written to afterwards; and the mask (B, T)
+            if it is a hidden state that enters a block, otherwise None.
+
+        Raises:
+            PlanError: there is none.
+        """
+        flow = self._flows.get((seq, micro))
+        tensor = None if flow is None else flow.grad if payload == Payload.GRAD else flow.hidden
+        if flow is None or tensor is None:
+            raise PlanError(f"micro-batch {micro} of item {seq} has nothing to send as {payload!r}")
+        mask = None
+        if payload == Payload.GRAD:
+            flow.grad = None
+        else:
+            mask = flow.mask if flow.boundary < self._plan.num_blocks else None
+            flow.drop_hidden()
+        if flow.is_empty:
+            del self._flows[seq, micro]
+        return tensor.cpu(), None if mask is None else mask.cpu()
+
+    # ---- head and files ---------------------------------------------------------------------------
+
+    def head_blob(self) -> bytes:
+        """The head, its optimizer moments and step counts as one safetensors file."""
+        return self._owner(None)[0].to_blob()
+
+    def load_head_blob(self, data: bytes) -> None:
+        """Take over a head from ``head_blob``.
+
+        Raises:
+            IntegrityError: unreadable, or not a head of this run.
+        """
+        self._owner(None)[0].load_blob(data)
+
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
+        """What a checkpoint needs of this node: trained tensors, moments, step counts.
+
+        Args:
+            metadata: says what it is of.
+            with_head: also the head; ask the owner that holds it.
+        """
+        head = self.head_blob() if with_head else None
+        return to_shard(self._trained(), self._hosted.optimizer, head, metadata)
+
+    def load_shard(self, data: bytes, metadata: Mapping[str, str], *, with_head: bool) -> None:
+        """Go on from what ``shard`` gave; ``with_head`` as there.
+
+        Raises:
+            IntegrityError: unreadable, of something else, or it does not fit this node's slice.
+        """
+        head = load_shard(data, self._trained(), self._hosted.optimizer, metadata, with_head=with_head)
+        if head is not None:
+            self.load_head_blob(head)
+
+    def _trained(self) -> dict[str, torch.nn.Parameter]:
+        return self._hosted.blocks.parameters(self._slice.start, self._slice.stop)
+
+    def adapter_files(self, *, with_head: bool, with_private: bool = False) -> dict[str, bytes]:
+        """This node's part of the AdapterHub folder.
+
+        Args:
+            with_head: also the head and both configs; ask the node that holds the newest head.
+            with_private: also the adapters of the private blocks (never trained); ask one owner.
+
+        Returns:
+            Name to content: ``adapter.safetensors`` (unless it hosts nothing), and with the head
+            ``adapter_config.json``, ``head_config.json`` and ``model_head.safetensors``.
+        """
+        if with_head:
+            self._owner(None)
+        without = () if with_private else range(self._plan.private_blocks)
+        return adapter_folder(self._hosted.skeleton, without_blocks=without, with_head=with_head)
+
+    def load_saved(self, folder: Path) -> None:
+        """Replace the initial adapters, and at an owner the head, by those of an AdapterHub folder.
+
+        Raises:
+            IntegrityError: the folder is damaged or belongs to another job.
+        """
+        load_saved(self._hosted.skeleton, folder, with_head=self._hosted.owner is not None)
+
+    # ---- state of a micro-batch -------------------------------------------------------------------
+
+    def _flow(self, action: Action) -> MicroBatch:
+        flow = self._flows.get((action.seq, action.micro))
+        if flow is None:
+            raise PlanError(f"{action} comes before its input")
+        return flow
+
+    def _drop_if_empty(self, action: Action) -> None:
+        if self._flow(action).is_empty:
+            del self._flows[action.seq, action.micro]
+
+    def _owner(self, action: Action | None) -> tuple[OwnerParts, OwnerDataset]:
+        if self._hosted.owner is None or self._dataset is None:
+            raise PlanError(f"{action or 'the head'} needs an owner, which this node is not")
+        return self._hosted.owner, self._dataset

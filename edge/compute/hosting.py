@@ -1,0 +1,120 @@
+"""Build what one node hosts for a plan: its blocks, and at an owner the embedding and the head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edge.data.rows import OwnerDataset
+from edge.model.heads import task_of
+from edge.model.optimizers import make_optimizer
+from edge.model.owner import OwnerParts
+from edge.model.safetensors_files import Checkpoint
+from edge.model.skeleton import Skeleton, build_skeleton
+from edge.model.slice import DTYPES, BlockRunner, materialise, module_bytes
+from ringtune.errors import DataError, ModelError
+from ringtune.jobs.job import Job
+from ringtune.models.families import check_task, family_named
+from ringtune.models.folder import model_sizes, read_config
+from ringtune.schedule.plan import Plan
+
+
+@dataclass(kw_only=True, slots=True)
+class Hosted:
+    """One node's part of the model.
+
+    Attributes:
+        skeleton: the model; hosted modules are real, the others empty.
+        blocks: runs hosted blocks.
+        optimizer: over the adapters of the node's slice; None if it hosts nothing.
+        owner: embedding and head; None at a node without data.
+        dtype: of the computation.
+        device: of the computation.
+        hosted_bytes: weights, adapters and head.
+    """
+
+    skeleton: Skeleton
+    blocks: BlockRunner
+    optimizer: torch.optim.Optimizer | None
+    owner: OwnerParts | None
+    dtype: torch.dtype
+    device: torch.device
+    hosted_bytes: int
+
+    def weights(self) -> Iterator[torch.Tensor]:
+        """Every parameter and buffer."""
+        yield from self.skeleton.model.parameters()
+        yield from self.skeleton.model.buffers()
+
+
+def host(
+    plan: Plan, node: str, job: Job, folder: Path, dataset: OwnerDataset | None, *, device: torch.device
+) -> Hosted:
+    """Build what ``node`` hosts; see ``NodeExecutor`` for arguments and errors."""
+    is_owner = plan.owner(node) is not None
+    piece = plan.slice_of(node)
+    private = range(plan.private_blocks if is_owner else 0)
+    dtype, task = DTYPES[job.model.dtype], task_of(job.model.task)
+    if is_owner:
+        _check_data(plan, node, dataset)
+    head = None
+    with torch.random.fork_rng(devices=[]):
+        skeleton = build_skeleton(folder, job)
+        _check_model(plan, job, skeleton, folder)
+        if is_owner:
+            head = task.add(skeleton.model, plan.labels)
+    with Checkpoint(folder) as checkpoint:
+        materialise(
+            skeleton,
+            checkpoint,
+            blocks=[*private, *range(piece.start, piece.stop)],
+            with_embedding=is_owner,
+            dtype=dtype,
+            device=device,
+        )
+        if head is not None:
+            task.connect(skeleton, head, checkpoint)
+    blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed)
+    owner = None
+    if head is not None:
+        head.to(device=device, dtype=dtype).eval()
+        owner = OwnerParts(skeleton, head, task, job.train)
+    return Hosted(
+        skeleton=skeleton,
+        blocks=blocks,
+        optimizer=make_optimizer(job.train, list(blocks.parameters(piece.start, piece.stop).values())),
+        owner=owner,
+        dtype=dtype,
+        device=device,
+        hosted_bytes=module_bytes(skeleton.model),
+    )
+
+
+def _check_data(plan: Plan, node: str, dataset: OwnerDataset | None) -> None:
+    if dataset is None:
+        raise DataError(f"node {node} owns data by the plan but has none; start it with --data")
+    planned = plan.owner(node)
+    counted = (dataset.train_rows, dataset.eval_rows)
+    if planned is not None and counted != (planned.train_rows, planned.eval_rows):
+        raise DataError(
+            f"node {node} has {counted[0]} training and {counted[1]} evaluation rows, the plan says "
+            f"{planned.train_rows} and {planned.eval_rows}; plan anew"
+        )
+    dataset.set_labels(plan.labels)
+
+
+def _check_model(plan: Plan, job: Job, skeleton: Skeleton, folder: Path) -> None:
+    config = read_config(folder)
+    check_task(family_named(config["model_type"]), job.model.task, where=str(folder))
+    sizes = model_sizes(config)
+    if plan.max_length > sizes.longest and not sizes.fixed:
+        raise ModelError(f"train.max_length is {plan.max_length}, {folder} can take {sizes.longest} tokens; lower it")
+    num_blocks, hidden_size = len(skeleton.blocks), int(skeleton.model.config.hidden_size)
+    if (num_blocks, hidden_size) != (plan.num_blocks, plan.hidden_size):
+        raise ModelError(
+            f"{folder} has {num_blocks} blocks of width {hidden_size}, the plan says {plan.num_blocks} of "
+            f"{plan.hidden_size}; every node needs the same model"
+        )

@@ -1,0 +1,131 @@
+"""What a node holds of the items and micro-batches that are under way here.
+
+A micro-batch is at one place at a time, so one hidden state and one gradient are all that it can have at a node,
+besides the graphs that wait for their backward. What was handed out or used up is dropped at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from edge.data.tokens import Batch
+from edge.model.activations import saved_tensors
+from edge.model.slice import BlockRunner
+from ringtune.errors import PlanError
+from ringtune.schedule.lowering import Action, lowest_with_graph
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Item
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """One micro-batch at this node (B rows, T tokens, D model width).
+
+    Attributes:
+        boundary: the block that ``hidden`` enters.
+        hidden: (B, T, D), not part of a graph.
+        mask: (B, T), None where the hidden state enters the head.
+        grad: of the hidden state that left this node, or that the head here saw.
+        graphs: block range -> (input, output) of a forward that waits for its backward.
+    """
+
+    boundary: int = 0
+    hidden: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    grad: torch.Tensor | None = None
+    graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    _context: Any = None
+    _has_context: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held any more."""
+        return self.hidden is None and self.grad is None and not self.graphs
+
+    def drop_hidden(self) -> None:
+        """The hidden state left for elsewhere, or became a loss."""
+        self.hidden = self.mask = self._context = None
+        self._has_context = False
+
+    def block_inputs(self, action: Action, blocks: BlockRunner) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        """Hidden state, mask, and the context that all blocks of this node share.
+
+        Raises:
+            PlanError: nothing came for ``action``.
+        """
+        hidden = self.head_input(action)
+        if self.mask is None:
+            raise PlanError(f"{action} has a hidden state without attention mask")
+        if not self._has_context:
+            with torch.no_grad():
+                self._context, self._has_context = blocks.context(hidden, self.mask), True
+        return hidden, self.mask, self._context
+
+    def head_input(self, action: Action) -> torch.Tensor:
+        """The hidden state.
+
+        Raises:
+            PlanError: nothing came for ``action``.
+        """
+        if self.hidden is None:
+            raise PlanError(f"{action} has no hidden state here")
+        return self.hidden
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Everything that is held, what graphs keep included."""
+        yield from (item for item in (self.hidden, self.mask, self.grad) if item is not None)
+        yield from _tensors_in(self._context)
+        for x, y in self.graphs.values():
+            yield from (x, y, *saved_tensors(y))
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a block's context, which may be nested."""
+    if torch.is_tensor(value):
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _tensors_in(item)
+
+
+@dataclass(slots=True)
+class OpenItem:
+    """One granted item.
+
+    Attributes:
+        item: the item.
+        lowest: the lowest block that keeps a graph.
+        offsets: where each micro-batch starts in the batch, and the end.
+        batch: at the owner, from the first embedding to the last head.
+        num_targets: valid targets of the batch.
+        heads_left: heads that are still to come.
+    """
+
+    item: Item
+    lowest: int
+    offsets: tuple[int, ...]
+    batch: Batch | None = None
+    num_targets: int = 0
+    heads_left: int = 0
+
+    @staticmethod
+    def of(plan: Plan, item: Item) -> OpenItem:
+        """An item of which nothing has been done; ``plan`` as it is for the item's turn."""
+        lowest = lowest_with_graph(plan, item.kind, item.step)
+        sizes = plan.microbatch_sizes(item.rows)
+        offsets = tuple(sum(sizes[:index]) for index in range(len(sizes) + 1))
+        return OpenItem(item=item, lowest=lowest, offsets=offsets, heads_left=len(sizes))
+
+    def rows(self, action: Action) -> Batch:
+        """The rows of the action's micro-batch.
+
+        Raises:
+            PlanError: the batch was not embedded.
+        """
+        if self.batch is None:
+            raise PlanError(f"{action} comes before its batch was embedded")
+        return self.batch.rows(self.offsets[action.micro], self.offsets[action.micro + 1])

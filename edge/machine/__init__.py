@@ -1,0 +1,1 @@
+"""This device: processor, memory, threads, libraries."""

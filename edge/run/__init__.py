@@ -1,0 +1,1 @@
+"""The event loop of a run at a node: it feeds the engine and reports."""

@@ -1,0 +1,428 @@
+"""One run on one node: turns what happens into engine events, and carries the engine's commands out.
+
+::
+
+    links in  --tensor--> inbox --event--.                      .--> executor (inline, one at a time)
+    links out --credit-------------------+--> queue -> engine --+--> links out, acknowledgements
+    coordinator --turns, stop------------'    (one thread)      '--> reporter
+
+Only this loop touches the engine and the executor. What arrives while an action runs is handled before
+the action's end, so that the engine then picks among everything that is here. All decisions are the
+engine's; the loop adds none.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from edge.run import reporter as rp
+from edge.run.recorder import header_line
+from ringtune.engine import events as ev
+from ringtune.engine.node_engine import NodeEngine
+from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name
+from ringtune.rounds.checkpoint import Shard
+from ringtune.schedule.lowering import Action, Op, Payload
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, Turn
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+# Without a timer the loop still wakes now and then: every wait has a deadline.
+_LONGEST_WAIT_S = 60.0
+# A head is handed over to a turn that was granted at most so many turns ago.
+_TURNS_KEPT = 1024
+
+
+class Executor(Protocol):
+    """What the loop needs from ``edge.compute.executor.NodeExecutor``."""
+
+    def grant(self, turn: Turn) -> None:
+        """Learn which batches a turn has."""
+
+    def forget_turn(self, index: int) -> None:
+        """Drop what was kept for a turn."""
+
+    def run(self, action: Action) -> tuple[tuple[str, float], ...]:
+        """Carry a compute action out."""
+
+    def put_tensor(self, payload: str, seq: int, micro: int, tensor: Any, mask: Any) -> None:
+        """Give a micro-batch the tensor that arrived for it."""
+
+    def take_tensor(self, payload: str, seq: int, micro: int) -> tuple[Any, Any]:
+        """Take a micro-batch's tensor and mask to send them."""
+
+    def head_blob(self) -> bytes:
+        """The head with its optimizer state."""
+
+    def load_head_blob(self, data: bytes) -> None:
+        """Replace the head."""
+
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
+        """This node's part of a checkpoint."""
+
+
+class Link(Protocol):
+    """What the loop needs from a link to a peer; both sends return at once with the payload bytes."""
+
+    def send_tensor(self, kind: str, seq: int, micro: int, boundary: int, tensor: Any, mask: Any) -> int:
+        """Queue a tensor."""
+
+    def send_blob(self, kind: str, seq: int, data: bytes) -> int:
+        """Queue a head; ``seq`` is the turn."""
+
+    def close(self) -> None:
+        """End the link."""
+
+
+class Reports(Protocol):
+    """What the loop needs from ``edge.run.reporter.Reporter``."""
+
+    def put(self, entry: rp.Entry) -> None:
+        """Queue an entry."""
+
+
+class Saver(Protocol):
+    """What the loop needs from ``edge.shards.saver.Saver``."""
+
+    def save(self, step: int, executor: Executor, *, with_head: bool) -> Shard:
+        """Put this node's shard on the disk."""
+
+    def keep_from(self, step: int) -> None:
+        """Drop the shards of earlier steps."""
+
+
+class _Call(NamedTuple):
+    """A function to run on the loop's thread, and where its result goes."""
+
+    function: Callable[[], Any]
+    future: Future[Any]
+
+
+_Entry = ev.Event | _Call
+
+
+class Totals:
+    """A node's figures of one run; see ``as_json``."""
+
+    def __init__(self) -> None:
+        self.actions = 0
+        self.busy_s = 0.0
+        self.started_s = time.monotonic()
+        self.cpu_start_s = time.process_time()
+        self.sent_bytes: dict[str, int] = {}
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of ``totals.json``: seconds and bytes, as the keys say."""
+        return {
+            "actions": self.actions,
+            "busy_s": self.busy_s,
+            "wall_s": time.monotonic() - self.started_s,
+            "cpu_s": time.process_time() - self.cpu_start_s,
+            "sent_bytes": dict(sorted(self.sent_bytes.items())),
+        }
+
+
+class AgentRun:
+    """Drives a ``NodeEngine`` until it is stopped.
+
+    Args:
+        plan: of the run.
+        node: this node.
+        executor: computes.
+        links: to every node that this one sends to.
+        ack: returns credits: (source, boundary).
+        reports: takes what the coordinator shall know.
+        wait_s: longest time without progress, seconds.
+        record: whether events and commands are reported as a recording.
+        start: where the run goes on; by default its very beginning.
+        saver: keeps shards of checkpoints; None = this node can't.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        node: str,
+        executor: Executor,
+        links: Mapping[str, Link],
+        ack: Callable[[str, int], None],
+        reports: Reports,
+        wait_s: float = 300.0,
+        record: bool = False,
+        start: StartPoint | None = None,
+        saver: Saver | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.totals = Totals()
+        self._plan = plan
+        self._node = node
+        self._executor = executor
+        self._links = dict(links)
+        self._ack = ack
+        self._reports = reports
+        self._record = record
+        self._clock = clock
+        self._saver = saver
+        self._engine = NodeEngine(plan, node, wait_s=wait_s, start=start)
+        self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
+        self._tensors: dict[tuple[str, int, int, int], tuple[Any, Any]] = {}
+        self._heads: dict[int, bytes] = {}
+        self._timers: dict[str, float] = {}
+        self._turns: dict[int, Turn] = {}
+        self._first_seqs: dict[int, int] = {}
+        self._granted = -1
+        self._lock = threading.Lock()
+        self._failed = False
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        if record:
+            reports.put(rp.HeaderLine(header_line(plan, node, wait_s, start)))
+
+    # ---- from other threads -----------------------------------------------------------------------
+
+    def grant(self, turns: Iterable[Turn]) -> None:
+        """Work on these turns; those that are known already are skipped."""
+        for turn in turns:
+            self._queue.put(ev.TurnGranted(turn))
+
+    def keep_shards_from(self, step: int) -> None:
+        """Shards of earlier steps are not needed any more; returns at once."""
+        saver = self._saver
+        if saver is not None:
+            self._queue.put(_Call(lambda: saver.keep_from(step), Future()))
+
+    def on_tensor(self, payload: str, seq: int, micro: int, boundary: int, source: str, tensor: Any, mask: Any) -> None:
+        """A checked tensor arrived."""
+        if self._failed or self._stopping.is_set():
+            return
+        self._tensors[payload, seq, micro, boundary] = (tensor, mask)
+        self._queue.put(ev.TensorArrived(payload, seq, micro, boundary, source))
+
+    def on_head(self, turn: int, source: str, data: bytes) -> None:
+        """A head arrived for ``turn``."""
+        if self._failed or self._stopping.is_set():
+            return
+        self._heads[turn] = data
+        self._queue.put(ev.HeadArrived(turn, source))
+
+    def on_credits(self, source: str, boundary: int, count: int) -> None:
+        """``source`` took so many hidden states of ours out of its inbox."""
+        for _ in range(min(count, self._plan.credits)):
+            self._queue.put(ev.CreditArrived(boundary, source))
+
+    def on_peer_lost(self, peer: str, reason: str) -> None:
+        """A link broke; the coordinator hears of it at once."""
+        self.fail(PeerLostError(f"node {self._node} lost its link with node {peer}: {reason}"), lost_peer=peer)
+
+    def fail(self, error: BaseException, *, lost_peer: str = "") -> None:
+        """Report that the run can't go on here, once; then wait to be released."""
+        with self._lock:
+            if self._failed or self._stopping.is_set():
+                return
+            self._failed = True
+        known = isinstance(error, RingTuneError)
+        name = type(error).__name__
+        text = str(error) if known else f"{name}: {error}"
+        message = text if f"node {self._node}" in text else f"node {self._node}: {text}"
+        _LOG.error("%s", message, exc_info=None if known else error)
+        self._reports.put(rp.Failed(name if known else "RingTuneError", message, lost_peer))
+        self._queue.put(ev.StopRequested("the run failed"))
+
+    def call(self, function: Callable[[], T], *, timeout_s: float, what: str) -> T:
+        """Run ``function`` on the loop's thread, between two actions.
+
+        Raises:
+            DeadlineError: not done after ``timeout_s`` seconds, or the run ended.
+        """
+        future: Future[T] = Future()
+        self._queue.put(_Call(function, future))
+        if self._ended.is_set():
+            self._refuse_calls()
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            if future.done():
+                raise
+            future.cancel()
+            raise DeadlineError(f"node {self._node}: waited {timeout_s:g} s for {what}") from None
+
+    def stop(self, reason: str) -> None:
+        """End the loop after the action that is under way; returns at once."""
+        self._stopping.set()
+        self._queue.put(ev.StopRequested(reason))
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the loop has ended; False if it still runs after ``timeout_s`` seconds."""
+        return self._ended.wait(timeout_s)
+
+    @property
+    def num_waiting(self) -> int:
+        """Tensors in the inbox."""
+        return len(self._tensors)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a failure was reported."""
+        return self._failed
+
+    # ---- the loop's thread ------------------------------------------------------------------------
+
+    def loop(self) -> None:
+        """Drive the engine; returns after ``stop``."""
+        try:
+            while not self._stopping.is_set():
+                self._next()
+        finally:
+            self._ended.set()
+            self._refuse_calls()
+            self._tensors.clear()
+            self._heads.clear()
+
+    def _next(self) -> None:
+        try:
+            entry = self._queue.get(timeout=self._longest_wait())
+        except queue.Empty:
+            self._fire_timers()
+            return
+        try:
+            self._take(entry)
+        except Exception as error:
+            self.fail(error)
+
+    def _take(self, entry: _Entry) -> None:
+        # an action's time includes what leads to it: taking its input, and passing on what the one before made
+        start_s = self._clock()
+        action = self._handle(entry)
+        while action is not None and not self._stopping.is_set() and not self._failed:
+            values = self._save(action) if action.op is Op.SAVE else self._executor.run(action)
+            end_s = self._clock()
+            self.totals.actions += 1
+            self.totals.busy_s += end_s - start_s
+            self._reports.put(rp.Spanned(action, start_s, end_s))
+            start_s = end_s
+            self._drain()
+            action = self._handle(ev.ActionDone(action, values))
+
+    def _save(self, action: Action) -> tuple[tuple[str, float], ...]:
+        """Put a shard on the disk; the action is done only when it would survive a power cut."""
+        turn = next(turn for turn in self._turns.values() if turn.first_seq == action.seq)
+        if self._saver is None:
+            raise StorageError(f"node {self._node} has no folder for checkpoints; start it with --state DIR")
+        shard = self._saver.save(turn.first_step, self._executor, with_head=turn.owner == self._node)
+        self._reports.put(rp.ShardSaved(turn.index, turn.first_step, shard))
+        return ()
+
+    def _drain(self) -> None:
+        """Handle what came during an action; the engine starts nothing before it hears of the action's end."""
+        while True:
+            try:
+                entry = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            self._handle(entry)
+
+    def _handle(self, entry: _Entry) -> Action | None:
+        """Feed one event, carry the commands out; gives the action to run, if any."""
+        if isinstance(entry, _Call):
+            _answer(entry)
+            return None
+        if self._failed and not isinstance(entry, ev.StopRequested):
+            return None
+        if isinstance(entry, ev.TurnGranted):
+            self._on_turn(entry.turn)
+        now_s = self._clock()
+        commands = self._engine.handle(entry, now_s)
+        if self._record:
+            self._reports.put(rp.Handled(now_s, entry, tuple(commands)))
+        action = None
+        for command in commands:
+            if isinstance(command, ev.RunAction):
+                action = command.action  # after the rest: what can be sent now must not wait for it
+            else:
+                self._carry_out(command)
+        return action
+
+    def _on_turn(self, turn: Turn) -> None:
+        if turn.index <= self._granted:
+            return
+        self._granted = turn.index
+        self._turns[turn.index] = turn
+        self._first_seqs[turn.index] = turn.first_seq
+        self._first_seqs.pop(turn.index - _TURNS_KEPT, None)
+        self._executor.grant(turn)
+
+    def _carry_out(self, command: ev.Command) -> None:
+        match command:
+            case ev.SendTensor(payload, seq, micro, boundary, target):
+                tensor, mask = self._executor.take_tensor(payload, seq, micro)
+                self._count(seq, target, payload, self._links[target].send_tensor(*command[:4], tensor, mask))
+            case ev.Accept(payload, seq, micro, boundary, source):
+                tensor, mask = self._tensors.pop((payload, seq, micro, boundary))
+                self._executor.put_tensor(payload, seq, micro, tensor, mask)
+                if payload == Payload.HIDDEN:
+                    self._ack(source, boundary)
+            case ev.SendHead(turn, target):
+                sent = self._links[target].send_blob(Payload.HEAD, turn, self._executor.head_blob())
+                self._count(self._first_seqs[turn], target, Payload.HEAD, sent)
+            case ev.AcceptHead(turn, _):
+                self._executor.load_head_blob(self._heads.pop(turn))
+            case ev.SetTimer(timer, at_s):
+                self._timers[timer] = at_s
+            case ev.CancelTimer(timer):
+                self._timers.pop(timer, None)
+            case ev.ReportStep():
+                self._reports.put(rp.StepDone(command, self._clock()))
+            case ev.ReportTurn(turn):
+                self._forget(turn)
+                self._reports.put(rp.TurnDone(turn))
+            case ev.Fail(error, message):
+                self.fail(error_from_name(error, message))
+
+    def _count(self, seq: int, target: str, payload: str, num_bytes: int) -> None:
+        self.totals.sent_bytes[target] = self.totals.sent_bytes.get(target, 0) + num_bytes
+        self._reports.put(rp.Sent(seq, target, payload, num_bytes))
+
+    def _forget(self, index: int) -> None:
+        """A turn is done: drop its data, and tensors that came twice."""
+        self._executor.forget_turn(index)
+        turn = self._turns.pop(index)
+        for key in [key for key in list(self._tensors) if turn.first_seq <= key[1] < turn.end_seq]:
+            del self._tensors[key]
+
+    # ---- time -------------------------------------------------------------------------------------
+
+    def _longest_wait(self) -> float:
+        if not self._timers or self._failed:
+            return _LONGEST_WAIT_S
+        return min(_LONGEST_WAIT_S, max(0.0, min(self._timers.values()) - self._clock()))
+
+    def _fire_timers(self) -> None:
+        now_s = self._clock()
+        for timer in [timer for timer, at_s in self._timers.items() if at_s <= now_s]:
+            del self._timers[timer]
+            self._queue.put(ev.TimerFired(timer))
+
+    def _refuse_calls(self) -> None:
+        while True:
+            try:
+                entry = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(entry, _Call) and entry.future.set_running_or_notify_cancel():
+                entry.future.set_exception(DeadlineError(f"node {self._node}: the run has ended; start it anew"))
+
+
+def _answer(call: _Call) -> None:
+    if not call.future.set_running_or_notify_cancel():
+        return
+    try:
+        call.future.set_result(call.function())
+    except Exception as error:
+        call.future.set_exception(error)

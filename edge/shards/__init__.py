@@ -1,0 +1,1 @@
+"""A node's parts of checkpoints: made, kept on disk, loaded."""

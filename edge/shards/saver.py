@@ -1,0 +1,158 @@
+"""One run's shards at one node: what they are of, and the lock on the node's folder while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from edge.shards.state_folder import LOCK_WAIT_S, RunShards, StateFolder
+from ringtune.errors import IntegrityError, UsageError
+from ringtune.rounds.checkpoint import Shard
+from ringtune.schedule.plan import Plan
+
+_NO_FOLDER = "has no folder for checkpoints; start it with --state DIR"
+
+
+class Saves(Protocol):
+    """The part of ``edge.compute.executor.NodeExecutor`` that a checkpoint needs."""
+
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
+        """This node's part of it."""
+
+
+class Loads(Protocol):
+    """The part of ``edge.compute.executor.NodeExecutor`` that goes on from a checkpoint."""
+
+    def load_shard(self, data: bytes, metadata: Mapping[str, str], *, with_head: bool) -> None:
+        """Go on from it."""
+
+
+class Saver:
+    """Saves and loads the shards of a run; holds the lock of the node's folder from the first use until closed.
+
+    Args:
+        folder: of the node.
+        run_id: under which the shards are kept; the first run's, if it was resumed.
+        plan: of the run.
+        node: this node.
+    """
+
+    def __init__(self, folder: Path, run_id: str, plan: Plan, node: str) -> None:
+        self._folder = folder
+        self._run_id = run_id
+        self._plan_digest = plan.digest
+        self._node = node
+        self._state: StateFolder | None = None
+
+    def open(self, *, timeout_s: float = LOCK_WAIT_S) -> RunShards:
+        """Take the folder, unless it is taken already.
+
+        Raises:
+            BusyError: another process has the folder.
+            StorageError: it can't be used.
+        """
+        if self._state is None:
+            self._state = StateFolder(self._folder, timeout_s=timeout_s)
+            self._state.drop_old_runs(self._run_id)
+        return self._state.run(self._run_id)
+
+    def save(self, step: int, executor: Saves, *, with_head: bool) -> Shard:
+        """Put this node's shard on the disk.
+
+        Raises:
+            StorageError: no room; earlier shards are intact.
+        """
+        content = executor.shard(self._metadata(step), with_head=with_head)
+        return self.open().write(step, content, node=self._node)
+
+    def load(self, step: int, sha256: str, executor: Loads, *, with_head: bool) -> None:
+        """Go on from a shard; ``with_head`` if this node held the head then.
+
+        Raises:
+            IntegrityError: it is missing, damaged, or of something else; names it.
+        """
+        shards = self.open()
+        content = shards.read(step, sha256, node=self._node)
+        try:
+            executor.load_shard(content, self._metadata(step), with_head=with_head)
+        except IntegrityError as error:
+            raise IntegrityError(f"node {self._node}, {shards.path(step)}: {error}") from error
+
+    def keep_from(self, step: int) -> None:
+        """Drop the shards of earlier steps."""
+        self.open().keep_from(step)
+
+    def close(self) -> None:
+        """Let another process use the folder."""
+        if self._state is not None:
+            self._state.close()
+
+    def _metadata(self, step: int) -> dict[str, str]:
+        return {"run_id": self._run_id, "plan_digest": self._plan_digest, "node": self._node, "step": str(step)}
+
+
+class ShardAsked(NamedTuple):
+    """A node's shard of a checkpoint, as the manifest names it."""
+
+    step: int
+    sha256: str
+
+
+class GoesOn(NamedTuple):
+    """What a resumed run goes on from.
+
+    Attributes:
+        run_id: the run that wrote the shard; further ones are kept with it.
+        shard: this node's.
+        holder: the owner that has the head.
+    """
+
+    run_id: str
+    shard: ShardAsked
+    holder: str
+
+
+def open_saver(
+    state: Path | None, plan: Plan, node: str, run_id: str, *, is_resumed: bool, timeout_s: float
+) -> Saver | None:
+    """The saver of a run, ready if the plan asks for checkpoints; None if this node can't save and need not.
+
+    Args:
+        state: the node's folder, None = it was given none.
+        plan: of the run.
+        node: this node.
+        run_id: under which shards are kept.
+        is_resumed: whether there is a shard to be loaded.
+        timeout_s: how long to wait for the folder.
+
+    Raises:
+        UsageError: a folder is needed and there is none.
+        BusyError: another process has the folder.
+        StorageError: it can't be used.
+    """
+    is_needed = is_resumed or plan.checkpoint_every > 0
+    if state is None:
+        if is_needed:
+            raise UsageError(f"node {node} {_NO_FOLDER}")
+        return None
+    saver = Saver(state, run_id, plan, node)
+    if is_needed:
+        saver.open(timeout_s=timeout_s)
+    return saver
+
+
+def check_shards(
+    state: Path | None, node: str, run_id: str, asked: Sequence[ShardAsked], *, timeout_s: float
+) -> list[str]:
+    """What is wrong with each of these shards; empty = intact.
+
+    Raises:
+        BusyError: another process has the folder.
+        StorageError: it can't be used.
+    """
+    if state is None:
+        return [f"node {node} {_NO_FOLDER}"] * len(asked)
+    with StateFolder(state, timeout_s=timeout_s) as folder:
+        shards = folder.run(run_id)
+        return [shards.problem(entry.step, entry.sha256, node=node) for entry in asked]

@@ -1,0 +1,173 @@
+"""The shards of a node on its disk: written at once or not at all, checked by digest, the newest ones kept.
+
+::
+
+    STATE/lock                          held by the process that writes here
+    STATE/<run id>/step-<N>.safetensors
+
+A shard alone is no checkpoint: the submitter's manifest makes it one. So a node never drops a shard by itself;
+it is told from which step on they are needed. Of runs, the newest ``KEPT_RUNS`` stay.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import IO
+
+from ringtune.errors import BusyError, IntegrityError, StorageError
+from ringtune.files.durable import make_folder, remove_partial_files, storage_errors, write_durably
+from ringtune.ids import check_run_id
+from ringtune.rounds.checkpoint import Shard
+
+_LOG = logging.getLogger(__name__)
+KEPT_RUNS = 8
+LOCK_WAIT_S = 10.0
+_LOCK_POLL_S = 0.05
+_NAME = re.compile(r"step-(\d+)\.safetensors")
+
+
+class StateFolder:
+    """A node's folder, locked: one process writes there at a time, and a killed one leaves no lock.
+
+    Args:
+        path: of the folder; made if it is missing.
+        timeout_s: how long to wait for a process that still has it (a killed run's agent is about to end).
+
+    Raises:
+        BusyError: another process has it.
+        StorageError: it can't be made or written.
+    """
+
+    def __init__(self, path: Path, *, timeout_s: float = LOCK_WAIT_S) -> None:
+        self.path = path
+        with storage_errors(path):
+            make_folder(path)
+            self._lock: IO[bytes] = (path / "lock").open("wb")
+        try:
+            self._take_lock(timeout_s)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _take_lock(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + min(timeout_s, LOCK_WAIT_S)
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError as error:
+                if time.monotonic() >= deadline_s:
+                    raise BusyError(
+                        f"another agent uses the folder {self.path}; end it or give this node its own with --state"
+                    ) from error
+            except OSError as error:  # a file system without locks
+                raise StorageError(f"can't lock {self.path}: {error.strerror}; give another --state") from error
+            time.sleep(_LOCK_POLL_S)
+
+    def close(self) -> None:
+        """Let another process in."""
+        self._lock.close()
+
+    def __enter__(self) -> StateFolder:
+        """The folder itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let another process in."""
+        self.close()
+
+    def run(self, run_id: str) -> RunShards:
+        """The shards of a run.
+
+        Raises:
+            UsageError: the run id is none.
+        """
+        return RunShards(self.path / check_run_id(run_id))
+
+    def drop_old_runs(self, current: str) -> None:
+        """Remove the shards of all but the newest runs (run ids sort by time), and what a crash left of this one."""
+        others = sorted(entry.name for entry in self.path.iterdir() if entry.is_dir() and entry.name != current)
+        for name in others[: -(KEPT_RUNS - 1)]:
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        remove_partial_files(self.path / current)
+
+
+class RunShards:
+    """The shards of one run at one node.
+
+    Args:
+        folder: where they lie.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, step: int) -> Path:
+        """Where the shard of a step lies."""
+        return self.folder / f"step-{step}.safetensors"
+
+    def steps(self) -> tuple[int, ...]:
+        """Steps of which there is a shard, in order."""
+        if not self.folder.is_dir():
+            return ()
+        found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
+        return tuple(sorted(int(match[1]) for match in found if match))
+
+    def write(self, step: int, content: bytes, *, node: str) -> Shard:
+        """Put a shard on the disk; when this returns, it survives a power cut.
+
+        Raises:
+            StorageError: no room; shards that were there are intact.
+        """
+        try:
+            write_durably(self.path(step), content)
+        except StorageError as error:
+            raise StorageError(f"node {node} did not save step {step}: {error}") from error
+        return Shard(node=node, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
+
+    def read(self, step: int, sha256: str, *, node: str) -> bytes:
+        """A shard.
+
+        Raises:
+            IntegrityError: it is missing or has another digest; names it.
+        """
+        path = self.path(step)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError as error:
+            raise IntegrityError(f"node {node} has no shard {path}") from error
+        except OSError as error:
+            raise IntegrityError(f"node {node} can't read its shard {path}: {error.strerror}") from error
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise IntegrityError(f"node {node}: shard {path} is damaged (its digest differs)")
+        return content
+
+    def problem(self, step: int, sha256: str, *, node: str) -> str:
+        """What is wrong with a shard; empty if it is intact."""
+        try:
+            self.read(step, sha256, node=node)
+        except IntegrityError as error:
+            return str(error)
+        return ""
+
+    def keep_from(self, step: int) -> None:
+        """Drop the shards of earlier steps."""
+        for old in self.steps():
+            if old < step:
+                self.path(old).unlink(missing_ok=True)
+
+
+def default_state(name: str) -> Path:
+    """Where a node keeps its shards unless it is told.
+
+    Source: XDG Base Directory Specification, ``XDG_STATE_HOME``.
+    """
+    told = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (told if told.is_absolute() else Path("~/.local/state").expanduser()) / "ringtune" / name

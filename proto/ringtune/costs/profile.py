@@ -1,0 +1,293 @@
+"""What was measured and counted before planning: a record per node and per link, JSON with units in the keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ringtune.costs.work_times import WorkTime
+from ringtune.errors import InvalidInputError, PlanError
+from ringtune.files.strict import read_dataclass
+
+SCHEMA = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """Sizes of the base model with its adapters; the same on every node that has the same model.
+
+    Bytes are in the compute dtype of the job, whatever the file stores.
+
+    Attributes:
+        model_type: of ``config.json``.
+        num_blocks: transformer blocks.
+        hidden_size: width of the hidden state.
+        intermediate_size: width of the feed-forward part.
+        num_heads: attention heads.
+        vocab_size: rows of the token table; 0 without one.
+        block_bytes: frozen weights of one block.
+        embedding_bytes: embedding and what else only an owner holds of the base (pooler).
+        head_bytes: the head without what grows with the number of classes.
+        adapter_block_bytes: trainable weights of one block.
+        digest: SHA-256 over the config and the names, types and shapes of the tensors.
+        head_class_bytes: what each class adds to the head.
+        head_token_logits: numbers that the head computes for each token; 0 if it looks at one token of a row.
+        inner_kept: tensors of width ``intermediate_size`` that a block keeps for backward.
+    """
+
+    model_type: str
+    num_blocks: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    vocab_size: int
+    block_bytes: int
+    embedding_bytes: int
+    head_bytes: int
+    adapter_block_bytes: int
+    digest: str
+    head_class_bytes: int = 0
+    head_token_logits: int = 0
+    inner_kept: int = 1
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("num_blocks", "hidden_size", "intermediate_size", "num_heads", "block_bytes", "inner_kept"):
+            _check_at_least(f"model.{name}", getattr(self, name), 1)
+        for name in (
+            "vocab_size",
+            "embedding_bytes",
+            "head_bytes",
+            "adapter_block_bytes",
+            "head_class_bytes",
+            "head_token_logits",
+        ):
+            _check_at_least(f"model.{name}", getattr(self, name), 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What the timings of a node belong to besides the model: other values need other timings.
+
+    Attributes:
+        rows: of the micro-batch that was timed.
+        tokens: of the longest row.
+        task: of the job.
+        adapter: configuration of the adapter.
+        dtype: of the computation.
+        wire_dtype: of what travels.
+        optimizer: of the update.
+        dropout: probability.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    task: str = ""
+    adapter: str = ""
+    dtype: str = ""
+    wire_dtype: str = ""
+    optimizer: str = ""
+    dropout: float = 0.0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether there are timings at all."""
+        return self.rows > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkFacts:
+    """One directed link, as it was measured.
+
+    Attributes:
+        source: who sends.
+        target: who receives.
+        rate_bytes_per_s: of a long message.
+        latency_s: of a short one, one way.
+        rate_low_bytes_per_s: first quartile of the measurements; 0 = only one.
+        rate_high_bytes_per_s: third quartile.
+        send_cpu_s_per_byte: processor seconds that the source spends on each byte; 0 = not known.
+        receive_cpu_s_per_byte: the same of the target.
+        busy_source_s: what a long message takes longer when the source computes: its turn on the processor.
+        busy_target_s: the same when the target does.
+    """
+
+    source: str
+    target: str
+    rate_bytes_per_s: float
+    latency_s: float
+    rate_low_bytes_per_s: float = 0.0
+    rate_high_bytes_per_s: float = 0.0
+    send_cpu_s_per_byte: float = 0.0
+    receive_cpu_s_per_byte: float = 0.0
+    busy_source_s: float = 0.0
+    busy_target_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        name = f"link.{self.source}.{self.target}"
+        if self.source == self.target:
+            raise InvalidInputError(f"{name} joins a node with itself; leave it out")
+        if not self.rate_bytes_per_s > 0:
+            raise InvalidInputError(f"{name}.rate_bytes_per_s is {self.rate_bytes_per_s}, it has to be above 0")
+        for key in (
+            "latency_s",
+            "rate_low_bytes_per_s",
+            "rate_high_bytes_per_s",
+            "send_cpu_s_per_byte",
+            "receive_cpu_s_per_byte",
+            "busy_source_s",
+            "busy_target_s",
+        ):
+            _check_at_least(f"{name}.{key}", getattr(self, key), 0)
+
+    def seconds(self, num_bytes: float) -> float:
+        """How long a message of so many bytes takes from the first byte sent to the last one received."""
+        return self.latency_s + num_bytes / self.rate_bytes_per_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFacts:
+    """One node: its data (numbers and class names only), memory and speed.
+
+    Attributes:
+        node: its name.
+        train_rows: rows it trains on; 0 = it is no owner.
+        eval_rows: rows it evaluates on.
+        labels: class names in its training rows, sorted.
+        eval_labels: class names in its evaluation rows, sorted.
+        memory_bytes: budget for a run.
+        threads: compute threads.
+        device: ``cpu`` or ``cuda``.
+        block_forward_s: one block, one micro-batch at full length, without graph; seconds, 0 = not measured.
+        block_graph_s: the same with graph.
+        block_backward_s: its backward.
+        activation_block_bytes: what that forward with graph keeps for backward.
+        model: sizes of the model.
+        skipped_rows: rows of its files that can't be used (answers that are not in their context).
+        hardware: processor and what it may use of it, as text; timings are used again only where it is equal.
+        cpu_cores: processor seconds that it may use each second, whatever its threads; 0 = not known, enough.
+        train_tokens: mean padded length of its training batches; 0 = not known, the longest is assumed.
+        eval_tokens: the same of its evaluation batches.
+        shape: what ``work_times`` were measured at.
+        work_times: every measured point.
+        has_messages: whether the times were recorded in a run, so that what messages took of them is in them.
+    """
+
+    node: str
+    train_rows: int
+    eval_rows: int
+    labels: tuple[str, ...]
+    eval_labels: tuple[str, ...]
+    memory_bytes: int
+    threads: int
+    device: str
+    block_forward_s: float
+    block_graph_s: float
+    block_backward_s: float
+    activation_block_bytes: int
+    model: ModelFacts
+    skipped_rows: int = 0
+    hardware: str = ""
+    cpu_cores: float = 0.0
+    train_tokens: float = 0.0
+    eval_tokens: float = 0.0
+    shape: Shape = Shape()
+    work_times: tuple[WorkTime, ...] = ()
+    has_messages: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for name in ("train_rows", "eval_rows", "skipped_rows", "memory_bytes", "activation_block_bytes"):
+            _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
+        for name in (
+            "block_forward_s",
+            "block_graph_s",
+            "block_backward_s",
+            "cpu_cores",
+            "train_tokens",
+            "eval_tokens",
+        ):
+            _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
+        _check_at_least(f"{self.node}.threads", self.threads, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form with its schema version."""
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> NodeFacts:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: another schema, a key is missing, unknown or mistyped.
+        """
+        return read_dataclass(NodeFacts, _without_schema(value), where="", error=PlanError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What is known about every node and link; the content of ``profile.json``.
+
+    Attributes:
+        nodes: in name order.
+        links: every directed pair that was measured; none with nodes of one machine.
+    """
+
+    nodes: tuple[NodeFacts, ...]
+    links: tuple[LinkFacts, ...] = ()
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        """Every node and every link stands once, and links join nodes of the profile."""
+        names = [node.node for node in self.nodes]
+        if len(set(names)) != len(names):
+            raise InvalidInputError(f"the profile has a node twice: {', '.join(sorted(names))}")
+        pairs = [(link.source, link.target) for link in self.links]
+        if len(set(pairs)) != len(pairs):
+            raise InvalidInputError("the profile has a link twice; measure anew with 'ringtune measure'")
+        for pair in pairs:
+            for name in sorted(set(pair) - set(names)):
+                raise InvalidInputError(f"link {pair[0]} -> {pair[1]} names node {name}, which the profile lacks")
+
+    @property
+    def by_name(self) -> dict[str, NodeFacts]:
+        """Nodes by name."""
+        return {node.node: node for node in self.nodes}
+
+    @property
+    def link_by_pair(self) -> dict[tuple[str, str], LinkFacts]:
+        """Links by (source, target)."""
+        return {(link.source, link.target): link for link in self.links}
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form."""
+        return {
+            "schema": self.schema,
+            "nodes": [dataclasses.asdict(node) for node in self.nodes],
+            "links": [dataclasses.asdict(link) for link in self.links],
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Profile:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: another schema, a key is missing, unknown or mistyped.
+        """
+        return read_dataclass(Profile, _without_schema(value), where="", error=PlanError)
+
+
+def _without_schema(value: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise PlanError("a profile has to be a table; measure anew with 'ringtune measure'")
+    if value.get("schema") != SCHEMA:
+        raise PlanError(f"profile schema {value.get('schema')!r} is not {SCHEMA}; measure anew with 'ringtune measure'")
+    return {key: item for key, item in value.items() if key != "schema"}
+
+
+def _check_at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise InvalidInputError(f"{name} is {value}, it has to be at least {least}")

@@ -1,0 +1,245 @@
+"""A profile kept current by a run: the times of recorded actions in place of measured ones.
+
+What a node does in a run is what the next plan wants to know, neighbours and all. An action over several blocks is
+taken apart: each of its blocks took an equal share. Only where the lowest trainable block is among them its share
+stands to that of the others as it did when they were measured, and such shares count only where a node has too few
+actions that say it without that::
+
+    F [2,5), lowest block 2:  d = 2 g + r g       g: a block with trainable ones below it, r g: the lowest one
+
+A time belongs to a size, and a run has sizes that nobody measured (its mean padded lengths). So every action is
+compared with what the profile has for that size, and the mean of these ratios moves the whole measured curve; the
+point at the run's own mean size joins it, with the number of actions as its samples. Sizes themselves are means: the
+length of a single batch never leaves its owner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.costs.seconds import padded_size, work_points
+from ringtune.costs.work_times import Work, WorkTable, WorkTime
+from ringtune.schedule.lowering import Action, Op, lowest_with_graph
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Item, StepKind, Turn, items
+
+_BLOCK_WORKS = (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST, Work.BACKWARD)
+LEAST_SAMPLES = 5
+KEPT_SAMPLES = 2000
+"""Of each kind of work and node; the newest stay."""
+
+_OF_A_PART = frozenset({Op.EMBED, Op.FORWARD_FREE, Op.FORWARD, Op.HEAD, Op.BACKWARD})
+_OF_BLOCKS = frozenset({Op.FORWARD_FREE, Op.FORWARD, Op.BACKWARD, Op.UPDATE})
+_UNSIZED = frozenset({Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE})
+
+
+class _Open(NamedTuple):
+    """A granted item: its lowest block with graph, and the padded tokens of its micro-batches."""
+
+    item: Item
+    lowest: int
+    sizes: tuple[float, ...]
+
+
+class _Sample(NamedTuple):
+    """One recorded work: its time, its size, and the time over what the profile has for that size (0 = nothing)."""
+
+    seconds: float
+    size: float
+    ratio: float
+
+
+class RecordedProfile:
+    """Collects the actions of a run.
+
+    Args:
+        plan: of the run.
+        profile: that the run was planned with; has every node of the plan.
+    """
+
+    def __init__(self, plan: Plan, profile: Profile) -> None:
+        self._plan = plan
+        self._profile = profile
+        self._facts = profile.by_name
+        points = {node: work_points(facts) for node, facts in self._facts.items()}
+        self._tables = {node: WorkTable(found, where=f"node {node}") for node, found in points.items()}
+        self._open: dict[int, _Open] = {}
+        self._embeds: dict[int, list[float]] = {}
+        self._samples: dict[tuple[str, Work], deque[_Sample]] = {}
+        self._guesses: dict[tuple[str, Work], deque[_Sample]] = {}
+
+    # ---- what happens -----------------------------------------------------------------------------
+
+    def granted(self, turn: Turn) -> None:
+        """A turn's actions may come from now on."""
+        plan = self._plan.unfrozen_at(turn.unfreeze_at)
+        for item in items(self._plan, turn):
+            parts = self._plan.microbatch_sizes(item.rows) if item.kind is not StepKind.CHECKPOINT else ()
+            lowest = lowest_with_graph(plan, item.kind, item.step)
+            owner = self._facts[item.owner]
+            sizes = tuple(
+                padded_size(owner, max_length=self._plan.max_length, rows=rows, kind=item.kind) for rows in parts
+            )
+            self._open[item.seq] = _Open(item, lowest, sizes)
+
+    def turn_done(self, turn: Turn) -> None:
+        """No more of a turn's actions come."""
+        for seq in range(turn.first_seq, turn.end_seq):
+            self._open.pop(seq, None)
+            self._embeds.pop(seq, None)
+
+    def add(self, node: str, action: Action, seconds: float) -> None:
+        """A node says that it carried an action out.
+
+        One of no granted turn, of no node of the profile, of blocks or a micro-batch that there are not, or whose
+        time is none is left out.
+        """
+        entry = self._open.get(action.seq)
+        if entry is None or node not in self._tables or not 0 <= seconds < math.inf or not self._fits(action, entry):
+            return
+        if action.op is Op.EMBED:
+            self._add_embedding(node, entry, seconds)
+            return
+        size = entry.sizes[action.micro] if action.op in _OF_A_PART else 0.0
+        shares = self._shares(node, action, entry, seconds, size)
+        for work, share in shares:
+            self._add(node, work, share, size, is_guess=len(shares) > 1)
+
+    def _fits(self, action: Action, entry: _Open) -> bool:
+        if action.op in _OF_A_PART and not 0 <= action.micro < len(entry.sizes):
+            return False
+        is_head = action.op is Op.UPDATE and action.start == self._plan.num_blocks
+        return action.op not in _OF_BLOCKS or is_head or 0 <= action.start < action.stop <= self._plan.num_blocks
+
+    def _add_embedding(self, node: str, entry: _Open, seconds: float) -> None:
+        """The first embedding of an item makes its batch too, so the mean of all of them counts."""
+        found = self._embeds.setdefault(entry.item.seq, [])
+        found.append(seconds)
+        if len(found) == len(entry.sizes):
+            self._add(node, Work.EMBED, statistics.fmean(found), statistics.fmean(entry.sizes))
+
+    def _shares(
+        self, node: str, action: Action, entry: _Open, seconds: float, size: float
+    ) -> Sequence[tuple[Work, float]]:
+        """What one action says about which works."""
+        blocks = action.stop - action.start
+        match action.op:
+            case Op.FORWARD_FREE:
+                return [(Work.FORWARD, seconds / blocks)]
+            case Op.FORWARD:
+                return self._with_lowest(node, (Work.GRAPH, Work.GRAPH_LOWEST), action, entry, seconds, size)
+            case Op.BACKWARD:
+                return self._with_lowest(node, (Work.BACKWARD, Work.BACKWARD_LOWEST), action, entry, seconds, size)
+            case Op.HEAD:
+                return [(Work.HEAD if entry.item.kind.has_backward else Work.HEAD_FREE, seconds)]
+            case Op.UPDATE:
+                is_head = action.start == self._plan.num_blocks
+                return [(Work.UPDATE_HEAD, seconds) if is_head else (Work.UPDATE, seconds / blocks)]
+            case Op.SAVE:
+                return [(Work.SAVE, seconds)]
+        return []
+
+    def _with_lowest(
+        self, node: str, works: tuple[Work, Work], action: Action, entry: _Open, seconds: float, size: float
+    ) -> Sequence[tuple[Work, float]]:
+        above, lowest = works
+        blocks = action.stop - action.start
+        if action.start > entry.lowest:
+            return [(above, seconds / blocks)]
+        if blocks == 1:
+            return [(lowest, seconds)]
+        usual, least = self._known(node, above, size), self._known(node, lowest, size)
+        ratio = least / usual if usual > 0 and least > 0 else 1.0
+        each = seconds / (blocks - 1 + ratio)
+        return [(above, each), (lowest, ratio * each)]
+
+    def _known(self, node: str, work: Work, size: float) -> float:
+        table = self._tables[node]
+        return table.seconds(work, size) if work in table else 0.0
+
+    def _add(self, node: str, work: Work, seconds: float, size: float, *, is_guess: bool = False) -> None:
+        known = self._known(node, work, size)
+        sample = _Sample(seconds, 0.0 if work in _UNSIZED else size, seconds / known if known > 0 else 0.0)
+        pools = self._guesses if is_guess else self._samples
+        pools.setdefault((node, work), deque(maxlen=KEPT_SAMPLES)).append(sample)
+
+    # ---- what comes of it -------------------------------------------------------------------------
+
+    def profile(self) -> Profile:
+        """The profile with recorded times wherever there are ``LEAST_SAMPLES`` of a kind; links as they were."""
+        return dataclasses.replace(self._profile, nodes=tuple(self._updated(node) for node in self._profile.nodes))
+
+    def _updated(self, facts: NodeFacts) -> NodeFacts:
+        points: dict[str, list[WorkTime]] = {}
+        for point in work_points(facts):
+            points.setdefault(point.work, []).append(point)
+        changed = {work: found for work in Work if len(found := self._samples_of(facts.node, work)) >= LEAST_SAMPLES}
+        if not changed:
+            return facts
+        for work, found in changed.items():
+            points[work] = self._moved(facts.node, work, points.get(work, []), found)
+        kept = tuple(point for work in Work for point in points.get(work, ()))
+        table = WorkTable(kept, where=f"node {facts.node}")
+        full = self._plan.microbatch_sizes()[0] * self._plan.max_length
+
+        def of_block(work: Work, before_s: float) -> float:
+            return table.seconds(work, full) if work in changed else before_s
+
+        return dataclasses.replace(
+            facts,
+            work_times=kept,
+            has_messages=facts.has_messages or any(work in changed for work in _BLOCK_WORKS),
+            block_forward_s=of_block(Work.FORWARD, facts.block_forward_s),
+            block_graph_s=of_block(Work.GRAPH, facts.block_graph_s),
+            block_backward_s=of_block(Work.BACKWARD, facts.block_backward_s),
+        )
+
+    def _samples_of(self, node: str, work: Work) -> Sequence[_Sample]:
+        """Those that are sure; with those that had to be guessed where there are too few."""
+        sure = self._samples.get((node, work), ())
+        return sure if len(sure) >= LEAST_SAMPLES else [*sure, *self._guesses.get((node, work), ())]
+
+    def _moved(self, node: str, work: Work, before: Sequence[WorkTime], found: Sequence[_Sample]) -> list[WorkTime]:
+        """The measured curve, moved, with the recorded point on it."""
+        size = statistics.fmean(sample.size for sample in found)
+        rows = self._rows(size)
+        tokens = round(size / rows)
+        ratios = [sample.ratio for sample in found if sample.ratio > 0]
+        if len(ratios) < len(found):  # nothing measured to compare with: times in proportion to the mean size
+            ratios = [sample.seconds * (size / sample.size if sample.size else 1.0) for sample in found]
+            return [_point(work, rows, tokens, len(found), _spread(ratios))]
+        known = self._known(node, work, rows * tokens)
+        low, mean, high = _spread(ratios)
+        curve = [
+            _point(work, at.rows, at.tokens, at.samples, (low * at.median_s, mean * at.median_s, high * at.median_s))
+            for at in before
+            if at.size and work not in _UNSIZED and (at.rows, at.tokens) != (rows, tokens)
+        ]
+        return [*curve, _point(work, rows, tokens, len(found), (low * known, mean * known, high * known))]
+
+    def _rows(self, size: float) -> int:
+        """The rows of a point at a mean size: those of the largest micro-batch, if that makes a length."""
+        rows = self._plan.microbatch_sizes()[0]
+        return rows if size >= rows else 1
+
+
+def _point(work: Work, rows: int, tokens: int, samples: int, quartiles: tuple[float, float, float]) -> WorkTime:
+    low_s, median_s, high_s = quartiles
+    rows, tokens = (0, 0) if work in _UNSIZED else (rows, tokens)
+    return WorkTime(work=work, rows=rows, tokens=tokens, median_s=median_s, low_s=low_s, high_s=high_s, samples=samples)
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, mean, third quartile; the quartiles enclose the mean.
+
+    The mean, not the median: lengths of batches and waits for a quota are skewed, and what a run takes is a sum.
+    """
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    mean = statistics.fmean(values)
+    return min(low, mean), mean, max(high, mean)

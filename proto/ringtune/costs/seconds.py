@@ -1,0 +1,231 @@
+"""What each action and message of a plan costs: seconds and bytes, from a profile.
+
+The planner's formulas and the simulator's clock use these same numbers. An action over several blocks costs the
+sum of its blocks; the lowest trainable block is cheaper than the others, because its graph begins at its adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ringtune.costs.memory import MOMENTS
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, Shape
+from ringtune.costs.work_times import Work, WorkTable, WorkTime
+from ringtune.errors import PlanError
+from ringtune.schedule.lowering import Action, Op, Payload
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind
+
+WIRE_ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int8": 1}
+_ROW_SCALE_BYTES = 4
+_DEFAULT_OPTIMIZER = "adamw"
+
+
+def work_table(node: NodeFacts) -> WorkTable:
+    """The times of a node; where only a block was measured, what else there is counts nothing.
+
+    Raises:
+        PlanError: nothing was measured.
+    """
+    points = work_points(node)
+    if not points:
+        raise PlanError(f"node {node.node} has no measured times; measure it with 'ringtune measure'")
+    return WorkTable(points, where=f"node {node.node}")
+
+
+def work_points(node: NodeFacts) -> tuple[WorkTime, ...]:
+    """The measured points of a node; where only a block was measured, those of its blocks; none if nothing was."""
+    if node.work_times or not node.block_forward_s > 0:
+        return node.work_times
+    return tuple(_point(work, seconds) for work, seconds in _from_block(node).items())
+
+
+def padded_size(owner: NodeFacts, *, max_length: int, rows: int, kind: StepKind) -> float:
+    """Padded tokens of a micro-batch of so many rows of ``owner``."""
+    tokens = owner.eval_tokens if kind is StepKind.EVALUATE else owner.train_tokens
+    return rows * (min(tokens, max_length) or max_length)
+
+
+def _from_block(node: NodeFacts) -> dict[Work, float]:
+    graph_s, backward_s = node.block_graph_s or node.block_forward_s, node.block_backward_s
+    blocks = {
+        Work.FORWARD: node.block_forward_s,
+        Work.GRAPH: graph_s,
+        Work.GRAPH_LOWEST: graph_s,
+        Work.BACKWARD: backward_s,
+        Work.BACKWARD_LOWEST: backward_s,
+    }
+    return {**dict.fromkeys(Work, 0.0), **blocks}
+
+
+def _point(work: Work, seconds: float) -> WorkTime:
+    return WorkTime(work=work, rows=0, tokens=0, median_s=seconds, low_s=seconds, high_s=seconds, samples=1)
+
+
+class NodeCosts:
+    """Seconds of one node's actions.
+
+    Args:
+        node: what was measured there.
+        num_blocks: of the model.
+    """
+
+    def __init__(self, node: NodeFacts, num_blocks: int) -> None:
+        self._table = work_table(node)
+        self._num_blocks = num_blocks
+
+    def seconds(self, op: Op, start: int, stop: int, *, size: float, lowest: int, kind: StepKind) -> float:
+        """The time of one action.
+
+        Args:
+            op: what it does; sends and receives are no compute and take nothing here.
+            start: first block.
+            stop: one past the last block.
+            size: padded tokens of the micro-batch.
+            lowest: the lowest block that keeps a graph in this item.
+            kind: of the item.
+
+        Raises:
+            PlanError: that work was not measured.
+        """
+        table, blocks = self._table, stop - start
+        if op is Op.FORWARD_FREE:
+            return blocks * table.seconds(Work.FORWARD, size)
+        if op in (Op.FORWARD, Op.BACKWARD):
+            each, bottom = (
+                (Work.GRAPH, Work.GRAPH_LOWEST) if op is Op.FORWARD else (Work.BACKWARD, Work.BACKWARD_LOWEST)
+            )
+            if start > lowest:
+                return blocks * table.seconds(each, size)
+            above = (blocks - 1) * table.seconds(each, size) if blocks > 1 else 0.0
+            return above + table.seconds(bottom, size)
+        if op is Op.UPDATE:
+            return table.seconds(Work.UPDATE_HEAD) if start == self._num_blocks else blocks * table.seconds(Work.UPDATE)
+        if op is Op.HEAD:
+            return table.seconds(Work.HEAD if kind.has_backward else Work.HEAD_FREE, size)
+        if op is Op.EMBED:
+            return table.seconds(Work.EMBED, size)
+        return table.seconds(Work.SAVE) if op is Op.SAVE and Work.SAVE in table else 0.0
+
+    def work(self, work: Work, size: float = 0.0) -> float:
+        """The time of a work that is no action, 0 if it was not measured."""
+        return self._table.seconds(work, size) if work in self._table else 0.0
+
+
+class PlanCosts:
+    """Seconds and bytes of everything that a plan does.
+
+    Args:
+        plan: the plan.
+        profile: with every node of the plan, and every link that it uses unless it has no links at all (then
+            messages take no time, as with nodes of one machine).
+        optimizer: of the job; the head travels with its moments.
+
+    Raises:
+        PlanError: a node or a link is missing, or a node was never measured; names it.
+    """
+
+    def __init__(self, plan: Plan, profile: Profile, *, optimizer: str = _DEFAULT_OPTIMIZER) -> None:
+        facts = profile.by_name
+        missing = [node for node in plan.nodes if node not in facts]
+        if missing:
+            raise PlanError(f"the profile lacks node {', '.join(missing)}; measure anew with 'ringtune measure'")
+        self.plan = plan
+        self.nodes: Mapping[str, NodeCosts] = {node: NodeCosts(facts[node], plan.num_blocks) for node in plan.nodes}
+        self._facts = {node: facts[node] for node in plan.nodes}
+        self._links = profile.link_by_pair
+        model = facts[plan.nodes[0]].model
+        weights = model.head_bytes + model.head_class_bytes * len(plan.labels)
+        self.head_bytes = weights * (1 + MOMENTS[optimizer])
+
+    def size(self, owner: str, rows: int, kind: StepKind) -> float:
+        """Padded tokens of a micro-batch of so many rows of ``owner``."""
+        return padded_size(self._facts[owner], max_length=self.plan.max_length, rows=rows, kind=kind)
+
+    def action_s(self, node: str, action: Action, *, size: float, lowest: int, kind: StepKind) -> float:
+        """The time of a compute action; see ``NodeCosts.seconds``."""
+        return self.nodes[node].seconds(action.op, action.start, action.stop, size=size, lowest=lowest, kind=kind)
+
+    def tensor_bytes(self, size: float, *, with_mask: bool) -> float:
+        """Payload of a hidden state or gradient of ``size`` padded tokens."""
+        scales = _ROW_SCALE_BYTES if self.plan.wire_dtype == "int8" else 0
+        token_bytes = self.plan.hidden_size * WIRE_ITEM_BYTES[self.plan.wire_dtype] + scales
+        return size * (token_bytes + (1 if with_mask else 0))
+
+    def message_bytes(self, payload: str, boundary: int, size: float) -> float:
+        """Bytes of a message: a hidden state with its mask, a gradient, or the head with its moments."""
+        if payload == Payload.HEAD:
+            return self.head_bytes
+        return self.tensor_bytes(size, with_mask=payload == Payload.HIDDEN and boundary < self.plan.num_blocks)
+
+    def link(self, source: str, target: str) -> LinkFacts | None:
+        """The measured link, None if the profile has no links at all.
+
+        Raises:
+            PlanError: the profile has links but not this one.
+        """
+        if not self._links:
+            return None
+        found = self._links.get((source, target))
+        if found is None:
+            raise PlanError(f"the profile lacks link {source} -> {target}; measure anew with 'ringtune measure'")
+        return found
+
+    def around_message_s(self, source: str, target: str, payload: str, size: float) -> float:
+        """Seconds of making the bytes at the source and reading them at the target."""
+        if payload == Payload.HEAD:
+            return self.nodes[source].work(Work.HAND_OVER)
+        return self.nodes[source].work(Work.ENCODE, size) + self.nodes[target].work(Work.DECODE, size)
+
+    def taken_s(self, source: str, target: str, payload: str, num_bytes: float, size: float) -> tuple[float, float]:
+        """What a message takes from the computing of its source and of its target, in seconds.
+
+        Sending and receiving are done by other threads. Where the threads that compute leave less than a core free
+        (one core, or a quota), they have to share it with them. Times that were recorded in a run have it in them.
+        """
+        link, head = self.link(source, target), payload == Payload.HEAD
+        taken = []
+        for node, work, cpu_s_per_byte in (
+            (source, Work.ENCODE, link.send_cpu_s_per_byte if link else 0.0),
+            (target, Work.DECODE, link.receive_cpu_s_per_byte if link else 0.0),
+        ):
+            facts = self._facts[node]
+            is_known = facts.cpu_cores > 0 and not facts.has_messages
+            crowded = min(1.0, max(0.0, facts.threads + 1 - facts.cpu_cores)) if is_known else 0.0
+            codec_s = 0.0 if head else self.nodes[node].work(work, size)
+            taken.append(crowded * (codec_s + num_bytes * cpu_s_per_byte / facts.cpu_cores) if crowded else 0.0)
+        return taken[0], taken[1]
+
+
+def check_profile(profile: Profile, plan: Plan, *, model_digest: str = "", shape: Shape | None = None) -> None:
+    """Refuse a profile that was measured for something else.
+
+    Args:
+        profile: measured.
+        plan: to be timed with it.
+        model_digest: of the job's model; empty = whatever the profile has, as long as it is one.
+        shape: of the job; the rows of a micro-batch may differ, times are scaled.
+
+    Raises:
+        PlanError: another model, another number of blocks or width, or another shape; names node and values.
+    """
+    digest = model_digest or (profile.nodes[0].model.digest if profile.nodes else "")
+    for node in profile.nodes:
+        model = node.model
+        if model.digest != digest:
+            raise PlanError(
+                f"node {node.node} was profiled with another model ({model.digest[:12]}, not {digest[:12]})"
+            )
+        if (model.num_blocks, model.hidden_size) != (plan.num_blocks, plan.hidden_size):
+            raise PlanError(
+                f"the profile is of a model with {model.num_blocks} blocks of width {model.hidden_size}, the plan has "
+                f"{plan.num_blocks} of {plan.hidden_size}"
+            )
+        if shape is not None and node.shape.is_measured:
+            for name in ("tokens", "task", "adapter", "dtype", "wire_dtype", "optimizer", "dropout"):
+                found, wanted = getattr(node.shape, name), getattr(shape, name)
+                if found != wanted:
+                    raise PlanError(
+                        f"node {node.node} was profiled with {name} {found}, the job has {wanted}; "
+                        "measure anew with 'ringtune measure'"
+                    )

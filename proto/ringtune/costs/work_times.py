@@ -1,0 +1,121 @@
+"""How long the pieces of a step take on one node: measured points, and what lies between them.
+
+The planner adds these times up, the simulator replays them. A *work* is what one timing covers; the time of an
+action is put together from works in ``ringtune.costs.seconds``. Times grow with the size of the micro-batch, counted in
+padded tokens (rows x tokens); between two measured sizes the time is taken as linear.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ringtune.errors import InvalidInputError, PlanError
+
+
+class Work(enum.StrEnum):
+    """What one timing covers; of one micro-batch unless said otherwise."""
+
+    EMBED = "embed"  # token ids to hidden state
+    FORWARD = "forward"  # one block without graph
+    GRAPH = "graph"  # one block with graph, with trainable blocks below it
+    GRAPH_LOWEST = "graph_lowest"  # the lowest trainable block: its graph begins at its adapter
+    BACKWARD = "backward"  # of a block with trainable blocks below it
+    BACKWARD_LOWEST = "backward_lowest"  # of the lowest trainable block: no gradient for its input
+    HEAD = "head"  # head, loss and the head's backward
+    HEAD_FREE = "head_free"  # head and loss in an evaluation
+    UPDATE = "update"  # optimizer step of one block, once a step
+    UPDATE_HEAD = "update_head"  # optimizer step of the head, once a step
+    ENCODE = "encode"  # a hidden state to the bytes of the wire
+    DECODE = "decode"  # and back
+    HAND_OVER = "hand_over"  # head and moments to bytes and back, once a turn
+    SAVE = "save"  # a shard to the disk, once a checkpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkTime:
+    """One measured point.
+
+    Attributes:
+        work: a value of ``Work``.
+        rows: of the micro-batch; 0 where the size does not matter.
+        tokens: padded length of each row.
+        median_s: after warm-up, seconds; of recorded actions the mean, because batches differ.
+        low_s: first quartile.
+        high_s: third quartile.
+        samples: how many timings.
+    """
+
+    work: str
+    rows: int
+    tokens: int
+    median_s: float
+    low_s: float
+    high_s: float
+    samples: int
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.work not in set(Work):
+            raise InvalidInputError(f"work {self.work!r} is not one of {', '.join(Work)}; measure anew")
+        for name in ("rows", "tokens", "median_s", "low_s", "high_s"):
+            if not getattr(self, name) >= 0:
+                raise InvalidInputError(f"{self.work}.{name} is {getattr(self, name)}, it has to be at least 0")
+        if not self.low_s <= self.median_s <= self.high_s:
+            raise InvalidInputError(
+                f"{self.work}: quartiles {self.low_s} and {self.high_s} do not enclose the median {self.median_s}"
+            )
+        if self.samples < 1:
+            raise InvalidInputError(f"{self.work}.samples is {self.samples}, it has to be at least 1")
+
+    @property
+    def size(self) -> int:
+        """Padded tokens of the micro-batch."""
+        return self.rows * self.tokens
+
+
+class WorkTable:
+    """The measured points of one node, and times for any size.
+
+    Args:
+        points: of any works.
+        where: for messages, e.g. ``node pi-3``.
+    """
+
+    def __init__(self, points: Iterable[WorkTime], *, where: str) -> None:
+        self._where = where
+        self._points: dict[str, list[tuple[int, float]]] = {}
+        for point in points:
+            self._points.setdefault(point.work, []).append((point.size, point.median_s))
+        for found in self._points.values():
+            found.sort()
+
+    def __contains__(self, work: str) -> bool:
+        """Whether ``work`` was measured."""
+        return work in self._points
+
+    def seconds(self, work: str, size: float = 0.0) -> float:
+        """The time of ``work`` for ``size`` padded tokens, in seconds.
+
+        Between two measured sizes it is linear, beyond the largest the line goes on unless it falls. Below the
+        smallest it goes on too, but never below the smallest one's time scaled in proportion. A single point is
+        scaled in proportion, if it has a size.
+
+        Raises:
+            PlanError: it was not measured.
+        """
+        points = self._points.get(work)
+        if not points:
+            raise PlanError(f"{self._where} has no measured time for '{work}'; measure anew with 'ringtune measure'")
+        if len(points) == 1:
+            at, value = points[0]
+            return value * size / at if at else value
+        right = min(max(1, bisect.bisect_left(points, (size, 0.0))), len(points) - 1)
+        (left_size, left_s), (right_size, right_s) = points[right - 1], points[right]
+        slope = (right_s - left_s) / (right_size - left_size) if right_size > left_size else 0.0
+        line = left_s + slope * (size - left_size)
+        if size > right_size:
+            return max(line, right_s)  # of two noisy points the larger one may be the faster one
+        return max(line, left_s * size / left_size if left_size and size < left_size else 0.0)

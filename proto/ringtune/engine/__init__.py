@@ -1,0 +1,1 @@
+"""One node's state machine, with its events and commands."""

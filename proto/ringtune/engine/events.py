@@ -1,0 +1,152 @@
+"""What a node's engine is told, and what it answers: values only.
+
+Every driver (real agent, simulator, tests) turns its world into these events and carries these commands
+out. Both have a JSON form, so that a recorded run can be fed to an engine again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ringtune.schedule.lowering import Action
+from ringtune.schedule.turns import Turn
+
+# ---- events: something happened ------------------------------------------------------------------
+
+
+class TurnGranted(NamedTuple):
+    """The coordinator says that ``turn`` may be worked on."""
+
+    turn: Turn
+
+
+class TensorArrived(NamedTuple):
+    """A whole, checked tensor is in the inbox."""
+
+    payload: str  # Payload.HIDDEN or Payload.GRAD
+    seq: int
+    micro: int
+    boundary: int
+    source: str
+
+
+class HeadArrived(NamedTuple):
+    """The head for ``turn`` is in the inbox."""
+
+    turn: int
+    source: str
+
+
+class CreditArrived(NamedTuple):
+    """``source`` took one hidden state of ours at ``boundary`` out of its inbox."""
+
+    boundary: int
+    source: str
+
+
+class ActionDone(NamedTuple):
+    """The compute action that was asked for is complete.
+
+    ``values`` are numbers that the action yields, for the report: an H gives ``loss_sum``, ``count``
+    and, for evaluation, ``correct``.
+    """
+
+    action: Action
+    values: tuple[tuple[str, float], ...] = ()
+
+
+class TimerFired(NamedTuple):
+    """The deadline that was set has passed."""
+
+    timer: str
+
+
+class StopRequested(NamedTuple):
+    """The run is over for this node, whatever its state."""
+
+    reason: str
+
+
+Event = TurnGranted | TensorArrived | HeadArrived | CreditArrived | ActionDone | TimerFired | StopRequested
+
+# ---- commands: do this ---------------------------------------------------------------------------
+
+
+class RunAction(NamedTuple):
+    """Carry one compute action out (E, f, F, S, H, B, U, C); at most one is under way at a time."""
+
+    action: Action
+
+
+class Accept(NamedTuple):
+    """Move a tensor from the inbox to its micro-batch; for a hidden state return a credit to ``source``."""
+
+    payload: str
+    seq: int
+    micro: int
+    boundary: int
+    source: str
+
+
+class SendTensor(NamedTuple):
+    """Send the micro-batch's hidden state or gradient, and forget it."""
+
+    payload: str
+    seq: int
+    micro: int
+    boundary: int
+    target: str
+
+
+class SendHead(NamedTuple):
+    """Send the head with its optimizer state to the initiator of ``turn``."""
+
+    turn: int
+    target: str
+
+
+class AcceptHead(NamedTuple):
+    """Load the head that arrived for ``turn``."""
+
+    turn: int
+    source: str
+
+
+class SetTimer(NamedTuple):
+    """Tell the engine ``TimerFired(timer)`` at time ``at_s``; replaces a timer of the same name."""
+
+    timer: str
+    at_s: float
+
+
+class CancelTimer(NamedTuple):
+    """Forget a timer."""
+
+    timer: str
+
+
+class ReportStep(NamedTuple):
+    """Tell the coordinator about a finished item of our own: summed numbers of its micro-batches."""
+
+    seq: int
+    step: int
+    kind: str
+    values: tuple[tuple[str, float], ...]
+
+
+class ReportTurn(NamedTuple):
+    """Tell the coordinator that this node has done all its actions of a turn."""
+
+    turn: int
+
+
+class Fail(NamedTuple):
+    """Give the run up; ``error`` is a class name of ``ringtune.errors``."""
+
+    error: str
+    message: str
+
+
+Command = (
+    RunAction | Accept | SendTensor | SendHead | AcceptHead | SetTimer | CancelTimer | ReportStep | ReportTurn | Fail
+)

@@ -1,0 +1,84 @@
+"""Which head an owner has, for which of its turns it counts, and to whom it goes next.
+
+A head is held from one turn of ours on, through consecutive turns of ours. Equal versions are not enough to tell
+whether it may be used: after an evaluation an owner still has a head of the right version that it has passed on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from ringtune.engine import events as ev
+from ringtune.schedule.turns import Item, Turn
+
+
+class HeadKeeping:
+    """The head of one node.
+
+    Args:
+        node: whose.
+        step: optimizer steps done where the run begins.
+        is_holder: whether it has the head then.
+    """
+
+    def __init__(self, node: str, *, step: int, is_holder: bool) -> None:
+        self._node = node
+        self._version = step
+        self._held_since: int | None = -1 if is_holder else None
+        self._holds_since: dict[int, int] = {-1: -1} if is_holder else {}
+        self._arrived: dict[int, str] = {}
+        self._handovers: deque[tuple[Turn, int]] = deque()
+
+    def granted(self, turn: Turn) -> None:
+        """A turn of ours needs the head; one of another owner after ours needs it from us."""
+        if turn.owner == self._node:
+            self._holds_since[turn.index] = self._holds_since.get(turn.index - 1, turn.index)
+        elif turn.index - 1 in self._holds_since:
+            self._handovers.append((turn, self._holds_since[turn.index - 1]))
+
+    def arrived(self, turn: int, source: str) -> None:
+        """The head for ``turn`` is in the inbox."""
+        self._arrived[turn] = source
+
+    def updated(self) -> None:
+        """It had one more update."""
+        self._version += 1
+
+    def counts_for(self, item: Item) -> bool:
+        """Whether the head that is here is the one that ``item`` needs, with the right number of updates."""
+        return self._version == item.step and self._held_since == self._holds_since.get(item.turn)
+
+    def take(
+        self, turns: Mapping[int, Turn], is_used_before: Callable[[int], bool], commands: list[ev.Command]
+    ) -> bool:
+        """Take heads that are due.
+
+        Args:
+            turns: that are known here, by index.
+            is_used_before: whether items of turns before that index still use the head that is here.
+            commands: to be added to.
+
+        Returns:
+            Whether one was taken.
+        """
+        taken = False
+        for index in sorted(self._arrived):
+            turn = turns.get(index)
+            if turn is not None and not is_used_before(index):
+                commands.append(ev.AcceptHead(index, self._arrived.pop(index)))
+                self._version, self._held_since, taken = turn.first_step, index, True
+        return taken
+
+    def pass_on(self, commands: list[ev.Command]) -> None:
+        """Send the head as soon as its version is what the next owner's turn needs."""
+        while self._handovers:
+            turn, held_since = self._handovers[0]
+            if self._held_since != held_since or self._version != turn.first_step:
+                break
+            self._handovers.popleft()
+            commands.append(ev.SendHead(turn.index, turn.owner))
+
+    def forget(self, turn: int) -> None:
+        """A turn is long over."""
+        self._holds_since.pop(turn, None)

@@ -1,0 +1,1 @@
+"""Files and their text: read strictly, written durably, sent in chunks."""

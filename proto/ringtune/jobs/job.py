@@ -1,0 +1,154 @@
+"""What the user asks for: ``job.toml`` as a value, read strictly and written back.
+
+A job says what is wanted; it is the same on every node. What was decided is the plan's matter. Whatever is
+misspelt, mistyped, out of range or not built yet is refused by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ringtune.errors import JobError
+from ringtune.files.strict import check_keys, read_dataclass
+from ringtune.files.toml_text import write_toml
+from ringtune.jobs.later import refuse_unsupported
+from ringtune.jobs.sections import Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
+from ringtune.models.family import CLASS_TASKS
+
+__all__ = [
+    "Adapter",
+    "Data",
+    "Job",
+    "Model",
+    "Privacy",
+    "Runtime",
+    "Train",
+    "Unfreeze",
+    "Wire",
+    "load_job",
+    "parse_job",
+    "with_absolute_paths",
+]
+
+
+_CLEARS = {
+    "train.rounds": ("max_steps",),
+    "train.max_steps": ("rounds",),
+    "unfreeze.every_steps": ("at", "patience_steps", "min_improvement"),
+    "unfreeze.at": ("every_steps", "patience_steps", "min_improvement"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A whole ``job.toml``."""
+
+    model: Model
+    data: Data = field(default_factory=Data)
+    adapter: Adapter = field(default_factory=Adapter)
+    train: Train = field(default_factory=Train)
+    unfreeze: Unfreeze = field(default_factory=Unfreeze)
+    wire: Wire = field(default_factory=Wire)
+    privacy: Privacy = field(default_factory=Privacy)
+    runtime: Runtime = field(default_factory=Runtime)
+
+    def __post_init__(self) -> None:
+        """Check what concerns two sections: keys that the task has no use for."""
+        if self.model.task in CLASS_TASKS:
+            return
+        if self.data.labels:
+            raise JobError(f"data.labels has no meaning for model.task = {self.model.task!r}; remove it")
+        if self.data.split != "iid":
+            raise JobError(
+                f"data.split = {self.data.split!r} shares classes out, model.task = {self.model.task!r} has none; "
+                "use 'iid'"
+            )
+
+    def to_tables(self) -> dict[str, dict[str, object]]:
+        """Sections with their keys, defaults included; ``None`` values left out."""
+        tables = dataclasses.asdict(self)
+        return {name: {key: item for key, item in keys.items() if item is not None} for name, keys in tables.items()}
+
+    def to_toml(self) -> str:
+        """The resolved job as TOML; ``parse_job`` of it gives an equal job."""
+        return write_toml(self.to_tables())
+
+    def with_overrides(self, overrides: Mapping[str, object]) -> Job:
+        """A job with some values replaced.
+
+        Args:
+            overrides: dotted keys as in the file, e.g. ``{"train.seed": 1}``. Setting one of ``train.rounds``
+                and ``train.max_steps`` clears the other; so does one form of ``unfreeze``.
+
+        Raises:
+            JobError: unknown key, wrong type, out of range; the same rules as in the file.
+        """
+        tables = self.to_tables()
+        for name in overrides.keys() & _CLEARS.keys():
+            for other in _CLEARS[name]:
+                tables[name.partition(".")[0]].pop(other, None)
+        for name, value in overrides.items():
+            section, _, key = name.partition(".")
+            check_keys([section], tables, where="", error=JobError)
+            tables[section][key] = value
+        return Job.from_tables(tables)
+
+    @staticmethod
+    def from_tables(tables: Mapping[str, object]) -> Job:
+        """Build a job from sections as a TOML reader gives them.
+
+        Raises:
+            JobError: unknown key, wrong type, out of range, or not supported yet.
+        """
+        refuse_unsupported(tables)
+        return read_dataclass(Job, tables, where="", error=JobError)
+
+
+def load_job(path: str | Path) -> Job:
+    """Read a job file; its relative paths are relative to the file's folder and become absolute.
+
+    Raises:
+        JobError: the file is not there, not TOML, or breaks a rule; names file and key.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise JobError(f"can't read the job file {path}: {reason}") from error
+    return with_absolute_paths(parse_job(text, source=str(path)), path.parent)
+
+
+def parse_job(text: str, *, source: str) -> Job:
+    """Read the text of a job file.
+
+    Args:
+        text: TOML.
+        source: where it came from, for messages.
+
+    Raises:
+        JobError: not TOML, an unknown key, a wrong type, out of range, or not supported yet.
+    """
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise JobError(f"{source}: not valid TOML: {error}") from error
+    try:
+        return Job.from_tables(tables)
+    except JobError as error:
+        raise JobError(f"{source}: {error}") from error
+
+
+def with_absolute_paths(job: Job, folder: Path) -> Job:
+    """The job with ``model.path``, ``data.train`` and ``data.eval`` made absolute, relative to ``folder``."""
+    model = dataclasses.replace(job.model, path=_absolute(job.model.path, folder))
+    train, evaluate = _absolute(job.data.train, folder), _absolute(job.data.eval, folder)
+    return dataclasses.replace(job, model=model, data=dataclasses.replace(job.data, train=train, eval=evaluate))
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return str((folder / Path(path).expanduser()).resolve()) if path else path

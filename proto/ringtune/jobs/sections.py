@@ -1,0 +1,329 @@
+"""The sections of ``job.toml`` as frozen values; each checks its own ranges when it is built."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from ringtune.errors import JobError
+from ringtune.files.strict import nearest
+from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.family import TASKS
+from ringtune.schedule.plan import METHODS, MIN_IMPROVEMENT, PATIENCE_STEPS, WIRE_DTYPES
+
+MODEL_DTYPES = ("float32", "float64")
+OPTIMIZERS = ("adamw", "sgd")
+LR_SCHEDULES = ("constant", "linear", "cosine")
+DEFAULT_ROUNDS = 5
+DEFAULT_EVERY_STEPS = 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """``[model]``: the frozen base.
+
+    Attributes:
+        path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer.
+        task: one of ``TASKS``.
+        dtype: in which the model is computed, one of ``MODEL_DTYPES``; float64 is for checks.
+    """
+
+    path: str
+    task: str = "sequence-classification"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_text("model.path", self.path)
+        _check_choice("model.task", self.task, TASKS)
+        _check_choice("model.dtype", self.dtype, MODEL_DTYPES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """``[data]``: where rows come from, and how ``--local N`` shares them out.
+
+    Attributes:
+        train: csv or jsonl file, for images npz or a folder per class, for causal-lm also plain text; empty: every
+            owner names its own.
+        eval: the same for evaluation; empty: none, unless an owner names one.
+        text: column of the text.
+        label: column of the class name; name of the labels' array in an npz file.
+        labels: class names; empty: the sorted union of what the owners have.
+        question: column of the question.
+        context: column of the text that has the answer.
+        answer: column of the answer: a text, a list of texts, or a table with lists ``text`` and ``answer_start``.
+        image: name of the images' array in an npz file.
+        stride: tokens that two windows of a long context share; 0 = a third of ``train.max_length``.
+        split: ``iid`` or ``dirichlet:ALPHA``.
+        owners: how many nodes own data with ``--local N``; 0 = all.
+    """
+
+    train: str = ""
+    eval: str = ""
+    text: str = "text"
+    label: str = "label"
+    labels: tuple[str, ...] = ()
+    question: str = "question"
+    context: str = "context"
+    answer: str = "answer"
+    image: str = "image"
+    stride: int = 0
+    split: str = "iid"
+    owners: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for names in (("text", "label"), ("image", "label"), ("question", "context", "answer")):
+            self._check_columns(names)
+        if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
+            raise JobError(f"data.labels has to be two or more distinct names, not {list(self.labels)}")
+        _check_at_least("data.stride", self.stride, 0)
+        _check_at_least("data.owners", self.owners, 0)
+        split_alpha(self.split)
+
+    def _check_columns(self, names: tuple[str, ...]) -> None:
+        """The columns of one task have names, and different ones."""
+        columns = [getattr(self, name) for name in names]
+        for name, column in zip(names, columns, strict=True):
+            _check_text(f"data.{name}", column)
+        for index, column in enumerate(columns):
+            if column in columns[:index]:
+                raise JobError(
+                    f"data.{names[columns.index(column)]} and data.{names[index]} are both column {column!r}; they "
+                    "have to differ"
+                )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapter:
+    """``[adapter]``: what is trained in each block.
+
+    Attributes:
+        config: an AdapterHub configuration string, such as ``seq_bn`` or ``seq_bn[reduction_factor=8]``.
+    """
+
+    config: str = "seq_bn"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        parse_adapter_config(self.config)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Train:
+    """``[train]``: method, optimizer and sizes.
+
+    Attributes:
+        method: one of ``plan.METHODS``.
+        optimizer: one of ``OPTIMIZERS``.
+        learning_rate: the peak.
+        lr_schedule: one of ``LR_SCHEDULES``.
+        warmup_steps: steps of linear warm-up.
+        weight_decay: decoupled for adamw.
+        dropout: every dropout probability of the model.
+        batch_size: rows of one step.
+        microbatches: parts of one batch.
+        max_length: tokens; longer texts are cut.
+        local_iterations: steps of one turn.
+        rounds: turns of every owner; None exactly if ``max_steps`` is given.
+        max_steps: optimizer steps of the whole run.
+        eval_every: steps between evaluations; 0 = at the end only.
+        checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = only when interrupted.
+        seed: of everything random.
+    """
+
+    method: str = "ringada"
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-3
+    lr_schedule: str = "constant"
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    dropout: float = 0.0
+    batch_size: int = 16
+    microbatches: int = 4
+    max_length: int = 128
+    local_iterations: int = 10
+    rounds: int | None = None
+    max_steps: int | None = None
+    eval_every: int = 0
+    checkpoint_every: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges; without ``rounds`` and ``max_steps`` there are ``DEFAULT_ROUNDS`` rounds."""
+        if self.rounds is None and self.max_steps is None:
+            object.__setattr__(self, "rounds", DEFAULT_ROUNDS)
+        if self.rounds is not None and self.max_steps is not None:
+            raise JobError(
+                f"train.rounds = {self.rounds} and train.max_steps = {self.max_steps} both set the length of the "
+                "run; keep one"
+            )
+        _check_choice("train.method", self.method, METHODS)
+        _check_choice("train.optimizer", self.optimizer, OPTIMIZERS)
+        _check_choice("train.lr_schedule", self.lr_schedule, LR_SCHEDULES)
+        for name in ("batch_size", "microbatches", "max_length", "local_iterations", "rounds", "max_steps"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_at_least(f"train.{name}", value, 1)
+        for name in ("learning_rate", "warmup_steps", "weight_decay", "eval_every", "checkpoint_every", "seed"):
+            _check_at_least(f"train.{name}", getattr(self, name), 0)
+        if not 0 <= self.dropout < 1:
+            raise JobError(f"train.dropout is {self.dropout}, it has to be in [0, 1)")
+        if self.microbatches > self.batch_size:
+            raise JobError(
+                f"train.microbatches = {self.microbatches} is more than train.batch_size = {self.batch_size}; "
+                "lower microbatches or raise batch_size"
+            )
+
+    def num_steps(self, num_owners: int) -> int:
+        """Optimizer steps of the whole run, for so many owners."""
+        if self.max_steps is not None:
+            return self.max_steps
+        return (self.rounds or DEFAULT_ROUNDS) * self.local_iterations * num_owners
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unfreeze:
+    """``[unfreeze]``: when RingAda trains one more block, top-down.
+
+    Attributes:
+        every_steps: every so many steps; None exactly if ``at`` is given.
+        at: at each of these steps, or ``auto``: when the loss has stopped improving (``unfreezing``).
+        patience_steps: for ``auto``: so many steps without improvement; None for the other forms.
+        min_improvement: for ``auto``: what counts as one, as a share of the best loss; None for the other forms.
+    """
+
+    every_steps: int | None = None
+    at: tuple[int, ...] | str | None = None
+    patience_steps: int | None = None
+    min_improvement: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges, and fill in what was left out."""
+        if self.every_steps is not None and self.at is not None:
+            raise JobError(
+                f"unfreeze.every_steps = {self.every_steps} and unfreeze.at both say when to unfreeze; keep one"
+            )
+        if self.every_steps is None and self.at is None:
+            object.__setattr__(self, "every_steps", DEFAULT_EVERY_STEPS)
+        if self.every_steps is not None:
+            _check_at_least("unfreeze.every_steps", self.every_steps, 1)
+        if isinstance(self.at, str):
+            self._check_auto()
+            return
+        for name in ("patience_steps", "min_improvement"):
+            if getattr(self, name) is not None:
+                raise JobError(f"unfreeze.{name} has a meaning with unfreeze.at = 'auto' only; remove it")
+        if any(later <= earlier for earlier, later in itertools.pairwise((0, *(self.at or ())))):
+            raise JobError(f"unfreeze.at is {list(self.at or ())}, it has to be above 0 and strictly increasing")
+
+    def _check_auto(self) -> None:
+        if self.at != "auto":
+            raise JobError(f"unfreeze.at = {self.at!r} is neither a list of steps nor 'auto'")
+        if self.patience_steps is None:
+            object.__setattr__(self, "patience_steps", PATIENCE_STEPS)
+        if self.min_improvement is None:
+            object.__setattr__(self, "min_improvement", MIN_IMPROVEMENT)
+        _check_at_least("unfreeze.patience_steps", self.patience_steps or 0, 1)
+        if not 0 <= (self.min_improvement or 0) < 1:
+            raise JobError(f"unfreeze.min_improvement is {self.min_improvement}, it has to be in [0, 1)")
+
+    def plan_fields(self) -> dict[str, Any]:
+        """What a plan says of it: fields of ``plan.Plan`` by name."""
+        if self.every_steps is not None:
+            return {"unfreeze": "every", "every_steps": self.every_steps}
+        if not isinstance(self.at, str):
+            return {"unfreeze": "at", "unfreeze_at": self.at, "every_steps": DEFAULT_EVERY_STEPS}
+        auto = {"patience_steps": self.patience_steps, "min_improvement": self.min_improvement}
+        return {"unfreeze": "auto", "every_steps": DEFAULT_EVERY_STEPS, **auto}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wire:
+    """``[wire]``: how tensors travel.
+
+    Attributes:
+        dtype: one of ``plan.WIRE_DTYPES``.
+    """
+
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_choice("wire.dtype", self.dtype, WIRE_DTYPES)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Privacy:
+    """``[privacy]``: what stays with the owner besides tokens and labels.
+
+    Attributes:
+        private_blocks: frozen blocks ``[0, p)`` that every owner runs itself.
+    """
+
+    private_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_at_least("privacy.private_blocks", self.private_blocks, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runtime:
+    """``[runtime]``: processes and patience.
+
+    Attributes:
+        threads: compute threads per node; 0 = max(1, cores // N).
+        lease_s: a node not heard of for so long is lost, in seconds.
+        wait_s: longest time a node goes without any progress, in seconds.
+        record: whether nodes send their events and commands, for replay.
+    """
+
+    threads: int = 0
+    lease_s: float = 10.0
+    wait_s: float = 300.0
+    record: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        _check_at_least("runtime.threads", self.threads, 0)
+        for name in ("lease_s", "wait_s"):
+            if not getattr(self, name) > 0:
+                raise JobError(f"runtime.{name} is {getattr(self, name)}, it has to be above 0")
+
+
+def split_alpha(split: str) -> float | None:
+    """The concentration of ``dirichlet:ALPHA``; None for ``iid``.
+
+    Raises:
+        JobError: neither of the two.
+    """
+    if split == "iid":
+        return None
+    kind, colon, text = split.partition(":")
+    try:
+        alpha = float(text) if kind == "dirichlet" and colon else 0.0
+    except ValueError:
+        alpha = 0.0
+    if not 0 < alpha < float("inf"):
+        raise JobError(f"data.split is {split!r}, it has to be 'iid' or 'dirichlet:ALPHA' with ALPHA above 0")
+    return alpha
+
+
+def _check_text(name: str, value: str) -> None:
+    if not value.strip():
+        raise JobError(f"{name} is empty; give it a value")
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        advice = nearest(value, choices)
+        close = f"; {advice}" if advice.startswith("did") else ""
+        raise JobError(f"{name} = {value!r} is not one of {', '.join(choices)}{close}")
+
+
+def _check_at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise JobError(f"{name} is {value}, it has to be at least {least}")

@@ -1,0 +1,1 @@
+"""What a model folder holds: families, shapes of tensors, adapter configurations."""

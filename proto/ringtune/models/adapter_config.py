@@ -1,0 +1,223 @@
+"""AdapterHub configuration strings, read without the library: names, options, and how many weights they add.
+
+``seq_bn[reduction_factor=8]|lora[r=4]`` is a union of two methods. A configuration works in a ring only if
+every module that it adds sits inside one block; those that share something across blocks or touch the
+embedding are refused by name.
+
+Source: adapters 1.3.0, ``parse_adapter_config_string``, ``ADAPTER_CONFIG_MAP`` and the module constructors.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ringtune.errors import JobError
+from ringtune.files.strict import nearest
+from ringtune.models.family import Widths
+
+_BOTTLENECK: dict[str, Any] = {
+    "mh_adapter": False,
+    "output_adapter": True,
+    "reduction_factor": 16,
+    "scaling": 1.0,
+    "use_gating": False,
+    "ln_before": False,
+    "ln_after": False,
+    "inv_adapter": None,
+    "phm_layer": False,
+    "leave_out": [],
+}
+_LORA: dict[str, Any] = {
+    "selfattn_lora": True,
+    "intermediate_lora": False,
+    "output_lora": False,
+    "r": 8,
+    "attn_matrices": ["q", "v"],
+    "composition_mode": "add",
+    "use_dora": False,
+    "use_gating": False,
+    "vera_d": None,
+    "leave_out": [],
+}
+_REFT: dict[str, Any] = {"r": 1, "tied_weights": False, "output_reft": True, "layers": "all"}
+
+# Options that matter for size, with their defaults, per method.
+_KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
+    "seq_bn": ("bottleneck", _BOTTLENECK),
+    "double_seq_bn": ("bottleneck", {**_BOTTLENECK, "mh_adapter": True}),
+    "par_bn": ("bottleneck", {**_BOTTLENECK, "reduction_factor": 2, "scaling": 4.0}),
+    "scaled_par_bn": ("bottleneck", {**_BOTTLENECK, "reduction_factor": 2, "scaling": "learned"}),
+    "lora": ("lora", _LORA),
+    "dora": ("lora", {**_LORA, "use_dora": True}),
+    "ia3": (
+        "lora",
+        {**_LORA, "intermediate_lora": True, "r": 1, "attn_matrices": ["k", "v"], "composition_mode": "scale"},
+    ),
+    "mtl_lora": ("mtl_lora", {**_LORA, "n_up_projection": 1}),
+    "loreft": ("reft", _REFT),
+    "noreft": ("reft", _REFT),
+}
+_ALIASES = {"pfeiffer": "seq_bn", "houlsby": "double_seq_bn", "parallel": "par_bn", "scaled_parallel": "scaled_par_bn"}
+_SHARED = "it shares weights between blocks, which live on different nodes"
+_AT_EMBEDDING = "it adds weights at the embedding, outside the blocks"
+_REFUSED = {
+    "compacter": _SHARED,
+    "compacter++": _SHARED,
+    "vera": _SHARED,
+    "dvora": _SHARED,
+    "prefix_tuning": _SHARED,
+    "prefix_tuning_flat": _SHARED,
+    "mam": _SHARED,
+    "unipelt": _SHARED,
+    "prompt_tuning": _AT_EMBEDDING,
+    "seq_bn_inv": _AT_EMBEDDING,
+    "double_seq_bn_inv": _AT_EMBEDDING,
+    "pfeiffer+inv": _AT_EMBEDDING,
+    "houlsby+inv": _AT_EMBEDDING,
+}
+_NOT_SAVED = ("direft",)
+_PART = re.compile(r"(?P<name>[^\[\]|]+)(?:\[(?P<options>.*)\])?")
+_LONGEST = 1000
+
+
+class AdapterPart(NamedTuple):
+    """One method of a configuration: its name and the options that the user gave."""
+
+    name: str
+    options: dict[str, Any]
+
+
+def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
+    """Read a configuration string.
+
+    Raises:
+        JobError: not readable, an unknown name, or a method that does not stay inside the blocks.
+    """
+    if len(config) > _LONGEST:
+        raise JobError(f"adapter.config has {len(config)} characters, {_LONGEST} are allowed")
+    return tuple(_parse_part(text.strip()) for text in config.split("|"))
+
+
+def _parse_part(text: str) -> AdapterPart:
+    match = _PART.fullmatch(text)
+    if match is None:
+        raise JobError(f"adapter.config {text!r} is not of the form name[option=value, ...]")
+    name = match["name"].strip()
+    name = _ALIASES.get(name, name)
+    if name in _NOT_SAVED:
+        raise JobError(
+            f"adapter.config {name!r} is refused: the library does not write down what makes it one, so that a saved "
+            "adapter loads as another method; use loreft or noreft"
+        )
+    if name in _REFUSED:
+        raise JobError(f"adapter.config {name!r} can't be sliced: {_REFUSED[name]}; {_ADVICE}")
+    if name not in _KNOWN:
+        raise JobError(f"adapter.config {name!r} is not known; {nearest(name, _KNOWN)}")
+    try:
+        options = ast.literal_eval("{" + re.sub(r"(\w+)=", r"'\1':", match["options"] or "") + "}")
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        raise JobError(
+            f"adapter.config {text!r}: the options are not readable; write texts in quotes, as in "
+            "lora[attn_matrices=['q','k']]"
+        ) from error
+    if not isinstance(options, dict):
+        raise JobError(f"adapter.config {text!r}: write options as option=value")
+    if options.get("inv_adapter"):
+        raise JobError(f"adapter.config {text!r} can't be sliced: {_AT_EMBEDDING}; leave inv_adapter out")
+    if options.get("phm_layer") or options.get("vera_d") is not None:
+        raise JobError(f"adapter.config {text!r} can't be sliced: {_SHARED}; {_ADVICE}")
+    return AdapterPart(name, options)
+
+
+_ADVICE = "use seq_bn, double_seq_bn, par_bn, lora or ia3"
+
+
+def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
+    """Trainable weights that the configuration adds to a block; the largest of all blocks.
+
+    Args:
+        config: the configuration string.
+        hidden_size: width of the hidden state.
+        widths: of the matrices that LoRA wraps.
+        num_blocks: of the model; per-block options are looked up for each.
+
+    Raises:
+        JobError: as ``parse_adapter_config``, or an option of a wrong kind.
+    """
+    parts = parse_adapter_config(config)
+    return max(sum(_part_params(part, block, hidden_size, widths) for part in parts) for block in range(num_blocks))
+
+
+def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
+    """The highest of the blocks to which a configuration adds most weights; ``leave_out`` leaves others without any.
+
+    Args:
+        config: as in the job.
+        hidden_size: width of the hidden state.
+        widths: what the family's matrices measure.
+        num_blocks: of the model.
+
+    Raises:
+        JobError: unknown, or it can't be split.
+    """
+    parts = parse_adapter_config(config)
+    return max(
+        range(num_blocks),
+        key=lambda block: (sum(_part_params(part, block, hidden_size, widths) for part in parts), block),
+    )
+
+
+def _part_params(part: AdapterPart, block: int, hidden: int, widths: Widths) -> int:
+    kind, defaults = _KNOWN[part.name]
+    options = {**defaults, **part.options}
+    try:
+        if block in options.get("leave_out", ()):
+            return 0
+        if kind == "bottleneck":
+            return _bottleneck_params(options, block, hidden)
+        return _reft_params(options, block, hidden) if kind == "reft" else _lora_params(options, widths, kind)
+    except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
+        raise JobError(f"adapter.config {part.name!r} has an option of a wrong kind: {part.options}") from error
+
+
+def _bottleneck_params(options: Mapping[str, Any], block: int, hidden: int) -> int:
+    """Down and up projection with biases, and what gating, scaling and layer norms add; per location."""
+    factor = options["reduction_factor"]
+    if isinstance(factor, Mapping):
+        factor = factor[str(block)] if str(block) in factor else factor["default"]
+    width = max(1, int(hidden // factor))
+    size: int = 2 * hidden * width + width + hidden
+    size += hidden + 1 if options["use_gating"] else 0
+    size += {"learned": 1, "channel": hidden}.get(str(options["scaling"]), 0)
+    size += 2 * hidden * (bool(options["ln_before"]) + bool(options["ln_after"]))
+    return size * (bool(options["mh_adapter"]) + bool(options["output_adapter"]))
+
+
+def _lora_params(options: Mapping[str, Any], widths: Widths, kind: str) -> int:
+    """A and B of every wrapped matrix; a scaling vector alone for (IA)3; and what DoRA, MTL-LoRA and gates add."""
+    by_letter = {"q": widths.query, "k": widths.key, "v": widths.value}
+    attention = [by_letter[letter] for letter in options["attn_matrices"]] if options["selfattn_lora"] else []
+    others = [widths.intermediate] if options["intermediate_lora"] else []
+    others += [widths.output] if options["output_lora"] else []
+    modules = [attention] if attention and widths.merged else [[shape] for shape in attention]
+    modules += [[shape] for shape in others]
+    rank, targets = int(options["r"]), sum(target for module in modules for _, target in module)
+    sources = sum(source for module in modules for source, _ in module)
+    size = rank * targets + (rank * sources if options["composition_mode"] != "scale" else 0)
+    size += targets if options["use_dora"] else 0
+    size += sum(len(module) * (module[0][0] + 1) for module in modules) if options["use_gating"] else 0
+    if kind == "mtl_lora":  # more copies of B with a weight each, and one number per rank
+        copies = int(options["n_up_projection"])
+        size += (copies - 1) * rank * targets + len(modules) * (copies + rank)
+    return size
+
+
+def _reft_params(options: Mapping[str, Any], block: int, hidden: int) -> int:
+    """Source and projection of rank r per unit; one unit for prefix and one for suffix positions."""
+    if not options["output_reft"] or (options["layers"] != "all" and block not in options["layers"]):
+        return 0
+    rank = int(options["r"])
+    return (2 * hidden * rank + rank) * (1 if options["tied_weights"] else 2)

@@ -1,0 +1,218 @@
+"""Decoders: GPT-2, Llama, Mistral. Their blocks attend only backwards; a language model's head is the token table."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ringtune.models.family import (
+    ACTIVATIONS,
+    CAUSAL_LM,
+    CLASSIFICATION,
+    QUESTION_ANSWERING,
+    Config,
+    ConfigKey,
+    Family,
+    Shapes,
+    Sizes,
+    Widths,
+    indivisible,
+    kept_by,
+    linear,
+    norm,
+)
+
+_TASKS = (CLASSIFICATION, QUESTION_ANSWERING, CAUSAL_LM)
+_NULL_INT = ConfigKey(default=None, nullable=int)
+
+
+def _gpt2_inner(config: Config) -> int:
+    inner: int = config["n_inner"] or 4 * config["n_embd"]
+    return inner
+
+
+def _gpt2_sizes(config: Config) -> Sizes:
+    return Sizes(
+        num_blocks=config["n_layer"],
+        hidden=config["n_embd"],
+        inner=_gpt2_inner(config),
+        num_heads=config["n_head"],
+        vocab=config["vocab_size"],
+        longest=config["n_positions"],
+        inner_kept=kept_by(config["activation_function"]),
+    )
+
+
+def _gpt2_block(config: Config) -> Shapes:
+    """Its matrices are stored with inputs first."""
+    hidden, inner = config["n_embd"], _gpt2_inner(config)
+    shapes = norm("ln_1", hidden) | norm("ln_2", hidden)
+    matrices = {
+        "attn.c_attn": (hidden, 3 * hidden),
+        "attn.c_proj": (hidden, hidden),
+        "mlp.c_fc": (hidden, inner),
+        "mlp.c_proj": (inner, hidden),
+    }
+    for name, (inputs, outputs) in matrices.items():
+        shapes |= {f"{name}.weight": (inputs, outputs), f"{name}.bias": (outputs,)}
+    return shapes
+
+
+def _gpt2_owner(config: Config) -> Shapes:
+    hidden = config["n_embd"]
+    tables: Shapes = {"wte.weight": (config["vocab_size"], hidden), "wpe.weight": (config["n_positions"], hidden)}
+    return tables | norm("ln_f", hidden)
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    tasks=_TASKS,
+    config_keys={
+        "vocab_size": ConfigKey(default=50257, at_least=1),
+        "n_positions": ConfigKey(default=1024, at_least=1),
+        "n_embd": ConfigKey(default=768, at_least=1),
+        "n_layer": ConfigKey(default=12, at_least=1),
+        "n_head": ConfigKey(default=12, at_least=1),
+        "n_inner": ConfigKey(default=None, nullable=int, at_least=1),
+        "activation_function": ConfigKey(default="gelu_new", choices=ACTIVATIONS),
+        "resid_pdrop": ConfigKey(default=0.1),
+        "embd_pdrop": ConfigKey(default=0.1),
+        "attn_pdrop": ConfigKey(default=0.1),
+        "layer_norm_epsilon": ConfigKey(default=1e-5),
+        "initializer_range": ConfigKey(default=0.02),
+        "scale_attn_weights": ConfigKey(default=True),
+        "scale_attn_by_inverse_layer_idx": ConfigKey(default=False),
+        "reorder_and_upcast_attn": ConfigKey(default=False),
+        "tie_word_embeddings": ConfigKey(default=True),
+        "pad_token_id": _NULL_INT,
+    },
+    refused={
+        "add_cross_attention": "cross-attention has a second input",
+        "pruned_heads": "its blocks differ in shape",
+    },
+    prefix="transformer.",
+    block_prefix="h.",
+    sizes=_gpt2_sizes,
+    widths=lambda config: Widths.plain(config["n_embd"], _gpt2_inner(config), merged=True),
+    block_shapes=_gpt2_block,
+    owner_shapes=_gpt2_owner,
+    problem=lambda config: indivisible(config["n_embd"], config["n_head"]),
+)
+
+
+def _head_width(config: Config) -> int:
+    width: int = config["head_dim"] or config["hidden_size"] // config["num_attention_heads"]
+    return width
+
+
+def _groups(config: Config) -> int:
+    groups: int = config["num_key_value_heads"] or config["num_attention_heads"]
+    return groups
+
+
+def _llama_sizes(config: Config) -> Sizes:
+    return Sizes(
+        num_blocks=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        inner=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        vocab=config["vocab_size"],
+        longest=config["max_position_embeddings"],
+        inner_kept=2 + kept_by(config["hidden_act"]),  # up, and the activated gate
+    )
+
+
+def _llama_widths(config: Config) -> Widths:
+    """The library wraps the last matrix as ``intermediate`` and the one before it as ``output``."""
+    hidden, inner, width = config["hidden_size"], config["intermediate_size"], _head_width(config)
+    groups = (hidden, _groups(config) * width)
+    return Widths(
+        query=(hidden, config["num_attention_heads"] * width),
+        key=groups,
+        value=groups,
+        intermediate=(inner, hidden),
+        output=(hidden, inner),
+    )
+
+
+def _llama_block(config: Config) -> Shapes:
+    hidden, inner, width = config["hidden_size"], config["intermediate_size"], _head_width(config)
+    queries, groups = config["num_attention_heads"] * width, _groups(config) * width
+    in_attention, in_mlp = config.get("attention_bias", False), config.get("mlp_bias", False)
+    shapes = linear("self_attn.q_proj", queries, hidden, bias=in_attention)
+    shapes |= linear("self_attn.k_proj", groups, hidden, bias=in_attention)
+    shapes |= linear("self_attn.v_proj", groups, hidden, bias=in_attention)
+    shapes |= linear("self_attn.o_proj", hidden, queries, bias=in_attention)
+    for name in ("gate_proj", "up_proj"):
+        shapes |= linear(f"mlp.{name}", inner, hidden, bias=in_mlp)
+    shapes |= linear("mlp.down_proj", hidden, inner, bias=in_mlp)
+    for name in ("input_layernorm", "post_attention_layernorm"):
+        shapes |= norm(name, hidden, bias=False)
+    return shapes
+
+
+def _llama_owner(config: Config) -> Shapes:
+    hidden = config["hidden_size"]
+    table: Shapes = {"embed_tokens.weight": (config["vocab_size"], hidden)}
+    return table | norm("norm", hidden, bias=False)
+
+
+def _llama_problem(config: Config) -> str:
+    heads, groups = config["num_attention_heads"], _groups(config)
+    if heads % groups:
+        return f"{heads} heads can't share {groups} key-value heads evenly"
+    scaling = config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in _ROPES:
+        return f"rope_scaling of type {kind!r} is not supported; supported: {', '.join(_ROPES)}"
+    return "" if config["head_dim"] else indivisible(config["hidden_size"], heads)
+
+
+_ROPES = ("default", "linear", "llama3", "yarn")  # the others depend on the longest text seen so far
+_LLAMA_KEYS = {
+    "vocab_size": ConfigKey(default=32000, at_least=1),
+    "hidden_size": ConfigKey(default=4096, at_least=1),
+    "intermediate_size": ConfigKey(default=11008, at_least=1),
+    "num_hidden_layers": ConfigKey(default=32, at_least=1),
+    "num_attention_heads": ConfigKey(default=32, at_least=1),
+    "num_key_value_heads": ConfigKey(default=None, nullable=int, at_least=1),
+    "head_dim": ConfigKey(default=None, nullable=int, at_least=1),
+    "hidden_act": ConfigKey(default="silu", choices=ACTIVATIONS),
+    "max_position_embeddings": ConfigKey(default=2048, at_least=1),
+    "initializer_range": ConfigKey(default=0.02),
+    "rms_norm_eps": ConfigKey(default=1e-6),
+    "rope_theta": ConfigKey(default=10000.0),
+    "rope_scaling": ConfigKey(default=None, nullable=dict),
+    "attention_bias": ConfigKey(default=False),
+    "attention_dropout": ConfigKey(default=0.0),
+    "mlp_bias": ConfigKey(default=False),
+    "tie_word_embeddings": ConfigKey(default=False),
+    "pad_token_id": _NULL_INT,
+}
+
+LLAMA = Family(
+    model_type="llama",
+    tasks=_TASKS,
+    config_keys=_LLAMA_KEYS,
+    prefix="model.",
+    block_prefix="layers.",
+    sizes=_llama_sizes,
+    widths=_llama_widths,
+    block_shapes=_llama_block,
+    owner_shapes=_llama_owner,
+    problem=_llama_problem,
+)
+
+MISTRAL = dataclasses.replace(
+    LLAMA,
+    model_type="mistral",
+    config_keys={
+        key: spec for key, spec in _LLAMA_KEYS.items() if key not in ("attention_bias", "mlp_bias", "rope_scaling")
+    }
+    | {
+        "intermediate_size": ConfigKey(default=14336, at_least=1),
+        "num_key_value_heads": ConfigKey(default=8, nullable=int, at_least=1),
+        "max_position_embeddings": ConfigKey(default=4096 * 32, at_least=1),
+        "sliding_window": ConfigKey(default=4096, nullable=int, at_least=1),
+    },
+    refused={"rope_scaling": "Mistral has plain rotary positions"},
+)

@@ -1,0 +1,44 @@
+"""Every family of models that can be sliced, by ``model_type``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ringtune.errors import ModelError
+from ringtune.models.decoder import GPT2, LLAMA, MISTRAL
+from ringtune.models.family import Family
+from ringtune.models.image import VIT
+from ringtune.models.text import BERT, DISTILBERT, ELECTRA, ROBERTA, XLM_ROBERTA
+
+_ALL = (BERT, ROBERTA, XLM_ROBERTA, ELECTRA, DISTILBERT, GPT2, LLAMA, MISTRAL, VIT)
+FAMILIES: Mapping[str, Family] = {family.model_type: family for family in _ALL}
+
+
+def family_named(model_type: object, *, where: str = "config.json") -> Family:
+    """The family of this ``model_type``.
+
+    Args:
+        model_type: as found.
+        where: the file, for the message.
+
+    Raises:
+        ModelError: not a supported one; lists those that are.
+    """
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise ModelError(f"{where}: model_type {model_type!r} is not supported yet; supported: {', '.join(FAMILIES)}")
+    return family
+
+
+def check_task(family: Family, task: str, *, where: str = "config.json") -> None:
+    """Refuse a task that the family has no head for.
+
+    Raises:
+        ModelError: lists the tasks of the family, and the families of the task.
+    """
+    if task not in family.tasks:
+        others = ", ".join(name for name, other in FAMILIES.items() if task in other.tasks)
+        raise ModelError(
+            f"{where}: model_type {family.model_type!r} has no head for model.task = {task!r}; supported for it: "
+            f"{', '.join(family.tasks)}; models for that task: {others}"
+        )

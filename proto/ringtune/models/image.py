@@ -1,0 +1,93 @@
+"""Vision transformers: an image is a row of patches behind one class token, so every row is equally long."""
+
+from __future__ import annotations
+
+from ringtune.models.family import (
+    ACTIVATIONS,
+    IMAGE_CLASSIFICATION,
+    Config,
+    ConfigKey,
+    Family,
+    Shapes,
+    Sizes,
+    Widths,
+    indivisible,
+    kept_by,
+    linear,
+    norm,
+)
+
+
+def image_tokens(config: Config) -> int:
+    """Patches of one image, and the class token."""
+    side: int = config["image_size"] // config["patch_size"]
+    return side * side + 1
+
+
+def _sizes(config: Config) -> Sizes:
+    return Sizes(
+        num_blocks=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        inner=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        vocab=0,
+        longest=image_tokens(config),
+        fixed=True,
+        inner_kept=kept_by(config["hidden_act"]),
+    )
+
+
+def _block(config: Config) -> Shapes:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    shapes: Shapes = {}
+    for name in ("query", "key", "value"):
+        shapes |= linear(f"attention.attention.{name}", hidden, hidden, bias=config["qkv_bias"])
+    shapes |= linear("attention.output.dense", hidden, hidden)
+    shapes |= linear("intermediate.dense", inner, hidden) | linear("output.dense", hidden, inner)
+    return shapes | norm("layernorm_before", hidden) | norm("layernorm_after", hidden)
+
+
+def _owner(config: Config) -> Shapes:
+    hidden, patch = config["hidden_size"], config["patch_size"]
+    return {
+        "embeddings.cls_token": (1, 1, hidden),
+        "embeddings.position_embeddings": (1, image_tokens(config), hidden),
+        "embeddings.patch_embeddings.projection.weight": (hidden, config["num_channels"], patch, patch),
+        "embeddings.patch_embeddings.projection.bias": (hidden,),
+        **norm("layernorm", hidden),
+    }
+
+
+def _problem(config: Config) -> str:
+    if config["image_size"] % config["patch_size"]:
+        return f"image_size {config['image_size']} is no multiple of patch_size {config['patch_size']}"
+    return indivisible(config["hidden_size"], config["num_attention_heads"])
+
+
+VIT = Family(
+    model_type="vit",
+    tasks=(IMAGE_CLASSIFICATION,),
+    config_keys={
+        "hidden_size": ConfigKey(default=768, at_least=1),
+        "num_hidden_layers": ConfigKey(default=12, at_least=1),
+        "num_attention_heads": ConfigKey(default=12, at_least=1),
+        "intermediate_size": ConfigKey(default=3072, at_least=1),
+        "hidden_act": ConfigKey(default="gelu", choices=ACTIVATIONS),
+        "hidden_dropout_prob": ConfigKey(default=0.0),
+        "attention_probs_dropout_prob": ConfigKey(default=0.0),
+        "initializer_range": ConfigKey(default=0.02),
+        "layer_norm_eps": ConfigKey(default=1e-12),
+        "image_size": ConfigKey(default=224, at_least=1),
+        "patch_size": ConfigKey(default=16, at_least=1),
+        "num_channels": ConfigKey(default=3, at_least=1),
+        "qkv_bias": ConfigKey(default=True),
+    },
+    refused={"pruned_heads": "its blocks differ in shape"},
+    prefix="vit.",
+    block_prefix="encoder.layer.",
+    sizes=_sizes,
+    widths=lambda config: Widths.plain(config["hidden_size"], config["intermediate_size"]),
+    block_shapes=_block,
+    owner_shapes=_owner,
+    problem=_problem,
+)

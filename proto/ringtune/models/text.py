@@ -1,0 +1,207 @@
+"""Encoders of the BERT kind: BERT, RoBERTa, XLM-RoBERTa, ELECTRA, DistilBERT."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ringtune.models.family import (
+    ACTIVATIONS,
+    CLASSIFICATION,
+    QUESTION_ANSWERING,
+    Config,
+    ConfigKey,
+    Family,
+    Shapes,
+    Sizes,
+    Widths,
+    indivisible,
+    kept_by,
+    linear,
+    norm,
+)
+
+_TASKS = (CLASSIFICATION, QUESTION_ANSWERING)
+_REFUSED = {
+    "is_decoder": "a decoder attends only backwards",
+    "add_cross_attention": "cross-attention has a second input",
+    "pruned_heads": "its blocks differ in shape",
+}
+_BERT_KEYS = {
+    "vocab_size": ConfigKey(default=30522, at_least=1),
+    "hidden_size": ConfigKey(default=768, at_least=1),
+    "num_hidden_layers": ConfigKey(default=12, at_least=1),
+    "num_attention_heads": ConfigKey(default=12, at_least=1),
+    "intermediate_size": ConfigKey(default=3072, at_least=1),
+    "hidden_act": ConfigKey(default="gelu", choices=ACTIVATIONS),
+    "hidden_dropout_prob": ConfigKey(default=0.1),
+    "attention_probs_dropout_prob": ConfigKey(default=0.1),
+    "max_position_embeddings": ConfigKey(default=512, at_least=1),
+    "type_vocab_size": ConfigKey(default=2, at_least=1),
+    "initializer_range": ConfigKey(default=0.02),
+    "layer_norm_eps": ConfigKey(default=1e-12),
+    "pad_token_id": ConfigKey(default=0),
+    "position_embedding_type": ConfigKey(default="absolute", choices=("absolute",)),
+}
+
+
+def _bert_sizes(config: Config) -> Sizes:
+    return Sizes(
+        num_blocks=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        inner=config["intermediate_size"],
+        num_heads=config["num_attention_heads"],
+        vocab=config["vocab_size"],
+        longest=config["max_position_embeddings"],
+        inner_kept=kept_by(config["hidden_act"]),
+    )
+
+
+def _roberta_sizes(config: Config) -> Sizes:
+    """Positions begin after the padding index."""
+    sizes = _bert_sizes(config)
+    return dataclasses.replace(sizes, longest=sizes.longest - config["pad_token_id"] - 1)
+
+
+def _bert_widths(config: Config) -> Widths:
+    return Widths.plain(config["hidden_size"], config["intermediate_size"])
+
+
+def _bert_block(config: Config) -> Shapes:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    shapes: Shapes = {}
+    for name in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"):
+        shapes |= linear(name, hidden, hidden)
+    shapes |= norm("attention.output.LayerNorm", hidden)
+    shapes |= linear("intermediate.dense", inner, hidden)
+    shapes |= linear("output.dense", hidden, inner)
+    return shapes | norm("output.LayerNorm", hidden)
+
+
+def _tables(config: Config, width: int) -> Shapes:
+    tables = {
+        "word": config["vocab_size"],
+        "position": config["max_position_embeddings"],
+        "token_type": config["type_vocab_size"],
+    }
+    shapes: Shapes = {f"embeddings.{name}_embeddings.weight": (rows, width) for name, rows in tables.items()}
+    return shapes | norm("embeddings.LayerNorm", width)
+
+
+def _bert_owner(config: Config) -> Shapes:
+    hidden = config["hidden_size"]
+    return _tables(config, hidden) | linear("pooler.dense", hidden, hidden)
+
+
+def _bert_problem(config: Config) -> str:
+    return indivisible(config["hidden_size"], config["num_attention_heads"])
+
+
+BERT = Family(
+    model_type="bert",
+    tasks=_TASKS,
+    config_keys=_BERT_KEYS,
+    refused=_REFUSED,
+    prefix="bert.",
+    block_prefix="encoder.layer.",
+    sizes=_bert_sizes,
+    widths=_bert_widths,
+    block_shapes=_bert_block,
+    owner_shapes=_bert_owner,
+    optional=frozenset({"pooler.dense.weight", "pooler.dense.bias"}),
+    problem=_bert_problem,
+)
+
+ROBERTA = dataclasses.replace(
+    BERT,
+    model_type="roberta",
+    config_keys=_BERT_KEYS | {"vocab_size": ConfigKey(default=50265, at_least=1), "pad_token_id": ConfigKey(default=1)},
+    prefix="roberta.",
+    sizes=_roberta_sizes,
+)
+
+XLM_ROBERTA = dataclasses.replace(
+    ROBERTA,
+    model_type="xlm-roberta",
+    config_keys={**ROBERTA.config_keys, "vocab_size": ConfigKey(default=30522, at_least=1)},
+)
+
+
+def _electra_owner(config: Config) -> Shapes:
+    hidden, width = config["hidden_size"], config["embedding_size"]
+    shapes = _tables(config, width)
+    return shapes | (linear("embeddings_project", hidden, width) if hidden != width else {})
+
+
+ELECTRA = dataclasses.replace(
+    BERT,
+    model_type="electra",
+    config_keys=_BERT_KEYS
+    | {
+        "embedding_size": ConfigKey(default=128, at_least=1),
+        "hidden_size": ConfigKey(default=256, at_least=1),
+        "num_attention_heads": ConfigKey(default=4, at_least=1),
+        "intermediate_size": ConfigKey(default=1024, at_least=1),
+    },
+    prefix="electra.",
+    owner_shapes=_electra_owner,
+    optional=frozenset(),
+)
+
+
+def _distilbert_sizes(config: Config) -> Sizes:
+    return Sizes(
+        num_blocks=config["n_layers"],
+        hidden=config["dim"],
+        inner=config["hidden_dim"],
+        num_heads=config["n_heads"],
+        vocab=config["vocab_size"],
+        longest=config["max_position_embeddings"],
+        inner_kept=kept_by(config["activation"]),
+    )
+
+
+def _distilbert_block(config: Config) -> Shapes:
+    hidden, inner = config["dim"], config["hidden_dim"]
+    shapes: Shapes = {}
+    for name in ("q_lin", "k_lin", "v_lin", "out_lin"):
+        shapes |= linear(f"attention.{name}", hidden, hidden)
+    shapes |= norm("sa_layer_norm", hidden)
+    shapes |= linear("ffn.lin1", inner, hidden) | linear("ffn.lin2", hidden, inner)
+    return shapes | norm("output_layer_norm", hidden)
+
+
+def _distilbert_owner(config: Config) -> Shapes:
+    hidden = config["dim"]
+    return {
+        "embeddings.word_embeddings.weight": (config["vocab_size"], hidden),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], hidden),
+        **norm("embeddings.LayerNorm", hidden),
+    }
+
+
+DISTILBERT = Family(
+    model_type="distilbert",
+    tasks=_TASKS,
+    config_keys={
+        "vocab_size": ConfigKey(default=30522, at_least=1),
+        "dim": ConfigKey(default=768, at_least=1),
+        "n_layers": ConfigKey(default=6, at_least=1),
+        "n_heads": ConfigKey(default=12, at_least=1),
+        "hidden_dim": ConfigKey(default=3072, at_least=1),
+        "activation": ConfigKey(default="gelu", choices=ACTIVATIONS),
+        "dropout": ConfigKey(default=0.1),
+        "attention_dropout": ConfigKey(default=0.1),
+        "max_position_embeddings": ConfigKey(default=512, at_least=1),
+        "sinusoidal_pos_embds": ConfigKey(default=False),
+        "initializer_range": ConfigKey(default=0.02),
+        "pad_token_id": ConfigKey(default=0),
+    },
+    refused={"pruned_heads": _REFUSED["pruned_heads"]},
+    prefix="distilbert.",
+    block_prefix="transformer.layer.",
+    sizes=_distilbert_sizes,
+    widths=lambda config: Widths.plain(config["dim"], config["hidden_dim"]),
+    block_shapes=_distilbert_block,
+    owner_shapes=_distilbert_owner,
+    problem=lambda config: indivisible(config["dim"], config["n_heads"]),
+)

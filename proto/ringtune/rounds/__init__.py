@@ -1,0 +1,1 @@
+"""The coordinator's state machine of a run, and checkpoints."""

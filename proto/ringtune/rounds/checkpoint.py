@@ -1,0 +1,238 @@
+"""What a checkpoint is: a manifest that names every node's shard with its digest, and whether one can be used.
+
+A checkpoint lies at a turn boundary. Shards (adapters, moments with step counts, at one owner the head) stay on
+the nodes; the submitter keeps the manifest, which is written last: without it there is no checkpoint. Everything
+else that a run needs to go on is a function of the plan and the step: data position, depth, learning rate and the
+seed of every dropout mask (``batches``, ``schedule``, ``learning_rate``; ``edge.model.dropout``). Where the run itself
+decides the depth, the manifest has what it knows of its losses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
+from ringtune.files.strict import read_dataclass
+from ringtune.ids import check_node_name, check_run_id
+from ringtune.jobs.job import Job
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint
+from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
+
+SCHEMA: Final = 1
+KEPT: Final = 2
+"""How many complete checkpoints are kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """One node's part of a checkpoint.
+
+    Attributes:
+        node: where it lies.
+        sha256: hex digest of the file.
+        size_bytes: of the file.
+    """
+
+    node: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """A complete checkpoint.
+
+    Attributes:
+        schema: of this form.
+        run_id: the run under which nodes keep the shards: the first one, if it was resumed.
+        plan_digest: of the plan.
+        job_digest: of the job, see ``job_digest``.
+        model_digest: of the base model (``profile.ModelFacts``).
+        step: optimizer steps done.
+        holder: the owner whose shard has the head.
+        shards: one for each node of the plan, in its order.
+        unfreezing: what is known of the losses, so that the run goes on with the very decisions it would have made.
+    """
+
+    run_id: str
+    plan_digest: str
+    job_digest: str
+    model_digest: str
+    step: int
+    holder: str
+    shards: tuple[Shard, ...]
+    schema: int = SCHEMA
+    unfreezing: Unfreezing = NOTHING_KNOWN
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be a checkpoint; names become parts of paths."""
+        check_run_id(self.run_id)
+        for shard in self.shards:
+            check_node_name(shard.node)
+        if self.schema != SCHEMA:
+            raise PlanError(f"schema {self.schema} of a checkpoint is not {SCHEMA}; use the version that wrote it")
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON form; a run that has nothing to decide has no losses in it."""
+        value = dataclasses.asdict(self)
+        if self.unfreezing == NOTHING_KNOWN:
+            del value["unfreezing"]
+        return _digest(value)
+
+    def shard_of(self, node: str) -> Shard:
+        """The shard of a node.
+
+        Raises:
+            IntegrityError: there is none.
+        """
+        for shard in self.shards:
+            if shard.node == node:
+                return shard
+        raise IntegrityError(f"the checkpoint of step {self.step} has no shard of node {node}")
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form with the digest beside it."""
+        return {**dataclasses.asdict(self), "digest": self.digest}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Manifest:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            IntegrityError: it is damaged.
+        """
+        fields = {key: item for key, item in value.items() if key != "digest"}
+        try:
+            manifest = read_dataclass(Manifest, fields, where="", error=PlanError)
+        except (InvalidInputError, UsageError) as error:
+            raise IntegrityError(f"the manifest is damaged: {error}") from error
+        if value.get("digest") != manifest.digest:
+            raise IntegrityError("the manifest is damaged: its digest does not match its content")
+        return manifest
+
+    @staticmethod
+    def parse(text: str) -> Manifest:
+        """Read the text of a manifest.
+
+        Raises:
+            IntegrityError: it is damaged.
+        """
+        try:
+            value = json.loads(text)
+        except ValueError as error:
+            raise IntegrityError(f"the manifest is damaged: {error}") from error
+        if not isinstance(value, Mapping):
+            raise IntegrityError("the manifest is damaged: it is no JSON object")
+        return Manifest.from_json(value)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """What a submitter hands over to go on with a run.
+
+    Attributes:
+        plan: of the run; it stays as it was.
+        manifests: newest first; the first one whose shards are intact everywhere is taken.
+    """
+
+    plan: Plan
+    manifests: tuple[Manifest, ...]
+
+    def to_text(self) -> str:
+        """As JSON."""
+        return json.dumps({"plan": self.plan.to_json(), "manifests": [entry.to_json() for entry in self.manifests]})
+
+    @staticmethod
+    def parse(text: str) -> Resume:
+        """Read what ``to_text`` wrote.
+
+        Raises:
+            IntegrityError: it is damaged.
+            PlanError: the plan breaks a rule.
+        """
+        try:
+            value = json.loads(text)
+            plan, manifests = value["plan"], value["manifests"]
+            found = tuple(Manifest.from_json(entry) for entry in manifests)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise IntegrityError(f"what came to go on from is not readable ({error}); use one version") from error
+        return Resume(plan=Plan.from_json(plan), manifests=found)
+
+    def check(self, job: Job) -> None:
+        """Refuse checkpoints that do not belong to this job and plan.
+
+        Raises:
+            PlanError: one is of another job or plan, or lacks a node; names it.
+            UsageError: there is none.
+        """
+        if not self.manifests:
+            raise UsageError("there is no checkpoint to go on from; start the run without --resume")
+        for manifest in self.manifests:
+            name = f"the checkpoint of step {manifest.step}"
+            if manifest.job_digest != job_digest(job):
+                raise PlanError(f"{name} is of another job; give the job that the run was started with")
+            if manifest.plan_digest != self.plan.digest:
+                raise PlanError(
+                    f"{name} is of plan {manifest.plan_digest[:12]}, plan.json is {self.plan.digest[:12]}; they have "
+                    "to be of one run"
+                )
+            if tuple(shard.node for shard in manifest.shards) != self.plan.nodes:
+                raise PlanError(f"{name} does not have a shard of every node of the plan")
+            StartPoint.of(self.plan, step=manifest.step, holder=manifest.holder)
+            manifest.unfreezing.check(self.plan, manifest.step)
+        if len({manifest.run_id for manifest in self.manifests}) != 1:
+            raise PlanError("the checkpoints are of different runs; keep those of one")
+
+    def choose(self, problems: Mapping[str, Mapping[int, str]]) -> tuple[Manifest, tuple[str, ...]]:
+        """The newest checkpoint whose shards are intact everywhere.
+
+        Args:
+            problems: node -> step -> what is wrong with its shard there.
+
+        Returns:
+            The manifest, and why each newer one was passed over.
+
+        Raises:
+            IntegrityError: there is none; names what is wrong with each.
+        """
+        passed: list[str] = []
+        for manifest in self.manifests:
+            wrong = [found[manifest.step] for _, found in sorted(problems.items()) if found.get(manifest.step)]
+            if not wrong:
+                return manifest, tuple(passed)
+            passed.append(f"the checkpoint of step {manifest.step} can't be used: {'; '.join(wrong)}")
+        raise IntegrityError(f"{'. '.join(passed)}. No other checkpoint is left; start the run without --resume")
+
+
+def job_digest(job: Job) -> str:
+    """SHA-256 of everything in a job that can change its result: all but ``[runtime]``."""
+    return _digest(_result_keys(job))
+
+
+def changed_keys(before: Job, now: Job) -> tuple[str, ...]:
+    """Dotted keys that make two jobs different ones, sorted."""
+    old, new = _result_keys(before), _result_keys(now)
+    names = sorted(old.keys() | new.keys())
+    return tuple(name for name in names if old.get(name) != new.get(name))
+
+
+def _result_keys(job: Job) -> dict[str, object]:
+    tables = job.to_tables()
+    return {
+        f"{section}.{key}": value
+        for section, keys in tables.items()
+        for key, value in keys.items()
+        if section != "runtime"
+    }
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,193 @@
+"""What the coordinator's state machine (``ringtune.rounds.rounds``) is told, and what it answers: values only."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn
+from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
+
+# ---- events --------------------------------------------------------------------------------------
+
+
+class Started(NamedTuple):
+    """Begin a run on these nodes, sorted by name."""
+
+    nodes: tuple[str, ...]
+
+
+class Inspected(NamedTuple):
+    """A node answered Inspect; ``facts`` go to the planner as they are."""
+
+    node: str
+    facts: Any
+
+
+class Prepared(NamedTuple):
+    """A node has built what the plan wants from it."""
+
+    node: str
+
+
+class StepReported(NamedTuple):
+    """An owner's item is through (``events.ReportStep``)."""
+
+    node: str
+    seq: int
+    step: int
+    kind: str
+    values: tuple[tuple[str, float], ...]
+
+
+class TurnReported(NamedTuple):
+    """A node has done all its actions of a turn."""
+
+    node: str
+    turn: int
+
+
+class Collected(NamedTuple):
+    """A node has sent its results."""
+
+    node: str
+
+
+class NodeFailed(NamedTuple):
+    """A call to a node failed, it reported an error, or its lease ran out."""
+
+    node: str
+    error: str
+    message: str
+
+
+class StopAsked(NamedTuple):
+    """The user stops the run at once."""
+
+    reason: str
+
+
+class DrainAsked(NamedTuple):
+    """The user stops the run after the turns that were granted, with a checkpoint."""
+
+    reason: str
+
+
+Event = (
+    Started
+    | Inspected
+    | Prepared
+    | StepReported
+    | TurnReported
+    | Collected
+    | NodeFailed
+    | StopAsked
+    | DrainAsked
+    | TimerFired
+)
+
+# ---- commands ------------------------------------------------------------------------------------
+
+
+class EnterPhase(NamedTuple):
+    """The run is in this phase now."""
+
+    phase: str
+
+
+class Inspect(NamedTuple):
+    """Ask a node for its facts."""
+
+    node: str
+
+
+class Prepare(NamedTuple):
+    """Hand a node the plan."""
+
+    node: str
+    plan: Plan
+
+
+class Grant(NamedTuple):
+    """Tell every node that these consecutive turns may be worked on."""
+
+    turns: tuple[Turn, ...]
+
+
+class LogStep(NamedTuple):
+    """An item is through: its numbers, with where it stands in the run."""
+
+    turn: Turn
+    seq: int
+    step: int
+    depth: int
+    values: tuple[tuple[str, float], ...]
+
+
+class LogTurn(NamedTuple):
+    """Every node has done a turn; its bytes and times are complete."""
+
+    turn: Turn
+
+
+class LogUnfreeze(NamedTuple):
+    """The run has decided that from ``step`` on ``depth`` blocks train; said when the turn is granted."""
+
+    step: int
+    depth: int
+
+
+class LogCheckpoint(NamedTuple):
+    """Every node has saved what it trained up to ``step``; ``holder`` saved the head."""
+
+    step: int
+    holder: str
+    unfreezing: Unfreezing = NOTHING_KNOWN
+
+
+class LogEvaluation(NamedTuple):
+    """An evaluation is complete: counts summed over the owners."""
+
+    step: int
+    values: tuple[tuple[str, float], ...]
+
+
+class Collect(NamedTuple):
+    """Ask a node for its trained tensors."""
+
+    node: str
+    with_head: bool
+    with_private: bool
+
+
+class Release(NamedTuple):
+    """Tell a node that the run is over for it."""
+
+    node: str
+    reason: str
+
+
+class Finish(NamedTuple):
+    """The run is over; ``error`` is empty if it was good."""
+
+    error: str
+    message: str
+
+
+Command = (
+    EnterPhase
+    | Inspect
+    | Prepare
+    | Grant
+    | LogStep
+    | LogTurn
+    | LogUnfreeze
+    | LogCheckpoint
+    | LogEvaluation
+    | Collect
+    | Release
+    | Finish
+    | SetTimer
+    | CancelTimer
+)

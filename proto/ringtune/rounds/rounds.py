@@ -1,0 +1,374 @@
+r"""The coordinator's state machine of one run: who is asked what, and when. No clock, no socket.
+
+A run goes through the phases ::
+
+    inspecting -> planning -> preparing -> training -> collecting -> done
+         \____________ any error: every node is released ___________/ failed
+
+In training the coordinator *grants* turns. It grants ahead, so that frozen blocks can work for the next
+initiator already, but only so far that any later decision can still take effect at a turn boundary.
+
+Source: RingAda, Algorithm 1 and section III-B (initialisation, training round).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
+from ringtune.errors import DeadlineError, PlanError, RingTuneError
+from ringtune.rounds.round_events import (
+    Collect,
+    Collected,
+    Command,
+    DrainAsked,
+    EnterPhase,
+    Event,
+    Finish,
+    Grant,
+    Inspect,
+    Inspected,
+    LogCheckpoint,
+    LogEvaluation,
+    LogStep,
+    LogTurn,
+    LogUnfreeze,
+    NodeFailed,
+    Prepare,
+    Prepared,
+    Release,
+    Started,
+    StepReported,
+    StopAsked,
+    TurnReported,
+)
+from ringtune.rounds.turn_depths import TurnDepths
+from ringtune.schedule.lowering import depth, unfreezing_steps
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
+
+__all__ = [
+    "Collect",
+    "Collected",
+    "Command",
+    "DrainAsked",
+    "EnterPhase",
+    "Event",
+    "Finish",
+    "Grant",
+    "Inspect",
+    "Inspected",
+    "LogCheckpoint",
+    "LogEvaluation",
+    "LogStep",
+    "LogTurn",
+    "LogUnfreeze",
+    "NodeFailed",
+    "Planner",
+    "Prepare",
+    "Prepared",
+    "Release",
+    "Rounds",
+    "Started",
+    "StepReported",
+    "StopAsked",
+    "TurnReported",
+]
+
+Planner = Callable[[Mapping[str, Any]], Plan | tuple[Plan, StartPoint]]
+_PHASE_TIMER = "phase"
+_TRAINING_PATIENCE = 1.5
+
+
+class Rounds:
+    """The state machine.
+
+    Args:
+        planner: facts by node name -> plan, or the plan of an earlier run with where it goes on; may raise any
+            ``RingTuneError``.
+        plan_only: stop after planning.
+        wait_s: longest time without progress in each phase, in seconds; in training one half more, so that
+            the node that misses a message speaks first.
+        start: where the run goes on; by default the plan's very beginning.
+        items_ahead: grant turns until at least so many items are granted beyond the finished ones; at
+            least one whole turn ahead.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        *,
+        plan_only: bool = False,
+        wait_s: float = 300.0,
+        items_ahead: int = ITEMS_AHEAD,
+        start: StartPoint | None = None,
+    ) -> None:
+        self.phase = "new"
+        self.plan: Plan | None = None
+        self._planner = planner
+        self._plan_only = plan_only
+        self._wait_s = wait_s
+        self._items_ahead = items_ahead
+        self._start_point = start
+        self._drain_reason = ""
+        self._nodes: tuple[str, ...] = ()
+        self._facts: dict[str, Any] = {}
+        self._waiting: set[str] = set()
+        self._sequence: Iterator[Turn] = iter(())
+        self._next_turn: Turn | None = None
+        self._open: dict[int, Turn] = {}
+        self._turn_waits: dict[int, set[str]] = {}
+        self._last_granted: Turn | None = None
+        self._saved_step: int | None = None
+        self._is_exhausted = False
+        self._depths: TurnDepths | None = None
+        self._reported_items: dict[int, int] = {}
+        self._evaluation: dict[int, tuple[tuple[str, float], ...]] = {}
+
+    def handle(self, event: Event, now_s: float) -> list[Command]:
+        """Take one event at time ``now_s`` (monotonic seconds), answer with commands in order."""
+        if self.phase in ("done", "failed"):
+            return []
+        commands: list[Command] = []
+        try:
+            self._dispatch(event, now_s, commands)
+        except RingTuneError as error:
+            self._fail(type(error).__name__, str(error), commands)
+        return commands
+
+    def _dispatch(self, event: Event, now_s: float, commands: list[Command]) -> None:
+        match event:
+            case Started(nodes):
+                self._nodes = nodes
+                self._enter("inspecting", now_s, commands)
+                commands += [Inspect(node) for node in nodes]
+            case Inspected(node, facts):
+                self._facts[node] = facts
+                self._answered(node, "inspecting", now_s, commands)
+            case Prepared(node):
+                self._answered(node, "preparing", now_s, commands)
+            case Collected(node):
+                self._answered(node, "collecting", now_s, commands)
+            case StepReported():
+                self._on_step(event, now_s, commands)
+            case TurnReported(node, turn):
+                self._on_turn_done(node, turn, now_s, commands)
+            case NodeFailed(_, error, message):
+                self._fail(error, message, commands)
+            case DrainAsked(reason):
+                self._drain(reason, commands)
+            case StopAsked(reason):
+                self._fail("InterruptedRunError", reason, commands)
+            case TimerFired():
+                raise DeadlineError(self._overdue())
+
+    # ---- phases -----------------------------------------------------------------------------------
+
+    def _enter(self, phase: str, now_s: float, commands: list[Command]) -> None:
+        self.phase = phase
+        self._waiting = set(self._nodes)
+        commands.append(EnterPhase(phase))
+        self._set_deadline(now_s, commands)
+
+    def _set_deadline(self, now_s: float, commands: list[Command]) -> None:
+        factor = _TRAINING_PATIENCE if self.phase == "training" else 1.0
+        commands.append(SetTimer(_PHASE_TIMER, now_s + factor * self._wait_s))
+
+    def _answered(self, node: str, phase: str, now_s: float, commands: list[Command]) -> None:
+        if self.phase != phase:
+            return
+        self._waiting.discard(node)
+        if self._waiting:
+            return
+        if phase == "inspecting":
+            self._make_plan(now_s, commands)
+        elif phase == "preparing":
+            self._enter("training", now_s, commands)
+            self._depths = TurnDepths(self._made_plan, self._start_point)
+            self._sequence = turn_sequence(self._made_plan, start=self._start_point)
+            self._grant_ahead(commands)
+            self._end_training(now_s, commands)
+        else:
+            self._release(commands, "the run is done")
+            self.phase = "done"
+            commands += [CancelTimer(_PHASE_TIMER), EnterPhase("done"), Finish("", "")]
+
+    def _make_plan(self, now_s: float, commands: list[Command]) -> None:
+        commands.append(EnterPhase("planning"))
+        made = self._planner(dict(sorted(self._facts.items())))
+        if isinstance(made, tuple):
+            made, self._start_point = made
+        self.plan = made
+        if self._plan_only:
+            self._release(commands, "only a plan was asked for")
+            self.phase = "done"
+            commands += [CancelTimer(_PHASE_TIMER), EnterPhase("done"), Finish("", "")]
+            return
+        left_out = [node for node in self._nodes if node not in self.plan.nodes]
+        commands += [Release(node, "the plan does not need this node") for node in left_out]
+        self._nodes = self.plan.nodes
+        self._enter("preparing", now_s, commands)
+        commands += [Prepare(node, self.plan) for node in self._nodes]
+
+    @property
+    def _made_plan(self) -> Plan:
+        if self.plan is None:
+            raise PlanError(f"phase {self.phase} needs a plan and there is none")
+        return self.plan
+
+    @property
+    def _made_depths(self) -> TurnDepths:
+        if self._depths is None:
+            raise PlanError(f"phase {self.phase} does not train yet")
+        return self._depths
+
+    @property
+    def unfreeze_at(self) -> tuple[int, ...]:
+        """The steps at which one more block began to train, up to the last turn that was granted."""
+        plan, last = self._made_plan, self._last_granted
+        decided = last.unfreeze_at if last else self._start_point.unfreezing.unfreeze_at if self._start_point else ()
+        return unfreezing_steps(plan.unfrozen_at(decided))
+
+    # ---- training ---------------------------------------------------------------------------------
+
+    def _depth(self, turn: Turn, step: int) -> int:
+        return depth(self._made_plan.unfrozen_at(turn.unfreeze_at), step)
+
+    def _grant_ahead(self, commands: list[Command]) -> None:
+        granted: list[Turn] = []
+        depths = self._made_depths
+        while not self._is_exhausted and self._needs_more():
+            if self._next_turn is None:
+                self._next_turn = next(self._sequence, None)
+            if self._next_turn is None:
+                self._is_exhausted = True
+                break
+            if not depths.may_grant(self._next_turn):
+                break
+            turn, self._next_turn = depths.decided(self._next_turn, self._last_granted), None
+            if turn.kind is StepKind.TRAIN and turn.first_step in turn.unfreeze_at:
+                commands.append(LogUnfreeze(turn.first_step, self._depth(turn, turn.first_step)))
+            granted.append(turn)
+            self._note(turn)
+        if granted:
+            commands.append(Grant(tuple(granted)))
+
+    def _note(self, turn: Turn) -> None:
+        self._last_granted = turn
+        if turn.kind is StepKind.CHECKPOINT:
+            self._saved_step = turn.first_step
+        self._open[turn.index] = turn
+        self._turn_waits[turn.index] = set(self._nodes)
+        self._reported_items[turn.index] = 0
+
+    def _needs_more(self) -> bool:
+        """At least one turn beyond the current one, and enough items to keep the frozen part busy."""
+        ahead = sum(turn.num_items - self._reported_items[turn.index] for turn in self._open.values())
+        return len(self._open) < 2 or ahead < self._items_ahead
+
+    def _on_step(self, event: StepReported, now_s: float, commands: list[Command]) -> None:
+        turn = next((turn for turn in self._open.values() if turn.first_seq <= event.seq < turn.end_seq), None)
+        if turn is None:
+            return
+        self._set_deadline(now_s, commands)
+        self._reported_items[turn.index] += 1
+        commands.append(LogStep(turn, event.seq, event.step, self._depth(turn, event.step), event.values))
+        if turn.kind is StepKind.EVALUATE:
+            self._evaluation[event.seq] = event.values
+        self._made_depths.note(turn, event.seq, event.values)
+        self._grant_ahead(commands)
+        self._close_turns(now_s, commands)  # a node's last word of a turn may come before the owner's last loss
+
+    def _on_turn_done(self, node: str, index: int, now_s: float, commands: list[Command]) -> None:
+        if index not in self._open:
+            return
+        self._set_deadline(now_s, commands)
+        self._turn_waits[index].discard(node)
+        self._close_turns(now_s, commands)
+
+    def _close_turns(self, now_s: float, commands: list[Command]) -> None:
+        """Turns close in order, so that whatever is logged is complete up to there."""
+        depths = self._made_depths
+        while self._open:
+            first = min(self._open)
+            turn = self._open[first]
+            if self._turn_waits[first] or not depths.is_complete(turn):
+                break
+            del self._open[first], self._turn_waits[first], self._reported_items[first]
+            depths.close(turn)
+            commands.append(LogTurn(turn))
+            if turn.kind is StepKind.CHECKPOINT:
+                commands.append(LogCheckpoint(turn.first_step, turn.owner, depths.unfreezing))
+            self._grant_ahead(commands)
+            following = self._open.get(first + 1)
+            if turn.kind is StepKind.EVALUATE and (following is None or following.kind is not StepKind.EVALUATE):
+                commands.append(LogEvaluation(turn.end_step, _summed(self._evaluation)))
+                self._evaluation = {}
+        self._end_training(now_s, commands)
+
+    def _end_training(self, now_s: float, commands: list[Command]) -> None:
+        """Collect once every turn is closed; a resumed run may have none left."""
+        if self._open or not self._is_exhausted:
+            return
+        if self._drain_reason:
+            self._fail("InterruptedRunError", self._drain_reason, commands)
+        else:
+            self._collect(now_s, commands)
+
+    def _drain(self, reason: str, commands: list[Command]) -> None:
+        """Let the granted turns end, then save; what was not granted yet is left for a resumed run.
+
+        What has a checkpoint already is not saved again: another holder would write over its shards.
+        """
+        last = self._last_granted
+        if self.phase != "training" or last is None or self._drain_reason:
+            self._fail("InterruptedRunError", reason, commands)
+            return
+        self._drain_reason, self._is_exhausted = reason, True
+        start = self._start_point.step if self._start_point else None
+        if last.end_step != (start if self._saved_step is None else self._saved_step):
+            turn = checkpoint_turn(last, holder=last.owner)
+            self._note(turn)
+            commands.append(Grant((turn,)))
+
+    def _collect(self, now_s: float, commands: list[Command]) -> None:
+        self._enter("collecting", now_s, commands)
+        plan = self._made_plan
+        holder = self._last_granted.owner if self._last_granted else (self._start_point or StartPoint.of(plan)).holder
+        commands += [
+            Collect(node, with_head=node == holder, with_private=node == holder and plan.private_blocks > 0)
+            for node in self._nodes
+        ]
+
+    # ---- the end ----------------------------------------------------------------------------------
+
+    def _release(self, commands: list[Command], reason: str) -> None:
+        commands += [Release(node, reason) for node in self._nodes]
+
+    def _fail(self, error: str, message: str, commands: list[Command]) -> None:
+        if self.phase in ("done", "failed"):
+            return
+        commands.append(CancelTimer(_PHASE_TIMER))
+        self._release(commands, message)
+        self.phase = "failed"
+        commands += [EnterPhase("failed"), Finish(error, message)]
+
+    def _overdue(self) -> str:
+        if self.phase != "training":
+            waited = f"waited {self._wait_s:g} s"
+            return f"{waited} in phase {self.phase} for node {', '.join(sorted(self._waiting))}"
+        first = min(self._open)
+        turn = self._open[first]
+        nodes = ", ".join(sorted(self._turn_waits[first])) or turn.owner
+        waited = f"waited {_TRAINING_PATIENCE * self._wait_s:g} s"
+        return f"{waited} for turn {first} of node {turn.owner} (from step {turn.first_step}): not done by {nodes}"
+
+
+def _summed(values: Mapping[int, tuple[tuple[str, float], ...]]) -> tuple[tuple[str, float], ...]:
+    """Sums by name, added in the order of ``seq``: arrival must not change the last bits."""
+    sums: dict[str, float] = {}
+    for seq in sorted(values):
+        for name, value in values[seq]:
+            sums[name] = sums.get(name, 0.0) + value
+    return tuple(sorted(sums.items()))

@@ -1,0 +1,1 @@
+"""Between values and messages: channel options and codecs."""

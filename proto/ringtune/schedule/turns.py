@@ -1,0 +1,271 @@
+"""Which batch of which owner comes when: turns, and the items they consist of.
+
+A *turn* is one initiator's ``local_iterations`` steps, or one owner's evaluation. The coordinator grants
+turns; nodes expand them into *items*. An item is one pass of one batch through the ring; ``seq`` counts
+all items of a run from 0, ``step`` counts optimizer steps only.
+
+Source: RingAda, Algorithm 1 and section III-B.3.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ringtune.errors import PlanError
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
+
+ITEMS_AHEAD = 16
+"""Turns are granted until so many items are granted beyond the finished ones; a turn has at least one item."""
+
+
+class StepKind(enum.StrEnum):
+    """What a pass through the ring is for."""
+
+    TRAIN = "train"  # forward, backward, update
+    EVALUATE = "evaluate"  # forward and counts
+    SCORE = "score"  # forward and backward of everything, no update (D2FT)
+    MEASURE = "measure"  # forward and backward as at this step, no update
+    CHECKPOINT = "checkpoint"  # every node saves what it trained; no batch passes
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether gradients flow."""
+        return self in (StepKind.TRAIN, StepKind.SCORE, StepKind.MEASURE)
+
+    @property
+    def has_update(self) -> bool:
+        """Whether weights change."""
+        return self is StepKind.TRAIN
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One owner's consecutive items.
+
+    Attributes:
+        index: counts all turns of a run from 0.
+        kind: of every item of the turn.
+        owner: the initiator.
+        round: the round it belongs to.
+        first_seq: ``seq`` of its first item.
+        num_items: how many items.
+        first_step: optimizer steps done before its first item.
+        first_batch: index of its first batch in the owner's own stream of batches.
+        unfreeze_at: all decisions of the run that hold for it, if the plan leaves them to the run; whoever works on
+            the turn goes by ``plan.unfrozen_at`` of them.
+    """
+
+    index: int
+    kind: StepKind
+    owner: str
+    round: int
+    first_seq: int
+    num_items: int
+    first_step: int
+    first_batch: int
+    unfreeze_at: tuple[int, ...] = ()
+
+    @property
+    def end_step(self) -> int:
+        """Optimizer steps done after the turn."""
+        return self.first_step + (self.num_items if self.kind.has_update else 0)
+
+    @property
+    def end_seq(self) -> int:
+        """``seq`` of the first item after the turn."""
+        return self.first_seq + self.num_items
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartPoint:
+    """Where a run begins, or goes on after a checkpoint.
+
+    Attributes:
+        step: optimizer steps done; at a turn boundary.
+        holder: the owner that has the head.
+        unfreezing: what the coordinator knows of the losses, if the plan leaves unfreezing to the run.
+    """
+
+    step: int
+    holder: str
+    unfreezing: Unfreezing = NOTHING_KNOWN
+
+    @staticmethod
+    def of(plan: Plan, *, step: int = 0, holder: str = "", unfreezing: Unfreezing = NOTHING_KNOWN) -> StartPoint:
+        """A start point that fits the plan; by default its very beginning.
+
+        Raises:
+            PlanError: the step is not at a turn boundary, or the holder is no owner.
+        """
+        if not 0 <= step <= plan.num_steps or (step % plan.local_iterations and step != plan.num_steps):
+            raise PlanError(
+                f"step {step} is not at a turn boundary of {plan.local_iterations} steps within {plan.num_steps}"
+            )
+        holder = holder or plan.owners[0].node
+        if plan.owner(holder) is None:
+            raise PlanError(f"node {holder!r} is no owner of the plan, so it can't hold the head")
+        return StartPoint(step=step, holder=holder, unfreezing=unfreezing)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """One batch's pass through the ring.
+
+    Attributes:
+        seq: position among all items of the run.
+        step: for a train item its own step; otherwise the number of steps done before it.
+        batch: index in the owner's stream of batches (training) or of evaluation batches.
+        rows: rows of the batch.
+        turn: index of its turn.
+    """
+
+    seq: int
+    kind: StepKind
+    step: int
+    owner: str
+    batch: int
+    rows: int
+    turn: int
+
+
+def items(plan: Plan, turn: Turn) -> tuple[Item, ...]:
+    """Expand a turn into its items."""
+    owner = plan.owner(turn.owner)
+    eval_rows = owner.eval_rows if owner else 0
+    expanded = []
+    for offset in range(turn.num_items):
+        batch = turn.first_batch + offset
+        evaluates = turn.kind is StepKind.EVALUATE
+        rows = min(plan.batch_size, eval_rows - batch * plan.batch_size) if evaluates else plan.batch_size
+        step = turn.first_step + (offset if turn.kind.has_update else 0)
+        expanded.append(
+            Item(
+                seq=turn.first_seq + offset,
+                kind=turn.kind,
+                step=step,
+                owner=turn.owner,
+                batch=batch,
+                rows=rows,
+                turn=turn.index,
+            )
+        )
+    return tuple(expanded)
+
+
+def turn_sequence(plan: Plan, *, start: StartPoint | None = None) -> Iterator[Turn]:
+    """All turns of a run, in order: rounds of training turns, with the rest at turn boundaries.
+
+    A checkpoint or an evaluation comes after the turn in which a multiple of ``checkpoint_every`` or
+    ``eval_every`` steps was passed; both come at the end too. The checkpoint is first; the evaluation starts
+    at the owner that holds the head, then follows the initiator order. A plan of no steps is one evaluation.
+
+    Args:
+        plan: the plan.
+        start: continue a run from there. Indices and ``seq`` count from 0 again; the evaluation that was due
+            at that step is repeated.
+
+    Raises:
+        PlanError: ``start`` is not at a turn boundary of this plan.
+    """
+    start = start or StartPoint.of(plan)
+    last: Turn | None = None
+    step = start.step
+    num_turns = -(-step // plan.local_iterations)
+    before = max(0, step - 1 - (step - 1) % plan.local_iterations)
+    if (step or not plan.num_steps) and _evaluation_is_due(plan, before, step):
+        evaluation = _evaluation(plan, step, start.holder, max(0, num_turns - 1) // len(plan.owners), last)
+        yield from evaluation
+        last = evaluation[-1] if evaluation else last
+    while step < plan.num_steps:
+        round_index, position = divmod(num_turns, len(plan.owners))
+        last = _next_turn(
+            last,
+            kind=StepKind.TRAIN,
+            owner=plan.owners[position].node,
+            round=round_index,
+            num_items=min(plan.local_iterations, plan.num_steps - step),
+            first_step=step,
+            first_batch=round_index * plan.local_iterations,
+        )
+        yield last
+        before, step, holder = step, last.end_step, last.owner
+        if _checkpoint_is_due(plan, before, step):
+            last = checkpoint_turn(last, holder=holder)
+            yield last
+        if _evaluation_is_due(plan, before, step):
+            evaluation = _evaluation(plan, step, holder, round_index, last)
+            yield from evaluation
+            last = evaluation[-1] if evaluation else last
+        num_turns += 1
+
+
+def checkpoint_turn(last: Turn, *, holder: str) -> Turn:
+    """The turn after ``last`` in which every node saves; ``holder`` has the head."""
+    return _next_turn(
+        last,
+        kind=StepKind.CHECKPOINT,
+        owner=holder,
+        round=last.round,
+        num_items=1,
+        first_step=last.end_step,
+        first_batch=0,
+    )
+
+
+def _next_turn(
+    last: Turn | None,
+    *,
+    kind: StepKind,
+    owner: str,
+    round: int,  # noqa: A002 - the word of the protocol
+    num_items: int,
+    first_step: int,
+    first_batch: int,
+) -> Turn:
+    return Turn(
+        index=last.index + 1 if last else 0,
+        kind=kind,
+        owner=owner,
+        round=round,
+        first_seq=last.end_seq if last else 0,
+        num_items=num_items,
+        first_step=first_step,
+        first_batch=first_batch,
+        unfreeze_at=last.unfreeze_at if last else (),
+    )
+
+
+def _passes_multiple(every: int, before: int, after: int) -> bool:
+    return every > 0 and before // every != after // every
+
+
+def _checkpoint_is_due(plan: Plan, before: int, after: int) -> bool:
+    return plan.checkpoint_every > 0 and (
+        after == plan.num_steps or _passes_multiple(plan.checkpoint_every, before, after)
+    )
+
+
+def _evaluation_is_due(plan: Plan, before: int, after: int) -> bool:
+    return after == plan.num_steps or _passes_multiple(plan.eval_every, before, after)
+
+
+def _evaluation(plan: Plan, step: int, holder: str, round_index: int, last: Turn | None) -> list[Turn]:
+    turns: list[Turn] = []
+    first = next((index for index, owner in enumerate(plan.owners) if owner.node == holder), 0)
+    for owner in plan.owners[first:] + plan.owners[:first]:
+        if owner.eval_rows == 0:
+            continue
+        last = _next_turn(
+            last,
+            kind=StepKind.EVALUATE,
+            owner=owner.node,
+            round=round_index,
+            num_items=plan.eval_batches(owner),
+            first_step=step,
+            first_batch=0,
+        )
+        turns.append(last)
+    return turns

@@ -1,0 +1,118 @@
+"""The rule of ``unfreeze.at = "auto"``: the next block is unfrozen when the loss has stopped improving.
+
+A pure fold over the mean losses of the finished train turns, in their order; no clock and no arrival order. The loss
+that is judged is the mean over one round (the last turn of every owner), because owners' data differ. It improves
+if it falls below the best one by more than ``min_improvement`` of that. After ``patience_steps`` steps without
+improvement, counted from the best loss or from the last unfreezing, one more block is unfrozen.
+
+What the loss of turn t decides holds from turn t + 2 on: turn t + 1 is granted already while t trains, so that frozen
+blocks can work ahead. Three owners, turns of 10 steps, a patience of 20, and a loss that never improves ::
+
+    turn             0   1   2   3   4   5   6   7   8   9
+    waited steps             0  10  20      10  20      10    turns 5 and 8 were still trained with the depth before
+    depth            1   1   1   1   1   1   2   2   2   3
+
+Source: RingAda, section IV, unfreezes every k steps; the criterion is that of learning rates reduced on a plateau.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ringtune.errors import PlanError
+from ringtune.schedule.plan import Plan
+
+TURNS_AHEAD = 2
+"""What a turn decides holds so many turns later."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unfreezing:
+    """What the rule knows after some finished train turns; a checkpoint keeps it.
+
+    Attributes:
+        num_turns: train turns that are finished.
+        recent: mean losses of the last ones, at most one per owner.
+        best: the best loss so far; None before the first whole round.
+        waited_steps: steps without improvement that count.
+        unfreeze_at: the decisions: at each of these steps, the first ones of turns, one more block is unfrozen.
+    """
+
+    num_turns: int = 0
+    recent: tuple[float, ...] = ()
+    best: float | None = None
+    waited_steps: int = 0
+    unfreeze_at: tuple[int, ...] = ()
+
+    def after(self, plan: Plan, loss: float) -> Unfreezing:
+        """The knowledge after one more train turn with this mean loss; one that is no number counts as the worst."""
+        loss = loss if math.isfinite(loss) else sys.float_info.max
+        turn, length = self.num_turns, plan.local_iterations
+        recent = (*self.recent, loss)[-len(plan.owners) :]
+        found = dataclasses.replace(self, num_turns=turn + 1, recent=recent)
+        if len(recent) < len(plan.owners):
+            return found
+        judged = math.fsum(value / len(recent) for value in recent)
+        if self.best is None or judged < self.best - plan.min_improvement * abs(self.best):
+            return dataclasses.replace(found, best=judged, waited_steps=0)
+        if self.unfreeze_at and turn * length < self.unfreeze_at[-1]:
+            return found
+        waited = self.waited_steps + min(length, plan.num_steps - turn * length)
+        step = (turn + TURNS_AHEAD) * length
+        if waited < plan.patience_steps or len(self.unfreeze_at) >= _most(plan) or step >= plan.num_steps:
+            return dataclasses.replace(found, waited_steps=waited)
+        return dataclasses.replace(found, waited_steps=0, unfreeze_at=(*self.unfreeze_at, step))
+
+    def holding(self, step: int) -> tuple[int, ...]:
+        """The decisions that hold for a turn that begins at ``step``."""
+        return tuple(at for at in self.unfreeze_at if at <= step)
+
+    def check(self, plan: Plan, step: int) -> None:
+        """Refuse knowledge that is not of a run of ``plan`` that has done ``step`` steps.
+
+        Raises:
+            PlanError: it is not; where the plan leaves nothing to the run there is nothing to know.
+        """
+        num_turns = -(-step // plan.local_iterations) if plan.is_auto else 0
+        fits = self.num_turns == num_turns and len(self.recent) == min(num_turns, len(plan.owners))
+        if not fits or any(at % plan.local_iterations for at in self.unfreeze_at):
+            raise PlanError(
+                f"what is known of the losses is of {self.num_turns} turns, step {step} comes after {num_turns}; the "
+                "checkpoint is of another run"
+            )
+        plan.unfrozen_at(self.unfreeze_at)
+
+
+NOTHING_KNOWN = Unfreezing()
+"""At the beginning of a run, and where the plan leaves nothing to it."""
+
+
+def unfreezing_after(plan: Plan, losses: Iterable[float]) -> Unfreezing:
+    """What the rule says after train turns with these mean losses, from the first one on."""
+    found = NOTHING_KNOWN
+    for loss in losses:
+        found = found.after(plan, loss)
+    return found
+
+
+def unfrozen_soonest(plan: Plan) -> Plan:
+    """The plan if the loss never improves: no run of it trains more blocks at any step. Itself where it is settled.
+
+    What has to hold for every course of the loss (memory, frames to be admitted) is asked of this plan.
+    """
+    if not plan.is_auto:
+        return plan
+    length = plan.local_iterations
+    turns = max(1, -(-plan.patience_steps // length))  # of the patience
+    first, every = len(plan.owners) - 1 + turns + TURNS_AHEAD, turns - 1 + TURNS_AHEAD
+    steps = range(first * length, plan.num_steps, every * length)
+    return plan.unfrozen_at(tuple(steps[: _most(plan)]))
+
+
+def _most(plan: Plan) -> int:
+    """Blocks that can be unfrozen besides the top one."""
+    return plan.num_blocks - plan.private_blocks - 1

@@ -1,0 +1,1 @@
+"""Base weights by digest: manifests, sources, and their messages."""

@@ -1,0 +1,189 @@
+"""What nodes report before planning: JSON with units in the keys, read strictly."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringtune.costs.profile import SCHEMA, LinkFacts, ModelFacts, NodeFacts, Profile, Shape
+from ringtune.errors import InvalidInputError, PlanError
+
+MODEL = ModelFacts(
+    model_type="bert",
+    num_blocks=6,
+    hidden_size=384,
+    intermediate_size=1536,
+    num_heads=12,
+    vocab_size=30522,
+    block_bytes=7_097_856,
+    embedding_bytes=48_265_728,
+    head_bytes=591_360,
+    adapter_block_bytes=75_360,
+    digest="ab" * 32,
+    head_class_bytes=1540,
+)
+FACTS = NodeFacts(
+    node="jetson-2",
+    train_rows=100,
+    eval_rows=20,
+    labels=("neg", "pos"),
+    eval_labels=("neg",),
+    memory_bytes=2**31,
+    threads=2,
+    device="cpu",
+    block_forward_s=0.018,
+    block_graph_s=0.019,
+    block_backward_s=0.02,
+    activation_block_bytes=10_000_000,
+    model=MODEL,
+)
+
+
+def test_node_facts_json_has_schema_and_units() -> None:
+    """The whole form of one node."""
+    assert FACTS.to_json() == {
+        "schema": 2,
+        "node": "jetson-2",
+        "train_rows": 100,
+        "eval_rows": 20,
+        "labels": ("neg", "pos"),
+        "eval_labels": ("neg",),
+        "memory_bytes": 2147483648,
+        "threads": 2,
+        "device": "cpu",
+        "block_forward_s": 0.018,
+        "block_graph_s": 0.019,
+        "block_backward_s": 0.02,
+        "activation_block_bytes": 10000000,
+        "model": dataclasses.asdict(MODEL),
+        "skipped_rows": 0,
+        "hardware": "",
+        "cpu_cores": 0.0,
+        "train_tokens": 0.0,
+        "eval_tokens": 0.0,
+        "shape": dataclasses.asdict(Shape()),
+        "work_times": (),
+        "has_messages": False,
+    }
+
+
+COUNT = st.integers(0, 2**50)
+SECONDS = st.floats(0, 1e6)
+
+
+@given(
+    facts=st.builds(
+        NodeFacts,
+        node=st.text(min_size=1),
+        train_rows=COUNT,
+        eval_rows=COUNT,
+        labels=st.lists(st.text()).map(tuple),
+        eval_labels=st.lists(st.text()).map(tuple),
+        memory_bytes=COUNT,
+        threads=st.integers(1, 64),
+        device=st.sampled_from(["cpu", "cuda"]),
+        block_forward_s=SECONDS,
+        block_graph_s=SECONDS,
+        block_backward_s=SECONDS,
+        activation_block_bytes=COUNT,
+        model=st.just(MODEL),
+    )
+)
+def test_node_facts_survive_json_text(facts: NodeFacts) -> None:
+    """What an agent sends is what the planner gets, also inside a profile."""
+    assert NodeFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    other = dataclasses.replace(FACTS, node=facts.node + "-2")
+    link = LinkFacts(source=facts.node, target=other.node, rate_bytes_per_s=12.1e6, latency_s=4e-4)
+    profile = Profile(nodes=(facts, other), links=(link,))
+    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": 1}, f"profile schema 1 is not {SCHEMA}; measure anew"),
+        ({"schema": None}, f"profile schema None is not {SCHEMA}"),
+        ({"rows": 3}, "unknown key 'rows'"),
+        ({"train_rows": 1.5}, "train_rows has to be a whole number, but is the number 1.5"),
+        ({"labels": "neg"}, "labels has to be a list"),
+        ({"model": None}, "model has to be a table, but is nothing"),
+        ({"block_forward_s": float("nan")}, "block_forward_s has to be a finite number"),
+        ({"model": {**dataclasses.asdict(MODEL), "num_heads": "12"}}, "model.num_heads has to be a whole number"),
+    ],
+)
+def test_node_facts_refuse_what_another_version_wrote(change: dict[str, Any], message: str) -> None:
+    """A peer's JSON is not trusted."""
+    with pytest.raises(PlanError) as caught:
+        NodeFacts.from_json({**FACTS.to_json(), **change})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train_rows": -1}, "jetson-2.train_rows is -1, it has to be at least 0"),
+        ({"threads": 0}, "jetson-2.threads is 0, it has to be at least 1"),
+        ({"memory_bytes": -1}, "jetson-2.memory_bytes is -1"),
+        ({"block_backward_s": -0.1}, "jetson-2.block_backward_s is -0.1"),
+    ],
+)
+def test_node_facts_refuse_impossible_numbers(change: dict[str, Any], message: str) -> None:
+    """The message names the node."""
+    with pytest.raises(InvalidInputError) as caught:
+        dataclasses.replace(FACTS, **change)
+    assert message in str(caught.value)
+
+
+def test_model_facts_refuse_impossible_numbers() -> None:
+    """A model has blocks."""
+    with pytest.raises(InvalidInputError, match=r"model\.num_blocks is 0, it has to be at least 1"):
+        dataclasses.replace(MODEL, num_blocks=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rate_bytes_per_s": 0.0}, "link.a.b.rate_bytes_per_s is 0.0, it has to be above 0"),
+        ({"rate_bytes_per_s": -1.0}, "link.a.b.rate_bytes_per_s is -1.0"),
+        ({"rate_bytes_per_s": float("nan")}, "link.a.b.rate_bytes_per_s is nan"),
+        ({"latency_s": -1e-3}, "link.a.b.latency_s is -0.001"),
+        ({"rate_low_bytes_per_s": -1.0}, "link.a.b.rate_low_bytes_per_s is -1.0, it has to be at least 0"),
+        ({"rate_high_bytes_per_s": float("nan")}, "link.a.b.rate_high_bytes_per_s is nan"),
+        ({"send_cpu_s_per_byte": -1e-9}, "link.a.b.send_cpu_s_per_byte is -1e-09"),
+        ({"receive_cpu_s_per_byte": -1e-9}, "link.a.b.receive_cpu_s_per_byte is -1e-09"),
+        ({"busy_source_s": -1e-3}, "link.a.b.busy_source_s is -0.001, it has to be at least 0"),
+        ({"busy_target_s": float("nan")}, "link.a.b.busy_target_s is nan"),
+        ({"target": "a"}, "link.a.a joins a node with itself"),
+    ],
+)
+def test_link_facts_refuse_impossible_numbers(change: dict[str, Any], message: str) -> None:
+    """A rate is above zero, a latency is not below it."""
+    with pytest.raises(InvalidInputError) as caught:
+        LinkFacts(**{"source": "a", "target": "b", "rate_bytes_per_s": 1e6, "latency_s": 0.0, **change})
+    assert message in str(caught.value)
+
+
+def test_profile_refuses_a_link_of_a_node_that_it_lacks() -> None:
+    """A link without its node could not be used by any plan."""
+    link = LinkFacts(source="jetson-2", target="pi-9", rate_bytes_per_s=1e6, latency_s=0.0)
+    with pytest.raises(InvalidInputError, match="names node pi-9, which the profile lacks"):
+        Profile(nodes=(FACTS,), links=(link,))
+
+
+@pytest.mark.parametrize("twice", [{"nodes": (FACTS, FACTS)}])
+def test_profile_refuses_a_node_twice(twice: dict[str, Any]) -> None:
+    """Which of the two would count?"""
+    with pytest.raises(InvalidInputError, match="has a node twice"):
+        Profile(**twice)
+
+
+@pytest.mark.parametrize("value", [[], None, "x", {}, {"schema": SCHEMA}, {"schema": SCHEMA, "nodes": {}}])
+def test_profile_refuses_what_is_no_profile(value: Any) -> None:
+    """Whatever arrives instead is an error of the tree."""
+    with pytest.raises(PlanError):
+        Profile.from_json(value)

@@ -1,0 +1,61 @@
+"""What messages take from computing."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ringtune.costs.profile import LinkFacts, Profile
+from ringtune.costs.seconds import PlanCosts
+from ringtune.costs.work_times import Work
+from ringtune.schedule.lowering import Payload
+from tests.support.plans import make_plan
+from tests.support.profiles import TIMES, profile_of
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
+CODEC = {**TIMES, Work.ENCODE: 0.25, Work.DECODE: 0.5}
+
+
+def costs(*, cpu_cores: float, threads: int = 1, has_messages: bool = False) -> PlanCosts:
+    """Two nodes; a byte takes 2 ms of the sender's processor and 3 ms of the receiver's."""
+    profile = profile_of(PLAN, times=CODEC)
+    nodes = tuple(
+        dataclasses.replace(node, cpu_cores=cpu_cores, threads=threads, has_messages=has_messages)
+        for node in profile.nodes
+    )
+    links = tuple(
+        LinkFacts(
+            source=source,
+            target=target,
+            rate_bytes_per_s=1e6,
+            latency_s=0.0,
+            send_cpu_s_per_byte=0.002,
+            receive_cpu_s_per_byte=0.003,
+        )
+        for source, target in (("a", "b"), ("b", "a"))
+    )
+    return PlanCosts(PLAN, Profile(nodes=nodes, links=links))
+
+
+@pytest.mark.parametrize(
+    ("cpu_cores", "threads", "share"),
+    [(2.0, 1, 0.0), (4.0, 2, 0.0), (1.0, 1, 1.0), (1.5, 1, 0.5), (4.0, 4, 1.0), (0.5, 1, 1.0), (0.0, 1, 0.0)],
+)
+def test_costs_of_messages_are_taken_from_computing_where_no_core_is_free(
+    cpu_cores: float, threads: int, share: float
+) -> None:
+    """A core beside the computing threads takes them; with a quota of half a core they take twice as long."""
+    taken = costs(cpu_cores=cpu_cores, threads=threads).taken_s("a", "b", Payload.HIDDEN, 100.0, 4.0)
+    expected = (0.25 + 0.2 / cpu_cores, 0.5 + 0.3 / cpu_cores) if share else (0.0, 0.0)
+    assert taken == pytest.approx((share * expected[0], share * expected[1]))
+
+
+def test_costs_of_a_head_have_no_codec() -> None:
+    """A head is made between two actions, which its time is part of."""
+    assert costs(cpu_cores=1.0).taken_s("a", "b", Payload.HEAD, 100.0, 0.0) == pytest.approx((0.2, 0.3))
+
+
+def test_costs_of_messages_are_in_recorded_times_already() -> None:
+    """What a run recorded is not counted twice."""
+    assert costs(cpu_cores=0.5, has_messages=True).taken_s("a", "b", Payload.HIDDEN, 100.0, 4.0) == (0.0, 0.0)

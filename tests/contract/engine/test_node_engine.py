@@ -1,0 +1,326 @@
+"""The node's engine, event by event."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringtune.engine import events as ev
+from ringtune.engine.node_engine import NodeEngine
+from ringtune.errors import PlanError
+from ringtune.schedule.lowering import Action, Op, Payload
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import turn_sequence
+from tests.support.plans import make_plan
+
+HIDDEN, GRAD = Payload.HIDDEN, Payload.GRAD
+
+
+def host_plan(**changes: int) -> Plan:
+    """Node b hosts [2, 4) of 4 blocks for owner c; only block 3 trains at first."""
+    options: dict[str, int] = {"num_steps": 6, "local_iterations": 6, "every_steps": 99, "microbatches": 1} | changes
+    return make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], eval_rows=0, **options)  # type: ignore[arg-type]
+
+
+class Driver:
+    """Feeds an engine and finishes its actions on demand."""
+
+    def __init__(self, plan: Plan, node: str, *, grant: int = 99) -> None:
+        self.engine = NodeEngine(plan, node, wait_s=100.0)
+        self.running: Action | None = None
+        self.log: list[ev.Command] = []
+        for turn in list(turn_sequence(plan))[:grant]:
+            self.tell(ev.TurnGranted(turn))
+
+    def tell(self, event: ev.Event, now_s: float = 0.0) -> list[ev.Command]:
+        """Feed one event; remembers what runs."""
+        commands = self.engine.handle(event, now_s)
+        self.log += commands
+        for command in commands:
+            if isinstance(command, ev.RunAction):
+                assert self.running is None
+                self.running = command.action
+        return commands
+
+    def arrive(self, payload: str, seq: int, micro: int, boundary: int, source: str) -> list[ev.Command]:
+        """A tensor arrives."""
+        return self.tell(ev.TensorArrived(payload, seq, micro, boundary, source))
+
+    def done(self, **values: float) -> list[ev.Command]:
+        """The running action ends."""
+        assert self.running is not None
+        action, self.running = self.running, None
+        return self.tell(ev.ActionDone(action, tuple(sorted(values.items()))))
+
+    def step(self, op: Op, start: int = 0, stop: int = 0) -> None:
+        """Check which action runs, and end it."""
+        assert self.running is not None
+        assert (self.running.op, self.running.start, self.running.stop) == (op, start, stop)
+        self.done()
+
+
+def test_engine_unknown_node_is_refused() -> None:
+    """The error lists the nodes of the plan."""
+    with pytest.raises(PlanError, match="'x' is not in the plan, which has a, b, c"):
+        NodeEngine(host_plan(), "x")
+
+
+def test_engine_host_does_one_step_in_the_order_of_the_lowering() -> None:
+    """Receive, frozen block, trainable block, send; gradient, backward, update."""
+    driver = Driver(host_plan(), "b")
+    driver.arrive(HIDDEN, 0, 0, 2, "a")
+    driver.step(Op.FORWARD_FREE, 2, 3)
+    driver.step(Op.FORWARD, 3, 4)
+    assert driver.running is None
+    driver.arrive(GRAD, 0, 0, 4, "c")
+    driver.step(Op.BACKWARD, 3, 4)
+    driver.step(Op.UPDATE, 3, 4)
+    told = [command for command in driver.log if not isinstance(command, (ev.RunAction, ev.SetTimer))]
+    assert told == [
+        ev.Accept(HIDDEN, 0, 0, 2, "a"),
+        ev.SendTensor(HIDDEN, 0, 0, 4, "c"),
+        ev.Accept(GRAD, 0, 0, 4, "c"),
+    ]
+
+
+def test_engine_frozen_block_runs_ahead_but_the_trainable_one_waits() -> None:
+    """The next step's frozen block runs at once, its trainable block only after the update."""
+    driver = Driver(host_plan(), "b")
+    driver.arrive(HIDDEN, 0, 0, 2, "a")
+    driver.step(Op.FORWARD_FREE, 2, 3)
+    driver.step(Op.FORWARD, 3, 4)
+    driver.arrive(HIDDEN, 1, 0, 2, "a")
+    driver.step(Op.FORWARD_FREE, 2, 3)
+    assert driver.running is None
+    driver.arrive(GRAD, 0, 0, 4, "c")
+    driver.step(Op.BACKWARD, 3, 4)
+    driver.step(Op.UPDATE, 3, 4)
+    driver.step(Op.FORWARD, 3, 4)
+
+
+def test_engine_backward_goes_before_frozen_forward() -> None:
+    """What is on the critical path comes first, one frozen block at most in between."""
+    driver = Driver(host_plan(), "b")
+    driver.arrive(HIDDEN, 0, 0, 2, "a")
+    driver.step(Op.FORWARD_FREE, 2, 3)
+    driver.step(Op.FORWARD, 3, 4)
+    driver.arrive(HIDDEN, 1, 0, 2, "a")
+    driver.arrive(GRAD, 0, 0, 4, "c")
+    driver.arrive(HIDDEN, 2, 0, 2, "a")
+    driver.step(Op.FORWARD_FREE, 2, 3)
+    driver.step(Op.BACKWARD, 3, 4)
+
+
+def test_engine_out_of_order_arrival_waits_for_the_older_micro_batch() -> None:
+    """Item 1 may not pass item 0 at a block."""
+    driver = Driver(host_plan(), "b")
+    driver.arrive(HIDDEN, 1, 0, 2, "a")
+    assert driver.running is None
+    driver.arrive(HIDDEN, 0, 0, 2, "a")
+    assert driver.running is not None and driver.running.seq == 0
+
+
+def test_engine_of_pipeadapter_updates_after_the_last_forward_that_must_not_see_it() -> None:
+    """With two items in flight, the update of item 0 and the backward of item 1 wait for later forwards."""
+    plan = make_plan(
+        [("a", 0, 2), ("b", 2, 4)],
+        ["c"],
+        eval_rows=0,
+        num_steps=3,
+        local_iterations=3,
+        microbatches=1,
+        method="pipeadapter",
+    )
+    driver = Driver(plan, "a")
+    driver.arrive(HIDDEN, 0, 0, 0, "c")
+    driver.step(Op.FORWARD, 0, 2)
+    driver.arrive(GRAD, 0, 0, 2, "b")
+    driver.step(Op.BACKWARD, 0, 2)
+    assert driver.running is None, "the forward of item 1 has to see the weights before this update"
+    driver.arrive(HIDDEN, 1, 0, 0, "c")
+    driver.step(Op.FORWARD, 0, 2)
+    driver.arrive(GRAD, 1, 0, 2, "b")
+    driver.step(Op.UPDATE, 0, 2)
+    driver.step(Op.BACKWARD, 0, 2)
+    assert driver.running is None, "the forward of item 2 has to see one update, not two"
+    driver.arrive(HIDDEN, 2, 0, 0, "c")
+    driver.step(Op.FORWARD, 0, 2)
+    driver.step(Op.UPDATE, 0, 2)
+    driver.arrive(GRAD, 2, 0, 2, "b")
+    driver.step(Op.BACKWARD, 0, 2)
+    driver.step(Op.UPDATE, 0, 2)
+    assert driver.engine.is_idle
+
+
+def test_engine_of_pipeadapter_never_mixes_gradients_of_two_items() -> None:
+    """A gradient of item 1 that comes first waits until item 0 was updated."""
+    plan = make_plan(
+        [("a", 0, 2), ("b", 2, 4)],
+        ["c"],
+        eval_rows=0,
+        num_steps=2,
+        local_iterations=2,
+        microbatches=1,
+        method="pipeadapter",
+    )
+    driver = Driver(plan, "a")
+    for seq in (0, 1):
+        driver.arrive(HIDDEN, seq, 0, 0, "c")
+        driver.step(Op.FORWARD, 0, 2)
+    driver.arrive(GRAD, 1, 0, 2, "b")
+    assert driver.running is None
+    driver.arrive(GRAD, 0, 0, 2, "b")
+    for op, seq in ((Op.BACKWARD, 0), (Op.UPDATE, 0), (Op.BACKWARD, 1), (Op.UPDATE, 1)):
+        assert driver.running is not None and driver.running.seq == seq
+        driver.step(op, 0, 2)
+
+
+def test_engine_credit_is_returned_when_the_tensor_is_used() -> None:
+    """A hidden state that waits for its turn still counts as in the inbox."""
+    driver = Driver(host_plan(), "b")
+    driver.arrive(HIDDEN, 0, 0, 2, "a")
+    assert [type(c).__name__ for c in driver.arrive(HIDDEN, 1, 0, 2, "a")] == []
+    assert ev.Accept(HIDDEN, 1, 0, 2, "a") in driver.done() + driver.done() + driver.log
+
+
+def test_engine_owner_embeds_only_as_far_as_its_credits() -> None:
+    """Without credits back from the first host, an owner stops after ``credits`` micro-batches."""
+    plan = make_plan(
+        [("a", 0, 4)], ["c"], num_steps=6, local_iterations=6, microbatches=1, credits_per_channel=3, eval_rows=0
+    )
+    driver = Driver(plan, "c")
+    for _ in range(3):
+        driver.step(Op.EMBED)
+    assert driver.running is None
+    driver.tell(ev.CreditArrived(0, "a"))
+    # the limit of embeddings in flight (credits x segments) holds it back until a head is done
+    assert driver.running is None
+    driver.arrive(HIDDEN, 0, 0, 4, "a")
+    assert driver.running is not None and driver.running.op is Op.HEAD
+    driver.done(loss_sum=1.0, count=4.0)
+    driver.step(Op.UPDATE, 4, 4)
+    driver.step(Op.EMBED)
+
+
+def test_engine_owner_reports_a_step_after_the_head_is_updated() -> None:
+    """Numbers of the micro-batches are summed; the report comes once."""
+    plan = make_plan([("a", 0, 4)], ["c"], num_steps=1, microbatches=2, eval_rows=0)
+    driver = Driver(plan, "c")
+    driver.step(Op.EMBED)
+    driver.step(Op.EMBED)
+    for micro in range(2):
+        driver.arrive(HIDDEN, 0, micro, 4, "a")
+        driver.done(loss_sum=1.5, count=2.0)
+    driver.step(Op.UPDATE, 4, 4)
+    reports = [command for command in driver.log if isinstance(command, ev.ReportStep)]
+    assert reports == [ev.ReportStep(0, 0, "train", (("count", 4.0), ("loss_sum", 3.0)))]
+    assert driver.log.index(reports[0]) > max(
+        index for index, command in enumerate(driver.log) if isinstance(command, ev.RunAction)
+    )
+
+
+def test_engine_head_is_handed_over_after_the_last_update_of_the_turn() -> None:
+    """The next initiator gets the head once, with the version that its first step needs."""
+    plan = make_plan([("a", 0, 4)], ["c", "d"], num_steps=2, local_iterations=1, microbatches=1, eval_rows=0)
+    driver = Driver(plan, "c")
+    driver.step(Op.EMBED)
+    driver.arrive(HIDDEN, 0, 0, 4, "a")
+    driver.done(loss_sum=0.0, count=4.0)
+    assert not any(isinstance(command, ev.SendHead) for command in driver.log)
+    driver.step(Op.UPDATE, 4, 4)
+    assert [command for command in driver.log if isinstance(command, ev.SendHead)] == [ev.SendHead(1, "d")]
+
+
+def test_engine_next_initiator_waits_for_the_head() -> None:
+    """Its batch may come back through the ring before the head does; then the head action waits."""
+    plan = make_plan([("a", 0, 4)], ["c", "d"], num_steps=2, local_iterations=1, microbatches=1, eval_rows=0)
+    driver = Driver(plan, "d")
+    driver.step(Op.EMBED)
+    driver.arrive(HIDDEN, 1, 0, 4, "a")
+    assert driver.running is None
+    assert "the head of step 1" in driver.engine.waiting_for() and "node c" in driver.engine.waiting_for()
+    answer = driver.tell(ev.HeadArrived(1, "c"))
+    assert answer[0] == ev.AcceptHead(1, "c")
+    assert driver.running is not None and driver.running.op is Op.HEAD
+
+
+def test_engine_head_that_was_passed_on_is_not_used_for_a_later_turn() -> None:
+    """Equal versions are not enough: after an evaluation the head has to come back before it trains."""
+    plan = make_plan(
+        [("a", 0, 4)],
+        ["c", "d", "e"],
+        num_steps=2,
+        local_iterations=1,
+        microbatches=1,
+        batch_size=1,
+        eval_rows=1,
+        eval_every=1,
+    )
+    turns = list(turn_sequence(plan))[:5]
+    assert "".join(f"{turn.kind[0]}{turn.owner} " for turn in turns) == "tc ec ed ee td "
+    driver = Driver(plan, "d", grant=5)
+    driver.step(Op.EMBED)
+    driver.tell(ev.HeadArrived(2, "c"))
+    driver.step(Op.EMBED)
+    assert ev.AcceptHead(2, "c") in driver.log and ev.SendHead(3, "e") in driver.log
+    driver.arrive(HIDDEN, turns[2].first_seq, 0, 4, "a")
+    driver.step(Op.HEAD)
+    driver.arrive(HIDDEN, turns[4].first_seq, 0, 4, "a")
+    assert driver.running is None and "from node e" in driver.engine.waiting_for()
+    driver.tell(ev.HeadArrived(4, "e"))
+    driver.step(Op.HEAD)
+
+
+def test_engine_repeated_grant_changes_nothing() -> None:
+    """A turn that is granted twice is worked on once."""
+    plan = host_plan()
+    driver = Driver(plan, "b")
+    assert driver.tell(ev.TurnGranted(next(turn_sequence(plan)))) == []
+
+
+def test_engine_wrong_completion_is_refused() -> None:
+    """A driver that ends another action than the one under way is told so."""
+    driver = Driver(host_plan(), "b")
+    driver.arrive(HIDDEN, 0, 0, 2, "a")
+    with pytest.raises(PlanError, match="is under way"):
+        driver.tell(ev.ActionDone(Action(Op.HEAD, 5, 0)))
+
+
+def test_engine_wait_ends_with_what_was_awaited() -> None:
+    """Without progress for ``wait_s`` the engine gives up and names message, step and peer."""
+    driver = Driver(host_plan(), "b")
+    timers = [command for command in driver.log if isinstance(command, ev.SetTimer)]
+    assert timers == [ev.SetTimer("wait", 100.0)]
+    driver.tell(ev.TensorArrived(HIDDEN, 0, 0, 2, "a"), 40.0)
+    assert driver.tell(ev.TimerFired("wait"), 100.0) == [ev.SetTimer("wait", 200.0)]
+    driver.done()
+    driver.done()
+    (failure,) = driver.tell(ev.TimerFired("wait"), 300.0)
+    assert isinstance(failure, ev.Fail) and failure.error == "DeadlineError"
+    assert (
+        failure.message
+        == "node b waited 100 s for the gradient of step 0 (train), micro-batch 0, at block 4, from node c"
+    )
+
+
+def test_engine_owner_that_hosts_nothing_gives_up_only_in_its_own_turn() -> None:
+    """While another owner trains there is nothing to see for node d; once its own turn has begun it waits like all."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c", "d"], num_steps=4, local_iterations=2, microbatches=1)
+    driver = Driver(plan, "d", grant=2)
+    driver.step(Op.EMBED)
+    driver.step(Op.EMBED)
+    for at_s in (100.0, 200.0, 300.0):
+        assert driver.tell(ev.TimerFired("wait"), at_s) == [ev.SetTimer("wait", at_s + 100.0)]
+    driver.tell(ev.HeadArrived(1, "c"), 310.0)
+    driver.arrive(HIDDEN, 2, 0, 4, "b")
+    driver.step(Op.HEAD)
+    driver.step(Op.UPDATE, 4, 4)
+    (failure,) = driver.tell(ev.TimerFired("wait"), 500.0)
+    assert isinstance(failure, ev.Fail)
+    assert "hidden state of step 3" in failure.message
+
+
+def test_engine_is_silent_after_stop() -> None:
+    """A stopped engine answers nothing."""
+    driver = Driver(host_plan(), "b")
+    driver.tell(ev.StopRequested("released"))
+    assert driver.arrive(HIDDEN, 0, 0, 2, "a") == []

@@ -1,0 +1,79 @@
+"""Files in pieces on the wire."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ringtune.errors import IntegrityError
+from ringtune.files.chunks import CHUNK_BYTES, cut_file, cut_folder, write_files
+from ringtune.v1.control_pb2 import FileChunk
+
+NAMES = ("a", "b")
+CONTENT = {"a": bytes(range(256)) * (CHUNK_BYTES // 128), "b": b""}
+LIMIT = 1 << 22
+
+
+def chunks() -> list[FileChunk]:
+    """Both files in pieces: one of exactly two chunks, one that is empty."""
+    return [chunk for name in NAMES for chunk in cut_file(name, io.BytesIO(CONTENT[name]))]
+
+
+def write(pieces: list[FileChunk], folder: Path, *, max_bytes: int = LIMIT) -> None:
+    """Put pieces together."""
+    write_files(pieces, folder, names=NAMES, max_bytes=max_bytes, source="node x")
+
+
+def test_file_chunks_round_trip(tmp_path: Path) -> None:
+    """What was cut is put together again, and cut from there just the same."""
+    pieces = chunks()
+    assert [(piece.path, len(piece.chunk), piece.last) for piece in pieces] == [
+        ("a", CHUNK_BYTES, False),
+        ("a", CHUNK_BYTES, True),
+        ("b", 0, True),
+    ]
+    write(pieces, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == CONTENT
+    assert list(cut_folder(tmp_path, NAMES)) == pieces
+
+
+def _damage(pieces: list[FileChunk]) -> None:
+    pieces[0].chunk = b"x" + pieces[0].chunk[1:]
+
+
+def _leave(pieces: list[FileChunk]) -> None:
+    for piece in pieces[:2]:
+        piece.path = "../a"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_damage, "arrived damaged"),
+        (_leave, "not expected"),
+        (lambda pieces: pieces.pop(), "did not send b"),
+        (lambda pieces: pieces.pop(1), "before 'a' was complete"),
+        (lambda pieces: pieces.__delitem__(slice(1, 3)), "is not complete"),
+        (lambda pieces: pieces.extend(chunks()), "not expected"),
+    ],
+)
+def test_file_chunks_refuses_what_is_not_whole(
+    change: Callable[[list[FileChunk]], object], message: str, tmp_path: Path
+) -> None:
+    """Damaged, missing, foreign and repeated pieces are refused, with what is wrong; nothing leaves the folder."""
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    pieces = chunks()
+    change(pieces)
+    with pytest.raises(IntegrityError, match=message):
+        write(pieces, folder)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_file_chunks_refuses_more_than_the_limit(tmp_path: Path) -> None:
+    """A sender can't fill the disk."""
+    with pytest.raises(IntegrityError, match=r"more than 1,048,576 bytes"):
+        write(chunks(), tmp_path, max_bytes=CHUNK_BYTES)

@@ -1,0 +1,109 @@
+"""Adapter configuration strings: read, refused, and counted as the library would build them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringtune.errors import JobError
+from ringtune.models.adapter_config import AdapterPart, adapter_block_params, parse_adapter_config
+from ringtune.models.family import Widths
+
+WIDTHS = Widths.plain(64, 256)
+# Trainable weights that adapters 1.3.0 really added to one block of a BERT with width 64 and inner width 256.
+BUILT = {
+    "seq_bn": 580,
+    "pfeiffer": 580,
+    "double_seq_bn": 1160,
+    "houlsby": 1160,
+    "par_bn": 4192,
+    "scaled_par_bn": 4193,
+    "lora": 2048,
+    "ia3": 384,
+    "dora": 2176,
+    "loreft": 258,
+    "noreft": 258,
+    "seq_bn[reduction_factor=8]": 1096,
+    "seq_bn[reduction_factor=0.5]": 16576,
+    "par_bn[reduction_factor=7]": 1225,
+    "seq_bn[ln_before=True]": 708,
+    "seq_bn[mh_adapter=True]": 1160,
+    "seq_bn[use_gating=True]": 645,
+    "seq_bn[leave_out=[0]]": 580,
+    "lora[r=4]": 1024,
+    "lora[intermediate_lora=True,output_lora=True]": 7168,
+    "lora[use_gating=True]": 2178,
+    "mtl_lora": 2066,
+}
+
+
+@pytest.mark.parametrize(("config", "params"), BUILT.items())
+def test_adapter_block_params_equal_the_library(config: str, params: int) -> None:
+    """Planning without torch counts what a node will build."""
+    assert adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2) == params
+
+
+def test_adapter_block_params_of_a_union_add_up() -> None:
+    """A union has the weights of all its parts."""
+    assert adapter_block_params("par_bn | lora[r=4]", hidden_size=64, widths=WIDTHS, num_blocks=2) == 4192 + 1024
+
+
+def test_adapter_block_params_take_the_largest_block() -> None:
+    """Per-block options: the block with most weights counts; leaving all out gives none."""
+    config = "seq_bn[reduction_factor={'1': 8, 'default': 16}]"
+    assert adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2) == 1096
+    assert adapter_block_params("seq_bn[leave_out=[0,1]]", hidden_size=64, widths=WIDTHS, num_blocks=2) == 0
+
+
+@pytest.mark.parametrize(
+    "config", ["seq_bn[reduction_factor='x']", "seq_bn[reduction_factor=0]", "lora[r='x']", "seq_bn[leave_out=3]"]
+)
+def test_adapter_block_params_refuse_options_of_a_wrong_kind(config: str) -> None:
+    """A wrong option is the user's mistake, with the option in the message."""
+    with pytest.raises(JobError, match="has an option of a wrong kind"):
+        adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2)
+
+
+def test_parse_adapter_config_reads_options_and_unions() -> None:
+    """Name, options in brackets, parts joined by a bar; deprecated names become today's."""
+    assert parse_adapter_config("pfeiffer[reduction_factor=8] | lora[attn_matrices=['q','k'], r=4]") == (
+        AdapterPart("seq_bn", {"reduction_factor": 8}),
+        AdapterPart("lora", {"attn_matrices": ["q", "k"], "r": 4}),
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("", "is not of the form name[option=value, ...]"),
+        ("seq_bn[", "is not of the form"),
+        ("seq_bn]x", "is not of the form"),
+        ("seq_bn|", "'' is not of the form"),
+        ("seqbn", "'seqbn' is not known; did you mean 'seq_bn'?"),
+        ("bert", "'bert' is not known"),
+        ("lora[r=]", "the options are not readable"),
+        ("lora[non_linearity=gelu]", "write texts in quotes"),
+        ("lora[r=__import__('os')]", "the options are not readable"),
+        ("lora[4]", "write options as option=value"),
+        ("compacter", "'compacter' can't be sliced: it shares weights between blocks"),
+        ("compacter++", "can't be sliced: it shares weights"),
+        ("vera", "can't be sliced"),
+        ("prefix_tuning", "can't be sliced"),
+        ("mam", "can't be sliced"),
+        ("unipelt", "can't be sliced"),
+        ("prompt_tuning", "can't be sliced: it adds weights at the embedding"),
+        ("direft", "is refused: the library does not write down what makes it one"),
+        ("seq_bn_inv", "can't be sliced: it adds weights at the embedding"),
+        ("lora|prefix_tuning", "'prefix_tuning' can't be sliced"),
+        ("seq_bn[inv_adapter='nice']", "leave inv_adapter out"),
+        ("seq_bn[phm_layer=True]", "can't be sliced: it shares weights"),
+        ("lora[vera_d=0.1]", "can't be sliced: it shares weights"),
+        ("x" * 1001, "has 1001 characters, 1000 are allowed"),
+        ("lora[r=" + "(" * 900 + "]", "the options are not readable"),
+    ],
+)
+def test_parse_adapter_config_refuses(config: str, message: str) -> None:
+    """Unreadable, unknown, or not inside the blocks: refused before any node builds something."""
+    with pytest.raises(JobError) as caught:
+        parse_adapter_config(config)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("adapter.config ")

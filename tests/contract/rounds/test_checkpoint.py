@@ -1,0 +1,142 @@
+"""Manifests: damage is seen, strangers are refused by name, and the newest whole checkpoint is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from ringtune.errors import IntegrityError, PlanError, UsageError
+from ringtune.jobs.job import Job, Model
+from ringtune.rounds.checkpoint import Manifest, Resume, Shard, changed_keys, job_digest
+from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing, unfreezing_after
+from tests.support.plans import make_plan
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20)
+JOB = Job(model=Model(path="model"))
+RUN = "r20260101-000000-00000000"
+
+
+def manifest(step: int = 4, **changes: Any) -> Manifest:
+    """A checkpoint of the plan."""
+    values: dict[str, Any] = {
+        "run_id": RUN,
+        "plan_digest": PLAN.digest,
+        "job_digest": job_digest(JOB),
+        "model_digest": "ab" * 32,
+        "step": step,
+        "holder": "a",
+        "shards": tuple(Shard(node=node, sha256="cd" * 32, size_bytes=10) for node in PLAN.nodes),
+    }
+    return Manifest(**{**values, **changes})
+
+
+def test_manifest_reads_what_it_wrote() -> None:
+    """There and back."""
+    assert Manifest.parse(json.dumps(manifest().to_json())) == manifest()
+
+
+def test_manifest_keeps_what_is_known_of_the_losses() -> None:
+    """Every bit of them decides; and a manifest that was written without them keeps its digest."""
+    known = Unfreezing(num_turns=2, recent=(0.1 + 0.2,), best=1 / 3, waited_steps=2)
+    assert Manifest.parse(json.dumps(manifest(unfreezing=known).to_json())) == manifest(unfreezing=known)
+    assert manifest(unfreezing=known).digest != manifest().digest
+    older = {name: value for name, value in manifest().to_json().items() if name != "unfreezing"}
+    assert Manifest.from_json(older) == manifest()
+
+
+def test_resume_of_a_run_that_decides_needs_its_losses() -> None:
+    """A manifest without them, or with those of another step, is of another run."""
+    plan = dataclasses.replace(PLAN, unfreeze="auto")
+    known = unfreezing_after(plan, [1.0, 0.5])
+    fits = manifest(plan_digest=plan.digest, unfreezing=known)
+    Resume(plan=plan, manifests=(fits,)).check(JOB)
+    for wrong in (dataclasses.replace(fits, unfreezing=NOTHING_KNOWN), dataclasses.replace(fits, step=6)):
+        with pytest.raises(PlanError, match="the checkpoint is of another run"):
+            Resume(plan=plan, manifests=(wrong,)).check(JOB)
+
+
+@pytest.mark.parametrize("at", range(0, 600, 23))
+def test_manifest_with_any_damage_is_refused(at: int) -> None:
+    """A flipped bit or a missing end never passes for a checkpoint."""
+    text = json.dumps(manifest().to_json()).encode()
+    at %= len(text)
+    flipped = text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :]
+    for damaged in (flipped, text[:at]):
+        with pytest.raises(IntegrityError, match="damaged"):
+            Manifest.parse(damaged.decode(errors="replace"))
+
+
+@pytest.mark.parametrize("run_id", ["../x", "", "r20260101-000000-0000000/"])
+def test_manifest_with_a_name_that_could_be_a_path_is_refused(run_id: str) -> None:
+    """Run id and node names become parts of paths on the nodes."""
+    value = dataclasses.asdict(manifest()) | {"run_id": run_id}
+    with pytest.raises(IntegrityError, match="run id"):
+        Manifest.from_json(value)
+
+
+def test_resume_reads_what_it_wrote() -> None:
+    """There and back."""
+    resume = Resume(plan=PLAN, manifests=(manifest(8), manifest(4)))
+    assert Resume.parse(resume.to_text()) == resume
+    resume.check(JOB)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"job_digest": "00"}, "step 4 is of another job"),
+        ({"plan_digest": "00"}, "step 4 is of plan 00"),
+        ({"shards": ()}, "a shard of every node"),
+        ({"step": 3}, "turn boundary"),
+        ({"holder": "b"}, "no owner"),
+    ],
+)
+def test_resume_refuses_a_checkpoint_of_something_else(changes: dict[str, Any], message: str) -> None:
+    """Another job, plan or set of nodes is refused by name."""
+    with pytest.raises(PlanError, match=message):
+        Resume(plan=PLAN, manifests=(manifest(**changes),)).check(JOB)
+
+
+def test_resume_refuses_mixed_runs_and_nothing() -> None:
+    """Checkpoints of two runs in one folder, or none at all."""
+    other = manifest(8, run_id="r20260101-000000-11111111")
+    with pytest.raises(PlanError, match="different runs"):
+        Resume(plan=PLAN, manifests=(other, manifest())).check(JOB)
+    with pytest.raises(UsageError, match="no checkpoint"):
+        Resume(plan=PLAN, manifests=()).check(JOB)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"plan": {}, "manifests": [1]}', '{"plan": 1, "manifests": []}'])
+def test_resume_that_is_not_readable_is_refused(text: str) -> None:
+    """Nothing that comes over the wire is trusted."""
+    with pytest.raises((IntegrityError, PlanError)):
+        Resume.parse(text)
+
+
+def test_resume_chooses_the_newest_checkpoint_that_is_whole() -> None:
+    """A damaged shard is named, and the checkpoint before it is taken."""
+    resume = Resume(plan=PLAN, manifests=(manifest(8), manifest(4)))
+    assert resume.choose({"a": {}, "b": {4: "", 8: ""}}) == (manifest(8), ())
+    chosen, passed = resume.choose({"a": {8: ""}, "b": {8: "node b: shard x is damaged"}})
+    assert chosen == manifest(4)
+    assert passed == ("the checkpoint of step 8 can't be used: node b: shard x is damaged",)
+
+
+def test_resume_without_any_whole_checkpoint_names_all_damage() -> None:
+    """Nothing is begun anew behind the user's back."""
+    resume = Resume(plan=PLAN, manifests=(manifest(8), manifest(4)))
+    with pytest.raises(IntegrityError, match=r"step 8 .*gone.*step 4 .*torn.*without --resume"):
+        resume.choose({"a": {8: "gone", 4: "torn"}})
+
+
+def test_job_digest_ignores_only_what_can_not_change_the_result() -> None:
+    """Patience and threads may change between the parts of a run, and nothing else."""
+    assert job_digest(JOB.with_overrides({"runtime.wait_s": 1.0})) == job_digest(JOB)
+    assert job_digest(JOB.with_overrides({"train.seed": 1})) != job_digest(JOB)
+    assert changed_keys(JOB, JOB.with_overrides({"train.max_steps": 3, "runtime.lease_s": 1.0})) == (
+        "train.max_steps",
+        "train.rounds",
+    )

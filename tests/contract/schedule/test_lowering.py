@@ -1,0 +1,403 @@
+"""What trains when, which version a forward must see, and the lowering as whole tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from ringtune.schedule.lowering import (
+    Action,
+    Leg,
+    Op,
+    Payload,
+    Segment,
+    awaited_forward,
+    depth,
+    first_trained_step,
+    forward_version,
+    item_legs,
+    item_updates,
+    links,
+    lower,
+    lowest_trainable,
+    lowest_with_graph,
+    num_microbatches,
+    route,
+    unfreezing_steps,
+    warm_up,
+    weight_version,
+)
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+from tests.support.plans import make_plan, random_plan
+
+AB = [("a", 0, 2), ("b", 2, 4)]
+
+
+def _word(leg: Leg | Action) -> str:
+    if leg.op in (Op.SEND, Op.RECEIVE):
+        return f"{leg.op}{leg.payload}{leg.start}@{leg.peer}"
+    return leg.op if leg.op in (Op.EMBED, Op.HEAD) else f"{leg.op}[{leg.start},{leg.stop})"
+
+
+def _table(plan: Plan, owner: str, kind: StepKind, step: int) -> dict[str, str]:
+    """Legs per node as words, with the updates of a training item at the end."""
+    lowest = lowest_with_graph(plan, kind, step)
+    item = Item(seq=0, kind=kind, step=step, owner=owner, batch=0, rows=plan.batch_size, turn=0)
+    words = {node: [_word(leg) for leg in legs] for node, legs in lower(plan, owner, kind, lowest).items()}
+    for node in plan.nodes:
+        words.setdefault(node, []).extend(_word(update) for update in item_updates(plan, item, node))
+    return {node: " ".join(parts) for node, parts in words.items()}
+
+
+# ---- what trains when ----------------------------------------------------------------------------
+
+
+def test_depth_grows_by_one_block_every_k_steps() -> None:
+    """RingAda starts with the top block and stops at the lowest."""
+    plan = make_plan(AB, ["a"], every_steps=3, num_steps=20)
+    assert [depth(plan, step) for step in range(13)] == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4, 4]
+    assert [lowest_trainable(plan, step) for step in (0, 3, 6, 9, 99)] == [3, 2, 1, 0, 0]
+
+
+def test_depth_grows_at_the_given_steps() -> None:
+    """One more block at each of the steps, and none after the last one."""
+    plan = make_plan(AB, ["a"], unfreeze="at", unfreeze_at=(2, 5))
+    assert [depth(plan, step) for step in range(8)] == [1, 1, 2, 2, 2, 3, 3, 3]
+    assert [first_trained_step(plan, block) for block in (3, 2, 1, 0)] == [0, 2, 5, None]
+    assert depth(make_plan(AB, ["a"], unfreeze="at"), 99) == 1
+
+
+def test_depth_before_the_first_step_is_nothing() -> None:
+    """A run of no steps, which only evaluates, trains nothing in whatever form the steps were given."""
+    forms = [{}, {"unfreeze": "at", "unfreeze_at": (2,)}, {"unfreeze": "auto"}]
+    assert [depth(make_plan(AB, ["a"], **form), -1) for form in forms] == [0, 0, 0]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["all", "single", "pipeadapter"])
+@pytest.mark.parametrize("unfreeze", ["every", "at", "auto"])
+def test_depth_of_the_other_methods_ignores_unfreezing(method: str, unfreeze: str) -> None:
+    """Whatever the form, everything trains from step 0 and the run has nothing to decide."""
+    steps = (3,) if unfreeze == "at" else ()
+    plan = make_plan([("a", 0, 4)], ["a"], method=method, unfreeze=unfreeze, unfreeze_at=steps)
+    assert (depth(plan, 0), plan.is_auto, unfreezing_steps(plan)) == (4, False, ())
+
+
+def test_unfreezing_steps_are_those_within_the_run() -> None:
+    """What a report says, in a form that another run can be given; the last one may have no block left."""
+    assert unfreezing_steps(make_plan(AB, ["a"], every_steps=3, num_steps=20)) == (3, 6, 9)
+    assert unfreezing_steps(make_plan(AB, ["a"], every_steps=3, num_steps=6)) == (3,)
+    assert unfreezing_steps(make_plan(AB, ["a"], unfreeze="at", unfreeze_at=(2, 7), num_steps=7)) == (2,)
+    assert unfreezing_steps(make_plan([("a", 2, 4)], ["a"], private_blocks=2, every_steps=1)) == (1,)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_steps_is_the_same_schedule_as_its_steps(seed: int) -> None:
+    """The first form is a short way to write the second one."""
+    plan = random_plan(random.Random(seed))
+    steps = unfreezing_steps(plan)
+    other = dataclasses.replace(plan, unfreeze="at", unfreeze_at=steps)
+    blocks = range(plan.num_blocks + 1)
+    for step in range(plan.num_steps):
+        assert depth(plan, step) == depth(other, step)
+        assert [weight_version(plan, block, step) for block in blocks] == [
+            weight_version(other, block, step) for block in blocks
+        ]
+
+
+def test_depth_stops_above_private_blocks() -> None:
+    """Private blocks stay frozen, whatever the method."""
+    slices = [("a", 1, 2), ("b", 2, 4)]
+    ringada = make_plan(slices, ["a"], every_steps=1, private_blocks=1)
+    assert [depth(ringada, step) for step in range(5)] == [1, 2, 3, 3, 3]
+    assert depth(make_plan(slices, ["a"], method="all", private_blocks=1), 0) == 3
+
+
+@pytest.mark.parametrize("method", ["all", "single"])
+def test_depth_of_the_other_methods_is_everything(method: str) -> None:
+    """Without unfreezing every block trains from step 0."""
+    plan = make_plan([("a", 0, 4)], ["a"], method=method)
+    assert (depth(plan, 0), lowest_trainable(plan, 0)) == (4, 0)
+
+
+def test_weight_version_counts_the_updates_of_a_block() -> None:
+    """A block that joins at step s has had step - s updates; the head is updated in every step."""
+    plan = make_plan(AB, ["a"], every_steps=2)
+    versions = {block: [weight_version(plan, block, step) for step in range(8)] for block in range(5)}
+    assert versions == {
+        0: [0, 0, 0, 0, 0, 0, 0, 1],
+        1: [0, 0, 0, 0, 0, 1, 2, 3],
+        2: [0, 0, 0, 1, 2, 3, 4, 5],
+        3: [0, 1, 2, 3, 4, 5, 6, 7],
+        4: [0, 1, 2, 3, 4, 5, 6, 7],
+    }
+
+
+def test_weight_version_counts_from_the_step_at_which_a_block_joins() -> None:
+    """Steps given by hand: block 2 joins at 1, block 1 at 4, block 0 never."""
+    plan = make_plan(AB, ["a"], unfreeze="at", unfreeze_at=(1, 4))
+    assert {block: [weight_version(plan, block, step) for step in range(7)] for block in range(4)} == {
+        0: [0, 0, 0, 0, 0, 0, 0],
+        1: [0, 0, 0, 0, 0, 1, 2],
+        2: [0, 0, 1, 2, 3, 4, 5],
+        3: [0, 1, 2, 3, 4, 5, 6],
+    }
+
+
+def test_weight_version_of_a_private_block_is_always_zero() -> None:
+    """A block that never trains never changes."""
+    plan = make_plan([("a", 2, 4)], ["c"], private_blocks=2, every_steps=1, num_steps=50)
+    assert first_trained_step(plan, 1) is None
+    assert [weight_version(plan, block, 49) for block in range(5)] == [0, 0, 48, 49, 49]
+
+
+def _train_items(plan: Plan) -> list[Item]:
+    return [item for turn in turn_sequence(plan) if turn.kind is StepKind.TRAIN for item in items(plan, turn)]
+
+
+def test_forward_version_of_pipeadapter_lags_by_what_is_in_flight() -> None:
+    """Three hosts, turns of 5 and 3 steps: the lowest lags by up to 2 steps, the top and the head never."""
+    slices = [("a", 0, 1), ("b", 1, 1), ("c", 1, 3), ("d", 3, 4)]
+    plan = make_plan(slices, ["a"], method="pipeadapter", num_steps=8, local_iterations=5)
+    versions = {block: [forward_version(plan, block, item) for item in _train_items(plan)] for block in range(5)}
+    assert versions == {
+        0: [0, 0, 0, 1, 2, 5, 5, 5],
+        1: [0, 0, 1, 2, 3, 5, 5, 6],
+        2: [0, 0, 1, 2, 3, 5, 5, 6],
+        3: [0, 1, 2, 3, 4, 5, 6, 7],
+        4: [0, 1, 2, 3, 4, 5, 6, 7],
+    }
+    awaited = {block: [awaited_forward(plan, block, item) for item in _train_items(plan)] for block in (0, 1, 3)}
+    assert awaited == {0: [2, 3, 4, 4, 4, 7, 7, 7], 1: [1, 2, 3, 4, 4, 6, 7, 7], 3: [0, 1, 2, 3, 4, 5, 6, 7]}
+    assert [warm_up(plan, block) for block in range(5)] == [3, 2, 2, 1, 1]
+
+
+def test_forward_version_of_pipeadapter_is_flushed_for_evaluations_and_checkpoints() -> None:
+    """What comes between turns sees every update; private blocks never change."""
+    slices = [("a", 1, 2), ("b", 2, 4)]
+    plan = make_plan(
+        slices, ["c"], method="pipeadapter", num_steps=3, local_iterations=3, private_blocks=1, checkpoint_every=1
+    )
+    between = [item for turn in turn_sequence(plan) for item in items(plan, turn) if turn.kind is not StepKind.TRAIN]
+    assert {item.kind for item in between} == {StepKind.CHECKPOINT, StepKind.EVALUATE}
+    for item in between:
+        assert [forward_version(plan, block, item) for block in range(5)] == [0, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_forward_version_of_the_other_methods_is_every_update(seed: int) -> None:
+    """Without staleness nothing waits for a later forward, and at most one item is in flight."""
+    plan = random_plan(random.Random(seed))
+    if plan.method == "pipeadapter":
+        plan = dataclasses.replace(plan, local_iterations=1)
+    for item in _train_items(plan):
+        for block in range(plan.num_blocks + 1):
+            assert forward_version(plan, block, item) == weight_version(plan, block, item.step)
+            assert (warm_up(plan, block), awaited_forward(plan, block, item)) == (1, item.step)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_weight_version_is_the_number_of_past_updates(seed: int) -> None:
+    """For any plan the closed form equals counting the updates that the lowering hands out."""
+    plan = random_plan(random.Random(seed))
+    counted = dict.fromkeys(range(plan.num_blocks + 1), 0)
+    for turn in turn_sequence(plan):
+        for item in items(plan, turn):
+            assert {block: weight_version(plan, block, item.step) for block in counted} == counted
+            for node in plan.nodes:
+                updates = [action for action in item_updates(plan, item, node) if action.op is Op.UPDATE]
+                for update in updates:
+                    for block in range(update.start, max(update.stop, update.start + 1)):
+                        counted[block] += 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "lowest"), [(StepKind.TRAIN, 3), (StepKind.EVALUATE, 4), (StepKind.SCORE, 0), (StepKind.MEASURE, 3)]
+)
+def test_lowest_with_graph_depends_on_the_kind(kind: StepKind, lowest: int) -> None:
+    """Evaluation keeps no graph; scoring keeps all of it; the rest as deep as the step trains."""
+    assert lowest_with_graph(make_plan(AB, ["a"]), kind, 0) == lowest
+
+
+# ---- the lowering --------------------------------------------------------------------------------
+
+
+def test_lower_stops_backward_at_lowest_unfrozen_block() -> None:
+    """No node below the lowest unfrozen block gets a gradient: the table in the module's docstring."""
+    assert _table(make_plan(AB, ["c"]), "c", StepKind.TRAIN, 0) == {
+        "a": "<h0@c f[0,1) f[1,2) >h2@b",
+        "b": "<h2@a f[2,3) F[3,4) >h4@c <g4@c B[3,4) U[3,4)",
+        "c": "E >h0@a <h4@b H >g4@b U[4,4)",
+    }
+
+
+def test_lower_passes_gradients_to_the_slice_that_holds_the_lowest() -> None:
+    """Two steps later block 2 trains, then block 1: the gradient crosses to node a and stops at its block."""
+    plan = make_plan(AB, ["c"], every_steps=2)
+    assert _table(plan, "c", StepKind.TRAIN, 2) == {
+        "a": "<h0@c f[0,1) f[1,2) >h2@b",
+        "b": "<h2@a F[2,4) >h4@c <g4@c B[2,4) U[2,4)",
+        "c": "E >h0@a <h4@b H >g4@b U[4,4)",
+    }
+    assert _table(plan, "c", StepKind.TRAIN, 4) == {
+        "a": "<h0@c f[0,1) F[1,2) >h2@b <g2@b B[1,2) U[1,2)",
+        "b": "<h2@a F[2,4) >h4@c <g4@c B[2,4) >g2@a U[2,4)",
+        "c": "E >h0@a <h4@b H >g4@b U[4,4)",
+    }
+
+
+def test_lower_of_evaluation_has_no_graph_and_no_gradient() -> None:
+    """Evaluation: frozen forwards block by block, then the head."""
+    assert _table(make_plan(AB, ["c"]), "c", StepKind.EVALUATE, 6) == {
+        "a": "<h0@c f[0,1) f[1,2) >h2@b",
+        "b": "<h2@a f[2,3) f[3,4) >h4@c",
+        "c": "E >h0@a <h4@b H",
+    }
+
+
+def test_lower_of_scoring_goes_all_the_way_without_update() -> None:
+    """Scores need the gradients of every block, and change nothing."""
+    assert _table(make_plan(AB, ["c"]), "c", StepKind.SCORE, 0) == {
+        "a": "<h0@c F[0,2) >h2@b <g2@b B[0,2)",
+        "b": "<h2@a F[2,4) >h4@c <g4@c B[2,4) >g2@a",
+        "c": "E >h0@a <h4@b H >g4@b",
+    }
+
+
+def test_lower_sends_nothing_to_itself_when_the_owner_hosts_the_bottom() -> None:
+    """The owner's own slice needs no message from its embedding."""
+    assert _table(make_plan(AB, ["a"]), "a", StepKind.TRAIN, 0) == {
+        "a": "E f[0,1) f[1,2) >h2@b <h4@b H >g4@b U[4,4)",
+        "b": "<h2@a f[2,3) F[3,4) >h4@a <g4@a B[3,4) U[3,4)",
+    }
+
+
+def test_lower_sends_nothing_to_itself_when_the_owner_hosts_the_top() -> None:
+    """The owner of the top slice runs head and backward in one stretch."""
+    assert _table(make_plan(AB, ["b"]), "b", StepKind.TRAIN, 0) == {
+        "a": "<h0@b f[0,1) f[1,2) >h2@b",
+        "b": "E >h0@a <h2@a f[2,3) F[3,4) H B[3,4) U[3,4) U[4,4)",
+    }
+
+
+def test_lower_on_one_node_is_plain_training() -> None:
+    """Method single: no message at all."""
+    plan = make_plan([("a", 0, 4)], ["a"], method="single")
+    assert _table(plan, "a", StepKind.TRAIN, 0) == {"a": "E F[0,4) H B[0,4) U[0,4) U[4,4)"}
+    assert links(plan) == frozenset()
+
+
+def test_lower_skips_empty_slices() -> None:
+    """A node without blocks is not on the way."""
+    plan = make_plan([("a", 0, 2), ("x", 2, 2), ("b", 2, 4)], ["a"])
+    assert _table(plan, "a", StepKind.TRAIN, 0) == {
+        "a": "E f[0,1) f[1,2) >h2@b <h4@b H >g4@b U[4,4)",
+        "b": "<h2@a f[2,3) F[3,4) >h4@a <g4@a B[3,4) U[3,4)",
+        "x": "",
+    }
+
+
+def test_lower_runs_private_blocks_at_the_owner() -> None:
+    """The first thing that leaves an owner has passed its private blocks; nothing comes back below them."""
+    plan = make_plan([("a", 1, 2), ("b", 2, 4)], ["c"], private_blocks=1, every_steps=1)
+    assert _table(plan, "c", StepKind.TRAIN, 5) == {
+        "a": "<h1@c F[1,2) >h2@b <g2@b B[1,2) U[1,2)",
+        "b": "<h2@a F[2,4) >h4@c <g4@c B[2,4) >g2@a U[2,4)",
+        "c": "E f[0,1) >h1@a <h4@b H >g4@b U[4,4)",
+    }
+
+
+def test_lower_merges_private_blocks_with_the_owners_own_slice() -> None:
+    """Private blocks below the owner's slice form one stretch with it."""
+    plan = make_plan([("a", 1, 2), ("b", 2, 4)], ["a"], private_blocks=1)
+    assert route(plan, "a") == (Segment("a", 0, 2), Segment("b", 2, 4))
+    assert _table(plan, "a", StepKind.TRAIN, 0) == {
+        "a": "E f[0,1) f[1,2) >h2@b <h4@b H >g4@b U[4,4)",
+        "b": "<h2@a f[2,3) F[3,4) >h4@a <g4@a B[3,4) U[3,4)",
+    }
+
+
+def test_lower_visits_an_owner_twice_when_its_slice_is_above_another() -> None:
+    """Private blocks first, another node, then the owner's own slice."""
+    plan = make_plan([("a", 1, 2), ("b", 2, 4)], ["b"], private_blocks=1, method="all")
+    assert _table(plan, "b", StepKind.TRAIN, 0) == {
+        "a": "<h1@b F[1,2) >h2@b <g2@b B[1,2) U[1,2)",
+        "b": "E f[0,1) >h1@a <h2@a F[2,4) H B[2,4) >g2@a U[2,4) U[4,4)",
+    }
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_lower_of_any_plan_is_one_path_through_the_model(seed: int) -> None:
+    """For any plan: sends meet receives, forwards cover all blocks once, backwards what kept a graph."""
+    rng = random.Random(seed)
+    plan = random_plan(rng)
+    kind = rng.choice(list(StepKind))
+    step = rng.randrange(plan.num_steps)
+    owner = rng.choice(plan.owners).node
+    lowest = lowest_with_graph(plan, kind, step)
+    table = lower(plan, owner, kind, lowest)
+    legs = [(node, leg) for node, parts in table.items() for leg in parts]
+    sent = sorted((leg.payload, leg.start, node, leg.peer) for node, leg in legs if leg.op is Op.SEND)
+    received = sorted((leg.payload, leg.start, leg.peer, node) for node, leg in legs if leg.op is Op.RECEIVE)
+    assert sent == received
+    assert all(source != target for _, _, source, target in sent)
+    assert {(source, target) for _, _, source, target in sent} <= links(plan)
+
+    def blocks(*ops: Op) -> list[int]:
+        return sorted(block for _, leg in legs if leg.op in ops for block in range(leg.start, leg.stop))
+
+    assert blocks(Op.FORWARD, Op.FORWARD_FREE) == list(range(plan.num_blocks))
+    assert blocks(Op.FORWARD) == blocks(Op.BACKWARD) == list(range(lowest, plan.num_blocks))
+    assert [node for node, leg in legs if leg.op in (Op.EMBED, Op.HEAD)] == [owner, owner]
+    lowest_gradient = min((boundary for payload, boundary, _, _ in sent if payload == Payload.GRAD), default=None)
+    assert lowest_gradient is None or lowest_gradient > lowest
+    for node, leg in legs:
+        if leg.op is Op.FORWARD_FREE and leg.start < plan.private_blocks:
+            assert node == owner
+
+
+# ---- items ---------------------------------------------------------------------------------------
+
+
+def test_item_legs_of_a_node_off_the_way_are_empty() -> None:
+    """A node that hosts nothing and does not own the item has nothing to do."""
+    plan = make_plan(AB, ["c", "d"])
+    item = Item(seq=0, kind=StepKind.TRAIN, step=0, owner="c", batch=0, rows=4, turn=0)
+    assert item_legs(plan, item, "d") == ()
+    assert item_updates(plan, item, "d") == ()
+    assert item_legs(plan, item, "c")[0] == Leg(Op.EMBED)
+
+
+def test_item_updates_are_bound_to_the_item() -> None:
+    """An update belongs to the whole item: micro is -1, and the head's range is [N, N)."""
+    plan = make_plan(AB, ["b"])
+    item = Item(seq=5, kind=StepKind.TRAIN, step=2, owner="b", batch=0, rows=4, turn=0)
+    assert item_updates(plan, item, "b") == (
+        Action(Op.UPDATE, 5, -1, 2, 4),
+        Action(Op.UPDATE, 5, -1, 4, 4),
+    )
+
+
+def test_leg_bind_keeps_everything_and_adds_item_and_microbatch() -> None:
+    """A bound leg is the action of one micro-batch."""
+    leg = Leg(Op.SEND, 2, 0, "b", Payload.HIDDEN)
+    assert leg.bind(7, 1) == Action(Op.SEND, 7, 1, 2, 0, "b", Payload.HIDDEN)
+
+
+def test_num_microbatches_of_a_short_evaluation_batch() -> None:
+    """A batch with fewer rows than micro-batches has as many as rows."""
+    plan = make_plan(AB, ["a"], batch_size=8, microbatches=4)
+    counts = [
+        num_microbatches(plan, Item(seq=0, kind=StepKind.EVALUATE, step=0, owner="a", batch=0, rows=rows, turn=0))
+        for rows in (8, 5, 3, 1)
+    ]
+    assert counts == [4, 4, 3, 1]
+
+
+def test_links_join_neighbours_owners_and_ends() -> None:
+    """Tensors go between neighbours and between owner and both ends; heads between owners; nothing else."""
+    plan = make_plan([("a", 0, 1), ("b", 1, 3), ("d", 3, 4)], ["c", "b"])
+    both = {("a", "b"), ("b", "d"), ("c", "a"), ("c", "d"), ("c", "b")}
+    assert links(plan) == both | {(target, source) for source, target in both}

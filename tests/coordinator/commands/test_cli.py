@@ -1,0 +1,184 @@
+"""The command line: help without delay, exit codes, machine-readable errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ringtune import cli
+from ringtune.errors import CapacityError, ConnectionFailedError, JobError, UsageError, all_errors
+
+REPOSITORY = Path(__file__).parents[3]
+COMMANDS = (
+    "coordinator",
+    "demo",
+    "doctor",
+    "eval",
+    "export",
+    "measure",
+    "node",
+    "nodes",
+    "plan",
+    "sim",
+    "status",
+    "train",
+    "what-if",
+)
+LIMIT_S = 60.0
+
+
+def ringtune(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user does."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
+    return subprocess.run(  # noqa: S603 - our own module
+        [sys.executable, "-m", "ringtune.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env=environment,
+        check=False,
+    )
+
+
+def test_cli_help_lists_every_command() -> None:
+    """The commands of all packages are there, each with a line."""
+    result = CliRunner().invoke(cli.app, ["--help"])
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        assert f" {command} " in result.output
+    assert "not installed" not in result.output
+
+
+def test_cli_help_tells_every_exit_code() -> None:
+    """Where a user looks first stands what each code means."""
+    output = CliRunner().invoke(cli.app, ["--help"], env={"COLUMNS": "200"}).output
+    told = output[output.index("Exit codes:") :]
+    for code in {0, cli.BUG_EXIT_CODE, 143} | {kind.exit_code for kind in all_errors()}:
+        assert re.search(rf"(: |; ){code} ", " ".join(told.split())), f"exit code {code} is not told"
+
+
+def test_cli_help_loads_nothing_heavy() -> None:
+    """Neither torch nor grpc is imported for the help; that is what keeps it below 0.3 s."""
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from ringtune import cli\n"
+        "CliRunner().invoke(cli.app, ['--help'])\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'torch', 'grpc', 'numpy', 'transformers'}))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
+    found = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=True
+    )
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_cli_every_command_has_help(command: str) -> None:
+    """Each command explains itself."""
+    result = CliRunner().invoke(cli.app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_cli_suggests_the_nearest_command() -> None:
+    """A misspelt command is a usage error that names the nearest one."""
+    result = ringtune("trian")
+    assert result.returncode == UsageError.exit_code
+    assert "train" in result.stderr
+
+
+def test_cli_error_has_one_line_and_its_exit_code(tmp_path: Path) -> None:
+    """No traceback: what is wrong, where, and the exit code of its class."""
+    result = ringtune("plan", str(tmp_path / "none.toml"))
+    assert result.returncode == JobError.exit_code
+    assert result.stderr.startswith("error: can't read the job file")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_cli_json_error_is_a_line_on_standard_output(tmp_path: Path) -> None:
+    """Machines get the class, the message and the exit code."""
+    result = ringtune("plan", str(tmp_path / "none.toml"), "--json")
+    line = json.loads(result.stdout)
+    assert (line["event"], line["error"], line["exit_code"]) == ("error", "JobError", JobError.exit_code)
+    assert "none.toml" in line["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "job.toml", "--sets", "3"),
+        ("plan", "job.toml", "--nodes", "x"),
+        ("trian",),
+        ("--bogus",),
+        ("--bogus", "plan", "job.toml"),
+    ],
+)
+def test_cli_wrong_options_are_errors_like_all_others(arguments: tuple[str, ...]) -> None:
+    """What the parser refuses has the same single line, exit code and line for machines, and says where the help is."""
+    result = ringtune(*arguments, "--json")
+    line = json.loads(result.stdout)
+    assert (result.returncode, line["error"], line["exit_code"]) == (2, "UsageError", UsageError.exit_code)
+    assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
+    assert "--help'" in line["message"]
+
+
+def test_cli_without_arguments_shows_its_help() -> None:
+    """Whoever types the bare name wants to know what there is."""
+    result = ringtune()
+    assert "Usage" in result.stdout
+    assert "error:" not in result.stderr
+
+
+def test_cli_needs_to_know_where_to_train(tmp_path: Path) -> None:
+    """Neither --local nor --coordinator, or both, is a usage error, and no folder is made."""
+    for extra in ([], ["--local", "2", "--coordinator", "127.0.0.1:7"]):
+        result = ringtune("train", "job.toml", "--out", str(tmp_path / "out"), *extra)
+        assert result.returncode == UsageError.exit_code
+        assert "give one of --local N and --coordinator" in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_cli_unknown_coordinator_is_an_error_within_seconds() -> None:
+    """Nobody listens there: exit code 3 after the connect deadline."""
+    began_s = time.monotonic()
+    result = ringtune("nodes", "--coordinator", "127.0.0.1:9")
+    assert result.returncode == ConnectionFailedError.exit_code
+    assert "no coordinator answers at 127.0.0.1:9" in result.stderr
+    assert time.monotonic() - began_s < 30
+
+
+def test_cli_refuses_more_local_nodes_than_memory(tmp_path: Path) -> None:
+    """A million nodes are refused before one is started."""
+    path = tmp_path / "job.toml"
+    path.write_text('[model]\npath = "m"\n[data]\ntrain = "train.csv"\n')
+    result = ringtune("train", str(path), "--local", "1000000", "--out", str(tmp_path / "out"))
+    assert result.returncode == CapacityError.exit_code
+    assert "1000000 local nodes need" in result.stderr
+
+
+def test_cli_explains_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command whose package is not installed is listed and says what to install."""
+    monkeypatch.setattr(cli, "command_targets", lambda: {"fly": "no_such_package.commands:app"})
+    app = typer.Typer(cls=cli.LazyGroup)
+    app.callback()(cli.options)
+    listed = CliRunner().invoke(app, ["--help"])
+    assert "no_such_package" in listed.output
+    result = CliRunner().invoke(app, ["fly", "--high"])
+    assert result.exit_code == 1
+    assert "pip install 'ringtune[node]'" in result.output
+
+
+def test_cli_finds_commands_of_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an installed distribution the entry points come from pyproject.toml."""
+    monkeypatch.setattr(cli, "entry_points", lambda group: ())
+    assert tuple(cli.command_targets()) == COMMANDS

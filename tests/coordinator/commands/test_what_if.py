@@ -1,0 +1,252 @@
+"""``ringtune what-if``: before and after, plans made anew, and sweeps that no number of workers changes."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.prediction import predict
+from tests.support.predictions import PLAN, PROFILE, ringtune, tiny_job, write_pair, write_run
+from tests.support.profiles import profile_of
+
+REPOSITORY = Path(__file__).parents[3]
+EXPECTED = predict(PLAN, PROFILE)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[str, ...]:
+    """The arguments that name plan and profile."""
+    plan, profile = write_pair(tmp_path / "in")
+    return (str(plan), "--profile", str(profile))
+
+
+def asked(*arguments: str | Path) -> dict[str, Any]:
+    """The JSON line of an answer."""
+    result = ringtune("what-if", *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    value: dict[str, Any] = json.loads(result.stdout)
+    return value
+
+
+def test_what_if_compares_before_and_after(pair: tuple[str, ...]) -> None:
+    """The plan as it is, with the change, and how many times as long it takes."""
+    value = asked(*pair, "--set", "bob.compute=0.5")
+    assert value["event"] == "what-if"
+    assert value["before"]["wall_s"] == EXPECTED.wall_s
+    assert value["after"]["wall_s"] > EXPECTED.wall_s
+    assert value["ratio"] == value["after"]["wall_s"] / EXPECTED.wall_s
+    assert value["after"]["plan_digest"] == PLAN.digest
+    assert value["before"]["rows_per_s"] == PLAN.batch_size * PLAN.num_steps / EXPECTED.wall_s
+
+
+def test_what_if_prints_tables_for_people(pair: tuple[str, ...]) -> None:
+    """Wall time, step, idle share and bytes; then every node."""
+    result = ringtune("what-if", *pair, "--set", "bob.compute=2", "--set", "link.*.*.rate=1e4")
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert lines[0].split() == ["before", "after", "ratio"]
+    assert [line.split("  ")[0] for line in lines[1:6]] == [
+        "wall time",
+        "a step",
+        "rows per second",
+        "hosts idle",
+        "sent",
+    ]
+    assert [line.split()[0] for line in lines[7:]] == ["node", "alice", "bob"]
+
+
+def test_what_if_takes_a_run_with_its_own_profile(tmp_path: Path) -> None:
+    """A folder has both."""
+    write_run(tmp_path / "run")
+    assert asked(tmp_path / "run", "--set", "microbatches=1")["before"]["wall_s"] == EXPECTED.wall_s
+
+
+def test_what_if_drops_a_node_without_planning_anew(pair: tuple[str, ...]) -> None:
+    """The host before it in the ring takes its blocks."""
+    value = asked(*pair, "--drop", "bob")
+    assert value["after"]["slices"] == {"alice": [0, 4]}
+    assert value["after"]["links"] == []
+
+
+def test_what_if_plans_anew_for_a_job(pair: tuple[str, ...], tmp_path: Path) -> None:
+    """An added node gets blocks; keys of the plan change the job."""
+    job = tmp_path / "job.toml"
+    job.write_text(tiny_job())
+    value = asked(
+        *pair, "--add", "carol", "--like", "bob", "--set", "carol.compute=4", "--set", "num_steps=6", "--replan", job
+    )
+    after = value["after"]
+    assert after["slices"]["carol"][1] > after["slices"]["carol"][0]
+    assert after["num_steps"] == 6
+    assert {node["node"] for node in after["nodes"]} >= {"alice", "bob", "carol"}
+    slow: tuple[str | Path, ...] = (
+        *pair,
+        "--add",
+        "carol",
+        "--like",
+        "bob",
+        "--set",
+        "carol.compute=1e-6",
+        "--replan",
+        job,
+    )
+    assert asked(*slow)["after"]["left_out"] == ["carol"]
+    assert ringtune("what-if", *slow).output.endswith("left out: carol\n")
+    dropped = asked(*pair, "--drop", "bob", "--replan", job)["after"]
+    assert dropped["slices"] == {"alice": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "exit_code"),
+    [
+        ([], "nothing changes; give --set, --sweep, --drop, --add or --replan", 2),
+        (["--set", "bob"], "'bob' is not KEY=VALUE", 2),
+        (["--set", "bobb.compute=2"], "no node 'bobb'; did you mean 'bob'?", 5),
+        (["--set", "bob.cmpute=2"], "unknown key 'cmpute'; did you mean 'compute'?", 5),
+        (["--set", "link.alice.bobb.rate=1"], "no link 'alice.bobb'; did you mean 'alice.bob'?", 5),
+        (["--set", "link.alice.bob.rate=-1"], "it has to be above 0", 5),
+        (["--set", "link.alice.bob.rate=nan"], "it has to be a finite number", 5),
+        (["--set", "bob.memory=100KiB"], "node bob needs ", 6),
+        (["--set", "microbatches=3.5"], "is no whole number", 5),
+        (["--set", "microbatches=9"], "9 micro-batches do not fit a batch of 4 rows", 5),
+        (["--drop", "carol"], "--drop carol: the profile has no such node", 5),
+        (["--drop", "alice", "--drop", "bob"], "--drop bob: it is the only owner of data", 5),
+        (["--add", "carol", "--like", "bob"], "--add carol: the plan has no blocks for it; give --replan JOB", 5),
+        (["--add", "carol"], "every --add NODE needs a --like NODE", 2),
+        (["--like", "bob", "--set", "bob.compute=2"], "every --add NODE needs a --like NODE", 2),
+        (["--set", "bob.compute=2", "--csv", "OUT.csv"], "--csv and --plot are for a --sweep", 2),
+        (["--sweep", "bob.compute=1,2", "--csv", "OUT.csv", "--backend", "spark"], "--backend 'spark' is not one", 2),
+        (["--sweep", "bob.compute=1,2", "--csv", "OUT.csv", "--jobs", "0"], "--jobs 0 has to be at least 1", 2),
+        (["--sweep", "bob.compute=1,-2", "--csv", "OUT.csv"], "--set bob.compute=-2: it has to be above 0", 5),
+        (["--sweep", "bobb.compute=1,2", "--csv", "OUT.csv"], "no node 'bobb'; did you mean 'bob'?", 5),
+        (["--sweep", "bob.compute=1:2", "--csv", "OUT.csv"], "'1:2' is not FROM:TO:COUNT", 2),
+        (["--sweep", "bob.compute=1,2", "--plot", "OUT.pdf"], "has to end in .png or .svg", 2),
+    ],
+)
+def test_what_if_refuses_what_makes_no_sense(
+    arguments: list[str], message: str, exit_code: int, pair: tuple[str, ...], tmp_path: Path
+) -> None:
+    """One line that says what, and nothing written."""
+    before = sorted(tmp_path.rglob("*"))
+    result = ringtune("what-if", *pair, *(text.replace("OUT", str(tmp_path / "out")) for text in arguments))
+    assert result.stdout == ""
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.exit_code == exit_code
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_if_refuses_a_bad_profile_as_sim_does(tmp_path: Path) -> None:
+    """The same checks stand before both commands."""
+    plan, profile = write_pair(tmp_path, profile=profile_of(PLAN, links={("alice", "bob"): (1e5, 0.0)}))
+    result = ringtune("what-if", plan, "--profile", profile, "--set", "bob.compute=2")
+    assert "the profile lacks link bob -> alice" in result.stderr
+    assert result.exit_code == 5
+
+
+# ---- sweeps ------------------------------------------------------------------------------------------
+
+GRID = ("--sweep", "bob.compute=0.5:2:4", "--sweep", "microbatches=1,2", "--jobs", "1")
+
+
+def test_sweep_has_a_cell_for_every_combination(pair: tuple[str, ...]) -> None:
+    """Each is the answer to its own question, with the axes beside it."""
+    value = asked(*pair, *GRID)
+    assert value["event"] == "sweep"
+    assert value["axes"] == {"bob.compute": ["0.5", "1", "1.5", "2"], "microbatches": ["1", "2"]}
+    assert [(cell["bob.compute"], cell["microbatches"]) for cell in value["cells"]] == [
+        (speed, parts) for speed in ("0.5", "1", "1.5", "2") for parts in ("1", "2")
+    ]
+    alone = asked(*pair, "--set", "bob.compute=1.5", "--set", "microbatches=1")["after"]
+    cell = value["cells"][4]
+    assert (cell["wall_s"], cell["rows_per_s"]) == (alone["wall_s"], alone["rows_per_s"])
+    assert (cell["fullest_node"], cell["fullest_share"]) == (alone["fullest_node"], alone["fullest_share"])
+    same = value["cells"][3]
+    assert (same["wall_s"], same["ratio"]) == (EXPECTED.wall_s, 1.0)
+
+
+def test_sweep_writes_what_it_prints_as_csv(pair: tuple[str, ...], tmp_path: Path) -> None:
+    """A line of titles and one for each cell; numbers to the last digit."""
+    value = asked(*pair, *GRID, "--csv", tmp_path / "sweep.csv")
+    with (tmp_path / "sweep.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [{**row, "wall_s": float(row["wall_s"])} for row in rows] == [
+        {key: text if key == "wall_s" else str(text) for key, text in cell.items()} for cell in value["cells"]
+    ]
+
+
+def test_sweep_shows_what_does_not_fit_as_a_result(pair: tuple[str, ...]) -> None:
+    """A budget that is too small is an answer of a sweep, with its reason, and does not end it."""
+    cells = asked(*pair, "--sweep", "bob.memory=100KiB,1GiB", "--jobs", "1")["cells"]
+    assert (cells[0]["wall_s"], cells[0]["ratio"]) == (None, None)
+    assert cells[0]["error"].startswith("node bob needs ")
+    assert (cells[1]["wall_s"], cells[1]["error"]) == (EXPECTED.wall_s, "")
+    text = ringtune("what-if", *pair, "--sweep", "bob.memory=100KiB,1GiB", "--jobs", "1").output
+    assert "node bob needs" in text
+
+
+def test_sweep_is_the_same_for_any_number_of_workers(pair: tuple[str, ...], tmp_path: Path) -> None:
+    """One process or three: the very same CSV."""
+    files = []
+    for jobs in ("1", "3"):
+        file = tmp_path / f"{jobs}.csv"
+        command = [sys.executable, "-m", "ringtune.cli", "what-if", *pair, *GRID[:-1], jobs, "--csv", str(file)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
+        subprocess.run(command, check=True, env=environment, capture_output=True, timeout=60)  # noqa: S603 - our own
+        files.append(file.read_text())
+    assert files[0] == files[1]
+    assert files[0].count("\n") == 1 + 8
+
+
+def test_sweep_plans_every_cell_anew(pair: tuple[str, ...], tmp_path: Path) -> None:
+    """With a job, a faster node may get other blocks in each cell."""
+    job = tmp_path / "job.toml"
+    job.write_text(tiny_job())
+    cells = asked(*pair, "--sweep", "bob.compute=0.1,1,10", "--replan", job, "--jobs", "1")["cells"]
+    assert all(cell["error"] == "" for cell in cells)
+    kept = asked(*pair, "--sweep", "bob.compute=0.1,1,10", "--set", "num_steps=8", "--jobs", "1")["cells"]
+    assert cells[0]["wall_s"] < kept[0]["wall_s"]
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_sweep_draws_a_picture(ending: str, pair: tuple[str, ...], tmp_path: Path) -> None:
+    """In both formats, the same bytes each time; categories are no numbers."""
+    pytest.importorskip("matplotlib")
+    pictures = []
+    for name in ("a", "b"):
+        file = tmp_path / f"{name}.{ending}"
+        asked(*pair, "--sweep", "wire_dtype=float32,int8", "--sweep", "bob.compute=1,2", "--jobs", "1", "--plot", file)
+        pictures.append(file.read_bytes())
+    assert pictures[0].startswith(b"\x89PNG" if ending == "png" else b"<?xml")
+    assert pictures[0] == pictures[1]
+    if ending == "svg":
+        text = pictures[0].decode()
+        for word in ("wire_dtype", "float32", "int8", "bob.compute = 2", "as it is"):
+            assert word in text
+
+
+def test_sweep_names_the_extra_for_pictures(
+    pair: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is computed."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = ringtune("what-if", *pair, *GRID, "--plot", tmp_path / "a.png", "--csv", tmp_path / "a.csv")
+    assert "--plot needs the package 'matplotlib'; pip install 'ringtune[plots]'" in result.stderr
+    assert result.exit_code == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+
+
+def test_what_if_sees_a_plan_that_is_not_the_profiles(tmp_path: Path) -> None:
+    """A plan of longer rows was not measured."""
+    plan, profile = write_pair(tmp_path, plan=dataclasses.replace(PLAN, max_length=64))
+    result = ringtune("what-if", plan, "--profile", profile, "--set", "bob.compute=2")
+    assert "was profiled with tokens 8, the job has 64" in result.stderr
+    assert result.exit_code == 5

@@ -1,0 +1,97 @@
+"""Where a run stands, read off its events and asked for over a call."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from coordinator.drive.status_board import StatusBoard
+from coordinator.screen.progress import SilentProgress
+from coordinator.screen.status_text import status_json, status_lines
+from coordinator.submit.client import Client
+from ringtune import __version__
+from ringtune.v1 import control_pb2
+from tests.support.fake_agents import Cluster, job
+
+
+class Clock:
+    """A clock that stands until it is set."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now_s
+
+
+def step(**changes: Any) -> control_pb2.RunEvent:
+    """An item that is through."""
+    values = {"kind": "train", "step": 4, "round": 1, "initiator": "a", "depth": 2, "loss": 0.25, **changes}
+    return control_pb2.RunEvent(step_json=json.dumps(values))
+
+
+def test_run_status_follows_the_events() -> None:
+    """Phase, figures and times are the latest ones."""
+    clock = Clock()
+    board = StatusBoard("r1", clock=clock)
+    clock.now_s = 103.0
+    board.take(control_pb2.RunEvent(state="training"))
+    board.take(control_pb2.RunEvent(plan_json='{"num_steps": 8}'))
+    board.take(step())
+    clock.now_s = 105.0
+    found = board.read()
+    assert (found.phase, found.phase_s, found.run_s, found.is_over) == ("training", 2.0, 5.0, False)
+    assert (found.steps_done, found.num_steps, found.round, found.initiator) == (5, 8, 1, "a")
+    assert (found.depth, found.loss) == (2, 0.25)
+
+
+def test_run_status_without_figures_says_so() -> None:
+    """Before the first step there is no loss, not a loss of 0; one that is not finite changes nothing."""
+    board = StatusBoard("r1")
+    assert not board.read().HasField("loss")
+    board.take(step(loss=None))
+    assert not board.read().HasField("loss")
+    assert board.read().steps_done == 5
+
+
+def test_run_status_stops_the_clock_at_the_end() -> None:
+    """A failed run keeps its reason and its length."""
+    clock = Clock()
+    board = StatusBoard("r1", clock=clock)
+    clock.now_s = 104.0
+    board.take(control_pb2.RunEvent(failure=control_pb2.RunFailure(error="PeerLostError", message="node b is lost")))
+    clock.now_s = 150.0
+    found = board.read()
+    assert (found.is_over, found.phase, found.run_s, found.phase_s) == (True, "failed", 4.0, 46.0)
+    status = control_pb2.StatusReply(run=found)
+    assert status_lines(status)[:2] == [
+        "run r1: failed 46.0 s ago, after 4.0 s; nothing is driven now",
+        "error: node b is lost",
+    ]
+
+
+def test_run_status_is_answered_by_a_coordinator() -> None:
+    """Nothing yet, then the run that was; nodes with their state beside it."""
+    with Cluster("a", "b") as cluster, Client(cluster.server.address) as client:
+        before = client.status()
+        assert (before.version, before.HasField("run")) == (__version__, False)
+        assert status_lines(before)[0] == "no run yet"
+        client.run(job(), progress=SilentProgress(), folder=None)
+        value = json.loads(status_json(client.status()))
+    run = value["run"]
+    assert (run["phase"], run["is_over"], run["message"]) == ("done", True, "")
+    assert (run["steps_done"], run["num_steps"]) == (8, 8)
+    assert run["loss"] == 0.5
+    assert [(node["node"], node["state"]) for node in value["nodes"]] == [("a", "idle"), ("b", "idle")]
+
+
+def test_run_status_shows_a_run_under_way() -> None:
+    """While nodes work, they are running, and the phase is told."""
+    hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
+    with Cluster("a", agents={"a": hold}) as cluster, Client(cluster.server.address) as client:
+        cluster.server.coordinator.run(job(), plan_only=False, num_nodes=1, join_s=5.0)
+        assert cluster.agents["a"].granted.wait(5)
+        found = client.status()
+    assert (found.run.phase, found.run.is_over) == ("training", False)
+    assert found.nodes[0].state == "running"
+    assert status_lines(found)[0].startswith(f"run {found.run.run_id}: training for")

@@ -1,0 +1,171 @@
+"""Export a run's adapter: whole, checked, and without anything local."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy
+import pytest
+from safetensors.numpy import load, save
+
+from coordinator.export.export import export_run
+from ringtune.errors import IntegrityError, RingTuneError, UsageError
+from tests.support.saved_runs import write_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder."""
+    return write_run(tmp_path / "secret-place" / "run")
+
+
+def test_export_has_adapter_and_card(run: Path, tmp_path: Path) -> None:
+    """Five files; tensors byte for byte; the digests are those of the files."""
+    digests = export_run(run, tmp_path / "out")
+    assert {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (tmp_path / "out").iterdir()
+    } == digests
+    assert sorted(digests) == [
+        "README.md",
+        "adapter.safetensors",
+        "adapter_config.json",
+        "head_config.json",
+        "model_head.safetensors",
+    ]
+    for name in ("adapter.safetensors", "model_head.safetensors"):
+        assert (tmp_path / "out" / name).read_bytes() == (run / "adapter" / name).read_bytes()
+    assert not (tmp_path / "out.part").exists()
+
+
+def test_export_card_says_what_it_is_and_not_who(run: Path, tmp_path: Path) -> None:
+    """Base model, task, labels, steps, seed, owner count, versions and figures; no node name, no path."""
+    digests = export_run(run, tmp_path / "out", base_model="acme/tiny")
+    card = (tmp_path / "out/README.md").read_text()
+    for line in (
+        'base_model: "acme/tiny"',
+        "| task | sequence-classification |",
+        "| labels | neg, pos |",
+        "| steps | 8 |",
+        "| seed | 0 |",
+        "| data owners | 2 |",
+        "| RingTune | 0.1.0 |",
+        "| library | adapters.1.3.0 |",
+        "| accuracy | 0.8 |",
+        "| count | 5 |",
+        f"| `adapter.safetensors` | `{digests['adapter.safetensors']}` |",
+    ):
+        assert line in card.splitlines()
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "out").iterdir())
+    for private in (b"alice", b"bob", b"carol", b"secret-place", str(tmp_path).encode()):
+        assert private not in everything
+    assert json.loads((tmp_path / "out/adapter_config.json").read_text())["model_name"] == "acme/tiny"
+
+
+def test_export_card_of_a_run_that_was_not_evaluated(run: Path, tmp_path: Path) -> None:
+    """No figure is made up."""
+    (run / "report.json").write_text(json.dumps({"steps": 8, "eval": {"count": 0, "loss": None, "accuracy": None}}))
+    export_run(run, tmp_path / "out")
+    assert "It was not evaluated" in (tmp_path / "out/README.md").read_text()
+
+
+def _truncate(run: Path) -> None:
+    path = run / "adapter/adapter.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _drop_a_block(run: Path) -> None:
+    _change(run, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".layer.2." in name])
+
+
+def _drop_a_tensor(run: Path) -> None:
+    _change(run, lambda tensors: tensors.pop("bert.encoder.layer.1.output.adapters.ringtune.adapter_up.weight"))
+
+
+def _add_a_block(run: Path) -> None:
+    def add(tensors: dict[str, numpy.ndarray]) -> None:
+        for name in [name for name in tensors if ".layer.3." in name]:
+            tensors[name.replace(".layer.3.", ".layer.9.")] = tensors[name]
+
+    _change(run, add)
+
+
+def _add_a_stranger(run: Path) -> None:
+    _change(run, lambda tensors: tensors.update({"embeddings": numpy.ones(1)}))
+
+
+def _change(run: Path, change: Callable[[dict[str, numpy.ndarray]], object]) -> None:
+    path = run / "adapter/adapter.safetensors"
+    tensors = load(path.read_bytes())
+    change(tensors)
+    path.write_bytes(save(tensors))
+
+
+def _swap_labels(run: Path) -> None:
+    (run / "adapter/head_config.json").write_text('{"config": {"label2id": {"neg": 1, "pos": 0}}}')
+
+
+def _narrow_head(run: Path) -> None:
+    (run / "adapter/model_head.safetensors").write_bytes(save({"heads.ringtune.1.weight": numpy.ones((3, 8))}))
+
+
+def _leak(run: Path) -> None:
+    config = json.loads((run / "adapter/adapter_config.json").read_text())
+    (run / "adapter/adapter_config.json").write_text(json.dumps({**config, "base": "/srv/carol/models/tiny"}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_truncate, "damaged or no safetensors file"),
+        (_drop_a_block, r"lacks output\.adapters\.ringtune\.adapter_down\.0\.weight of block 2"),
+        (_drop_a_tensor, r"lacks output\.adapters\.ringtune\.adapter_up\.weight of block 1"),
+        (_add_a_block, r"blocks \[0, 1, 2, 3, 9\], the model has 4"),
+        (_add_a_stranger, "embeddings, which belongs to no block"),
+        (_swap_labels, "it mixes runs"),
+        (_narrow_head, "no output of 2 classes"),
+        (_leak, r"adapter_config\.json names the local path /srv/carol"),
+    ],
+)
+def test_export_refuses_what_would_not_load_or_would_tell(
+    run: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    """What is wrong is named, and nothing is written."""
+    damage(run)
+    with pytest.raises(IntegrityError, match=message):
+        export_run(run, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["secret-place"]
+
+
+def test_export_of_an_adapter_for_some_blocks(run: Path, tmp_path: Path) -> None:
+    """A configuration that leaves blocks out has no tensors there."""
+    _drop_a_block(run)
+    config = json.loads((run / "adapter/adapter_config.json").read_text())
+    (run / "adapter/adapter_config.json").write_text(json.dumps({**config, "config": {"leave_out": [2]}}))
+    assert export_run(run, tmp_path / "out")
+
+
+def test_export_keeps_what_is_there(run: Path, tmp_path: Path) -> None:
+    """A folder with something in it is never written to; an empty one is used."""
+    (tmp_path / "out").mkdir()
+    export_run(run, tmp_path / "out")
+    before = (tmp_path / "out/README.md").read_bytes()
+    with pytest.raises(UsageError, match="is there already"):
+        export_run(run, tmp_path / "out", base_model="acme/other")
+    assert (tmp_path / "out/README.md").read_bytes() == before
+
+
+@pytest.mark.parametrize("base_model", ["/models/tiny", "a/b/c", "../tiny", "a b"])
+def test_export_refuses_a_path_as_the_base_model(run: Path, tmp_path: Path, base_model: str) -> None:
+    """The id of a model is a name, with its owner's at most."""
+    with pytest.raises(UsageError, match="is no model id"):
+        export_run(run, tmp_path / "out", base_model=base_model)
+
+
+def test_export_that_cannot_be_written_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    """A file where the folder should go: an error that says so."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RingTuneError, match="can't write"):
+        export_run(run, tmp_path / "file" / "out")

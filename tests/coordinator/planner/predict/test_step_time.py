@@ -1,0 +1,128 @@
+"""The formula for the time of a step against the engines on the virtual clock."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from coordinator.planner.choose import plan_of
+from coordinator.planner.predict.judge import simulated_job_s, simulated_step_s
+from coordinator.planner.predict.ring_costs import (
+    RingCosts,
+    ring_costs,
+    steps_by_depth,
+    with_fewer_depths,
+    with_mean_owner,
+)
+from coordinator.planner.predict.step_time import Ring, job_s, step_times
+from ringtune.costs.profile import Profile
+from ringtune.schedule.plan import Plan
+from tests.support.planner_rings import class_ring, device, draft_for, random_counts, random_kinds
+
+
+def random_case(rng: random.Random) -> tuple[Profile, Plan, RingCosts, Ring]:
+    """Any small ring: 1 to 5 nodes of any class, some of them left out, with or without links."""
+    num_nodes = rng.randint(1, 5)
+    num_blocks = rng.randint(max(3, num_nodes), 10)
+    kinds = random_kinds(rng, num_nodes)
+    profile = class_ring(rng, kinds, num_blocks=num_blocks, owners=rng.choice([0, 1]), with_links=rng.random() < 0.7)
+    draft = draft_for(profile, microbatches=rng.choice([1, 2, 4, 8]))
+    costs = ring_costs(draft, profile, optimizer="adamw")
+    hosts = rng.sample(range(num_nodes), rng.randint(1, num_nodes))
+    ring = Ring(nodes=tuple(hosts), counts=random_counts(rng, num_blocks, len(hosts)))
+    return profile, draft, costs, ring
+
+
+def test_step_time_is_near_the_simulated_steady_state() -> None:
+    """Over 100 random (ring, depth): half are within 1 %, nine of ten within 8 %, and all within 25 %."""
+    rng, errors = random.Random(11), []
+    for _ in range(34):
+        profile, draft, costs, ring = random_case(rng)
+        plan = plan_of(draft, costs, ring)
+        predicted = step_times(costs, ring)
+        micro = costs.num_micro
+        for depth in sorted({1, (1 + costs.stop) // 2, costs.stop}):
+            simulated = [
+                simulated_step_s(
+                    plan,
+                    profile,
+                    depth,
+                    optimizer="adamw",
+                    owner=owner.node,
+                    warm_up=max(4, 24 // micro),
+                    measured=max(6, 24 // micro),
+                )
+                for owner in plan.owners
+            ]
+            errors.append(abs(predicted[depth] / statistics.mean(simulated) - 1))
+    errors.sort()
+    assert len(errors) >= 90
+    assert errors[len(errors) // 2] < 0.01
+    assert errors[9 * len(errors) // 10] < 0.08
+    assert errors[-1] < 0.25
+
+
+def test_step_time_ranks_rings_like_the_simulator() -> None:
+    """Of 12 random rings of the same nodes the formula's best takes at most 3 % longer than the simulator's best."""
+    for seed in range(3):
+        rng = random.Random(seed)
+        profile = class_ring(rng, ["laptop", "jetson", "pi", "laptop"], num_blocks=8, owners=1)
+        draft = draft_for(profile, num_steps=320, every_steps=20)
+        costs = ring_costs(draft, profile, optimizer="adamw")
+        found = []
+        for _ in range(12):
+            hosts = rng.sample(range(4), rng.randint(1, 4))
+            ring = Ring(nodes=tuple(hosts), counts=random_counts(rng, 8, len(hosts)))
+            plan = plan_of(draft, costs, ring)
+            seconds = simulated_job_s(plan, profile, costs, ring, optimizer="adamw", most_actions=30_000)
+            assert seconds is not None
+            found.append((job_s(costs, ring), seconds))
+        assert min(found)[1] <= 1.03 * min(seconds for _, seconds in found)
+
+
+def test_step_time_of_one_node_is_its_work() -> None:
+    """Alone nothing waits: the sum of all actions of a step, whatever the depth."""
+    profile = Profile(nodes=(device("a", num_blocks=3, block_s=0.1, tokens=64),))
+    draft = draft_for(profile, microbatches=2, num_steps=30, every_steps=10)
+    costs = ring_costs(draft, profile, optimizer="adamw")
+    times = step_times(costs, Ring(nodes=(0,), counts=(3,)))
+    embed, head, head_update, forward, update = 0.005, 0.01, 0.003, 0.1, 0.003
+    lowest, above = 0.105 + 0.05, 0.11 + 0.12
+    for depth, trained in ((1, lowest), (2, lowest + above), (3, lowest + 2 * above)):
+        work = 2 * (embed + head + (3 - depth) * forward + trained) + depth * update + head_update
+        assert times[depth] == pytest.approx(work)
+
+
+def test_step_time_of_pipeadapter_is_the_busiest_node_and_a_drain_a_turn() -> None:
+    """1F1B overlaps batches: a step takes the busiest node's work, and a turn one critical path more."""
+    nodes = tuple(device(name, num_blocks=4, block_s=0.1, tokens=64, rows=rows) for name, rows in (("a", 9), ("b", 0)))
+    ring = Ring(nodes=(0, 1), counts=(2, 2))
+    stale = ring_costs(draft_for(Profile(nodes=nodes), method="pipeadapter"), Profile(nodes=nodes), optimizer="sgd")
+    fresh = ring_costs(draft_for(Profile(nodes=nodes), method="all"), Profile(nodes=nodes), optimizer="sgd")
+    critical = step_times(fresh, ring)[4]
+    plan = plan_of(draft_for(Profile(nodes=nodes), method="pipeadapter"), stale, ring)
+    simulated = simulated_step_s(plan, Profile(nodes=nodes), 4, optimizer="sgd", owner="a")
+    assert step_times(stale, ring)[4] == pytest.approx(simulated, rel=0.05)
+    assert step_times(stale, ring)[4] < critical
+
+
+def test_steps_by_depth_are_those_of_the_schedule() -> None:
+    """40 steps a depth, the rest at the last one; plain training has one depth; an evaluation counts as one step."""
+    profile = Profile(nodes=(device("a", num_blocks=3),))
+    assert steps_by_depth(draft_for(profile, num_steps=100)) == (0, 40, 40, 20)
+    assert steps_by_depth(draft_for(profile, num_steps=100, method="all")) == (0, 0, 0, 100)
+    assert steps_by_depth(draft_for(profile, num_steps=0)) == (0, 1, 0, 0)
+
+
+def test_coarser_costs_keep_steps_and_are_near() -> None:
+    """Fewer depths and one mean owner: the same number of steps, and nearly the same time."""
+    rng = random.Random(4)
+    profile = class_ring(rng, random_kinds(rng, 6), num_blocks=24)
+    costs = ring_costs(draft_for(profile, num_steps=1200), profile, optimizer="adamw")
+    coarse = with_mean_owner(with_fewer_depths(costs, 8))
+    assert sum(coarse.steps_at) == 1200
+    assert len(coarse.depths) == 8
+    ring = Ring(nodes=(3, 1, 5), counts=(8, 9, 7))
+    assert job_s(coarse, ring) == pytest.approx(job_s(costs, ring), rel=0.1)

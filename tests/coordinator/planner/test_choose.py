@@ -1,0 +1,248 @@
+"""The planner's decisions from a profile, its reasons, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from coordinator.commands.plan import app
+from coordinator.planner.choose import Effort
+from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.make_plan import Planned, check_inputs, make_plan
+from coordinator.planner.options import microbatch_choices, wire_choices
+from ringtune.costs.profile import LinkFacts, Profile, Shape
+from ringtune.errors import InvalidInputError, PlanError, UsageError
+from ringtune.jobs.job import Job, parse_job
+from ringtune.schedule.plan import Plan
+from sim.prediction import predict
+from tests.support.planner_rings import MIB, TOKENS, class_ring, device
+
+JOB = f"""
+[model]
+path = "there-is-no-model"
+[data]
+labels = ["neg", "pos"]
+[train]
+batch_size = 16
+microbatches = 4
+max_length = {TOKENS}
+max_steps = 320
+[unfreeze]
+every_steps = 20
+"""
+KINDS = ("laptop", "pi", "jetson", "laptop")
+QUICK = Effort(evaluations=3000, judged_actions=20_000, now_s=lambda: 0.0)
+
+
+def wanted(**changes: object) -> Job:
+    """The job; keys with ``__`` for the dot."""
+    return parse_job(JOB, source="test").with_overrides(
+        {key.replace("__", "."): value for key, value in changes.items()}
+    )
+
+
+def ring(seed: int = 0, kinds: tuple[str, ...] = KINDS, **options: Any) -> Profile:
+    """Four devices with links, 8 blocks."""
+    return class_ring(random.Random(seed), kinds, num_blocks=8, **options)
+
+
+def planned(job: Job, profile: Profile, **options: Any) -> Planned:
+    """What the planner decides, without a clock."""
+    return make_plan(job, profile.by_name, links=profile.links, effort=QUICK, **options)
+
+
+def test_choice_leaves_a_slow_node_out_that_still_owns_data() -> None:
+    """A Pi that is some twenty times slower hosts nothing; it has its turns all the same."""
+    plan = planned(wanted(), ring()).plan
+    assert "n01-pi" not in {piece.node for piece in plan.slices}
+    assert plan.owner("n01-pi") is not None
+
+
+def test_choice_is_the_same_for_the_same_profile() -> None:
+    """Twice the same plan, digest and all, whatever the order of nodes and links in the profile."""
+    profile = ring()
+    turned = Profile(nodes=profile.nodes, links=profile.links[::-1])
+    assert planned(wanted(), profile).plan.digest == planned(wanted(), turned).plan.digest
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_choice_never_exceeds_a_budget(seed: int) -> None:
+    """With room for little more than two blocks each, the plan fits every node after rounding."""
+    rng = random.Random(seed)
+    nodes = tuple(
+        dataclasses.replace(node, memory_bytes=round(rng.uniform(330, 420) * MIB))
+        for node in ring(seed, ("laptop", "jetson", "laptop", "jetson", "laptop")).nodes
+    )
+    made = planned(
+        wanted(), Profile(nodes=nodes, links=ring(seed, ("laptop", "jetson", "laptop", "jetson", "laptop")).links)
+    )
+    budgets = {node.node: node.memory_bytes for node in nodes}
+    assert all(needed <= budgets[name] for name, needed in made.memory_bytes.items())
+    assert len(made.plan.slices) >= 3
+
+
+def test_choice_beats_even_slices_on_the_simulator() -> None:
+    """On the virtual clock the plan of four unequal devices takes at most half as long as even slices."""
+    profile = ring()
+    made = planned(wanted(train__max_steps=80, unfreeze__every_steps=10), profile).plan
+    names = [node.node for node in profile.nodes]
+    slices = tuple(
+        dataclasses.replace(made.slices[0], node=name, start=2 * index, stop=2 * index + 2)
+        for index, name in enumerate(names)
+    )
+    even = dataclasses.replace(made, phases=(dataclasses.replace(made.phases[0], slices=slices),))
+    assert predict(made, profile).train_s < 0.5 * predict(even, profile).train_s
+
+
+def test_choice_takes_the_number_of_microbatches_that_the_simulator_prefers() -> None:
+    """More micro-batches fill a ring of equal nodes without links better than one."""
+    nodes = tuple(device(name, num_blocks=8, tokens=TOKENS, rows=100 if name == "a" else 0) for name in "abcd")
+    one = planned(wanted(train__microbatches=1), Profile(nodes=nodes)).choice
+    best = planned(wanted(train__microbatches=1), Profile(nodes=nodes), microbatches=(1, 2, 4, 8))
+    assert best.plan.microbatches > 1
+    assert best.choice is not None and one is not None
+    assert best.choice.best.job_s < one.best.job_s
+
+
+def test_choice_takes_the_smaller_wire_type_where_links_are_slow() -> None:
+    """If it may, it halves the bytes."""
+    assert planned(wanted(), ring(), wire_dtypes=("float32", "bfloat16")).plan.wire_dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("method", ["all", "single", "pipeadapter"])
+def test_choice_plans_every_method(method: str) -> None:
+    """Single takes one node; the others take what fits."""
+    plan = planned(wanted(train__method=method), ring()).plan
+    assert (len(plan.slices) == 1) or method != "single"
+    assert plan.method == method
+
+
+def test_explanation_names_nodes_depths_total_and_second() -> None:
+    """Every node has blocks or a reason, every depth its steps, and the second plan is another one."""
+    made = planned(wanted(), ring())
+    assert made.choice is not None
+    why = explain(made.choice, relative=False)
+    assert [node.node for node in why.nodes][: len(made.plan.slices)] == [piece.node for piece in made.plan.slices]
+    reasons = {node.node: node.reason for node in why.nodes}
+    assert "longer with it" in reasons["n01-pi"]
+    assert sum(each.steps for each in why.depths) == 320
+    assert sum(each.steps * each.step_s for each in why.depths) == pytest.approx(why.job_s)
+    assert why.second is not None
+    assert why.second.slices != tuple((piece.node, piece.start, piece.stop) for piece in made.plan.slices)
+    text = "\n".join(explanation_text(why))
+    assert "second best: " in text and "depth 8: 180 steps" in text
+    assert json.loads(json.dumps(why.to_json()))["initiators"] == [owner.node for owner in made.plan.owners]
+
+
+def test_explanation_of_a_node_without_room_has_both_numbers() -> None:
+    """A node that can't host one block is left out for its memory."""
+    profile = ring(owners=1)
+    small = tuple(
+        dataclasses.replace(node, memory_bytes=MIB) if node.node == "n02-jetson" else node for node in profile.nodes
+    )
+    made = planned(wanted(), Profile(nodes=small, links=profile.links))
+    assert made.choice is not None
+    reasons = {node.node: node.reason for node in explain(made.choice, relative=False).nodes}
+    assert reasons["n02-jetson"].startswith("no room: one block needs ")
+    assert reasons["n02-jetson"].endswith(" it has 1.0 MiB")
+
+
+def test_choice_refuses_a_missing_link() -> None:
+    """Where links count, each has to be there; the error names it."""
+    profile = ring()
+    with pytest.raises(PlanError, match="lacks link n00-laptop -> n01-pi"):
+        planned(wanted(), Profile(nodes=profile.nodes, links=profile.links[1:]))
+
+
+def test_inputs_of_another_model_or_shape_are_refused() -> None:
+    """Two models in a profile, and timings of another length."""
+    nodes = list(ring().nodes)
+    other = dataclasses.replace(nodes[1], model=dataclasses.replace(nodes[1].model, digest="cd" * 32))
+    with pytest.raises(InvalidInputError, match="different models"):
+        check_inputs(wanted(), Profile(nodes=(nodes[0], other)))
+    long = dataclasses.replace(nodes[1], shape=Shape(rows=8, tokens=128))
+    with pytest.raises(PlanError, match=r"node n01-pi was profiled with tokens 128, the job has 64"):
+        check_inputs(wanted(), Profile(nodes=(nodes[0], long)))
+    with pytest.raises(InvalidInputError, match="rate_bytes_per_s is nan"):
+        LinkFacts(source="a", target="b", rate_bytes_per_s=float("nan"), latency_s=0.0)
+
+
+def test_options_name_what_they_refuse() -> None:
+    """Numbers within the batch, known types; auto is every power of two that fits."""
+    assert microbatch_choices("auto", 6) == (1, 2, 4)
+    assert microbatch_choices("4,1,4", 16) == (1, 4)
+    assert microbatch_choices("", 16) == ()
+    assert wire_choices("float32, int8") == ("float32", "int8")
+    for text in ("x", "0", "17", "1,"):
+        with pytest.raises(UsageError, match="--microbatches"):
+            microbatch_choices(text, 16)
+    with pytest.raises(UsageError, match="--wire 'half'"):
+        wire_choices("half")
+
+
+def run(tmp_path: Path, profile: Any, *options: str) -> Result:
+    """``ringtune plan JOB --profile FILE``."""
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
+    return CliRunner().invoke(
+        app, [str(tmp_path / "job.toml"), "--profile", str(tmp_path / "profile.json"), *options], catch_exceptions=True
+    )
+
+
+def test_command_plans_from_a_profile_and_explains(tmp_path: Path) -> None:
+    """Text for people; one JSON line whose plan reads back, with the reasons beside it."""
+    text = run(tmp_path, ring().to_json(), "--explain").output
+    assert "measured nodes" in text and "second best" in text and "actions from step 0" in text
+    value = json.loads(run(tmp_path, ring().to_json(), "--explain", "--json").output)
+    assert Plan.from_json(value["plan"]).num_blocks == 8
+    assert value["explanation"]["depths"][0]["steps"] == 20
+    assert value["explanation"]["nodes"][0]["budget_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nodes": [], "links": []}, "the profile has no node"),
+        ({"links": [{"source": "x"}]}, "links"),
+        ({"schema": 1}, "schema 1 is not 2"),
+    ],
+)
+def test_command_refuses_a_bad_profile_in_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    """The error says what is wrong; nothing is written."""
+    found = run(tmp_path, {**ring().to_json(), **change})
+    assert isinstance(found.exception, InvalidInputError)
+    assert message in str(found.exception)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.toml", "profile.json"]
+
+
+def test_command_refuses_a_rate_that_is_no_number(tmp_path: Path) -> None:
+    """NaN and negative rates are named with their link."""
+    value: Any = ring().to_json()
+    value["links"][0]["rate_bytes_per_s"] = -1.0
+    assert "rate_bytes_per_s is -1.0" in str(run(tmp_path, value).exception)
+    value["links"][0]["rate_bytes_per_s"] = float("nan")
+    assert "has to be a finite number" in str(run(tmp_path, value).exception)
+
+
+def test_command_refuses_options_that_contradict(tmp_path: Path) -> None:
+    """A profile says which nodes there are; a coordinator decides by itself."""
+    assert isinstance(run(tmp_path, ring().to_json(), "--nodes", "2").exception, UsageError)
+    assert isinstance(run(tmp_path, ring().to_json(), "--coordinator", "127.0.0.1:1").exception, UsageError)
+
+
+def test_alike_nodes_share_what_only_some_of_them_measured() -> None:
+    """Of equal machines only owners time embedding and head; their plan is even all the same."""
+    owner = device("b", num_blocks=8, tokens=TOKENS)
+    others = []
+    for name in "ac":
+        node = device(name, num_blocks=8, tokens=TOKENS, rows=0)
+        times = tuple(point for point in node.work_times if point.work not in ("embed", "head", "head_free"))
+        others.append(dataclasses.replace(node, work_times=times))
+    made = planned(wanted(), Profile(nodes=(others[0], owner, others[1])))
+    assert [(piece.node, piece.num_blocks) for piece in made.plan.slices] == [("a", 3), ("b", 3), ("c", 2)]

@@ -1,0 +1,165 @@
+"""The books of a run: lines for steps, totals for nodes and links."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from coordinator.records.report import RunLedger, mean
+from coordinator.records.trace_file import Span
+from ringtune.errors import IntegrityError
+from ringtune.schedule.lowering import depth
+from ringtune.schedule.turns import Turn, turn_sequence
+from tests.support.fake_agents import job
+from tests.support.plans import make_plan
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"])
+TURNS = list(turn_sequence(PLAN))
+
+
+def ledger() -> RunLedger:
+    """An empty ledger whose training began at 100 s."""
+    books = RunLedger(PLAN, job().train)
+    books.begin(100.0)
+    return books
+
+
+def step(books: RunLedger, turn: Turn, offset: int, loss: float, ended_unix_s: float) -> None:
+    """One train step of a turn with four rows."""
+    number = turn.first_step + offset
+    values = {"loss_sum": 4 * loss, "count": 4.0, "correct": 3.0}
+    books.step_done(turn, turn.first_seq + offset, number, depth(PLAN, number), values, ended_unix_s)
+
+
+def test_ledger_lines_have_bytes_and_seconds() -> None:
+    """A line has the seconds since the last step, and what all nodes sent for it."""
+    books, turn = ledger(), TURNS[0]
+    books.add_traffic("a", turn.first_seq, "b", "h", 100)
+    books.add_traffic("a", turn.first_seq, "b", "g", 40)
+    books.add_traffic("b", turn.first_seq, "a", "h", 7)
+    step(books, turn, 0, 0.5, 101.0)
+    step(books, turn, 1, 0.25, 103.5)
+    first, second = books.turn_done(turn)
+    assert first["bytes"] == {"a>b": 140, "b>a": 7}
+    assert first["gradient_bytes"] == {"a>b": 40}
+    assert [first["seconds"], second["seconds"]] == [1.0, 2.5]
+    assert [first["loss"], second["loss"]] == [0.5, 0.25]
+    assert first["accuracy"] == 0.75
+    assert second["bytes"] == {}
+
+
+def test_ledger_never_counts_negative_seconds() -> None:
+    """Another owner's clock may be behind; its first step then takes no time."""
+    books, turn = ledger(), TURNS[0]
+    step(books, turn, 0, 0.5, 101.0)
+    step(books, turn, 1, 0.5, 100.9)
+    assert [line["seconds"] for line in books.turn_done(turn)] == [1.0, 0.0]
+
+
+def test_ledger_shows_late_bytes_in_the_next_line() -> None:
+    """A hand-over that is reported after its turn was closed is not lost."""
+    books, first, second = ledger(), TURNS[0], TURNS[1]
+    step(books, first, 0, 0.5, 101.0)
+    books.turn_done(first)
+    books.add_traffic("a", first.first_seq, "b", "t", 11)
+    step(books, second, 0, 0.5, 102.0)
+    assert books.turn_done(second)[0]["bytes"] == {"a>b": 11}
+
+
+def test_ledger_report_has_units_and_totals() -> None:
+    """The report gives evaluation, losses, and for each node what it computed, sent, received and needed."""
+    books, turn = ledger(), TURNS[0]
+    step(books, turn, 0, 0.5, 101.0)
+    books.turn_done(turn)
+    books.add_traffic("a", 0, "b", "h", 100)
+    books.add_spans("a", [Span("f0.0[0,1)", 1.0, 1.5), Span(">h0.0#2@b", 1.5, 9.0)])
+    versions = {"peak_versions": 3, "peak_version_bytes": 40}
+    books.add_totals("a", {"peak_rss_bytes": 1000, "hosted_bytes": 500, "cpu_s": 2, **versions})
+    books.evaluation_done(4, {"loss_sum": 5.0, "count": 10.0, "correct": 6.0})
+    books.evaluation_done(8, {"loss_sum": 2.0, "count": 10.0, "correct": 9.0})
+    report = books.report(run_id="r", wall_s=12.5, phases_s={"training": 10.0}, predicted_bytes={"a": 900})
+    assert report["eval"] == {"accuracy": 0.9, "loss": 0.2, "count": 10}
+    assert [entry["step"] for entry in report["evaluations"]] == [4, 8]
+    assert report["wall_s"] == 12.5
+    assert report["links"] == {"a>b": 100}
+    assert report["nodes"]["a"] == {
+        "blocks": [0, 2],
+        "busy_s": 0.5,
+        "cpu_s": 2.0,
+        "actions": 1,
+        "peak_rss_bytes": 1000,
+        "hosted_bytes": 500,
+        "peak_versions": 3,
+        "peak_version_bytes": 40,
+        "predicted_bytes": 900,
+        "sent_bytes": 100,
+        "received_bytes": 0,
+    }
+    assert report["nodes"]["b"]["received_bytes"] == 100
+
+
+def test_ledger_writes_a_decision_before_the_steps_that_it_holds_for() -> None:
+    """It is known while the turns before still train; a resumed run takes lines from its step on out."""
+    books = ledger()
+    assert books.unfrozen(TURNS[1].first_step, 2) == {"kind": "unfreeze", "step": 2, "depth": 2}
+    step(books, TURNS[0], 0, 0.5, 101.0)
+    assert [line["step"] for line in books.turn_done(TURNS[0])] == [0]
+    step(books, TURNS[1], 0, 0.5, 102.0)
+    assert [(line["step"], line.get("kind")) for line in books.turn_done(TURNS[1])] == [(2, "unfreeze"), (2, None)]
+    assert books.turn_done(TURNS[2]) == []
+
+
+def test_ledger_of_a_diverged_run_is_still_json() -> None:
+    """A loss that is no number becomes null: JSON has no NaN."""
+    books, turn = ledger(), TURNS[0]
+    step(books, turn, 0, math.nan, 101.0)
+    step(books, turn, 1, math.inf, 102.0)
+    lines = books.turn_done(turn)
+    assert [line["loss"] for line in lines] == [None, None]
+    json.dumps(lines, allow_nan=False)
+
+
+def test_ledger_without_evaluation_says_so() -> None:
+    """No evaluation rows: count 0 and no accuracy, instead of a made-up one."""
+    report = ledger().report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
+    assert report["eval"] == {"accuracy": None, "loss": None, "count": 0}
+    assert report["train"] == {"first_loss": None, "last_loss": None}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (
+            {"loss_sum": 4.0, "count": 2.0, "correct": 1.0, "tokens": 2.0},
+            {"loss": 2.0, "accuracy": 0.5, "perplexity": pytest.approx(math.exp(2.0)), "count": 2},
+        ),
+        (
+            {"loss_sum": 9.0, "count": 6.0, "questions": 4.0, "f1_sum": 3.0, "exact_sum": 2.0},
+            {"loss": 1.5, "accuracy": None, "f1": 0.75, "exact_match": 0.5, "questions": 4, "count": 6},
+        ),
+        (
+            {"loss_sum": 1e6, "count": 1.0, "correct": 0.0, "tokens": 1.0},
+            {"loss": 1e6, "accuracy": 0.0, "perplexity": None, "count": 1},
+        ),
+    ],
+    ids=["language", "questions", "diverged"],
+)
+def test_ledger_evaluates_by_task(values: dict[str, float], expected: dict[str, object]) -> None:
+    """Sums over owners become what the task is judged by; windows of a question are not questions."""
+    books = ledger()
+    books.evaluation_done(4, values)
+    assert books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["eval"] == expected
+
+
+def test_ledger_refuses_totals_without_figures() -> None:
+    """Totals come from another machine and may miss a figure."""
+    with pytest.raises(IntegrityError, match="totals of node a"):
+        ledger().add_totals("a", {"peak_rss_bytes": 1})
+
+
+def test_mean_of_nothing_is_none() -> None:
+    """No rows, no mean."""
+    assert mean({}, "loss_sum") is None
+    assert mean({"count": 2.0, "loss_sum": 3.0}, "loss_sum") == 1.5

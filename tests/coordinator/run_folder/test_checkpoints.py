@@ -1,0 +1,172 @@
+"""Manifests in the folder of a run: whole ones only, the last two, and what a run can go on from."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from coordinator.run_folder.checkpoints import RunCheckpoints, cut_metrics, find_resume
+from coordinator.run_folder.folder import RunFolder
+from ringtune.errors import IntegrityError, JobError, PlanError, StorageError, UsageError
+from tests.contract.rounds.test_checkpoint import JOB, PLAN, manifest
+
+
+def write_run(path: Path, *steps: int) -> RunCheckpoints:
+    """A folder as a run leaves it."""
+    with RunFolder(path) as folder:
+        folder.write_text("job.toml", JOB.to_toml())
+        folder.write_text("plan.json", json.dumps(PLAN.to_json()))
+        for step in range(20):
+            folder.add_metrics(json.dumps({"step": step}))
+        for step in steps:
+            folder.add_checkpoint(manifest(step))
+    return RunCheckpoints(path)
+
+
+def damage(path: Path) -> None:
+    """Flip one bit in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_checkpoints_keep_the_last_two(tmp_path: Path) -> None:
+    """Older manifests go when a newer one is on disk; nothing half written is left."""
+    checkpoints = write_run(tmp_path, 4, 8, 12)
+    assert checkpoints.steps() == (12, 8)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-12.json", "step-8.json"]
+
+
+def test_checkpoints_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new one is not there, the old ones can be gone on from."""
+    checkpoints = write_run(tmp_path, 4, 8)
+
+    def full(_: int) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"step-12\.json: No space left on device"):
+        checkpoints.add(manifest(12))
+    assert find_resume(tmp_path, JOB, print).manifests == (manifest(8), manifest(4))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_metrics_on_a_full_disk_are_an_error_of_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is written first finds the disk full."""
+    with RunFolder(tmp_path) as folder:
+        monkeypatch.setattr(folder, "_target", lambda name: Path("/dev/full"))
+        with pytest.raises(StorageError, match="No space left on device"):
+            folder.add_metrics("{}")
+
+
+def test_find_resume_gives_the_checkpoints_newest_first(tmp_path: Path) -> None:
+    """Plan and manifests, without a word."""
+    write_run(tmp_path, 4, 8)
+    notes: list[str] = []
+    resume = find_resume(tmp_path, JOB, notes.append)
+    assert (resume.plan, resume.manifests, notes) == (PLAN, (manifest(8), manifest(4)), [])
+
+
+def test_find_resume_passes_a_damaged_manifest_over_and_says_so(tmp_path: Path) -> None:
+    """The file is named, and the one before it is taken."""
+    damage(write_run(tmp_path, 4, 8).path(8))
+    notes: list[str] = []
+    assert find_resume(tmp_path, JOB, notes.append).manifests == (manifest(4),)
+    assert len(notes) == 1
+    assert "step-8.json can't be used: the manifest is damaged" in notes[0]
+
+
+def test_find_resume_never_begins_anew_behind_damage(tmp_path: Path) -> None:
+    """If every manifest is damaged the user decides; both are named."""
+    checkpoints = write_run(tmp_path, 4, 8)
+    damage(checkpoints.path(4))
+    checkpoints.path(8).write_text("")
+    with pytest.raises(IntegrityError, match=r"step-8\.json.*step-4\.json.*without --resume"):
+        find_resume(tmp_path, JOB, print)
+
+
+def test_find_resume_refuses_a_renamed_manifest(tmp_path: Path) -> None:
+    """A copy under another step's name is not that step."""
+    checkpoints = write_run(tmp_path, 4)
+    checkpoints.path(4).rename(checkpoints.path(8))
+    with pytest.raises(IntegrityError, match="it is of step 4"):
+        find_resume(tmp_path, JOB, print)
+
+
+def test_find_resume_refuses_another_job_by_its_keys(tmp_path: Path) -> None:
+    """What differs is named; patience may differ."""
+    write_run(tmp_path, 4)
+    with pytest.raises(JobError, match=r"job\.toml is of another job: train\.learning_rate, train\.seed differ"):
+        find_resume(tmp_path, JOB.with_overrides({"train.seed": 3, "train.learning_rate": 0.5}), print)
+    assert find_resume(tmp_path, JOB.with_overrides({"runtime.wait_s": 5.0}), print)
+
+
+def test_find_resume_refuses_a_checkpoint_of_another_plan(tmp_path: Path) -> None:
+    """A plan.json that was copied from another run."""
+    write_run(tmp_path, 4)
+    value = {**PLAN.to_json(), "seed": 7}
+    del value["digest"]
+    (tmp_path / "plan.json").write_text(json.dumps(value))
+    with pytest.raises(PlanError, match="step 4 is of plan"):
+        find_resume(tmp_path, JOB, print)
+
+
+def test_find_resume_refuses_a_damaged_plan(tmp_path: Path) -> None:
+    """Without the plan nothing fits."""
+    write_run(tmp_path, 4)
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(IntegrityError, match=r"plan\.json can't be read"):
+        find_resume(tmp_path, JOB, print)
+
+
+def test_find_resume_of_a_run_without_checkpoint_begins_anew(tmp_path: Path) -> None:
+    """Killed before the first one: the same command still leads to the result, and says what it does."""
+    write_run(tmp_path)
+    notes: list[str] = []
+    assert find_resume(tmp_path, JOB, notes.append) is None
+    assert "the run begins anew" in notes[0]
+
+
+def test_find_resume_does_not_throw_a_finished_run_away(tmp_path: Path) -> None:
+    """A run that is done and has no checkpoint is not repeated silently."""
+    write_run(tmp_path)
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(UsageError, match="is done and has no checkpoint"):
+        find_resume(tmp_path, JOB, print)
+
+
+def test_find_resume_names_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    """A misspelt --out begins nothing."""
+    with pytest.raises(UsageError, match="holds no run to go on with"):
+        find_resume(tmp_path / "nowhere", JOB, print)
+
+
+def test_folder_goes_back_to_the_step_that_is_gone_on_from(tmp_path: Path) -> None:
+    """Metrics of later steps and a torn line go, newer manifests too."""
+    checkpoints = write_run(tmp_path, 4, 8)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2')
+    with RunFolder(tmp_path, resume=True) as folder:
+        folder.go_back_to(4)
+    assert checkpoints.steps() == (4,)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [0, 1, 2, 3]
+
+
+def test_cut_metrics_without_a_file_does_nothing(tmp_path: Path) -> None:
+    """The user may have removed it."""
+    cut_metrics(tmp_path / "metrics.jsonl", 4)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folder_that_is_replaced_loses_its_checkpoints(tmp_path: Path) -> None:
+    """--replace begins anew, the nodes' shards included."""
+    checkpoints = write_run(tmp_path, 4)
+    (checkpoints.node_states() / "node-0").mkdir(parents=True)
+    RunFolder(tmp_path, replace=True)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,107 @@
+"""The folder of a run: complete files only, checked paths, no earlier run lost by accident."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from coordinator.run_folder.folder import RunFolder
+from ringtune.errors import IntegrityError, UsageError
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_folder_gives_a_file_its_name_when_it_is_complete(tmp_path: Path) -> None:
+    """Until the last chunk the file is called .part; then the digest is checked and it gets its name."""
+    with RunFolder(tmp_path) as folder:
+        assert folder.add_chunk("adapter/a.safetensors", b"one", last=False, sha256="") is None
+        assert not (tmp_path / "adapter/a.safetensors").exists()
+        path = folder.add_chunk("adapter/a.safetensors", b"two", last=True, sha256=digest(b"onetwo"))
+    assert path == tmp_path / "adapter/a.safetensors"
+    assert path.read_bytes() == b"onetwo"
+
+
+def test_folder_keeps_files_apart_that_grow_together(tmp_path: Path) -> None:
+    """Chunks of several files may come mixed."""
+    with RunFolder(tmp_path) as folder:
+        folder.add_chunk("trace.json", b"a", last=False, sha256="")
+        folder.add_chunk("recordings/a.jsonl", b"x", last=False, sha256="")
+        folder.add_chunk("trace.json", b"b", last=True, sha256=digest(b"ab"))
+        folder.add_chunk("recordings/a.jsonl", b"y", last=True, sha256=digest(b"xy"))
+    assert (tmp_path / "trace.json").read_bytes() == b"ab"
+    assert (tmp_path / "recordings/a.jsonl").read_bytes() == b"xy"
+
+
+def test_folder_refuses_a_damaged_file(tmp_path: Path) -> None:
+    """A file with another digest never gets its name."""
+    with RunFolder(tmp_path) as folder, pytest.raises(IntegrityError, match="arrived damaged"):
+        folder.add_chunk("adapter/a.safetensors", b"one", last=True, sha256=digest(b"two"))
+    assert not (tmp_path / "adapter/a.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", "a//b", "a/b/c/d", ".x", "x.part", "a\n"])
+def test_folder_refuses_paths_that_lead_elsewhere(tmp_path: Path, name: str) -> None:
+    """The coordinator can't write outside of the folder."""
+    with RunFolder(tmp_path / "run") as folder, pytest.raises(IntegrityError, match="not allowed"):
+        folder.add_chunk(name, b"", last=True, sha256=digest(b""))
+
+
+def test_folder_refuses_to_follow_a_link(tmp_path: Path) -> None:
+    """A link inside the folder that leads out of it is not written through."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    with RunFolder(tmp_path / "run") as folder:
+        (tmp_path / "run/adapter").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(IntegrityError, match="not allowed"):
+            folder.add_chunk("adapter/x", b"", last=True, sha256=digest(b""))
+
+
+def test_folder_of_an_earlier_run_is_kept(tmp_path: Path) -> None:
+    """Without --replace a second run into the same folder is refused, and nothing changes."""
+    with RunFolder(tmp_path) as folder:
+        folder.write_text("job.toml", "first")
+        folder.write_text("plan.json", "{}")
+    with pytest.raises(UsageError, match="already holds a run"):
+        RunFolder(tmp_path)
+    assert (tmp_path / "job.toml").read_text() == "first"
+
+
+def test_folder_of_a_run_that_never_had_a_plan_is_used_again(tmp_path: Path) -> None:
+    """A run that was refused early does not stand in the way of the next try."""
+    (tmp_path / "notes.txt").write_text("mine")
+    with RunFolder(tmp_path) as folder:
+        folder.write_text("job.toml", "first")
+    RunFolder(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_folder_replaces_only_files_of_runs(tmp_path: Path) -> None:
+    """--replace removes what a run wrote, complete or not, and nothing else."""
+    (tmp_path / "notes.txt").write_text("mine")
+    with RunFolder(tmp_path) as folder:
+        folder.write_text("job.toml", "first")
+        folder.add_chunk("trace.json", b"x", last=False, sha256="")
+        folder.add_chunk("adapter/a", b"x", last=True, sha256=digest(b"x"))
+    RunFolder(tmp_path, replace=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    """A file where the folder should be is named."""
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UsageError, match="can't use"):
+        RunFolder(tmp_path / "out")
+
+
+def test_folder_appends_metrics_line_by_line(tmp_path: Path) -> None:
+    """metrics.jsonl can be followed while the run goes on."""
+    with RunFolder(tmp_path) as folder:
+        folder.add_metrics('{"step": 0}')
+        assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n'
+        folder.add_metrics('{"step": 1}\n')
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n{"step": 1}\n'

@@ -1,0 +1,184 @@
+"""Checkpoints of whole runs over gRPC with agents that need no torch: saving, going on, and every refusal."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
+from coordinator.run_folder.folder import RunFolder
+from coordinator.screen.progress import SilentProgress
+from coordinator.submit.client import Client, Submission
+from coordinator.submit.interrupts import Interrupts
+from ringtune.errors import DeadlineError, IntegrityError, InterruptedRunError, ModelError, PlanError, RingTuneError
+from ringtune.rounds.checkpoint import Resume
+from ringtune.schedule.turns import Turn
+from tests.support.fake_agents import CALL_S, MODEL, Cluster, FakeAgent, job, read_lines, shard_digest
+
+JOB = job(train__checkpoint_every=2)
+
+
+class Notes(SilentProgress):
+    """Keeps the notes."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Keep it."""
+        self.texts.append(text)
+
+
+def run(
+    cluster: Cluster, out: Path, *, resume: Resume | None = None, notes: Notes | None = None, **more: Any
+) -> Submission:
+    """Run the job, or go on with it."""
+    with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
+        return client.run(JOB, progress=notes or SilentProgress(), folder=folder, resume=resume, **more)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """The folder of a run as it was after step 6, with some lines of metrics more."""
+    out = tmp_path / "out"
+    with Cluster("a", "b") as cluster:
+        run(cluster, out)
+    checkpoints = RunCheckpoints(out)
+    (last, before), _ = checkpoints.read()
+    shards = tuple(replace(shard, sha256=shard_digest(4)) for shard in before.shards)
+    checkpoints.path(last.step).unlink()
+    checkpoints.add(replace(before, step=4, shards=shards))
+    (out / "report.json").unlink()
+    assert checkpoints.steps() == (6, 4)
+    return out
+
+
+def test_run_writes_manifests_with_the_digests_of_every_node(tmp_path: Path) -> None:
+    """The last two are kept, and nodes are told which shards they may drop."""
+    with Cluster("a", "b") as cluster:
+        run(cluster, tmp_path)
+        manifests, damaged = RunCheckpoints(tmp_path).read()
+        assert damaged == ()
+        assert [manifest.step for manifest in manifests] == [8, 6]
+        for manifest in manifests:
+            assert [(shard.node, shard.sha256) for shard in manifest.shards] == [
+                (node, shard_digest(manifest.step)) for node in ("a", "b")
+            ]
+        assert all(step in (0, 2, 4, 6) for agent in cluster.agents.values() for step in agent.keeps_from)
+
+
+def test_run_goes_on_with_the_same_plan_and_leaves_one_line_a_step(stopped: Path) -> None:
+    """Nodes get the shard of the newest checkpoint; metrics have every step once."""
+    newest = RunCheckpoints(stopped).steps()[0]
+    resume = find_resume(stopped, JOB, print)
+    assert resume is not None
+    notes = Notes()
+    with Cluster("a", "b", "c") as cluster:
+        run(cluster, stopped, resume=resume, notes=notes)
+        for name in ("a", "b"):
+            prepared = cluster.agents[name].prepared
+            assert (prepared.shard.step, prepared.shard.sha256) == (newest, shard_digest(newest))
+            assert prepared.checkpoint_run == resume.manifests[0].run_id
+            assert prepared.start_holder == resume.manifests[0].holder
+        assert cluster.agents["c"].log == []
+    assert notes.texts == [f"going on after step {newest}"]
+    assert [line["step"] for line in read_lines(stopped / "metrics.jsonl")] == list(range(8))
+    assert RunCheckpoints(stopped).steps()[0] == 8
+    assert json.loads((stopped / "plan.json").read_text())["digest"] == resume.plan.digest
+    report = json.loads((stopped / "report.json").read_text())
+    assert [(part["first_step"], part["steps"]) for part in report["parts"]] == [(0, newest)]
+    assert (report["steps"], report["whole"]["steps"]) == (8 - newest, 8)
+
+
+def test_run_falls_back_to_the_checkpoint_before_a_damaged_shard(stopped: Path) -> None:
+    """The shard is named, and the newer manifest is forgotten."""
+    newest, before = RunCheckpoints(stopped).steps()
+    notes = Notes()
+    with Cluster("a", "b", agents={"b": {"damaged": [newest]}}) as cluster:
+        run(cluster, stopped, resume=find_resume(stopped, JOB, print), notes=notes)
+        assert cluster.agents["a"].prepared.shard.step == before
+    assert notes.texts == [
+        f"the checkpoint of step {newest} can't be used: node b: shard step-{newest} is damaged",
+        f"going on after step {before}",
+    ]
+    assert [line["step"] for line in read_lines(stopped / "metrics.jsonl")] == list(range(8))
+
+
+def test_run_whose_shards_are_all_damaged_does_not_begin_anew(stopped: Path) -> None:
+    """Both checkpoints are named, and stay where they are."""
+    steps = RunCheckpoints(stopped).steps()
+    with (
+        Cluster("a", "b", agents={"a": {"damaged": steps}}) as cluster,
+        pytest.raises(IntegrityError, match="No other checkpoint is left"),
+    ):
+        run(cluster, stopped, resume=find_resume(stopped, JOB, print))
+    assert RunCheckpoints(stopped).steps() == steps
+
+
+def test_run_names_the_nodes_that_it_can_not_go_on_without(stopped: Path) -> None:
+    """Others can't stand in for them: the shards are on their disks."""
+    with Cluster("a", "c") as cluster, pytest.raises(DeadlineError, match="for node b: a run goes on with the nodes"):
+        run(cluster, stopped, resume=find_resume(stopped, JOB, print), join_s=0.5)
+
+
+def test_run_does_not_go_on_with_other_data_or_another_model(stopped: Path) -> None:
+    """What changed on a node is named."""
+    with (
+        Cluster("a", "b", agents={"b": {"rows": 9}}) as cluster,
+        pytest.raises(RingTuneError, match="node b has 9 training"),
+    ):
+        run(cluster, stopped, resume=find_resume(stopped, JOB, print))
+    other = {"facts_changes": {"model": replace(MODEL, digest="cd" * 32)}}
+    with (
+        Cluster("a", "b", agents={"a": other, "b": other}) as cluster,
+        pytest.raises(ModelError, match="the run began with"),
+    ):
+        run(cluster, stopped, resume=find_resume(stopped, JOB, print))
+
+
+def test_coordinator_checks_what_a_submitter_wants_to_go_on_from(stopped: Path) -> None:
+    """A submitter that skips the check is refused all the same."""
+    resume = find_resume(stopped, JOB, print)
+    with Cluster("a", "b") as cluster, Client(cluster.server.address) as client:
+        with pytest.raises(PlanError, match="of another job"):
+            client.run(JOB.with_overrides({"train.seed": 9}), progress=SilentProgress(), folder=None, resume=resume)
+        assert cluster.agents["a"].log == []
+
+
+def test_drained_run_ends_with_a_checkpoint_and_its_own_exit_code(tmp_path: Path) -> None:
+    """What was granted is finished and saved; the error is that of an interrupted run."""
+    asked = threading.Event()
+    interrupts = Interrupts()
+
+    def slow(agent: FakeAgent, turns: list[Turn]) -> None:
+        if agent.node == "a" and not asked.is_set():
+            asked.set()
+            interrupts._on_signal(2, None)
+        assert drained.wait(CALL_S)
+        agent.stub.Report(agent.report(turns), timeout=CALL_S)
+
+    drained = threading.Event()
+    wanted = job(train__rounds=50, train__checkpoint_every=0)
+    with Cluster("a", "b", agents={name: {"on_grant": slow} for name in ("a", "b")}) as cluster:
+        coordinator = cluster.server.coordinator
+        original = coordinator.drain
+
+        def drain(run_id: str, reason: str) -> None:
+            original(run_id, reason)
+            drained.set()
+
+        coordinator.drain = drain  # type: ignore[method-assign]
+        with (
+            RunFolder(tmp_path) as folder,
+            Client(cluster.server.address) as client,
+            pytest.raises(InterruptedRunError, match="stopped by the user, with a checkpoint"),
+        ):
+            client.run(wanted, progress=SilentProgress(), folder=folder, interrupts=interrupts)
+    (step,) = RunCheckpoints(tmp_path).steps()
+    assert 0 < step < 200
+    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == list(range(step))

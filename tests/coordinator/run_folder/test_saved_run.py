@@ -1,0 +1,60 @@
+"""Read a run's folder back, and make the job of an evaluation from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.run_folder.saved_run import evaluation_job, read_run
+from ringtune.errors import IntegrityError, UsageError
+from tests.support.saved_runs import LABELS, plan, write_run
+
+
+def test_saved_run_reads_what_a_run_wrote(tmp_path: Path) -> None:
+    """Job, plan and report come back."""
+    run = read_run(write_run(tmp_path / "run"))
+    assert run.plan == plan()
+    assert run.job.model.path == "/srv/carol/models/tiny"
+    assert run.report["steps"] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("job.toml", "holds no run: job.toml is missing"),
+        ("plan.json", "holds no run: plan.json is missing"),
+        ("adapter/adapter.safetensors", "has no adapter: adapter/adapter.safetensors is missing"),
+        ("adapter/head_config.json", "has no adapter: adapter/head_config.json is missing"),
+    ],
+)
+def test_saved_run_without_an_adapter_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    """What is missing is named."""
+    folder = write_run(tmp_path / "run")
+    (folder / name).unlink()
+    with pytest.raises(UsageError, match=message):
+        read_run(folder)
+
+
+def test_saved_run_refuses_another_folder(tmp_path: Path) -> None:
+    """A path that is no folder is no run."""
+    with pytest.raises(UsageError, match="is no folder"):
+        read_run(tmp_path / "none")
+
+
+def test_saved_run_refuses_half_a_file(tmp_path: Path) -> None:
+    """A truncated plan is damage, named."""
+    folder = write_run(tmp_path / "run")
+    (folder / "plan.json").write_text("{")
+    with pytest.raises(IntegrityError, match=r"plan\.json is not readable"):
+        read_run(folder)
+
+
+def test_saved_run_is_evaluated_by_one_owner_with_the_classes_of_the_head(tmp_path: Path) -> None:
+    """The file stands for all data, classes are those of the plan, and another model folder may be given."""
+    run = read_run(write_run(tmp_path / "run"))
+    made = evaluation_job(run, tmp_path / "rows.csv", model=tmp_path / "tiny")
+    assert made.data.train == made.data.eval == str(tmp_path / "rows.csv")
+    assert (made.data.labels, made.data.owners, made.data.split) == (LABELS, 0, "iid")
+    assert made.model.path == str(tmp_path / "tiny")
+    assert made.train.batch_size == run.job.train.batch_size

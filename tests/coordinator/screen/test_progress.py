@@ -1,0 +1,119 @@
+"""What the user sees: JSON lines, plain lines, and the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from coordinator.screen.live_progress import LiveProgress
+from coordinator.screen.progress import JsonProgress, PlainProgress, Progress, evaluation_line, make_progress
+from tests.support.plans import make_plan
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
+EVALUATION = {"step": 8, "count": 10, "loss": 0.25, "accuracy": 0.9}
+REPORT: dict[str, Any] = {
+    "steps": 8,
+    "wall_s": 2.5,
+    "nodes": {"a": {"busy_s": 1.0, "peak_rss_bytes": 2**20, "sent_bytes": 10}},
+    "eval": EVALUATION,
+}
+
+
+def step(number: int, *, loss: float | None = 0.5) -> dict[str, Any]:
+    """Progress of one step."""
+    return {
+        "kind": "train",
+        "seq": number,
+        "step": number,
+        "num_steps": 8,
+        "round": 0,
+        "initiator": "a",
+        "depth": 2,
+        "loss": loss,
+    }
+
+
+def show(progress: Progress) -> None:
+    """A whole run."""
+    with progress:
+        progress.state("training")
+        progress.plan(PLAN, {"a": 2**20, "b": 2**20})
+        for number in range(8):
+            progress.step(step(number))
+        progress.unfreeze({"kind": "unfreeze", "step": 6, "depth": 3})
+        progress.evaluation(EVALUATION)
+        progress.report(REPORT)
+        progress.note("done")
+
+
+def test_json_progress_is_an_object_a_line() -> None:
+    """Every line parses, says what it is, and no step is left out."""
+    stream = io.StringIO()
+    show(JsonProgress(stream))
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["event"] for event in events] == [
+        "state",
+        "plan",
+        *["step"] * 8,
+        "unfreeze",
+        "evaluation",
+        "report",
+        "note",
+    ]
+    assert events[-4] == {"event": "unfreeze", "step": 6, "depth": 3}
+    assert events[1]["slices"] == {"a": [0, 2], "b": [2, 4]}
+    assert events[-2]["report"]["wall_s"] == 2.5
+
+
+def test_plain_progress_is_terse() -> None:
+    """Where output is no terminal, the first and the last step are shown, and some between."""
+    stream = io.StringIO()
+    show(PlainProgress(stream))
+    lines = stream.getvalue().splitlines()
+    assert "  a  blocks [0, 2), owns 10 rows, needs 1.0 MiB" in lines
+    assert [line for line in lines if line.startswith("step")][-1] == "step 8/8: round 0, a, depth 2, loss 0.5000"
+    assert "evaluation after 8 steps: accuracy 0.9000, loss 0.2500 on 10 rows" in lines
+    assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("figures", "words"),
+    [
+        ({"accuracy": 0.5}, "accuracy 0.5000, loss 1.0000 on 7 rows"),
+        ({"accuracy": 0.5, "perplexity": 2.5}, "accuracy 0.5000, perplexity 2.5000, loss 1.0000 on 7 tokens"),
+        ({"f1": 0.5, "exact_match": 0.25, "questions": 5}, "f1 0.5000, exact match 0.2500, loss 1.0000 on 7 windows"),
+    ],
+)
+def test_evaluation_line_names_what_the_loss_is_a_mean_of(figures: dict[str, Any], words: str) -> None:
+    """A language model predicts tokens, a long context has several windows."""
+    entry = {"step": 8, "count": 7, "loss": 1.0, **figures}
+    assert evaluation_line(entry) == f"evaluation after 8 steps: {words}"
+
+
+def test_plain_progress_shows_a_diverged_loss() -> None:
+    """A loss that is no number does not end the program."""
+    stream = io.StringIO()
+    progress = PlainProgress(stream)
+    progress.step(step(7, loss=None))
+    progress.evaluation({**EVALUATION, "loss": None})
+    assert "loss -" in stream.getvalue()
+
+
+def test_live_progress_shows_nodes_and_bar() -> None:
+    """On a terminal each node has a line with what it hosts and trains."""
+    stream = io.StringIO()
+    show(LiveProgress(Console(file=stream, force_terminal=True, width=120)))
+    text = stream.getvalue()
+    assert "[2, 4)" in text
+    assert "2 of 2" in text
+    assert "8/8" in text
+
+
+def test_progress_is_plain_where_there_is_no_terminal() -> None:
+    """Pipes and files get plain lines."""
+    assert isinstance(make_progress(as_json=False, stream=io.StringIO()), PlainProgress)
+    assert isinstance(make_progress(as_json=True, stream=io.StringIO()), JsonProgress)

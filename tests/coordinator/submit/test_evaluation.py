@@ -1,0 +1,109 @@
+"""The evaluation of a saved adapter on a coordinator's nodes, over real calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.drive.evaluation_request import Evaluation, invited
+from coordinator.members.registry import Member
+from coordinator.run_folder.saved_run import evaluation_job, read_run
+from coordinator.screen.progress import SilentProgress
+from coordinator.submit.client import Client, Submission
+from coordinator.submit.evaluation import evaluate_on_ring
+from ringtune.errors import BusyError, DataError, IntegrityError, RingTuneError
+from tests.support.fake_agents import Cluster, facts, job
+from tests.support.saved_runs import adapter_files, write_run
+
+
+def evaluate(cluster: Cluster, folder: Path, owner: str) -> Submission:
+    """Evaluate a run's folder with a node as the owner."""
+    run = read_run(folder)
+    with Client(cluster.server.address) as client:
+        return client.evaluate(
+            evaluation_job(run, folder / "rows.csv"), owner=owner, saved=run.adapter, progress=SilentProgress()
+        )
+
+
+def test_evaluation_loads_everywhere_and_counts_one_owner(tmp_path: Path) -> None:
+    """Every node gets the files before its first turn; only the owner's rows count; nothing is trained."""
+    with Cluster("a", "b", "c") as cluster:
+        came = evaluate(cluster, write_run(tmp_path / "run"), "b")
+        assert came.report["eval"] == {"accuracy": 0.4, "loss": 0.5, "count": 5}
+        assert came.report["steps"] == 0
+        assert came.plan is not None
+        assert [owner.node for owner in came.plan.owners] == ["b"]
+        assert {piece.node for piece in came.plan.slices} == {"a", "b", "c"}
+        for agent in cluster.agents.values():
+            assert agent.released.wait(5)
+            assert agent.log == ["inspect", "prepare", "load", "grant", "collect", "release"]
+            assert agent.loaded == adapter_files()
+
+
+def test_evaluation_ends_with_the_error_of_a_node_that_refuses_the_adapter(tmp_path: Path) -> None:
+    """The node's own words reach the user, and every node is released."""
+    refusal = IntegrityError("adapter.safetensors lacks a tensor")
+    with Cluster("node-0", "node-1", agents={"node-0": {"fails_at": {"load": refusal}}}) as cluster:
+        with pytest.raises(IntegrityError, match=r"node node-0: adapter.safetensors lacks a tensor"):
+            evaluate(cluster, write_run(tmp_path / "run"), "node-1")
+        assert all(agent.released.wait(5) for agent in cluster.agents.values())
+        assert "grant" not in cluster.agents["node-0"].log
+
+
+@pytest.mark.parametrize("owner", ["c", "nobody"])
+def test_evaluation_needs_rows(tmp_path: Path, owner: str) -> None:
+    """An owner without rows, or one that is not there, is named."""
+    with (
+        Cluster("a", "c", agents={"c": {"rows": 0}}) as cluster,
+        pytest.raises(DataError, match=f"node {owner} has no rows to evaluate on"),
+    ):
+        evaluate(cluster, write_run(tmp_path / "run"), owner)
+
+
+def test_evaluation_of_damaged_files_is_refused_before_any_node_is_asked(tmp_path: Path) -> None:
+    """A folder that loses a file on its way starts nothing."""
+    folder = write_run(tmp_path / "run")
+    with Cluster("a") as cluster:
+        run = read_run(folder)
+        (run.adapter / "model_head.safetensors").unlink()
+        with Client(cluster.server.address) as client, pytest.raises((RingTuneError, OSError)):
+            client.evaluate(
+                evaluation_job(run, folder / "rows.csv"), owner="a", saved=run.adapter, progress=SilentProgress()
+            )
+        assert cluster.agents["a"].log == []
+
+
+def test_evaluation_of_a_busy_coordinator_starts_nothing(tmp_path: Path) -> None:
+    """While a run is driven, the user hears so at once, before a process is started."""
+    run = read_run(write_run(tmp_path / "run"))
+    hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
+    with Cluster("a", agents={"a": hold}) as cluster:
+        cluster.server.coordinator.run(job(), plan_only=False, num_nodes=1, join_s=5.0)
+        assert cluster.agents["a"].granted.wait(5)
+        with pytest.raises(BusyError, match=r"drives run .* \(training\)"):
+            evaluate_on_ring(
+                run,
+                tmp_path / "rows.csv",
+                cluster.server.address,
+                progress=SilentProgress(),
+                join_s=1.0,
+                model=None,
+                insecure=False,
+            )
+        assert [member.node for member in cluster.server.coordinator.living()] == ["a"]
+
+
+def test_evaluation_guests_take_part_in_nothing_else() -> None:
+    """A node that joined with rows to evaluate on is never trained on, and is there for its own evaluation only."""
+    members = [Member(node=name, address="", instance="", is_guest=name != "a") for name in ("a", "mine", "other")]
+    assert [member.node for member in invited(members, None)] == ["a"]
+    assert [member.node for member in invited(members, Evaluation(owner="mine", folder=Path()))] == ["a", "mine"]
+
+
+def test_evaluation_leaves_other_owners_data_alone() -> None:
+    """For the planner nobody else has rows or classes."""
+    narrowed = Evaluation(owner="b", folder=Path()).narrow({name: facts(name) for name in ("a", "b")})
+    assert (narrowed["a"].train_rows, narrowed["a"].eval_rows, narrowed["a"].labels) == (0, 0, ())
+    assert narrowed["b"] == facts("b")

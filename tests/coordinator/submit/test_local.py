@@ -1,0 +1,77 @@
+"""Sharing this machine out among local nodes, and what their end means."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from coordinator.submit.local import BASE_BYTES, LocalSetup, available_memory_bytes, exit_error, node_name
+from ringtune.errors import CapacityError, DataError, InvalidInputError, JobError, PeerLostError, UsageError
+from tests.support.fake_agents import job
+
+GIB = 2**30
+LOG = Path("run/logs/node-1.log")
+
+
+def test_local_setup_shares_memory_and_threads() -> None:
+    """Each node gets its part of the free memory, less what a process takes anyway."""
+    setup = LocalSetup.of(job(data__train="x.csv", runtime__threads=3), 4, available_bytes=4 * GIB)
+    assert setup.memory_bytes == GIB - BASE_BYTES
+    assert (setup.num_owners, setup.threads) == (4, 3)
+
+
+def test_local_setup_refuses_more_nodes_than_memory_allows() -> None:
+    """Both numbers and a number that would fit are in the message."""
+    with pytest.raises(
+        CapacityError, match=r"64 local nodes need .* but 2,048 MiB are free here; use at most --local 4"
+    ):
+        LocalSetup.of(job(data__train="x.csv"), 64, available_bytes=2 * GIB)
+
+
+def test_local_setup_refuses_what_makes_no_sense() -> None:
+    """No nodes, no data, more owners than nodes."""
+    with pytest.raises(UsageError, match="--local 0"):
+        LocalSetup.of(job(data__train="x.csv"), 0)
+    with pytest.raises(JobError, match=r"data\.train is empty"):
+        LocalSetup.of(job(), 2)
+    with pytest.raises(JobError, match=r"data\.owners = 3 is more than --local 2"):
+        LocalSetup.of(job(data__train="x.csv", data__owners=3), 2, available_bytes=8 * GIB)
+
+
+def test_local_names_sort_like_numbers() -> None:
+    """The ring order is the order of names."""
+    names = [node_name(index, 12) for index in range(12)]
+    assert names == sorted(names)
+    assert names[:2] == ["node-00", "node-01"]
+    assert node_name(0, 1) == "node-0"
+
+
+def test_available_memory_is_the_tightest_limit(tmp_path: Path) -> None:
+    """A control group's limit counts less what it uses; without one the machine's free memory counts."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
+    assert available_memory_bytes(tmp_path) == 4096 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("3000000\n")
+    (group / "memory.current").write_text("1000000\n")
+    assert available_memory_bytes(tmp_path) == 2000000
+    (group / "memory.max").write_text("max\n")
+    assert available_memory_bytes(tmp_path) == 4096 * 1024
+
+
+def test_exit_error_is_what_the_agent_printed() -> None:
+    """The exit code names the kind of error, the last line that begins with error: is the message."""
+    error = exit_error("node-1", DataError.exit_code, "loading\nerror: x.csv has no rows\n", log=LOG)
+    assert type(error) is InvalidInputError
+    assert str(error) == "node node-1: x.csv has no rows"
+
+
+def test_exit_error_of_a_killed_agent_is_a_lost_node() -> None:
+    """A signal and the log are named; what it printed last is shown only where that tells why."""
+    error = exit_error("node-1", -signal.SIGKILL, "INFO edge.agent.agent: run r1 begins\n", log=LOG)
+    assert type(error) is PeerLostError
+    assert str(error) == "node node-1 was ended by SIGKILL; see run/logs/node-1.log and repeat or --resume the run"
+    assert "exit code 70 (boom); see run/logs/" in str(exit_error("node-1", 70, "Traceback\nboom\n", log=LOG))

@@ -1,0 +1,423 @@
+"""The agent's part in runs, with a stand-in for everything that needs torch or sockets."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from edge.agent.active_run import ActiveRun
+from edge.agent.agent import Agent
+from edge.agent.options import AgentOptions
+from edge.measuring.wanted import Timing
+from ringtune.errors import (
+    ConnectionFailedError,
+    DataError,
+    FrameError,
+    IntegrityError,
+    InterruptedRunError,
+    PlanError,
+    RingTuneError,
+)
+from ringtune.files.chunks import ADAPTER_FILES, cut_file
+from ringtune.jobs.job import Job, Model
+from ringtune.schedule.lowering import Payload
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import turn_sequence
+from ringtune.v1 import control_pb2
+from tests.support.fakes import WAIT_S, FakeExecutor
+from tests.support.plans import make_plan
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=4)
+TIMING = Timing()
+JOB = Job(model=Model(path="model")).to_toml()
+RUN = "r20260101-000000-00000000"
+OTHER = "r20260101-000000-11111111"
+ADDRESSES = {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}
+
+
+class FakeServicer:
+    """Takes what comes for the run that is expected."""
+
+    def __init__(self) -> None:
+        self.active: ActiveRun | None = None
+        self.network: dict[str, FakeServicer] = {}
+
+    def forget(self, sink: ActiveRun | None = None) -> None:
+        """Take nothing any more of this run, or of any."""
+        if sink is None or self.active is sink:
+            self.active = None
+
+    def ack(self, source: str, boundary: int) -> None:
+        """A credit for ``source``."""
+        active = self.network[source].active
+        if active is not None and active.run is not None and self.active is not None:
+            active.run.on_credits(self.active.node, boundary, 1)
+
+
+class FakeLink:
+    """Delivers to the servicer of its target."""
+
+    def __init__(self, source: ActiveRun, target: FakeServicer) -> None:
+        self._source = source
+        self._target = target
+        self.is_closed = False
+        self.on_close: Callable[[], None] = lambda: None
+
+    def open(self, timeout_s: float) -> None:
+        """Refuse unless the target expects the run."""
+        active = self._target.active
+        if active is None or active.run_id != self._source.run_id:
+            raise FrameError("no such run here")
+
+    def send_tensor(self, kind: str, seq: int, micro: int, boundary: int, tensor: Any, mask: Any) -> int:
+        """Deliver."""
+        if self._target.active is not None:
+            self._target.active.on_tensor(kind, seq, micro, boundary, self._source.node, tensor, mask)
+        return 10
+
+    def send_blob(self, kind: str, seq: int, data: bytes) -> int:
+        """Deliver."""
+        if self._target.active is not None:
+            self._target.active.on_blob(kind, seq, self._source.node, data)
+        return len(data)
+
+    def close(self) -> None:
+        """Remember it."""
+        self.is_closed = True
+        self.on_close()
+
+
+class FakeWorkshop:
+    """Builds fake executors and links."""
+
+    def __init__(self, name: str, network: dict[str, FakeServicer]) -> None:
+        self.network = network
+        self.servicer = FakeServicer()
+        self.servicer.network = network
+        network[name] = self.servicer
+        self.links: list[FakeLink] = []
+        self.built: list[Any] = []
+        self.on_build: Callable[[], None] = lambda: None
+        self.executor = FakeExecutor()
+
+    def warm_up(self) -> None:
+        """Nothing to load."""
+
+    def inspect(
+        self, options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
+    ) -> tuple[dict[str, Any], Any]:
+        """Facts that show what came in, and a dataset."""
+        facts = {"node": options.name, "path": job.model.path, "memory_bytes": memory_bytes, "timing": timing}
+        return facts, f"rows of {options.name}"
+
+    def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
+        """The fake executor."""
+        self.on_build()
+        self.built.append(dataset)
+        return self.executor
+
+    def ring_servicer(self) -> Any:
+        """The fake servicer."""
+        return self.servicer
+
+    def expect(self, servicer: Any, active: ActiveRun, job: Job) -> None:
+        """Take this run."""
+        servicer.active = active
+
+    def connect(self, active: ActiveRun, target: str, address: str) -> Any:
+        """A fake link."""
+        link = FakeLink(active, self.network[target])
+        self.links.append(link)
+        return link
+
+
+class Ring:
+    """Agents a and b with what they report."""
+
+    def __init__(self, **options: Any) -> None:
+        self.network: dict[str, FakeServicer] = {}
+        self.shops = {name: FakeWorkshop(name, self.network) for name in "ab"}
+        self.requests: list[control_pb2.ReportRequest] = []
+        self._changed = threading.Condition()
+        self.agents = {name: self._agent(name, **options) for name in "ab"}
+
+    def _agent(self, name: str, **options: Any) -> Agent:
+        settings = AgentOptions(coordinator="127.0.0.1:9", name=name, **options)
+        return Agent(settings, lambda servicer: None, self._report, load_workshop=lambda: self.shops[name])
+
+    def _report(self, request: control_pb2.ReportRequest) -> None:
+        with self._changed:
+            self.requests.append(request)
+            self._changed.notify_all()
+
+    def wait_for(self, predicate: Callable[[list[control_pb2.ReportRequest]], bool]) -> None:
+        """Wait until the reports satisfy ``predicate``."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: predicate(self.requests), WAIT_S)
+
+    def prepare(self, name: str, run_id: str = RUN, *, addresses: dict[str, str] = ADDRESSES, **options: Any) -> int:
+        """Prepare one agent."""
+        plan_json = options.pop("plan_json", json.dumps(PLAN.to_json()))
+        return self.agents[name].prepare(
+            run_id, 0, plan_json=plan_json, job_toml=JOB, addresses=addresses, timeout_s=WAIT_S
+        )
+
+    def prepare_all(self) -> None:
+        """Prepare both at the same time, as the coordinator does."""
+        helper = threading.Thread(target=self.prepare, args=("b",))
+        helper.start()
+        self.prepare("a")
+        helper.join(WAIT_S)
+
+    def close(self) -> None:
+        """End both agents."""
+        for agent in self.agents.values():
+            assert agent.close(WAIT_S)
+
+
+@pytest.fixture
+def ring() -> Iterator[Ring]:
+    """Two agents that are closed in the end."""
+    made = Ring()
+    yield made
+    made.close()
+
+
+def test_agent_goes_through_a_whole_run(ring: Ring) -> None:
+    """Inspect, prepare, grant, collect, release: every turn is reported by both, the results come, nothing stays."""
+    for agent in ring.agents.values():
+        agent.inspect(RUN, JOB, TIMING, timeout_s=WAIT_S)
+    ring.prepare_all()
+    assert [ring.shops[name].built for name in "ab"] == [["rows of a"], ["rows of b"]]
+    turns = tuple(turn_sequence(PLAN))
+    for agent in ring.agents.values():
+        agent.grant(RUN, 0, turns)
+    wanted = {(name, turn.index) for name in "ab" for turn in turns}
+    ring.wait_for(lambda requests: {(r.node, turn) for r in requests for turn in r.turns_done} == wanted)
+    files = ring.agents["a"].collect(RUN, with_head=True, with_private=False, timeout_s=WAIT_S)
+    assert set(files) == {"adapter.safetensors", "model_head.safetensors", "totals.json"}
+    totals = json.loads(files["totals.json"])
+    assert totals["actions"] == len([entry for entry in ring.shops["a"].executor.log if not isinstance(entry, bytes)])
+    assert totals["hosted_bytes"] == 7
+    assert (totals["peak_versions"], totals["peak_version_bytes"]) == (2, 5)
+    assert totals["sent_bytes"]["b"] > 0
+    for agent in ring.agents.values():
+        agent.release(RUN, "done")
+        assert agent.current_run == ""
+    assert all(link.is_closed for shop in ring.shops.values() for link in shop.links)
+    assert all(servicer.active is None for servicer in ring.network.values())
+    assert [request.error for request in ring.requests if request.error] == []
+
+
+SAVED = {name: name.encode() for name in ADAPTER_FILES}
+
+
+def _chunks() -> list[control_pb2.FileChunk]:
+    return [chunk for name, content in SAVED.items() for chunk in cut_file(name, io.BytesIO(content))]
+
+
+def test_agent_loads_a_saved_adapter_before_the_first_turn(ring: Ring) -> None:
+    """The files are there while the executor reads them, and damaged ones never reach it."""
+    with pytest.raises(FrameError, match="has no run"):
+        ring.agents["a"].load(RUN, _chunks(), timeout_s=WAIT_S)
+    ring.prepare_all()
+    ring.agents["a"].load(RUN, _chunks(), timeout_s=WAIT_S)
+    executor = ring.shops["a"].executor
+    assert executor.log == [SAVED]
+    with pytest.raises(IntegrityError, match="did not send"):
+        ring.agents["a"].load(RUN, _chunks()[:-1], timeout_s=WAIT_S)
+    assert executor.log == [SAVED]
+
+
+def test_agent_inspect_replaces_the_model_path_and_uses_the_given_memory() -> None:
+    """``--model`` and ``--memory`` win over the job and over what is free."""
+    from pathlib import Path
+
+    ring = Ring(model=Path("/elsewhere"), memory_bytes=5)
+    facts = json.loads(ring.agents["a"].inspect(RUN, JOB, None, timeout_s=WAIT_S))
+    ring.close()
+    assert facts == {"node": "a", "path": "/elsewhere", "memory_bytes": 5, "timing": None}
+
+
+def test_agent_error_of_an_inspection_reaches_the_caller(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the data says is what the coordinator hears; the agent stays usable."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise DataError("no column 'text'")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ring.shops["a"], "inspect", refuse)
+        with pytest.raises(DataError, match="no column"):
+            ring.agents["a"].inspect(RUN, JOB, TIMING, timeout_s=WAIT_S)
+    assert ring.agents["a"].inspect(RUN, JOB, TIMING, timeout_s=WAIT_S)
+
+
+def test_agent_refuses_calls_for_a_run_that_it_does_not_have(ring: Ring) -> None:
+    """Another run or plan epoch: refused by name. Releasing an unknown run is no error."""
+    agent = ring.agents["a"]
+    with pytest.raises(FrameError, match="has no run"):
+        agent.grant(RUN, 0, ())
+    ring.prepare_all()
+    with pytest.raises(FrameError, match=f"has run {RUN}, not run {OTHER}"):
+        agent.grant(OTHER, 0, ())
+    with pytest.raises(FrameError, match="plan epoch 0, not 1"):
+        agent.grant(RUN, 1, ())
+    agent.release(OTHER, "never heard of")
+    assert agent.current_run == RUN
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"addresses": {"a": "127.0.0.1:1"}}, ConnectionFailedError),
+        ({"addresses": {**ADDRESSES, "b": "10.0.0.7:1"}}, ConnectionFailedError),
+        ({"plan_json": "{"}, RingTuneError),
+        ({"plan_json": json.dumps({**PLAN.to_json(), "seed": 1})}, PlanError),
+    ],
+    ids=["no address", "address beyond this machine", "not JSON", "another digest"],
+)
+def test_agent_refuses_a_plan_that_it_can_not_follow(
+    ring: Ring, options: dict[str, Any], error: type[Exception]
+) -> None:
+    """The error says why, and nothing of the run stays."""
+    with pytest.raises(error):
+        ring.prepare("a", **options)
+    assert ring.agents["a"].current_run == ""
+    assert ring.network["a"].active is None
+
+
+def test_agent_can_be_released_while_it_prepares(ring: Ring) -> None:
+    """Release does not wait for a slow build; the build ends without effect."""
+    building, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        building.set()
+        assert go_on.wait(WAIT_S)
+
+    ring.shops["a"].on_build = hold
+    errors: list[BaseException] = []
+
+    def prepare() -> None:
+        try:
+            ring.prepare("a")
+        except InterruptedRunError as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=prepare)
+    caller.start()
+    assert building.wait(WAIT_S)
+    ring.agents["a"].release(RUN, "the user stops")
+    assert ring.agents["a"].current_run == ""
+    go_on.set()
+    caller.join(WAIT_S)
+    assert [str(error) for error in errors] == [f"run {RUN} was released while node a prepared it"]
+    assert ring.network["a"].active is None
+
+
+def test_agent_close_does_not_wait_for_a_long_action(ring: Ring) -> None:
+    """The process can end within seconds although torch is in the middle of something."""
+    started, go_on = threading.Event(), threading.Event()
+
+    def hold(_: Any) -> None:
+        started.set()
+        assert go_on.wait(WAIT_S)
+
+    ring.shops["a"].executor = FakeExecutor(hold)
+    ring.prepare_all()
+    ring.agents["a"].grant(RUN, 0, tuple(turn_sequence(PLAN)))
+    assert started.wait(WAIT_S)
+    assert not ring.agents["a"].close(0.0)
+    go_on.set()
+
+
+def test_agent_takes_a_new_run_over_a_left_over_one(ring: Ring) -> None:
+    """If a Release got lost, the next run wins: the coordinator drives one at a time."""
+    ring.prepare_all()
+    ring.agents["a"].inspect(OTHER, JOB, TIMING, timeout_s=WAIT_S)
+    assert ring.agents["a"].current_run == ""
+    assert all(link.is_closed for link in ring.shops["a"].links)
+
+
+def test_agent_that_is_told_to_end_says_so(ring: Ring) -> None:
+    """The coordinator hears why before the links close."""
+    ring.prepare_all()
+    ring.agents["b"].abandon(RingTuneError("node b was stopped (SIGTERM)"))
+    told = [(request.node, request.error, request.message) for request in ring.requests if request.error]
+    assert told == [("b", "RingTuneError", "node b was stopped (SIGTERM)")]
+    assert ring.agents["b"].current_run == ""
+
+
+def test_agent_lost_link_is_reported_with_the_peer(ring: Ring) -> None:
+    """A link that breaks while the run goes on is reported; one that breaks after the results were taken is not."""
+    ring.prepare_all()
+    active = ring.network["a"].active
+    assert active is not None
+    active.on_link_lost("b", "socket closed")
+    ring.wait_for(lambda requests: any(request.lost_peer == "b" for request in requests))
+    ring.agents["b"].collect(RUN, with_head=False, with_private=False, timeout_s=WAIT_S)
+    other = ring.network["b"].active
+    assert other is not None
+    other.on_link_lost("a", "closed")
+    ring.agents["b"].release(RUN, "done")
+    assert [request.node for request in ring.requests if request.error] == ["a"]
+
+
+def test_agent_refused_frame_of_ours_ends_the_run(ring: Ring) -> None:
+    """A peer that dropped our tensor will wait for ever: the run fails with its reason, at once."""
+    from types import SimpleNamespace
+
+    ring.prepare_all()
+    active = ring.network["a"].active
+    assert active is not None
+    active.on_ack("b", SimpleNamespace(credits=0, boundary=0, refusal="it holds NaN", error="FrameError"))
+    ring.wait_for(lambda requests: any(request.error for request in requests))
+    failed = next(request for request in ring.requests if request.error)
+    assert (failed.error, failed.message) == ("FrameError", "node b refused a frame of node a: it holds NaN")
+
+
+def test_agent_release_that_takes_long_leaves_the_next_run_alone(ring: Ring) -> None:
+    """A link to a frozen peer closes slowly; the next run is prepared meanwhile and goes on taking frames."""
+    ring.prepare_all()
+    may_close, is_closing = threading.Event(), threading.Event()
+    (link,) = [link for link in ring.shops["a"].links if not link.is_closed]
+
+    def close_slowly() -> None:
+        is_closing.set()
+        assert may_close.wait(WAIT_S)
+
+    link.on_close = close_slowly
+    slow = threading.Thread(target=ring.agents["a"].release, args=(RUN, "done"))
+    slow.start()
+    assert is_closing.wait(WAIT_S)
+    ring.agents["b"].release(RUN, "done")
+    helper = threading.Thread(target=ring.prepare, args=("b", OTHER))
+    helper.start()
+    ring.prepare("a", OTHER)
+    helper.join(WAIT_S)
+    may_close.set()
+    slow.join(WAIT_S)
+    expected = ring.shops["a"].servicer.active
+    assert expected is not None
+    assert expected.run_id == OTHER
+
+
+def test_agent_ignores_what_comes_after_the_release(ring: Ring) -> None:
+    """A late tensor or head of a released run goes nowhere."""
+    ring.prepare_all()
+    active = ring.network["b"].active
+    assert active is not None
+    ring.agents["b"].release(RUN, "done")
+    active.on_tensor(Payload.HIDDEN, 0, 0, 2, "a", "late", None)
+    active.on_blob(Payload.HEAD, 1, "a", b"late")
+    assert active.run is None or active.run.num_waiting == 0
+
+
+def test_agent_measures_no_link_beyond_this_machine_unless_told(ring: Ring) -> None:
+    """As with tensors: nothing unencrypted leaves by accident; both ends are named."""
+    with pytest.raises(ConnectionFailedError, match=r"node a won't send tensors unencrypted to b at 10.0.0.7:1"):
+        ring.agents["a"].measure_link("b", "10.0.0.7:1", 1000, timeout_s=WAIT_S)

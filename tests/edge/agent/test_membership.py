@@ -1,0 +1,199 @@
+"""Membership: join, heartbeats and their answers, without a network and without waiting."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import grpc
+import pytest
+
+from edge.agent import membership as ms
+from ringtune.errors import BusyError, ConnectionFailedError, RingTuneError
+from ringtune.v1 import control_pb2
+from tests.edge.run.test_reporter import CallError
+
+WAIT_S = 20.0
+
+
+class FakeCoordinator:
+    """Answers as scripted: a status fails the call, otherwise the reply is given."""
+
+    def __init__(self, *, lease_s: float = 1000.0) -> None:
+        self.lease_s = lease_s
+        self.joins: list[grpc.StatusCode] = []
+        self.beats: list[grpc.StatusCode | control_pb2.HeartbeatReply] = []
+        self.calls: list[str] = []
+        self.join_timeouts_s: list[float] = []
+        self.beaten = threading.Event()
+
+    def Join(self, request: control_pb2.JoinRequest, *, timeout: float) -> control_pb2.JoinReply:  # noqa: N802
+        """Join."""
+        self.calls.append("join")
+        self.join_timeouts_s.append(timeout)
+        if self.joins:
+            raise CallError(self.joins.pop(0))
+        return control_pb2.JoinReply(lease_s=self.lease_s)
+
+    def Heartbeat(  # noqa: N802
+        self, request: control_pb2.HeartbeatRequest, *, timeout: float
+    ) -> control_pb2.HeartbeatReply:
+        """Heartbeat."""
+        self.calls.append("beat")
+        self.beaten.set()
+        answer = self.beats.pop(0) if self.beats else control_pb2.HeartbeatReply(known=True, run_id=request.run_id)
+        if isinstance(answer, grpc.StatusCode):
+            raise CallError(answer)
+        return answer
+
+    def Leave(self, request: control_pb2.LeaveRequest, *, timeout: float) -> control_pb2.Empty:  # noqa: N802
+        """Leave."""
+        self.calls.append("leave")
+        return control_pb2.Empty()
+
+
+class Told:
+    """What a membership told its agent."""
+
+    def __init__(self) -> None:
+        self.run_over: list[tuple[str, str]] = []
+        self.gone: list[RingTuneError] = []
+        self.run_id = "r1"
+        self.ended = threading.Event()
+
+    def on_gone(self, error: RingTuneError) -> None:
+        """The coordinator is gone for good."""
+        self.gone.append(error)
+        self.ended.set()
+
+
+def make(coordinator: FakeCoordinator, told: Told, **options: Any) -> ms.Membership:
+    """A membership of node a."""
+    return ms.Membership(
+        coordinator=coordinator,
+        where="host:1",
+        identity=control_pb2.JoinRequest(node="a", instance="i"),
+        current_run=lambda: told.run_id,
+        on_run_over=lambda run_id, reason: told.run_over.append((run_id, reason)),
+        on_gone=told.on_gone,
+        rss_bytes=lambda: 5,
+        **options,
+    )
+
+
+def test_membership_waits_for_a_dead_namesake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a crash the own name is taken until its lease ends: join tries again, then renews the lease."""
+    monkeypatch.setattr(ms, "_JOIN_RETRY_S", 0.0)
+    coordinator = FakeCoordinator(lease_s=0.003)
+    coordinator.joins = [grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.UNAVAILABLE]
+    member = make(coordinator, Told())
+    member.join(timeout_s=WAIT_S)
+    assert coordinator.beaten.wait(WAIT_S)
+    member.leave()
+    assert coordinator.calls[:3] == ["join"] * 3
+    assert coordinator.calls[-1] == "leave"
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, ConnectionFailedError),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, ConnectionFailedError),
+        (grpc.StatusCode.ALREADY_EXISTS, BusyError),
+    ],
+)
+def test_membership_join_gives_up_with_the_reason(status: grpc.StatusCode, error: type[RingTuneError]) -> None:
+    """Nobody there, or the name stays taken: the error says which, with its exit code."""
+    coordinator = FakeCoordinator()
+    coordinator.joins = [status] * 100
+    with pytest.raises(error, match="host:1"):
+        make(coordinator, Told()).join(timeout_s=0.0)
+
+
+def test_membership_slow_coordinator_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that is late is not a lost node: while there is time, join tries again."""
+    monkeypatch.setattr(ms, "_JOIN_RETRY_S", 0.0)
+    coordinator = FakeCoordinator()
+    coordinator.joins = [grpc.StatusCode.DEADLINE_EXCEEDED] * 2
+    member = make(coordinator, Told())
+    member.join(timeout_s=WAIT_S)
+    member.leave()
+    assert coordinator.calls == ["join"] * 3 + ["leave"]
+
+
+def test_membership_short_try_does_not_shorten_the_wait_for_an_answer() -> None:
+    """With little time to try there is one attempt, whose answer may take as long as any other."""
+    coordinator = FakeCoordinator()
+    coordinator.joins = [grpc.StatusCode.ALREADY_EXISTS] * 2
+    with pytest.raises(BusyError):
+        make(coordinator, Told()).join(timeout_s=0.2)
+    assert coordinator.join_timeouts_s == [ms._JOIN_CALL_S]
+
+
+def test_membership_refusal_is_not_tried_again() -> None:
+    """A version that does not fit is told at once."""
+    coordinator = FakeCoordinator()
+    coordinator.joins = [grpc.StatusCode.INVALID_ARGUMENT]
+    with pytest.raises(RingTuneError):
+        make(coordinator, Told()).join(timeout_s=WAIT_S)
+    assert coordinator.calls == ["join"]
+
+
+def test_membership_forgotten_node_stops_its_run_and_joins_again() -> None:
+    """A restarted coordinator does not know the node: the run can't go on, the node can."""
+    coordinator, told = FakeCoordinator(), Told()
+    coordinator.beats = [control_pb2.HeartbeatReply(known=False)]
+    make(coordinator, told).beat_once()
+    assert told.run_over == [("", "coordinator host:1 no longer knows node a")]
+    assert coordinator.calls == ["beat", "join"]
+
+
+def test_membership_run_that_is_no_longer_driven_is_over() -> None:
+    """If a Release got lost, the next heartbeat ends the run."""
+    coordinator, told = FakeCoordinator(), Told()
+    coordinator.beats = [control_pb2.HeartbeatReply(known=True, run_id="r2")]
+    make(coordinator, told).beat_once()
+    assert told.run_over == [("r1", "coordinator host:1 no longer drives run r1")]
+
+
+def test_membership_driven_run_goes_on() -> None:
+    """The common case disturbs nothing, and an idle node is not told to stop what it doesn't do."""
+    coordinator, told = FakeCoordinator(), Told()
+    make(coordinator, told).beat_once()
+    told.run_id = ""
+    coordinator.beats = [control_pb2.HeartbeatReply(known=True, run_id="r9")]
+    make(coordinator, told).beat_once()
+    assert told.run_over == []
+
+
+def test_membership_one_missed_heartbeat_is_no_loss() -> None:
+    """Within the lease silence means nothing."""
+    coordinator, told = FakeCoordinator(), Told()
+    coordinator.beats = [grpc.StatusCode.UNAVAILABLE]
+    make(coordinator, told).beat_once()
+    assert told.run_over == []
+
+
+def test_membership_silence_for_a_lease_stops_the_run_once_and_the_node_comes_back() -> None:
+    """The run stops after a lease of silence; when the coordinator is back, heartbeats go on."""
+    coordinator, told = FakeCoordinator(lease_s=0.003), Told()
+    coordinator.beats = [grpc.StatusCode.UNAVAILABLE] * 30
+    member = make(coordinator, told)
+    member.join(timeout_s=WAIT_S)
+    while coordinator.beats and threading.main_thread().is_alive():
+        assert coordinator.beaten.wait(WAIT_S)
+        coordinator.beaten.clear()
+    member.leave()
+    assert told.run_over == [("", "coordinator host:1 has not answered for 0.003 s; check that it runs")]
+    assert told.gone == []
+
+
+def test_membership_child_of_a_local_run_ends_with_its_coordinator() -> None:
+    """With rejoin off, silence for a lease is the end, with the exit code of a failed connection."""
+    coordinator, told = FakeCoordinator(lease_s=0.003), Told()
+    coordinator.beats = [grpc.StatusCode.UNAVAILABLE] * 1000
+    member = make(coordinator, told, rejoin=False)
+    member.join(timeout_s=WAIT_S)
+    assert told.ended.wait(WAIT_S)
+    member.leave()
+    assert [type(error) for error in told.gone] == [ConnectionFailedError]

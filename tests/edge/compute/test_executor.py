@@ -1,0 +1,355 @@
+"""A ring of executors gives what one process gives, for any split; and frozen slices hold nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edge.compute.executor import NodeExecutor
+from ringtune.errors import DataError, IntegrityError, ModelError, PlanError
+from ringtune.schedule.lowering import Op, lowest_trainable
+from ringtune.schedule.turns import StepKind, Turn, items
+from tests.support import hand_ring as ring
+from tests.support import reference, tiny
+
+ONE = {"b": (0, 4)}
+TWO = {"b": (0, 2), "c": (2, 4)}
+UNEVEN = {"b": (0, 1), "c": (1, 4)}
+THREE = {"b": (0, 1), "c": (1, 3), "d": (3, 4)}
+EMPTY = {"b": (0, 0), "c": (0, 3), "d": (3, 4)}
+OWNER_FIRST = {"a": (0, 2), "b": (2, 4)}
+OWNER_MIDDLE = {"b": (0, 1), "a": (1, 3), "c": (3, 4)}
+OWNER_LAST = {"b": (0, 3), "a": (3, 4)}
+ALONE = {"a": (0, 4)}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One tiny model for all tests of this file."""
+    return tiny.write_model(tmp_path_factory.mktemp("model"))
+
+
+def _compare(
+    model_folder: Path,
+    folder: Path,
+    slices: dict[str, tuple[int, int]],
+    *,
+    owners: tuple[str, ...] = ("a",),
+    eval_rows: int = 0,
+    interleave: bool = False,
+    **overrides: object,
+) -> tuple[float, ring.HandRing, reference.Trained]:
+    """Run the ring and the reference; the largest difference of any adapter or head tensor."""
+    job = ring.make_job(model_folder, **overrides)
+    datasets = ring.make_datasets(job, model_folder, folder, owners, eval_rows=eval_rows)
+    plan = ring.make_plan(job, datasets, slices)
+    hand = ring.HandRing(plan, job, model_folder, datasets, interleave=interleave).train()
+    expected = reference.train(job, plan, model_folder, datasets)
+    return _difference(hand.tensors(), {**expected.adapter(), **expected.head()}), hand, expected
+
+
+def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
+    assert got.keys() == want.keys()
+    return max(float((got[name] - want[name]).abs().max()) for name in want)
+
+
+@pytest.mark.parametrize(
+    "slices", [ONE, TWO, UNEVEN, THREE, EMPTY, OWNER_FIRST, OWNER_MIDDLE, OWNER_LAST, ALONE], ids=str
+)
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_executor_equals_one_process_after_50_steps(
+    model_folder: Path, tmp_path: Path, slices: dict[str, tuple[int, int]], microbatches: int
+) -> None:
+    """Any split gives the adapters and head of the whole model in float64, with blocks unfreezing on the way."""
+    difference, hand, expected = _compare(
+        model_folder,
+        tmp_path,
+        slices,
+        eval_rows=15,
+        train__max_steps=50,
+        train__microbatches=microbatches,
+        train__learning_rate=3e-3,
+        train__eval_every=20,
+        unfreeze__every_steps=12,
+        interleave=microbatches == 4,
+    )
+    assert difference <= 1e-9
+    assert hand.losses == pytest.approx(expected.losses, abs=1e-9)
+    assert hand.evaluations.keys() == expected.evaluations.keys() == {20, 40, 50}
+    for step, counts in expected.evaluations.items():
+        assert hand.evaluations[step] == pytest.approx(counts, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"train__optimizer": "sgd", "train__weight_decay": 0.01},
+        {"train__weight_decay": 0.1, "train__lr_schedule": "linear", "train__warmup_steps": 5},
+        {"train__dropout": 0.2, "train__microbatches": 3},
+        {"train__dropout": 0.2, "train__microbatches": 3, "train__method": "all"},
+        {"train__method": "all"},
+        {"privacy__private_blocks": 1},
+        {"train__dropout": 0.1, "privacy__private_blocks": 2},
+    ],
+    ids=str,
+)
+def test_executor_equals_one_process_with_options(
+    model_folder: Path, tmp_path: Path, overrides: dict[str, Any]
+) -> None:
+    """Optimizers, schedules, dropout, methods and private blocks keep the equality."""
+    private = int(str(overrides.get("privacy__private_blocks", 0)))
+    slices = {"b": (private, 3), "c": (3, 4)}
+    difference, _, _ = _compare(
+        model_folder, tmp_path, slices, train__max_steps=25, unfreeze__every_steps=6, **overrides
+    )
+    assert difference <= 1e-9
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_executor_hands_the_head_over(model_folder: Path, tmp_path: Path, dropout: float) -> None:
+    """Three owners in turn, one of them without a slice, train like one process on the same batches."""
+    difference, hand, expected = _compare(
+        model_folder,
+        tmp_path,
+        OWNER_MIDDLE,
+        owners=("a", "c", "x"),
+        eval_rows=10,
+        train__max_steps=50,
+        train__local_iterations=4,
+        train__microbatches=2,
+        train__dropout=dropout,
+        train__eval_every=10,
+        unfreeze__every_steps=10,
+    )
+    assert difference <= 1e-9
+    assert hand.losses == pytest.approx(expected.losses, abs=1e-9)
+    assert {step: found[1:] for step, found in hand.evaluations.items()} == {
+        step: (float(count), float(correct)) for step, (_, count, correct) in expected.evaluations.items()
+    }
+
+
+def test_executor_in_float32_equals_with_the_same_micro_batches(model_folder: Path, tmp_path: Path) -> None:
+    """In fp32 the same kernels run on the same shapes, so 1e-6 relative holds, dropout or not."""
+    for dropout in (0.0, 0.1):
+        options: dict[str, Any] = {"model__dtype": "float32", "train__microbatches": 3, "train__dropout": dropout}
+        difference, hand, _ = _compare(model_folder, tmp_path, THREE, train__max_steps=30, **options)
+        norm = torch.cat([value.flatten() for value in hand.tensors().values()]).norm()
+        assert difference <= 1e-6 * float(norm)
+
+
+def test_executor_is_independent_of_the_number_of_micro_batches(model_folder: Path, tmp_path: Path) -> None:
+    """Micro-batches only change rounding: the loss is the sum over targets divided by those of the batch."""
+    found = []
+    for microbatches in (1, 2, 4):
+        _, hand, _ = _compare(model_folder, tmp_path, TWO, train__microbatches=microbatches, train__optimizer="sgd")
+        found.append(hand.tensors())
+    assert _difference(found[1], found[0]) <= 1e-9
+    assert _difference(found[2], found[0]) <= 1e-9
+
+
+def test_executor_comparison_can_fail(model_folder: Path, tmp_path: Path) -> None:
+    """The comparison sees a single swapped mask: the tiny model is not insensitive."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, TWO)
+    hand = ring.HandRing(plan, job, model_folder, datasets)
+    put = hand.nodes["c"].put_tensor
+    blind = lambda payload, seq, micro, tensor, mask: put(  # noqa: E731
+        payload, seq, micro, tensor, None if mask is None else torch.ones_like(mask)
+    )
+    hand.nodes["c"].put_tensor = blind  # type: ignore[method-assign]
+    expected = reference.train(job, plan, model_folder, datasets)
+    assert _difference(hand.train().tensors(), {**expected.adapter(), **expected.head()}) > 1e-6
+
+
+def test_executor_sends_no_gradient_below_the_lowest_trainable_block(model_folder: Path, tmp_path: Path) -> None:
+    """Gradients stop at the terminator: none enters a node that is all frozen."""
+    job = ring.make_job(model_folder, train__max_steps=12, unfreeze__every_steps=4)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, THREE)
+    hand = ring.HandRing(plan, job, model_folder, datasets).train()
+    assert {boundary for _, _, boundary in hand.gradients_sent} == {4, 3}
+    assert hand.gradients_sent.count(("d", "c", 3)) == 8
+    assert not any(target == "b" for _, target, _ in hand.gradients_sent)
+
+
+def _forward_turn(hand: ring.HandRing, num_items: int, *, kind: StepKind = StepKind.TRAIN, step: int = 0) -> Turn:
+    turn = Turn(
+        index=0, kind=kind, owner="a", round=0, first_seq=0, num_items=num_items, first_step=step, first_batch=0
+    )
+    for node in hand.nodes.values():
+        node.grant(turn)
+    return turn
+
+
+def _pass_frozen(hand: ring.HandRing, seq: int, micro: int) -> int:
+    """Run node b's frozen blocks for one micro-batch up to sending; what b holds while it has the hidden state."""
+    owner, host = hand.nodes["a"], hand.nodes["b"]
+    owner.run(ring.action(Op.EMBED, seq, micro))
+    hidden, mask = owner.take_tensor("h", seq, micro)
+    assert mask is not None
+    host.put_tensor("h", seq, micro, hidden, mask.clone())
+    for block in range(2):
+        host.run(ring.action(Op.FORWARD_FREE, seq, micro, block, block + 1))
+    return host.live_bytes()
+
+
+def test_executor_keeps_nothing_of_frozen_batches(model_folder: Path, tmp_path: Path) -> None:
+    """A frozen slice holds one hidden state while it works and nothing afterwards, however many batches pass."""
+    job = ring.make_job(model_folder, train__microbatches=2, train__local_iterations=6)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, TWO)
+    hand = ring.HandRing(plan, job, model_folder, datasets)
+    _forward_turn(hand, 6)
+    host = hand.nodes["b"]
+    for seq in range(6):
+        for micro in range(2):
+            held = _pass_frozen(hand, seq, micro)
+            hidden, mask = host.take_tensor("h", seq, micro)
+            assert mask is not None
+            assert not hidden.requires_grad
+            assert hidden.grad_fn is None
+            kernel_mask_bytes = hidden.shape[0] * hidden.shape[1] ** 2 * hidden.element_size()
+            assert held <= hidden.nbytes + mask.nbytes + kernel_mask_bytes
+            assert host.live_bytes() == 0
+
+
+def test_executor_frees_a_graph_after_its_backward(model_folder: Path, tmp_path: Path) -> None:
+    """A trainable slice holds a graph from forward to backward, and nothing after the item."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, TWO)
+    hand = ring.HandRing(plan, job, model_folder, datasets)
+    _forward_turn(hand, 1)
+    _pass_frozen(hand, 0, 0)
+    hidden, mask = hand.nodes["b"].take_tensor("h", 0, 0)
+    top = hand.nodes["c"]
+    top.put_tensor("h", 0, 0, hidden, mask)
+    top.run(ring.action(Op.FORWARD_FREE, 0, 0, 2, 3))
+    top.run(ring.action(Op.FORWARD, 0, 0, 3, 4))
+    out, _ = top.take_tensor("h", 0, 0)
+    assert top.live_bytes() > 3 * out.nbytes
+    top.put_tensor("g", 0, 0, torch.ones_like(out), None)
+    top.run(ring.action(Op.BACKWARD, 0, 0, 3, 4))
+    assert top.live_bytes() == 0
+    with pytest.raises(PlanError, match="nothing to send"):
+        top.take_tensor("g", 0, 0)
+
+
+@pytest.mark.parametrize("kind", [StepKind.SCORE, StepKind.MEASURE])
+def test_executor_leaves_no_gradient_of_an_item_without_update(
+    model_folder: Path, tmp_path: Path, kind: StepKind
+) -> None:
+    """A score or measure item between two steps changes nothing."""
+    job = ring.make_job(model_folder, train__max_steps=2, train__local_iterations=1, train__microbatches=2)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, TWO)
+    plain = ring.HandRing(plan, job, model_folder, datasets).train()
+    mixed = ring.HandRing(plan, job, model_folder, datasets)
+    for index, (item_kind, step) in enumerate([(StepKind.TRAIN, 0), (kind, 1), (StepKind.TRAIN, 1)]):
+        turn = Turn(
+            index=index,
+            kind=item_kind,
+            owner="a",
+            round=0,
+            first_seq=index,
+            num_items=1,
+            first_step=step,
+            first_batch=step,
+        )
+        mixed.start_turn(turn)
+        for item in items(plan, turn):
+            mixed.run_item(item)
+    assert _difference(mixed.tensors(), plain.tensors()) == 0.0
+
+
+def test_executor_refuses_what_has_no_input(model_folder: Path, tmp_path: Path) -> None:
+    """Actions without a granted turn, an input, or a role are refused by name."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, TWO)
+    hand = ring.HandRing(plan, job, model_folder, datasets)
+    with pytest.raises(PlanError, match="no granted turn"):
+        hand.nodes["b"].run(ring.action(Op.FORWARD_FREE, 0, 0, 0, 1))
+    _forward_turn(hand, 1)
+    with pytest.raises(PlanError, match="before its input"):
+        hand.nodes["b"].run(ring.action(Op.FORWARD_FREE, 0, 0, 0, 1))
+    with pytest.raises(PlanError, match="needs an owner"):
+        hand.nodes["b"].run(ring.action(Op.EMBED, 0))
+    with pytest.raises(PlanError, match="needs an owner"):
+        hand.nodes["b"].head_blob()
+
+
+def test_executor_needs_data_and_model_of_the_plan(model_folder: Path, tmp_path: Path) -> None:
+    """An owner without rows, another number of rows, and another model are refused before anything runs."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, TWO)
+    with pytest.raises(DataError, match="--data"):
+        NodeExecutor(plan, "a", job, model_folder, None)
+    fewer = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=30)
+    with pytest.raises(DataError, match="30 training"):
+        NodeExecutor(plan, "a", job, model_folder, fewer["a"])
+    other = tiny.write_model(tmp_path / "other", num_blocks=5)
+    with pytest.raises(ModelError, match="5 blocks"):
+        NodeExecutor(plan, "b", job, other, None)
+    long = ring.make_plan(ring.make_job(model_folder, train__max_length=65), datasets, TWO)
+    with pytest.raises(ModelError, match="65"):
+        NodeExecutor(long, "b", job, model_folder, None)
+
+
+def test_executor_refuses_a_damaged_head(model_folder: Path, tmp_path: Path) -> None:
+    """A head that is cut, renamed or not finite never replaces the own one."""
+    from safetensors.torch import load, save
+
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, TWO)
+    owner = ring.HandRing(plan, job, model_folder, datasets).train().nodes["a"]
+    blob = owner.head_blob()
+    tensors = load(blob)
+    name = next(key for key in tensors if key.startswith("param/"))
+    damaged = [
+        blob[:-3],
+        save({**tensors, "param/more": torch.zeros(2)}),
+        save({**tensors, name: torch.full_like(tensors[name], torch.nan)}),
+        save({**tensors, name: tensors[name].to(torch.float32)}),
+        save({**tensors, "state/other/exp_avg": torch.zeros(2)}),
+    ]
+    for data in damaged:
+        with pytest.raises(IntegrityError, match="handed over"):
+            owner.load_head_blob(data)
+    assert owner.head_blob() == blob
+
+
+def test_executor_head_blob_is_a_fixed_point(model_folder: Path, tmp_path: Path) -> None:
+    """Loading a blob gives the same blob again, moments and step counts included."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a", "b"))
+    plan = ring.make_plan(job, datasets, TWO)
+    hand = ring.HandRing(plan, job, model_folder, datasets).train()
+    blob = hand.nodes[hand.holder].head_blob()
+    other = next(name for name in datasets if name != hand.holder)
+    assert hand.nodes[other].head_blob() != blob
+    hand.nodes[other].load_head_blob(blob)
+    assert hand.nodes[other].head_blob() == blob
+
+
+def test_executor_trains_only_what_the_schedule_unfroze(model_folder: Path, tmp_path: Path) -> None:
+    """Adapters below the lowest trainable block keep their initial values to the bit."""
+    job = ring.make_job(model_folder, train__max_steps=6, unfreeze__every_steps=4)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, TWO)
+    hand = ring.HandRing(plan, job, model_folder, datasets)
+    before = hand.tensors()
+    after = hand.train().tensors()
+    assert lowest_trainable(plan, 5) == 2
+    changed = {
+        int(name.split(".layer.")[1].split(".")[0])
+        for name in before
+        if ".layer." in name and not torch.equal(before[name], after[name])
+    }
+    assert changed == {2, 3}

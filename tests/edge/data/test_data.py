@@ -1,0 +1,153 @@
+"""An owner's rows: read strictly, shared out without loss, padded like the tokenizer pads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from edge.data.rows import OwnerDataset
+from edge.data.texts import read_rows
+from ringtune.errors import DataError, ModelError
+from ringtune.schedule.batches import BatchStream
+from ringtune.schedule.turns import Item, StepKind
+from tests.support import hand_ring as ring
+from tests.support import tiny
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One tiny model for all tests of this file."""
+    return tiny.write_model(tmp_path_factory.mktemp("model"))
+
+
+def _item(kind: StepKind, batch: int, rows: int, owner: str = "a") -> Item:
+    return Item(seq=0, kind=kind, step=0, owner=owner, batch=batch, rows=rows, turn=0)
+
+
+def test_data_of_csv_and_jsonl_are_equal(tmp_path: Path) -> None:
+    """Both formats give the rows that were written."""
+    expected = tiny.make_rows(20, seed=4)
+    for suffix in ("csv", "jsonl"):
+        path = tiny.write_rows(tmp_path / f"rows.{suffix}", 20, seed=4)
+        assert [tuple(row) for row in read_rows(path, text="text", label="label")] == expected
+
+
+def test_data_keeps_quoted_and_foreign_text(tmp_path: Path) -> None:
+    """Commas, quotes, line breaks, a byte order mark and other scripts survive; integers become class names."""
+    path = tmp_path / "rows.csv"
+    path.write_text('\ufefftext,label\n"a, ""b""\nc",1\nhéllo 你好,0\n', encoding="utf-8")
+    assert [tuple(row) for row in read_rows(path, text="text", label="label")] == [
+        ('a, "b"\nc', "1"),
+        ("héllo 你好", "0"),
+    ]
+    lines = tmp_path / "rows.jsonl"
+    lines.write_text('{"text": "x", "label": 3}\n\n', encoding="utf-8")
+    assert [tuple(row) for row in read_rows(lines, text="text", label="label")] == [("x", "3")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.csv", "text,class\na,b\n", r"line 2 has no column 'label'; it has 'text', 'class'"),
+        ("rows.csv", "text,label\n", "has no rows"),
+        ("rows.csv", "", "has no rows"),
+        ("rows.csv", "text,label\na\n", "line 2 has no column 'label'"),
+        ("rows.csv", "text,label\na,\n", "line 2: column 'label' is not a class name"),
+        ("rows.txt", "a", "read from .csv or .jsonl"),
+        ("rows.jsonl", '{"text": "a", "label": "b"}\n{"text"\n', "line 2 is not JSON"),
+        ("rows.jsonl", "[1]\n", "line 1 is not a JSON object"),
+        ("rows.jsonl", '{"text": 1, "label": "b"}\n', "line 1: column 'text' is not text"),
+        ("rows.jsonl", '{"text": "a", "label": 0.5}\n', "is not a class name"),
+    ],
+)
+def test_data_errors_name_file_line_and_column(tmp_path: Path, name: str, content: str, message: str) -> None:
+    """A wrong file says where it is wrong."""
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=message) as caught:
+        read_rows(path, text="text", label="label")
+    assert str(path) in str(caught.value)
+
+
+def test_data_errors_of_missing_files(model_folder: Path, tmp_path: Path) -> None:
+    """A missing file, bytes that are no text, and a folder without tokenizer are told apart."""
+    with pytest.raises(DataError, match="is not there"):
+        read_rows(tmp_path / "no.csv", text="text", label="label")
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"text,label\n\xff\xfe,a\n")
+    with pytest.raises(DataError, match="UTF-8"):
+        read_rows(path, text="text", label="label")
+    rows = tiny.write_rows(tmp_path / "good.csv", 5)
+    job = ring.make_job(model_folder)
+    with pytest.raises(ModelError, match="is not a folder"):
+        OwnerDataset.load(job, rows, None, tokenizer_folder=tmp_path / "none")
+    with pytest.raises(ModelError, match="no tokenizer"):
+        OwnerDataset.load(job, rows, None, tokenizer_folder=tmp_path)
+
+
+def test_data_shares_cover_all_rows_once(model_folder: Path, tmp_path: Path) -> None:
+    """The shares of training and evaluation rows are disjoint and complete; a short evaluation may leave some empty."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a", "b", "c"), num_rows=31, eval_rows=2)
+    assert sorted(dataset.train_rows for dataset in datasets.values()) == [10, 10, 11]
+    assert sum(dataset.eval_rows for dataset in datasets.values()) == 2
+    texts = [text for dataset in datasets.values() for text in dataset._train._encoder._texts]  # type: ignore[attr-defined]
+    labels = [label for dataset in datasets.values() for label in dataset._train._labels]  # type: ignore[attr-defined]
+    assert sorted(zip(texts, labels, strict=True)) == sorted(tiny.make_rows(31, seed=1))
+
+
+def test_data_batch_is_what_the_tokenizer_pads(model_folder: Path, tmp_path: Path) -> None:
+    """A batch holds the stream's rows, padded to the longest of the batch and cut at max_length."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    job = ring.make_job(model_folder, train__max_length=12)
+    path = tiny.write_rows(tmp_path / "train.csv", 25, seed=1)
+    dataset = OwnerDataset.load(job, path, None, tokenizer_folder=model_folder)
+    dataset.set_labels(tiny.LABELS)
+    plan = ring.make_plan(job, {"a": dataset}, {"b": (0, 4)})
+    rows = tiny.make_rows(25, seed=1)
+    stream = BatchStream(25, 6, plan.seed, "a")
+    widths = set()
+    for index in range(9):
+        batch = dataset.batch(plan, _item(StepKind.TRAIN, index, 6))
+        picked = [rows[row] for row in stream.rows(index)]
+        want = tokenizer(
+            [text for text, _ in picked], padding="longest", truncation=True, max_length=12, return_tensors="pt"
+        )
+        assert torch.equal(batch.ids, want["input_ids"])
+        assert torch.equal(batch.mask, want["attention_mask"])
+        assert torch.equal(batch.token_type_ids, want["token_type_ids"])
+        assert batch.labels.tolist() == [tiny.LABELS.index(label) for _, label in picked]
+        widths.add(batch.ids.shape[1])
+    assert max(widths) == 12
+
+
+def test_data_evaluation_ends_with_a_short_batch(model_folder: Path, tmp_path: Path) -> None:
+    """Evaluation batches go through the rows in order, each once."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",), eval_rows=14)
+    dataset = datasets["a"]
+    dataset.set_labels(tiny.LABELS)
+    plan = ring.make_plan(job, datasets, {"b": (0, 4)})
+    labels = [
+        label
+        for index, rows in enumerate((6, 6, 2))
+        for label in dataset.batch(plan, _item(StepKind.EVALUATE, index, rows)).labels.tolist()
+    ]
+    assert labels == [tiny.LABELS.index(label) for _, label in tiny.make_rows(14, seed=2)]
+
+
+def test_data_refuses_a_class_outside_the_labels(model_folder: Path, tmp_path: Path) -> None:
+    """A class that the run doesn't have is named, in training and in evaluation rows."""
+    job = ring.make_job(model_folder)
+    train = tiny.write_rows(tmp_path / "train.csv", 20, labels=("bad", "good"))
+    evaluation = tiny.write_rows(tmp_path / "eval.csv", 20, labels=("bad", "fair"))
+    dataset = OwnerDataset.load(job, train, evaluation, tokenizer_folder=model_folder)
+    assert dataset.labels == ("bad", "good")
+    assert dataset.eval_labels == ("bad", "fair")
+    with pytest.raises(DataError, match="'fair'"):
+        dataset.set_labels(("bad", "good"))
+    dataset.set_labels(("bad", "fair", "good"))

@@ -1,0 +1,220 @@
+"""Images: npz and folders, shapes that the model takes and no others, pixels as the preprocessor says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edge.data.images import ImageExamples, Images
+from edge.data.rows import OwnerDataset
+from ringtune.errors import DataError, JobError, ModelError
+from ringtune.models.folder import model_facts
+from tests.support import hand_ring as ring
+from tests.support import tiny
+from tests.support.tiny_data import make_images, write_images
+from tests.support.tiny_families import IMAGE_TOKENS, write_family
+
+TARGETS = {name: index for index, name in enumerate(tiny.LABELS)}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Takes grey images of 12 x 12."""
+    return write_family(tmp_path_factory.mktemp("model"), "vit", num_blocks=2)
+
+
+def make_source(model_folder: Path, **overrides: object) -> Images:
+    """Reads images for a model."""
+    return Images(ring.make_job(model_folder, model__task="image-classification", **overrides), model_folder)
+
+
+def load(model_folder: Path, path: Path, **overrides: object) -> ImageExamples:
+    """Everything that a file has."""
+    source = make_source(model_folder, **overrides)
+    rows = source.read(path)
+    return source.examples(rows.rows, rows.labels)
+
+
+def test_images_of_npz_and_folder_are_equal(model_folder: Path, tmp_path: Path) -> None:
+    """A folder per class gives the same images and classes as the arrays."""
+    images, labels = make_images(10, seed=1)
+    one = load(model_folder, write_images(tmp_path / "images.npz", 10, seed=1))
+    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
+        folder = tmp_path / "images" / label
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / f"{index:03}.npy", image)
+    (tmp_path / "images" / "README.md").write_text("not a class")
+    (tmp_path / "images" / labels[0] / "notes.txt").write_text("not an image")
+    other = load(model_folder, tmp_path / "images")
+    order = sorted(range(10), key=lambda index: (labels[index], index))
+    first, second = one.batch(order, TARGETS), other.batch(range(10), TARGETS)
+    assert len(one) == len(other) == 10
+    assert first.pixels is not None and second.pixels is not None
+    assert torch.equal(first.pixels, second.pixels)
+    assert torch.equal(first.labels, second.labels)
+
+
+def test_images_of_bytes_are_scaled_to_minus_one_and_one(model_folder: Path, tmp_path: Path) -> None:
+    """Without a preprocessor: 0 becomes -1, 255 becomes 1; the mask is all ones, one for each token."""
+    images = np.zeros((2, 12, 12), np.uint8)
+    images[1] = 255
+    np.savez(tmp_path / "images.npz", image=images, label=np.array([0, 1]))
+    batch = load(model_folder, tmp_path / "images.npz").batch([0, 1], {"0": 0, "1": 1})
+    assert batch.pixels is not None
+    assert batch.pixels.shape == (2, 1, 12, 12)
+    assert batch.pixels.dtype == torch.float32
+    assert batch.pixels[:, 0, 0, 0].tolist() == [-1.0, 1.0]
+    assert batch.labels.tolist() == [0, 1]
+    assert torch.equal(batch.mask, torch.ones(2, IMAGE_TOKENS, dtype=torch.int64))
+    assert batch.rows(1, 2).pixels is not None
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"image_mean": [0.25], "image_std": [0.5]}, [-0.5, 1.5]),
+        ({"do_normalize": False, "image_mean": [0.25]}, [0.0, 1.0]),
+    ],
+)
+def test_images_follow_the_preprocessor(tmp_path: Path, values: dict[str, Any], expected: list[float]) -> None:
+    """Mean and deviation of the folder hold."""
+    folder = write_family(tmp_path / "model", "vit", num_blocks=1)
+    (folder / "preprocessor_config.json").write_text(json.dumps(values))
+    images = np.stack([np.zeros((12, 12), np.uint8), np.full((12, 12), 255, np.uint8)])
+    np.savez(tmp_path / "images.npz", image=images, label=np.array([0, 1]))
+    pixels = load(folder, tmp_path / "images.npz").batch([0, 1], {}).pixels
+    assert pixels is not None
+    assert pixels[:, 0, 3, 3].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not readable"),
+        ("[1]", "is not readable"),
+        ('{"image_mean": [0.5, 0.5]}', "image_mean has to be 1 numbers"),
+        ('{"image_std": [0]}', "image_std has to be above 0"),
+        ('{"image_std": ["a"]}', "image_std has to be 1 numbers"),
+    ],
+)
+def test_images_refuse_a_broken_preprocessor(tmp_path: Path, text: str, message: str) -> None:
+    """It belongs to the model, so it is the model's error."""
+    folder = write_family(tmp_path / "model", "vit", num_blocks=1)
+    (folder / "preprocessor_config.json").write_text(text)
+    with pytest.raises(ModelError, match=message):
+        make_source(folder)
+
+
+def test_images_lie_either_way(tmp_path: Path) -> None:
+    """Channels first or last, floats as they are."""
+    folder = write_family(tmp_path / "model", "vit", num_blocks=1, num_channels=3)
+    image = np.arange(3 * 12 * 12, dtype=np.float32).reshape(1, 3, 12, 12)
+    np.savez(tmp_path / "first.npz", image=image, label=np.array(["a"]))
+    np.savez(tmp_path / "last.npz", image=image.transpose(0, 2, 3, 1), label=np.array(["a"]))
+    first, last = (load(folder, tmp_path / f"{name}.npz").batch([0], {}).pixels for name in ("first", "last"))
+    assert first is not None and last is not None
+    assert torch.equal(first, torch.from_numpy(image))
+    assert torch.equal(first, last)
+
+
+def _arrays(**more: Any) -> dict[str, Any]:
+    return {"image": np.zeros((2, 12, 12), np.uint8), "label": np.array([0, 1]), **more}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (_arrays(image=np.zeros((2, 28, 28), np.uint8)), r"images of shape \(28, 28\), the model takes 1 x 12 x 12"),
+        (_arrays(image=np.zeros((2, 12, 12, 3), np.uint8)), r"images of shape \(12, 12, 3\), the model takes 1 x 12"),
+        (_arrays(image=np.zeros((2, 144), np.uint8)), r"images of shape \(144,\)"),
+        (_arrays(image=np.zeros((3, 12, 12), np.uint8)), r"labels of shape \(2,\)"),
+        (_arrays(image=np.zeros((2, 12, 12), np.int64)), "pixels of type int64; give uint8"),
+        (_arrays(label=np.array([0.5, 1.0])), "labels are float64"),
+        ({"x": np.zeros(2), "y": np.zeros(2)}, r"no array 'image'; it has x, y; set data\.image"),
+        ({"image": np.zeros((2, 12, 12), np.uint8)}, r"no array 'label'; it has image; set data\.label"),
+        (_arrays(label=np.array([{}, {}], dtype=object)), "is no readable npz file"),
+        (_arrays(image=np.zeros((0, 12, 12), np.uint8), label=np.zeros(0, np.int64)), r"shape \(0, 12, 12\)"),
+    ],
+)
+def test_images_refuse_what_the_model_cannot_take(
+    model_folder: Path, tmp_path: Path, arrays: dict[str, Any], message: str
+) -> None:
+    """Shape, type and names, each with what was found; nothing is unpickled."""
+    np.savez(tmp_path / "images.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        load(model_folder, tmp_path / "images.npz")
+
+
+def test_images_refuse_damaged_files(model_folder: Path, tmp_path: Path) -> None:
+    """A missing, cut off or foreign file, an empty folder, a wrong one in a folder: each is named."""
+    path = write_images(tmp_path / "images.npz", 20, seed=1)
+    (tmp_path / "cut.npz").write_bytes(path.read_bytes()[:500])
+    (tmp_path / "empty").mkdir()
+    bad = tmp_path / "bad" / "cat"
+    bad.mkdir(parents=True)
+    np.save(bad / "a.npy", np.zeros((5, 5), np.uint8))
+    torn = tmp_path / "torn" / "cat"
+    torn.mkdir(parents=True)
+    (torn / "a.npy").write_bytes(b"\x93NUMPY")
+    for name, message in (
+        ("no.npz", "is not there"),
+        ("cut.npz", "is no readable npz file"),
+        ("empty", "has no images; put them into a folder for each class"),
+        ("bad", r"cat/a\.npy has images of shape \(5, 5\)"),
+        ("torn", r"cat/a\.npy is no readable array"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load(model_folder, tmp_path / name)
+    (tmp_path / "rows.csv").write_text("image,label\n")
+    with pytest.raises(DataError, match=r"images are read from \.npz or a folder per class"):
+        load(model_folder, tmp_path / "rows.csv")
+
+
+def test_images_refuse_numbers_that_are_not_finite(model_folder: Path, tmp_path: Path) -> None:
+    """A NaN would make the whole run one."""
+    image = np.zeros((1, 12, 12), np.float32)
+    image[0, 3, 3] = np.nan
+    np.savez(tmp_path / "images.npz", image=image, label=np.array([0]))
+    with pytest.raises(DataError, match="not finite"):
+        load(model_folder, tmp_path / "images.npz").batch([0], {})
+
+
+@pytest.mark.skipif(importlib.util.find_spec("PIL") is not None, reason="pillow is installed here")
+def test_images_say_what_pictures_need(model_folder: Path, tmp_path: Path) -> None:
+    """Pictures are read by a package that is not required."""
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "a.png").write_bytes(b"\x89PNG")
+    with pytest.raises(DataError, match="needs the package 'pillow'"):
+        load(model_folder, tmp_path)
+
+
+def test_images_need_a_model_for_images(tmp_path: Path) -> None:
+    """A text model takes none; an image model takes no shorter rows than it has patches."""
+    folder = write_family(tmp_path / "bert", "bert", num_blocks=1)
+    with pytest.raises(ModelError, match="takes no images"):
+        make_source(folder)
+    folder = write_family(tmp_path / "vit", "vit", num_blocks=1)
+    job = ring.make_job(folder, model__task="image-classification", train__max_length=IMAGE_TOKENS - 1)
+    with pytest.raises(JobError, match=f"has {IMAGE_TOKENS} tokens; set it to {IMAGE_TOKENS}"):
+        model_facts(folder, job)
+
+
+def test_images_are_shared_out_by_class(model_folder: Path, tmp_path: Path) -> None:
+    """Splits work on images as on texts."""
+    path = write_images(tmp_path / "images.npz", 40, seed=2)
+    job = ring.make_job(
+        model_folder, model__task="image-classification", data__split="dirichlet:0.1", train__max_length=IMAGE_TOKENS
+    )
+    parts = [
+        OwnerDataset.load(job, path, path, share=share, num_owners=2, tokenizer_folder=model_folder)
+        for share in range(2)
+    ]
+    assert sum(part.train_rows for part in parts) == 40
+    assert [part.eval_rows for part in parts] == [20, 20]
+    assert {name for part in parts for name in part.labels} == set(tiny.LABELS)

@@ -1,0 +1,152 @@
+"""Texts to continue: rows, blocks of a plain text, targets, and a decoder that never travels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load
+
+from edge.compute.executor import NodeExecutor
+from edge.data.language import Language, LanguageExamples
+from edge.model.heads import IGNORED
+from ringtune.errors import DataError, ModelError
+from tests.support import hand_ring as ring
+from tests.support import tiny
+from tests.support.tiny_families import write_family
+
+LENGTH = 16
+
+
+@pytest.fixture(scope="module", params=["right", "left"])
+def model_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny language model whose tokenizer pads on one side."""
+    folder = tmp_path_factory.mktemp("model")
+    return write_family(folder, "llama", num_blocks=2, padding_side=request.param, with_decoder=True)
+
+
+def read(model_folder: Path, path: Path) -> LanguageExamples:
+    """Everything that a file has."""
+    source = Language(ring.make_job(model_folder, model__task="causal-lm", train__max_length=LENGTH), model_folder)
+    return source.examples(source.read(path).rows, ())
+
+
+def test_language_targets_are_tokens_that_have_one_before_them(model_folder: Path, tmp_path: Path) -> None:
+    """Neither padding nor the first token of a row is a target, whatever the side."""
+    path = tiny.write_rows(tmp_path / "rows.csv", 12, seed=1)
+    batch = read(model_folder, path).batch(range(12), {})
+    lengths = batch.mask.sum(-1)
+    assert len(set(lengths.tolist())) > 1
+    targets = batch.labels[:, 1:] != IGNORED
+    assert targets.sum(-1).tolist() == (lengths - 1).tolist()
+    assert torch.equal(batch.labels[:, 1:][targets], batch.ids[:, 1:][targets])
+    assert bool((batch.mask[:, :-1][targets] == 1).all())
+    assert bool((batch.mask[:, 1:][targets] == 1).all())
+
+
+def test_language_blocks_are_the_text(model_folder: Path, tmp_path: Path) -> None:
+    """A plain text is cut every max_length tokens; nothing is lost, whatever the line breaks."""
+    text = "\n".join(" ".join(tiny.words()[start : start + 7]) for start in range(0, 170, 7))
+    path = tmp_path / "text.txt"
+    path.write_text(text)
+    examples = read(model_folder, path)
+    batch = examples.batch(range(len(examples)), {})
+    words = [tiny.vocabulary()[int(token)] for token in batch.ids[batch.mask == 1]]
+    assert words == text.split()
+    assert batch.mask.sum(-1).tolist()[:-1] == [LENGTH] * (len(examples) - 1)
+
+
+def test_language_blocks_do_not_depend_on_pieces(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long text is encoded piece by piece, lines kept whole."""
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(" ".join(tiny.words()[start : start + 5]) for start in range(0, 150, 5)))
+    whole = read(model_folder, path)
+    monkeypatch.setattr("edge.data.language._PIECE_CHARACTERS", 60)
+    pieces = read(model_folder, path)
+    assert torch.equal(whole.batch(range(9), {}).ids, pieces.batch(range(9), {}).ids)
+
+
+def test_language_leaves_a_block_without_target_out(model_folder: Path, tmp_path: Path) -> None:
+    """One token has nothing before it."""
+    path = tmp_path / "text.txt"
+    path.write_text(" ".join(tiny.words()[: LENGTH + 1]))
+    assert len(read(model_folder, path)) == 1
+    path.write_text("w1")
+    with pytest.raises(DataError, match="has 1 tokens; a block needs 2"):
+        read(model_folder, path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="not UTF-8"):
+        read(model_folder, path)
+    with pytest.raises(DataError, match="is not there"):
+        read(model_folder, tmp_path / "no.txt")
+
+
+def _owner(folder: Path, tmp_path: Path, **overrides: object) -> NodeExecutor:
+    job = ring.make_job(folder, model__task="causal-lm", **overrides)
+    datasets = ring.make_datasets(job, folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, {"a": (0, 1), "b": (1, 2)}, num_blocks=2, labels=())
+    return NodeExecutor(plan, "a", job, folder, datasets["a"])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_language_hand_over_is_empty(tmp_path: Path, tied: bool) -> None:
+    """The decoder is frozen and everywhere already; an untied one is saved with the result, a tied one is not."""
+    folder = write_family(tmp_path / "model", "llama", num_blocks=2, with_decoder=True, tie_word_embeddings=tied)
+    owner = _owner(folder, tmp_path)
+    assert load(owner.head_blob()) == {}
+    owner.load_head_blob(owner.head_blob())
+    saved = load(owner.adapter_files(with_head=True)["model_head.safetensors"])
+    stored = ("model.embed_tokens.weight", "lm_head.weight")[not tied]
+    assert list(saved) == ([] if tied else ["heads.ringtune.0.weight"])
+    decoder = owner._hosted.skeleton.model.heads["ringtune"].get_output_embeddings().weight
+    want = load((folder / "model.safetensors").read_bytes())[stored]
+    assert torch.equal(decoder.float(), want)
+    assert not decoder.requires_grad
+    assert (decoder is owner._hosted.skeleton.base.embed_tokens.weight) is tied
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_language_decoder_counts_once(tmp_path: Path, tied: bool) -> None:
+    """Hosted bytes hold the token table, and a decoder only where it is another tensor."""
+    folder = write_family(tmp_path / "model", "llama", num_blocks=2, with_decoder=True, tie_word_embeddings=tied)
+    table = len(tiny.vocabulary()) * 32 * 8
+    job_bytes = _owner(folder, tmp_path).hosted_bytes
+    classifier = ring.make_job(folder)
+    datasets = ring.make_datasets(classifier, folder, tmp_path, ("a",))
+    plan = ring.make_plan(classifier, datasets, {"a": (0, 1), "b": (1, 2)}, num_blocks=2)
+    without = NodeExecutor(plan, "a", classifier, folder, datasets["a"])
+    head = sum(value.nbytes for value in without._hosted.skeleton.model.heads.parameters())
+    assert job_bytes - (without.hosted_bytes - head) == (0 if tied else table)
+
+
+def test_language_needs_a_decoder(tmp_path: Path) -> None:
+    """A base model without one, and a family that has none."""
+    folder = write_family(tmp_path / "base", "llama", num_blocks=2, tie_word_embeddings=False)
+    with pytest.raises(ModelError, match=r"no tensor lm_head\.weight"):
+        _owner(folder, tmp_path)
+    folder = write_family(tmp_path / "bert", "bert", num_blocks=2)
+    with pytest.raises(ModelError, match=r"no head for model\.task = 'causal-lm'.*gpt2, llama, mistral"):
+        _owner(folder, tmp_path)
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "mistral"])
+def test_language_tied_or_not_equals_one_process(tmp_path: Path, model_type: str) -> None:
+    """An untied decoder is read from the checkpoint."""
+    from tests.support import reference
+
+    folder = write_family(
+        tmp_path / "model", model_type, num_blocks=2, with_decoder=True, tie_word_embeddings=False, padding_side="left"
+    )
+    job = ring.make_job(folder, model__task="causal-lm", train__max_steps=4, train__microbatches=2)
+    datasets = ring.make_datasets(job, folder, tmp_path, ("a", "b"), eval_rows=9)
+    plan = ring.make_plan(job, datasets, {"b": (0, 1), "c": (1, 2)}, num_blocks=2, labels=())
+    hand = ring.HandRing(plan, job, folder, datasets).train()
+    trained = reference.train(job, plan, folder, datasets)
+    assert hand.losses == pytest.approx(trained.losses, rel=1e-9)
+    assert hand.evaluations[4] == pytest.approx(trained.evaluations[4], rel=1e-9)
+    got, want = hand.tensors(), {**trained.adapter(), **trained.head()}
+    assert got.keys() == want.keys()
+    assert max(float((got[name] - want[name]).abs().max()) for name in want) < 1e-9

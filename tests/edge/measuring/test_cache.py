@@ -1,0 +1,191 @@
+"""What a node remembers of its timings, and what it tells about itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.agent import workshop
+from edge.agent.options import AgentOptions
+from edge.data.rows import MeanTokens
+from edge.measuring.cache import CACHE_FILE, KEPT_ENTRIES, ProfileCache, cache_key
+from edge.measuring.wanted import Timing
+from edge.measuring.works import Bench, Measured
+from ringtune.costs.measuring import job_shape
+from ringtune.costs.profile import NodeFacts
+from ringtune.costs.work_times import Work, WorkTime
+from ringtune.jobs.job import Job
+from ringtune.schedule.batches import BatchStream, eval_rows
+from ringtune.schedule.plan import Owner
+from ringtune.schedule.turns import StepKind, Turn, items
+from tests.support import hand_ring as ring
+from tests.support import tiny
+
+POINT = WorkTime(work=Work.HEAD, rows=2, tokens=8, median_s=0.02, low_s=0.01, high_s=0.03, samples=4)
+MEASURED = Measured((POINT,), 77)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One tiny model for all tests of this file."""
+    return tiny.write_model(tmp_path_factory.mktemp("model"))
+
+
+def test_cache_gives_back_what_was_put(tmp_path: Path) -> None:
+    """Under the same key, for a budget that is not larger; another key finds nothing."""
+    cache = ProfileCache(tmp_path)
+    assert cache.find("a", budget_s=0.0) is None
+    cache.put("a", MEASURED, budget_s=2.0)
+    again = ProfileCache(tmp_path)
+    assert again.find("a", budget_s=2.0) == MEASURED
+    assert again.find("a", budget_s=4.0) is None
+    assert again.find("b", budget_s=0.0) is None
+
+
+def test_cache_keeps_the_newest_entries(tmp_path: Path) -> None:
+    """A node that has seen many jobs does not remember them all."""
+    cache = ProfileCache(tmp_path)
+    for index in range(KEPT_ENTRIES + 2):
+        cache.put(str(index), MEASURED, budget_s=1.0)
+    found = [index for index in range(KEPT_ENTRIES + 2) if cache.find(str(index), budget_s=1.0)]
+    assert found == list(range(2, KEPT_ENTRIES + 2))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"schema": 1}',
+        b'{"schema": 1, "entries": {"a": 3}}',
+        b'{"schema": 1, "entries": {"a": {"budget_s": 9}}}',
+        b'{"schema": 1, "entries": {"a": {"budget_s": 9, "activation_bytes": 1, "work_times": [{"work": "walk"}]}}}',
+        b'{"schema": 1, "entries": {"a": {"budget_s": 9, "activation_bytes": 1e999, "work_times": []}}}',
+        b'{"schema": 1, "entries": {"a": {"budget_s": 9, "activation_bytes": -1, "work_times": []}}}',
+        b'{"schema": 1, "entries": {"a": {"budget_s": NaN, "activation_bytes": 1, "work_times": []}}}',
+        b"\xff\xfe",
+    ],
+)
+def test_cache_that_is_damaged_is_ignored_with_a_warning(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is measured again, and the file is whole then."""
+    (tmp_path / CACHE_FILE).write_bytes(content)
+    cache = ProfileCache(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert cache.find("a", budget_s=1.0) is None
+    assert "measured again" in caplog.text
+    cache.put("a", MEASURED, budget_s=1.0)
+    assert cache.find("a", budget_s=1.0) == MEASURED
+
+
+def test_cache_without_room_warns_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A folder that can't be made costs a measurement the next time, not this run."""
+    (tmp_path / "file").write_text("in the way")
+    with caplog.at_level(logging.WARNING):
+        ProfileCache(tmp_path / "file").put("a", MEASURED, budget_s=1.0)
+    assert "not remembered" in caplog.text
+
+
+def test_cache_key_changes_with_every_part() -> None:
+    """A part with another value, or another name, is another key; the order is nothing."""
+    assert cache_key(a=1, b="x") == cache_key(b="x", a=1)
+    assert len({cache_key(a=1), cache_key(a="1"), cache_key(b=1), cache_key(a=2), cache_key()}) == 5
+
+
+class Counted:
+    """Counts the measurements of a test instead of making them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        monkeypatch.setattr(Bench, "measure", self._measure)
+
+    def _measure(self, *_: Any, **__: Any) -> Measured:
+        self.count += 1
+        return MEASURED
+
+
+def inspect(folder: Path, tmp_path: Path, job: Job, timing: Timing | None, **options: Any) -> NodeFacts:
+    """The facts of a node with rows."""
+    rows = tiny.write_rows(tmp_path / "rows.csv", 20, seed=1)
+    held_out = tiny.write_rows(tmp_path / "held-out.csv", 7, seed=2)
+    state = {"state": tmp_path / "state", **options}
+    settings = AgentOptions(coordinator="127.0.0.1:9", name="a", data=rows, eval_data=held_out, threads=1, **state)
+    value, _ = workshop.inspect(settings, job, timing=timing, memory_bytes=1 << 30)
+    return NodeFacts.from_json(json.loads(json.dumps(value)))
+
+
+def test_inspection_measures_once_and_then_remembers(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured again: when asked to, for other neighbours, another shape, a larger budget, or by a guest."""
+    counted, job = Counted(monkeypatch), ring.make_job(model_folder)
+    first = inspect(model_folder, tmp_path, job, Timing(1.0))
+    assert inspect(model_folder, tmp_path, job, Timing(1.0)) == first
+    assert counted.count == 1
+    inspect(model_folder, tmp_path, job, Timing(1.0, neighbours=1))
+    inspect(model_folder, tmp_path, job, Timing(1.0, is_fresh=True))
+    inspect(model_folder, tmp_path, job, Timing(2.0))
+    inspect(model_folder, tmp_path, ring.make_job(model_folder, train__dropout=0.1), Timing(1.0))
+    inspect(model_folder, tmp_path, job, Timing(1.0), is_guest=True)
+    inspect(model_folder, tmp_path, job, Timing(1.0), state=None)
+    assert counted.count == 7
+    inspect(model_folder, tmp_path, job, Timing(1.0, neighbours=1))
+    assert counted.count == 7
+
+
+def test_inspection_tells_hardware_shape_and_times(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that a profile holds is in the facts, and survives JSON."""
+    job = ring.make_job(model_folder)
+    half = dataclasses.replace(POINT, work=Work.FORWARD, tokens=4, median_s=0.011)
+    points = tuple(dataclasses.replace(POINT, work=work) for work in (Work.FORWARD, Work.GRAPH, Work.BACKWARD))
+    monkeypatch.setattr(Bench, "measure", lambda *_, **__: Measured((half, *points), 77))
+    facts = inspect(model_folder, tmp_path, job, Timing(1.0))
+    assert facts.shape == job_shape(job)
+    assert facts.work_times == (half, *points)
+    assert facts.hardware.endswith("1 thread")
+    assert (facts.block_forward_s, facts.block_graph_s, facts.block_backward_s) == (0.02, 0.02, 0.02)
+    assert facts.activation_block_bytes == 77
+
+
+def test_inspection_without_timing_has_rows_but_no_times(model_folder: Path, tmp_path: Path) -> None:
+    """What is given by a profile need not be measured."""
+    facts = inspect(model_folder, tmp_path, ring.make_job(model_folder), None)
+    assert (facts.work_times, facts.block_forward_s, facts.shape.is_measured) == ((), 0.0, False)
+    assert facts.train_rows == 20 and facts.train_tokens > 0
+
+
+def test_mean_tokens_are_those_of_the_batches_of_a_run(model_folder: Path, tmp_path: Path) -> None:
+    """The mean over an epoch equals that of the batches that the owner really makes."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=20, eval_rows=7)
+    plan = ring.make_plan(job, datasets, {"a": (0, 4)})
+    dataset = datasets["a"]
+    found = dataset.mean_tokens(job.train.batch_size, job.train.seed, "a")
+    dataset.set_labels(plan.labels)
+    owner = plan.owner("a")
+    assert isinstance(owner, Owner)
+    means = []
+    for kind, count in ((StepKind.TRAIN, 4), (StepKind.EVALUATE, 2)):
+        turn = Turn(index=0, kind=kind, owner="a", round=0, first_seq=0, num_items=count, first_step=0, first_batch=0)
+        means.append(statistics.fmean(dataset.batch(plan, item).mask.shape[1] for item in items(plan, turn)))
+    assert BatchStream(20, job.train.batch_size, 0, "a").num_batches == 4
+    assert eval_rows(7, job.train.batch_size, 1) == (6,)
+    assert found == MeanTokens(*means)
+
+
+def test_mean_tokens_stop_at_their_budget(model_folder: Path, tmp_path: Path) -> None:
+    """Then the batches that were done stand for all, one at least; without evaluation rows there is no mean."""
+    job = ring.make_job(model_folder)
+    dataset = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=20)["a"]
+    found = dataset.mean_tokens(job.train.batch_size, job.train.seed, "a", budget_s=0.0)
+    assert 0 < found.train <= 16 and found.evaluation == 0.0

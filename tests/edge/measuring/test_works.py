@@ -1,0 +1,159 @@
+"""Every kind of work is timed through the executor, for every family and task, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from edge.compute.executor import NodeExecutor
+from edge.data.rows import OwnerDataset
+from edge.data.tokens import Batch
+from edge.measuring.laps import Timer
+from edge.measuring.rows import known_labels, resized
+from edge.measuring.works import Bench
+from ringtune.costs.measuring import Size
+from ringtune.costs.work_times import Work, WorkTime
+from ringtune.jobs.job import Job
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
+from ringtune.schedule.lowering import Action, Op
+from tests.support import hand_ring as ring
+from tests.support import tiny
+from tests.support.torch_ring import Case, write_family_inputs
+
+QUICK = Timer(window_s=0.0)
+SIZED = {
+    Work.FORWARD,
+    Work.GRAPH,
+    Work.GRAPH_LOWEST,
+    Work.BACKWARD,
+    Work.BACKWARD_LOWEST,
+    Work.ENCODE,
+    Work.DECODE,
+}
+OWNERS = {Work.EMBED, Work.HEAD, Work.HEAD_FREE}
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One tiny model for all tests of this file."""
+    return tiny.write_model(tmp_path_factory.mktemp("model"))
+
+
+def points(found: tuple[WorkTime, ...]) -> dict[tuple[str, int, int], int]:
+    """Which works were timed at which sizes, and how often."""
+    return {(point.work, point.rows, point.tokens): point.samples for point in found}
+
+
+def load(job: Job, folder: Path, tmp_path: Path) -> OwnerDataset:
+    """Some labelled rows."""
+    rows = ring.make_datasets(job, folder, tmp_path, ("a",), num_rows=20, eval_rows=3)
+    return rows["a"]
+
+
+def test_measure_times_every_work_of_an_owner_at_two_sizes(model_folder: Path, tmp_path: Path) -> None:
+    """All works of the list are there, nothing twice; the folder for checkpoints is left as it was."""
+    job = ring.make_job(model_folder, train__batch_size=5, train__microbatches=2)
+    measured = Bench(model_folder, job, load(job, model_folder, tmp_path)).measure(
+        QUICK, budget_s=0.0, disk=tmp_path / "state"
+    )
+    wanted = {(work, 3, tokens) for work in SIZED | OWNERS for tokens in (16, 8)}
+    wanted |= {(work, 0, 0) for work in (Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE)}
+    assert set(points(measured.work_times)) == wanted
+    assert {work for work, _, _ in wanted} == set(Work)
+    assert all(point.samples == 3 and point.median_s > 0 for point in measured.work_times)
+    assert measured.activation_bytes > 0
+    assert list((tmp_path / "state").iterdir()) == []
+
+
+def test_measure_leaves_an_owners_works_out_without_rows(model_folder: Path) -> None:
+    """A host has no embedding and no head; without a folder it can't save."""
+    job = ring.make_job(model_folder)
+    measured = Bench(model_folder, job, None).measure(QUICK, budget_s=0.0, disk=None)
+    assert {point.work for point in measured.work_times} == SIZED | {Work.UPDATE}
+
+
+def test_measure_does_not_touch_the_generator(model_folder: Path) -> None:
+    """What a run draws next does not depend on whether there was a measurement."""
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    Bench(model_folder, ring.make_job(model_folder, train__dropout=0.1), None).measure(QUICK, budget_s=0.0, disk=None)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_measure_runs_the_actions_of_a_run(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same block is the lowest trainable one in one loop and has trainable ones below it in another."""
+    seen: list[tuple[Op, bool]] = []
+    run = NodeExecutor.run
+
+    def watched(self: NodeExecutor, action: Action) -> object:
+        values = run(self, action)
+        if action.op is Op.FORWARD:
+            ((x, _),) = self._flow(action).graphs.values()
+            seen.append((action.op, x.requires_grad))
+        elif action.op is not Op.FORWARD_FREE:
+            seen.append((action.op, False))
+        return values
+
+    monkeypatch.setattr(NodeExecutor, "run", watched)
+    Bench(model_folder, ring.make_job(model_folder), None).measure(QUICK, budget_s=0.0, disk=None)
+    lowest = [(Op.FORWARD, False), (Op.BACKWARD, False), (Op.UPDATE, False)]
+    above = [(Op.FORWARD, True), (Op.BACKWARD, False), (Op.UPDATE, False)]
+    assert seen[:24] == 4 * lowest + 4 * above
+
+
+def test_measure_takes_a_block_that_has_an_adapter(model_folder: Path) -> None:
+    """With ``leave_out`` for the upper blocks the highest of the others is timed, and it has a backward."""
+    job = ring.make_job(model_folder, adapter__config="seq_bn[leave_out=[2,3]]")
+    measured = Bench(model_folder, job, None).measure(QUICK, budget_s=0.0, disk=None)
+    plain = Bench(model_folder, ring.make_job(model_folder), None).measure(QUICK, budget_s=0.0, disk=None)
+    assert measured.activation_bytes == plain.activation_bytes
+
+
+def test_measure_of_one_block_bounds_what_it_does_not_have(tmp_path: Path) -> None:
+    """A model of one block has none with trainable ones below: the lowest one's times stand for it."""
+    folder = tiny.write_model(tmp_path, num_blocks=1)
+    measured = Bench(folder, ring.make_job(folder), None).measure(QUICK, budget_s=0.0, disk=None)
+    by_work = {(point.work, point.tokens): point.median_s for point in measured.work_times}
+    assert by_work[Work.GRAPH, 16] == by_work[Work.GRAPH_LOWEST, 16]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task"), [(name, task) for name, kind in FAMILIES.items() for task in kind.tasks]
+)
+def test_measure_works_for_every_family_and_task(tmp_path: Path, model_type: str, task: str) -> None:
+    """With rows of its own; images have one length, so half of the rows is the other size."""
+    case = Case(folder=write_family_inputs(tmp_path, model_type, task), task=task, owners=("a",), microbatches=2)
+    folder, job = case.folder / "model", case.job.with_overrides({"wire.dtype": "int8"})
+    bench = Bench(folder, job, case.datasets()["a"])
+    measured = bench.measure(QUICK, budget_s=0.0, disk=None)
+    assert set(points(measured.work_times)) == {
+        *((work, *size) for work in SIZED | OWNERS for size in bench.sizes),
+        *((work, 0, 0) for work in (Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER)),
+    }
+    (rows, tokens), half = bench.sizes
+    assert half == ((rows // 2, tokens) if task == "image-classification" else (rows, tokens // 2))
+
+
+def test_resized_batch_repeats_and_cuts_rows_and_tokens() -> None:
+    """Labels follow their task: one each, one a token, or a span that stays inside."""
+    ids = torch.arange(6).reshape(2, 3)
+    ones = torch.ones(2, 3, dtype=torch.int64)
+    batch = Batch(ids=ids, mask=ones, token_type_ids=ones, labels=ids, examples=torch.tensor([4, 9]))
+    wide = resized(batch, Size(3, 4), CAUSAL_LM)
+    assert wide.ids.tolist() == [[0, 1, 2, 0], [3, 4, 5, 3], [0, 1, 2, 0]]
+    assert wide.labels.tolist() == wide.ids.tolist()
+    assert wide.mask.tolist() == [[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 0]]
+    assert wide.examples.tolist() == [4, 9, 4]
+    spans = batch._replace(labels=torch.tensor([[0, 1], [2, 2]]))
+    assert resized(spans, Size(2, 2), QUESTION_ANSWERING).labels.tolist() == [[0, 1], [1, 1]]
+
+
+def test_known_labels_are_two_at_least() -> None:
+    """A node that knows one class, or none, times a head of two."""
+    assert known_labels(("b", "a", "c"), None, has_classes=True) == ("a", "b", "c")
+    assert known_labels((), None, has_classes=True) == ("(one)", "(other)")
+    assert known_labels((), None, has_classes=False) == ()

@@ -1,0 +1,88 @@
+"""Dropout is a function of (seed, step, micro-batch, unit), and runs only where the schedule says so."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from edge.compute.executor import NodeExecutor
+from edge.model.dropout import block_unit, unit_seed
+from ringtune.schedule.lowering import Op
+from ringtune.schedule.turns import StepKind, Turn
+from tests.support import hand_ring as ring
+from tests.support import tiny
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One tiny model for all tests of this file."""
+    return tiny.write_model(tmp_path_factory.mktemp("model"))
+
+
+def _host(model_folder: Path, folder: Path, *, kind: StepKind = StepKind.TRAIN, **overrides: object) -> NodeExecutor:
+    """The host of all blocks, with one granted turn and a hidden state for micro-batches 0 and 1."""
+    job = ring.make_job(model_folder, train__microbatches=2, **overrides)
+    datasets = ring.make_datasets(job, model_folder, folder, ("a",), eval_rows=6)
+    plan = ring.make_plan(job, datasets, {"b": (0, 4)})
+    executor = NodeExecutor(plan, "b", job, model_folder, None)
+    executor.grant(Turn(index=0, kind=kind, owner="a", round=0, first_seq=0, num_items=1, first_step=0, first_batch=0))
+    hidden = torch.randn(3, 5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for micro in range(2):
+        executor.put_tensor("h", 0, micro, hidden, torch.ones(3, 5, dtype=torch.int8))
+    return executor
+
+
+def _run(executor: NodeExecutor, op: Op, micro: int, start: int, stop: int) -> torch.Tensor:
+    executor.run(ring.action(op, 0, micro, start, stop))
+    return executor.take_tensor("h", 0, micro)[0]
+
+
+def test_dropout_seed_is_the_documented_one() -> None:
+    """The seed is 63 bits of a SHA-256 that any other implementation can compute."""
+    digest = hashlib.sha256(b"3/17/2/block.5").digest()
+    assert unit_seed(3, 17, 2, block_unit(5)) == int.from_bytes(digest[:8], "little") % 2**63
+
+
+def test_dropout_ignores_the_state_of_the_generator(model_folder: Path, tmp_path: Path) -> None:
+    """What ran before doesn't matter; the micro-batch does."""
+    results = []
+    for state, micro in ((1, 0), (2, 0), (1, 1)):
+        executor = _host(model_folder, tmp_path, train__dropout=0.3)
+        torch.manual_seed(state)
+        results.append(_run(executor, Op.FORWARD, micro, 3, 4))
+    assert torch.equal(results[0], results[1])
+    assert not torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_dropout_is_off_below_the_lowest_trainable_block(model_folder: Path, tmp_path: Path, dropout: float) -> None:
+    """Frozen forwards give the same whatever the probability, also after a trainable one on the same block."""
+    plain = _run(_host(model_folder, tmp_path), Op.FORWARD_FREE, 0, 3, 4)
+    executor = _host(model_folder, tmp_path, train__dropout=dropout)
+    dropped = _run(executor, Op.FORWARD, 1, 3, 4)
+    assert torch.equal(_run(executor, Op.FORWARD_FREE, 0, 3, 4), plain)
+    assert torch.equal(dropped, plain) is (dropout == 0)
+
+
+def test_dropout_of_zero_seeds_nothing(model_folder: Path, tmp_path: Path) -> None:
+    """Without dropout the generator is left alone."""
+    executor = _host(model_folder, tmp_path)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    _run(executor, Op.FORWARD, 0, 3, 4)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dropout_sets_every_probability(model_folder: Path, tmp_path: Path) -> None:
+    """Hidden, attention, head and adapter dropout all follow the job, whatever the model and adapter say."""
+    job = ring.make_job(model_folder, train__dropout=0.25, adapter__config="seq_bn|lora")
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, {"a": (0, 4)})
+    model = NodeExecutor(plan, "a", job, model_folder, datasets["a"])._hosted.skeleton.model
+    rates = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    attention = [module.dropout_prob for module in model.modules() if hasattr(module, "dropout_prob")]
+    assert len(attention) == 4
+    assert set(rates) | set(attention) == {0.25}

@@ -1,0 +1,167 @@
+"""Reports: batched, ordered, delivered again after a failure."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import grpc
+import pytest
+
+from edge.run import reporter as rp
+from ringtune.engine import events as ev
+from ringtune.schedule.lowering import Action, Op
+from ringtune.v1 import control_pb2
+
+WAIT_S = 20.0
+
+
+class CallError(grpc.RpcError, grpc.Call):
+    """A failed call with a status."""
+
+    def __init__(self, status: grpc.StatusCode) -> None:
+        self._status = status
+
+    def code(self) -> grpc.StatusCode:
+        """The status."""
+        return self._status
+
+    def details(self) -> str:
+        """Nothing."""
+        return ""
+
+    def initial_metadata(self) -> Any:
+        """Nothing."""
+
+    def trailing_metadata(self) -> Any:
+        """Nothing."""
+
+    def is_active(self) -> bool:
+        """It is over."""
+        return False
+
+    def time_remaining(self) -> float:
+        """None is left."""
+        return 0.0
+
+    def cancel(self) -> bool:
+        """It is over."""
+        return False
+
+    def add_callback(self, callback: Any) -> bool:
+        """It is over."""
+        return False
+
+
+class Sender:
+    """Keeps requests; fails first as often as told."""
+
+    def __init__(self, *failures: grpc.StatusCode) -> None:
+        self.requests: list[control_pb2.ReportRequest] = []
+        self.tries: list[control_pb2.ReportRequest] = []
+        self._failures = list(failures)
+
+    def __call__(self, request: control_pb2.ReportRequest) -> None:
+        """Take a report."""
+        self.tries.append(request)
+        if self._failures:
+            raise CallError(self._failures.pop(0))
+        self.requests.append(request)
+
+
+def make_reporter(sender: Sender, refused: list[str] | None = None, **options: Any) -> rp.Reporter:
+    """A reporter of node a."""
+    take = (refused if refused is not None else []).append
+    return rp.Reporter(run_id="r", node="a", num_blocks=4, send=sender, on_refused=take, **options)
+
+
+def test_reporter_batches_what_gathers() -> None:
+    """Steps, spans and bytes wait for the interval; a turn's end sends everything at once in one report."""
+    sender = Sender()
+    reporter = make_reporter(sender, interval_s=1000.0)
+    reporter.put(rp.StepDone(ev.ReportStep(3, 2, "train", (("count", 4.0), ("loss_sum", 0.5))), 1.0))
+    reporter.put(rp.Spanned(Action(Op.BACKWARD, 3, 0, 2, 4), 1.0, 1.5))
+    reporter.put(rp.Sent(3, "b", "h", 100))
+    reporter.put(rp.Sent(3, "b", "h", 20))
+    reporter.put(rp.TurnDone(1))
+    assert reporter.flush(WAIT_S)
+    reporter.close()
+    first = sender.requests[0]
+    assert len(sender.requests) <= 2
+    assert (first.run_id, first.node, list(first.turns_done)) == ("r", "a", [1])
+    assert [(step.seq, step.step, step.kind) for step in first.steps] == [(3, 2, "train")]
+    assert [(number.name, number.value) for number in first.steps[0].values] == [("count", 4.0), ("loss_sum", 0.5)]
+    assert [(entry.target, entry.bytes) for entry in first.traffic] == [("b", 120)]
+    assert first.spans[0].action == "B3.0[2,4)"
+    assert first.spans[0].end_unix_s - first.spans[0].start_unix_s == pytest.approx(0.5, abs=1e-6)
+
+
+def test_reporter_sends_the_same_again_after_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report that did not get through is repeated before any later one, under its old number."""
+    monkeypatch.setattr(rp, "_RETRY_S", 0.0)
+    sender = Sender(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    reporter = make_reporter(sender)
+    reporter.put(rp.TurnDone(1))
+    assert reporter.flush(WAIT_S)
+    reporter.put(rp.TurnDone(2))
+    assert reporter.flush(WAIT_S)
+    reporter.close()
+    assert [request.number for request in sender.requests] == list(range(1, len(sender.requests) + 1))
+    assert len({request.number for request in sender.tries[:3]}) == 1
+    assert [turn for request in sender.requests for turn in request.turns_done] == [1, 2]
+
+
+def test_reporter_stops_when_nobody_wants_the_run() -> None:
+    """A refusal that is no silence ends the reports, and the run hears of it."""
+    refused: list[str] = []
+    reporter = make_reporter(Sender(grpc.StatusCode.FAILED_PRECONDITION), refused)
+    reporter.put(rp.TurnDone(1))
+    assert not reporter.flush(0.2)
+    reporter.close()
+    assert refused == ["the coordinator refused a report: FAILED_PRECONDITION"]
+
+
+def test_reporter_ends_the_run_when_reports_fail_by_a_bug() -> None:
+    """An error that is none of a call does not end in silence."""
+    refused: list[str] = []
+
+    def send(request: control_pb2.ReportRequest) -> None:
+        raise ValueError("closed")
+
+    reporter = rp.Reporter(run_id="r", node="a", num_blocks=4, send=send, on_refused=refused.append)
+    reporter.put(rp.TurnDone(1))
+    reporter._thread.join(WAIT_S)
+    assert refused == ["reports can't be sent: ValueError: closed"]
+
+
+def test_reporter_first_failure_counts() -> None:
+    """What failed first is what is told."""
+    sender = Sender()
+    reporter = make_reporter(sender, interval_s=1000.0)
+    reporter.put(rp.Failed("PeerLostError", "node a lost its link with node b", "b"))
+    reporter.put(rp.Failed("RingTuneError", "later", ""))
+    assert reporter.flush(WAIT_S)
+    reporter.close()
+    told = [(request.error, request.lost_peer) for request in sender.requests if request.error]
+    assert told[0] == ("PeerLostError", "b")
+
+
+def test_reporter_recording_has_a_line_for_each_event() -> None:
+    """Lines keep their order and end with a newline."""
+    sender = Sender()
+    reporter = make_reporter(sender)
+    reporter.put(rp.HeaderLine('{"recording": 1}'))
+    reporter.put(rp.Handled(1.0, ev.TimerFired("wait"), ()))
+    assert reporter.flush(WAIT_S)
+    reporter.close()
+    text = "".join(request.recording for request in sender.requests)
+    assert text == '{"recording": 1}\n{"now_s":1.0,"event":["TimerFired","wait"],"commands":[]}\n'
+
+
+def test_reporter_ends_while_the_coordinator_is_silent() -> None:
+    """Closing does not wait for a coordinator that never answers."""
+    sender = Sender(*[grpc.StatusCode.UNAVAILABLE] * 1000)
+    reporter = make_reporter(sender)
+    reporter.put(rp.TurnDone(1))
+    reporter.close(timeout_s=WAIT_S)
+    assert not any(thread.name == "reporter" for thread in threading.enumerate())

@@ -1,0 +1,218 @@
+"""A node's folder for shards: one writer, whole files, and what is kept."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from edge.shards.saver import Saver, ShardAsked, check_shards, open_saver
+from edge.shards.state_folder import KEPT_RUNS, StateFolder, default_state
+from ringtune.errors import BusyError, IntegrityError, StorageError, UsageError
+from ringtune.schedule.plan import Plan
+from tests.support.plans import make_plan
+
+RUN = "r20260101-000000-00000000"
+SLICES = [("a", 0, 2), ("b", 2, 4)]
+PLAN = make_plan(SLICES, ["a"], num_steps=8, checkpoint_every=2)
+QUIET = make_plan(SLICES, ["a"], num_steps=8)
+
+
+class FakeModel:
+    """Saves a text, and takes it back."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.loaded: list[Any] = []
+
+    def shard(self, metadata: Any, *, with_head: bool) -> bytes:
+        """The content of every shard."""
+        self.asked.append((dict(metadata), with_head))
+        return f"content of {metadata['step']}".encode()
+
+    def load_shard(self, data: bytes, metadata: Any, *, with_head: bool) -> None:
+        """Remember it."""
+        self.loaded.append(data)
+
+
+def hold(path: Path, ready: Any) -> None:
+    """Take the lock until killed."""
+    with StateFolder(path):
+        ready.send(True)
+        ready.recv()
+
+
+def test_state_folder_lets_one_process_write(tmp_path: Path) -> None:
+    """A second one is told so, and a killed one leaves no lock behind."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=hold, args=(tmp_path, theirs))
+    process.start()
+    assert ours.poll(10.0)
+    with pytest.raises(BusyError, match="another agent uses the folder"):
+        StateFolder(tmp_path, timeout_s=0.0)
+    process.kill()
+    process.join(10.0)
+    StateFolder(tmp_path, timeout_s=5.0).close()
+
+
+def test_shards_are_read_only_with_the_right_digest(tmp_path: Path) -> None:
+    """A missing, torn or changed shard is named and never used."""
+    with StateFolder(tmp_path) as folder:
+        shards = folder.run(RUN)
+        shard = shards.write(4, b"content", node="a")
+        assert shards.read(4, shard.sha256, node="a") == b"content"
+        with pytest.raises(IntegrityError, match=r"node a has no shard .*step-8\.safetensors"):
+            shards.read(8, shard.sha256, node="a")
+        for damage in (b"conten", b"contenT", b""):
+            shards.path(4).write_bytes(damage)
+            assert "step-4.safetensors is damaged" in shards.problem(4, shard.sha256, node="a")
+
+
+def test_shards_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names node and step, and the shard that was there stays as it was."""
+    with StateFolder(tmp_path) as folder:
+        shards = folder.run(RUN)
+        before = shards.write(4, b"content", node="a")
+
+        def full(_: int) -> NoReturn:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "fsync", full)
+        for step in (4, 6):
+            with pytest.raises(StorageError, match=rf"node a did not save step {step}: .*No space left"):
+                shards.write(step, b"new", node="a")
+        assert shards.steps() == (4,)
+        assert shards.problem(4, before.sha256, node="a") == ""
+
+
+def test_shards_are_dropped_only_when_told(tmp_path: Path) -> None:
+    """A node does not know which checkpoints are complete; the coordinator says so."""
+    with StateFolder(tmp_path) as folder:
+        shards = folder.run(RUN)
+        for step in (2, 4, 6, 8):
+            shards.write(step, b"x", node="a")
+        assert shards.steps() == (2, 4, 6, 8)
+        shards.keep_from(6)
+        assert shards.steps() == (6, 8)
+
+
+def test_state_folder_keeps_the_newest_runs(tmp_path: Path) -> None:
+    """A device that trains for years does not fill up; what a crash left half written goes."""
+    with StateFolder(tmp_path) as folder:
+        names = [f"r2026010{day}-000000-00000000" for day in range(1, 10)]
+        names += [f"r2026011{day}-000000-00000000" for day in range(5)]
+        for name in names:
+            folder.run(name).write(2, b"x", node="a")
+        (folder.path / names[0] / "step-4.safetensors.0a.tmp").write_text("torn")
+        folder.drop_old_runs(names[0])
+        left = sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir())
+        assert left == sorted([names[0], *names[-(KEPT_RUNS - 1) :]])
+        assert [entry.name for entry in (tmp_path / names[0]).iterdir()] == ["step-2.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["..", "r", "r20260101-000000-00000000/x"])
+def test_state_folder_refuses_names_that_lead_elsewhere(tmp_path: Path, name: str) -> None:
+    """The run's id comes over the wire."""
+    with StateFolder(tmp_path) as folder, pytest.raises(UsageError, match="run id"):
+        folder.run(name)
+
+
+def test_state_folder_that_can_not_be_made_is_an_error_of_storage(tmp_path: Path) -> None:
+    """A file stands where the folder should be."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="can't write"):
+        StateFolder(tmp_path / "file")
+
+
+def test_saver_says_what_a_shard_is_of_and_loads_it(tmp_path: Path) -> None:
+    """Run, plan, node and step are in every shard."""
+    saver, model = Saver(tmp_path, RUN, PLAN, "a"), FakeModel()
+    shard = saver.save(4, model, with_head=True)
+    assert model.asked == [({"run_id": RUN, "plan_digest": PLAN.digest, "node": "a", "step": "4"}, True)]
+    saver.load(4, shard.sha256, model, with_head=True)
+    assert model.loaded == [b"content of 4"]
+    saver.close()
+
+
+def test_saver_names_the_file_of_a_shard_that_does_not_fit(tmp_path: Path) -> None:
+    """Whatever the model says of it."""
+
+    class Picky(FakeModel):
+        """Takes nothing."""
+
+        def load_shard(self, data: bytes, metadata: Any, *, with_head: bool) -> None:
+            """Refuse."""
+            raise IntegrityError("the shard is of node 'b', not 'a'")
+
+    saver = Saver(tmp_path, RUN, PLAN, "a")
+    shard = saver.save(4, Picky(), with_head=False)
+    with pytest.raises(IntegrityError, match=r"node a, .*step-4\.safetensors: the shard is of node 'b'"):
+        saver.load(4, shard.sha256, Picky(), with_head=False)
+    saver.close()
+
+
+def test_saver_names_the_file_of_a_holders_shard_without_a_head(tmp_path: Path) -> None:
+    """A run that goes on needs the head of the owner that held it; which file lacks it is told."""
+    from edge.shards.shard_file import load_shard, to_shard
+
+    class Model(FakeModel):
+        """Saves without a head whatever it is asked."""
+
+        def shard(self, metadata: Any, *, with_head: bool) -> bytes:
+            """Nothing but what it is of."""
+            return to_shard({}, None, None, metadata)
+
+        def load_shard(self, data: bytes, metadata: Any, *, with_head: bool) -> None:
+            """As an executor does."""
+            load_shard(data, {}, None, metadata, with_head=with_head)
+
+    saver = Saver(tmp_path, RUN, PLAN, "a")
+    shard = saver.save(4, Model(), with_head=True)
+    saver.load(4, shard.sha256, Model(), with_head=False)
+    with pytest.raises(IntegrityError, match=r"node a, .*step-4\.safetensors: the shard has no head"):
+        saver.load(4, shard.sha256, Model(), with_head=True)
+    saver.close()
+
+
+@pytest.mark.parametrize(
+    ("plan", "is_resumed", "is_needed"), [(PLAN, False, True), (QUIET, True, True), (QUIET, False, False)]
+)
+def test_open_saver_needs_a_folder_only_if_the_plan_does(
+    tmp_path: Path, plan: Plan, is_resumed: bool, is_needed: bool
+) -> None:
+    """Without checkpoints nothing is written or locked before someone interrupts the run."""
+    if is_needed:
+        with pytest.raises(UsageError, match="--state DIR"):
+            open_saver(None, plan, "a", RUN, is_resumed=is_resumed, timeout_s=1.0)
+    else:
+        assert open_saver(None, plan, "a", RUN, is_resumed=is_resumed, timeout_s=1.0) is None
+    saver = open_saver(tmp_path / "state", plan, "a", RUN, is_resumed=is_resumed, timeout_s=1.0)
+    assert saver is not None
+    assert (tmp_path / "state").exists() is is_needed
+    saver.close()
+
+
+def test_check_shards_answers_for_each(tmp_path: Path) -> None:
+    """Empty means intact; a node without a folder says so."""
+    saver = Saver(tmp_path, RUN, PLAN, "a")
+    shard = saver.save(4, FakeModel(), with_head=False)
+    saver.close()
+    asked = [ShardAsked(8, shard.sha256), ShardAsked(4, shard.sha256)]
+    problems = check_shards(tmp_path, "a", RUN, asked, timeout_s=1.0)
+    assert "has no shard" in problems[0]
+    assert problems[1] == ""
+    assert all("--state" in problem for problem in check_shards(None, "a", RUN, asked, timeout_s=1.0))
+
+
+def test_default_state_follows_the_desktop_rule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """XDG_STATE_HOME, or .local/state in the home folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_state("a") == tmp_path / "ringtune/a"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert default_state("a") == tmp_path / "home/.local/state/ringtune/a"

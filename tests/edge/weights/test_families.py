@@ -1,0 +1,88 @@
+"""What is fetched is what is read, for every family: a node builds the same from its cache as from a copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from edge.agent.options import AgentOptions
+from edge.compute.hosting import Hosted, host
+from edge.model.safetensors_files import Checkpoint
+from edge.weights.borrow import Borrower
+from ringtune.jobs.job import Job, Model
+from ringtune.schedule.plan import Plan
+from tests.support.plans import make_plan
+from tests.support.tiny_families import DECODERS, IMAGE_TOKENS, MODEL_TYPES, write_family
+from tests.support.weights_parts import RUN, TIMEOUT_S, serving
+
+CASES: list[tuple[str, dict[str, Any]]] = [(model_type, {}) for model_type in MODEL_TYPES]
+CASES += [("llama", {"tie_word_embeddings": False}), ("gpt2", {"tie_word_embeddings": False})]
+
+
+def job_of(model_type: str) -> Job:
+    """A job with the task that the family is mostly used for."""
+    task = {"vit": "image-classification"}.get(model_type, "sequence-classification")
+    task = "causal-lm" if model_type in DECODERS else task
+    job = Job(model=Model(path="nowhere/tiny", task=task))
+    return job.with_overrides({"train.max_length": IMAGE_TOKENS if model_type == "vit" else 16})
+
+
+def built(plan: Plan, node: str, job: Job, folder: Path) -> Hosted:
+    """What a node hosts, from a folder."""
+    dataset: Any = None
+    if plan.owner(node) is not None:
+        owner = plan.owner(node)
+        dataset = SimpleNamespace(
+            train_rows=owner.train_rows, eval_rows=owner.eval_rows, set_labels=lambda labels: None, labels=()
+        )
+    return host(plan, node, job, folder, dataset, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("model_type", "config"), CASES)
+def test_weights_of_a_family_are_those_that_are_read(
+    model_type: str, config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host, and an owner with private blocks: equal tensors, every one of them read, none of them missing."""
+    folder = write_family(tmp_path / "tiny", model_type, with_decoder=model_type in DECODERS, **config)
+    job = job_of(model_type)
+    is_lm = job.model.task == "causal-lm"
+    plan = make_plan(
+        [("a", 1, 3), ("b", 3, 4)],
+        ["a"],
+        private_blocks=1,
+        max_length=job.train.max_length,
+        labels=() if is_lm else ("neg", "pos"),
+    )
+    read: list[str] = []
+    original = Checkpoint.read
+
+    def record(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+        read.append(name)
+        return original(checkpoint, name)
+
+    monkeypatch.setattr(Checkpoint, "read", record)
+    with serving(folder) as server:
+        for node in ("a", "b"):
+            options = AgentOptions(
+                coordinator=f"127.0.0.1:{server.port}",
+                name=node,
+                cache=tmp_path / f"cache-{node}",
+                data=tmp_path if node == "a" else None,
+            )
+            borrower = Borrower(options, list)
+            borrower.for_planning(RUN, job, timeout_s=TIMEOUT_S)
+            cache = Path(borrower.for_run(RUN, job, plan, timeout_s=TIMEOUT_S).model.path)
+            wanted = built(plan, node, job, folder)
+            read.clear()
+            found = built(plan, node, job, cache)
+            with Checkpoint(cache) as checkpoint:
+                assert {checkpoint.find(name) for name in read} == set(read)
+            assert len(set(read)) == len(list(cache.glob("*.safetensors")))
+            expected = dict(wanted.skeleton.model.state_dict())
+            state = dict(found.skeleton.model.state_dict())
+            assert state.keys() == expected.keys()
+            assert all(torch.equal(state[name], expected[name]) for name in expected)

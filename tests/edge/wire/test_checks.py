@@ -1,0 +1,263 @@
+"""What the plan foresees is admitted, all of it, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from edge.wire import frames, tensors
+from edge.wire.checks import FrameCheck, check_hello
+from ringtune.errors import FrameError
+from ringtune.schedule.lowering import Op, Payload, item_legs, num_microbatches
+from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule.turns import StartPoint, items, turn_sequence
+from ringtune.v1 import ring_pb2
+from tests.support.wire_parts import expectation, hello, plan
+
+
+def _header(of: Plan | None = None, source: str = "a", **changes: Any) -> ring_pb2.FrameHeader:
+    """The hidden state of item 0, micro-batch 0, that enters block 2 of the plan: a good header for node b."""
+    of = of or plan()
+    mask = torch.ones(2, 6, dtype=torch.int64)
+    encoded = tensors.encode(torch.zeros(2, 6, 8), mask, of.wire_dtype)
+    header = frames.tensor_header(hello(of, source), Payload.HIDDEN, 0, 0, 2, encoded)
+    for name, value in changes.items():
+        if name == "shape":
+            del header.shape[:]
+            header.shape.extend(value)
+        else:
+            setattr(header, name, value)
+    return header
+
+
+def _check(of: Plan | None = None, source: str = "a", node: str = "b") -> FrameCheck:
+    return FrameCheck(expectation(of, node), source)
+
+
+def _sent(of: Plan, node: str, source: str) -> Iterator[ring_pb2.FrameHeader]:
+    """Every tensor that ``source`` sends to ``node`` in a run, item by item, in the lowering's order."""
+    for turn in turn_sequence(of):
+        for item in items(of, turn):
+            for micro in range(num_microbatches(of, item)):
+                for leg in item_legs(of, item, node):
+                    if leg.op is Op.RECEIVE and leg.peer == source:
+                        rows = of.microbatch_sizes(item.rows)[micro]
+                        has_mask = leg.payload == Payload.HIDDEN and leg.start < of.num_blocks
+                        mask = torch.ones(rows, 3) if has_mask else None
+                        encoded = tensors.encode(torch.zeros(rows, 3, of.hidden_size), mask, of.wire_dtype)
+                        yield frames.tensor_header(hello(of, source), leg.payload, item.seq, micro, leg.start, encoded)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"wire_dtype": "int8"},
+        {"private_blocks": 1, "phases": (Phase(slices=(Slice(node="b", start=1, stop=4),)),)},
+        {"batch_size": 5, "microbatches": 3, "local_iterations": 1, "eval_every": 1},
+        {"owners": tuple(Owner(node=name, train_rows=4, eval_rows=3) for name in "abcdef"), "eval_every": 1},
+        {"method": "all"},
+        {"unfreeze": "at", "unfreeze_at": (3, 4)},
+    ],
+)
+def test_checks_admit_all_that_the_plan_foresees(changes: dict[str, Any]) -> None:
+    """Every tensor of a whole run passes the check of its receiver, for any node and source."""
+    of = plan(**changes)
+    admitted = 0
+    for node in of.nodes:
+        for source in of.nodes:
+            check = _check(of, source, node)
+            for header in _sent(of, node, source):
+                check.admit(header)
+                admitted += 1
+                if header.kind == ring_pb2.FRAME_KIND_HIDDEN:
+                    check.credit_returned(header.boundary, 1)
+    assert admitted > of.num_steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"run_id": "run-0"}, "run 'run-0'"),
+        ({"plan_epoch": 0}, "plan epoch 0"),
+        ({"source": "c"}, "says it is from node 'c'"),
+        ({"kind": ring_pb2.FRAME_KIND_HELLO}, "kind 1"),
+        ({"kind": ring_pb2.FRAME_KIND_GRAD}, "not foreseen"),
+        ({"kind": 99}, "kind 99"),
+        ({"seq": -1}, "no turn near"),
+        ({"seq": 10**12}, "no turn near"),
+        ({"boundary": 1}, "not foreseen"),
+        ({"micro": 2}, "has 2 micro-batches"),
+        ({"micro": 2**32 - 1}, "micro-batches"),
+        ({"shape": (3, 6, 8)}, "shape [3, 6, 8], expected [2, 1..6, 8]"),
+        ({"shape": (2, 7, 8)}, "shape [2, 7, 8]"),
+        ({"shape": (2, 0, 8)}, "shape [2, 0, 8]"),
+        ({"shape": (2, 6, 9)}, "shape [2, 6, 9]"),
+        ({"shape": (2, 48)}, "shape [2, 48]"),
+        ({"shape": (2**31, 2**31, 2**31)}, "shape"),
+        ({"dtype": ring_pb2.DTYPE_BFLOAT16}, "is in bfloat16, the plan says float32"),
+        ({"dtype": ring_pb2.DTYPE_BYTES}, "the plan says float32"),
+        ({"dtype": 77}, "is in 77"),
+        ({"mask_bytes": 0}, "0 bytes of mask, expected 12"),
+        ({"mask_bytes": 13}, "13 bytes of mask"),
+        ({"payload_bytes": 2**40}, "claims 1099511627776 bytes, its shape has 396"),
+        ({"payload_bytes": 0}, "claims 0 bytes"),
+    ],
+)
+def test_checks_refuse_what_differs_in_one_field(changes: dict[str, Any], message: str) -> None:
+    """A good header with one wrong field is refused, and the message names what is wrong; then it passes."""
+    check = _check()
+    with pytest.raises(FrameError) as caught:
+        check.admit(_header(**changes))
+    assert message in str(caught.value)
+    check.admit(_header())
+
+
+def test_checks_refuse_the_same_frame_twice() -> None:
+    """A repeated frame would be computed twice; it is refused until the first one is revoked."""
+    check = _check()
+    check.admit(_header())
+    with pytest.raises(FrameError, match="came twice"):
+        check.admit(_header())
+    check.revoke(_header())
+    check.admit(_header())
+
+
+def test_checks_hold_the_sender_to_its_credits() -> None:
+    """No more hidden states than credits are in the inbox; a returned credit lets one more in."""
+    of = plan(credits=2, num_steps=12, local_iterations=12)
+    check = _check(of)
+    places = [(seq, micro) for seq in range(3) for micro in range(2)]
+    for seq, micro in places[:2]:
+        check.admit(_header(of, seq=seq, micro=micro))
+    with pytest.raises(FrameError, match="without credit: 2 of 2 are taken"):
+        check.admit(_header(of, seq=1, micro=0))
+    check.credit_returned(2, 1)
+    check.admit(_header(of, seq=1, micro=0))
+
+
+def test_checks_refuse_old_turns() -> None:
+    """Once the run is many turns on, a frame of the beginning is refused even if it never came before."""
+    of = plan(num_steps=400, local_iterations=1)
+    check = _check(of)
+    for seq in range(100):
+        check.admit(_header(of, seq=seq))
+        check.credit_returned(2, 1)
+    with pytest.raises(FrameError, match="turn 99 that is on now"):
+        check.admit(_header(of, seq=3, micro=1))
+    with pytest.raises(FrameError, match="no turn near turn 99"):
+        check.admit(_header(of, seq=200))
+
+
+def test_checks_let_a_head_pass_to_the_next_initiator_only() -> None:
+    """The head for turn 1 goes from c to d, once."""
+    blob = frames.blob_header(hello(source="c"), Payload.HEAD, 1, b"head")
+    check = _check(source="c", node="d")
+    check.admit(blob)
+    with pytest.raises(FrameError, match="came twice"):
+        check.admit(blob)
+    for source, node, turn in (("c", "d", 2), ("c", "d", 0), ("d", "c", 1), ("c", "b", 1)):
+        header = frames.blob_header(hello(source=source), Payload.HEAD, turn, b"head")
+        with pytest.raises(FrameError, match="that turn's head goes from"):
+            _check(source=source, node=node).admit(header)
+    with pytest.raises(FrameError, match="far from turn 0"):
+        _check(source="c", node="d").admit(frames.blob_header(hello(source="c"), Payload.HEAD, 10**9, b""))
+
+
+def test_checks_of_a_run_that_decides_admit_what_any_decision_brings() -> None:
+    """Frames may come before the grant that says what trains: gradients pass as deep as the loss could make it."""
+    of = plan(unfreeze="auto", patience_steps=2, num_steps=40)  # soonest at steps 8, 12, 16
+    check = _check(of, "b", "a")
+    late = list(_sent(of.unfrozen_at((10, 14, 18)), "a", "b"))
+    assert {header.seq for header in late} == set(range(14, 40))
+    for header in late:
+        check.admit(header)
+    too_soon = next(_sent(of.unfrozen_at((8, 10, 16)), "a", "b"))
+    with pytest.raises(FrameError, match="not foreseen"):
+        _check(of, "b", "a").admit(too_soon)
+
+
+def test_checks_of_a_resumed_run_take_the_head_from_who_holds_it() -> None:
+    """The first turn after a checkpoint may be another owner's: its head comes from the one that saved it."""
+    of = plan()
+    first, second = of.owners[0].node, of.owners[1].node
+    start = StartPoint.of(of, step=of.local_iterations, holder=first)
+    header = frames.blob_header(hello(of, first), Payload.HEAD, 0, b"head")
+    FrameCheck(expectation(of, second, start=start), first).admit(header)
+    with pytest.raises(FrameError, match="that turn's head goes from node"):
+        FrameCheck(expectation(of, second), first).admit(header)
+
+
+def test_checks_bound_the_size_of_blobs() -> None:
+    """A head or probe above the limit is refused before anything is allocated."""
+    for kind in (Payload.HEAD, frames.PROBE):
+        header = frames.blob_header(hello(source="c"), kind, 1, b"")
+        header.payload_bytes = 2**50
+        with pytest.raises(FrameError, match="the limit is"):
+            _check(source="c", node="d").admit(header)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda header: setattr(header, "kind", ring_pb2.FRAME_KIND_HIDDEN), "no HELLO"),
+        (lambda header: setattr(header, "run_id", "other"), "run 'other'"),
+        (lambda header: setattr(header, "plan_epoch", 7), "plan epoch 7"),
+        (lambda header: setattr(header, "plan_digest", "ff"), "has plan ff"),
+        (lambda header: setattr(header, "source", "b"), "no link from node 'b'"),
+        (lambda header: setattr(header, "source", ""), "no link from node ''"),
+    ],
+)
+def test_checks_hello_of_another_run_is_refused(change: Callable[[ring_pb2.FrameHeader], None], message: str) -> None:
+    """A link is for one run, one plan, and one pair of nodes that the plan names."""
+    header, _ = frames.unpack(hello().message())
+    assert header is not None
+    assert check_hello(expectation(), header) == "a"
+    change(header)
+    with pytest.raises(FrameError) as caught:
+        check_hello(expectation(), header)
+    assert message in str(caught.value)
+    with pytest.raises(FrameError, match="no HELLO"):
+        check_hello(expectation(), None)
+
+
+def test_checks_of_a_long_run_stay_small_and_quick() -> None:
+    """A run of a million steps is not expanded ahead: memory follows the window, not the run."""
+    of = plan(num_steps=1_000_000, local_iterations=10)
+    check = _check(of)
+    began_s = time.process_time()
+    for seq in range(2000):
+        check.admit(_header(of, seq=seq))
+        check.credit_returned(2, 1)
+    assert time.process_time() - began_s < 5.0
+    assert len(check._seen) <= 30
+    assert len(check._turns) < 300
+
+
+def test_checks_forget_the_turns_of_long_ago() -> None:
+    """Turns are kept around the newest one only, and still every frame of the run passes and none of long ago."""
+    of = plan(num_steps=3000, local_iterations=1)
+    check, most = _check(of), 0
+    for seq in range(2900):
+        check.admit(_header(of, seq=seq))
+        check.credit_returned(2, 1)
+        most = max(most, len(check._turns))
+    assert most <= 3 * check._window + 2 < 200
+    with pytest.raises(FrameError, match="of no turn near"):
+        check.admit(_header(of, seq=3))
+
+
+def test_checks_know_who_held_the_head_before_the_turns_that_are_kept() -> None:
+    """Late in a run the head still has to come from the owner of the turn before."""
+    of = plan(num_steps=3000, local_iterations=1)
+    check = _check(of, source="c", node="d")
+    heads = [turn for turn in turn_sequence(of) if turn.owner == "d"]
+    for turn in heads[:1200]:
+        check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, turn.index, b"head"))
+    assert len(check._turns) < 200
+    with pytest.raises(FrameError, match="that turn's head goes from"):
+        check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, heads[1200].index - 1, b"head"))

@@ -1,0 +1,291 @@
+"""A coordinator in this process and agents as real processes on loopback, for tests.
+
+The agents are started as ``python -m edge``, so that what is tested is what a user starts. A cluster serves
+run after run; agents that a test kills are started again with the same name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coordinator.drive.run_driver import RunDriver
+from coordinator.server.server import CoordinatorServer
+from ringtune.jobs.job import Job
+from ringtune.rounds.checkpoint import Manifest, Resume
+from ringtune.schedule.plan import Plan
+from tests.support import tiny
+
+REPOSITORY = Path(__file__).parents[2]
+START_S = 60.0
+RUN_S = 100.0
+# Every agent that a cluster has started and not yet seen end.
+AGENTS: set[subprocess.Popen[bytes]] = set()
+LEASE_S = 6.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a submitter got from one run."""
+
+    plan: Plan | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    files: dict[str, bytearray] = field(default_factory=dict)
+    checkpoints: list[Manifest] = field(default_factory=list)
+    resumed_at: int = 0
+    error: str = ""
+    message: str = ""
+    is_done: bool = False
+    wall_s: float = 0.0
+
+
+class Follower:
+    """Reads a run's events on a thread, so that a test can act at a chosen moment."""
+
+    def __init__(self, driver: RunDriver) -> None:
+        self.driver = driver
+        self.outcome = Outcome()
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._started_s = time.monotonic()
+        self._thread.start()
+
+    def wait_for(self, predicate: Callable[[Outcome], bool]) -> None:
+        """Wait until the outcome so far satisfies ``predicate``."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: predicate(self.outcome) or self._is_over(), RUN_S), "no such event"
+            assert predicate(self.outcome), f"the run ended before: {self.outcome.error} {self.outcome.message}"
+
+    def wait_for_steps(self, count: int) -> None:
+        """Wait until so many items are through."""
+        self.wait_for(lambda outcome: len(outcome.steps) >= count)
+
+    def wait(self) -> Outcome:
+        """Wait for the end of the run."""
+        self._thread.join(RUN_S)
+        assert not self._thread.is_alive(), "the run does not end"
+        return self.outcome
+
+    def _is_over(self) -> bool:
+        return self.outcome.is_done or bool(self.outcome.error)
+
+    def _read(self) -> None:
+        for event in self.driver.events():
+            with self._changed:
+                self._take(event)
+                self._changed.notify_all()
+        self.outcome.wall_s = time.monotonic() - self._started_s
+
+    def _take(self, event: Any) -> None:
+        outcome = self.outcome
+        match event.WhichOneof("event"):
+            case "plan_json":
+                outcome.plan = Plan.from_json(_plan_part(json.loads(event.plan_json)))
+            case "metrics_json":
+                outcome.metrics.append(json.loads(event.metrics_json))
+            case "step_json":
+                outcome.steps.append(json.loads(event.step_json))
+            case "report_json":
+                outcome.report = json.loads(event.report_json)
+            case "file":
+                outcome.files.setdefault(event.file.path, bytearray()).extend(event.file.chunk)
+            case "checkpoint_json":
+                outcome.checkpoints.append(Manifest.parse(event.checkpoint_json))
+            case "resumed_json":
+                outcome.resumed_at = json.loads(event.resumed_json)["step"]
+            case "failure":
+                outcome.error, outcome.message = event.failure.error, event.failure.message
+            case "done":
+                outcome.is_done = True
+
+
+def _plan_part(value: dict[str, Any]) -> dict[str, Any]:
+    """The plan of plan.json, which may stand among other things."""
+    plan: dict[str, Any] = value.get("plan", value)
+    return plan
+
+
+class Cluster:
+    """A coordinator and its agents.
+
+    Args:
+        folder: for the model, the data and the agents' logs.
+        owners: names of the nodes with data; they share the rows.
+        hosts: names of further nodes.
+        more: further arguments of the command line, by node.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        owners: Sequence[str],
+        hosts: Sequence[str] = (),
+        more: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.more = more or {}
+        self.owners = tuple(owners)
+        self.names = (*owners, *hosts)
+        self.model = tiny.write_model(folder / "model", num_blocks=4)
+        self.train = tiny.write_rows(folder / "train.csv", 60, seed=1)
+        self.eval = tiny.write_rows(folder / "eval.csv", 22, seed=2)
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self.ports = {name: free_port() for name in self.names}
+        self.advertised = {name: self.ports[name] for name in self.names}
+        self._server = CoordinatorServer("127.0.0.1:0", lease_s=LEASE_S)
+
+    @property
+    def address(self) -> str:
+        """Where the coordinator listens."""
+        return self._server.address
+
+    @property
+    def coordinator(self) -> Any:
+        """The coordinator itself."""
+        return self._server.coordinator
+
+    # ---- agents -----------------------------------------------------------------------------------
+
+    def start(self, *names: str) -> None:
+        """Start these agents, all by default, and wait until they have joined."""
+        names = names or self.names
+        before = self._instances()
+        for name in names:
+            self.agents[name] = self._spawn(name)
+        deadline_s = time.monotonic() + START_S
+        while not set(names) <= {name for name, instance in self._instances().items() if before.get(name) != instance}:
+            for name in names:
+                assert self.agents[name].poll() is None, f"{name} ended: {self.log(name)}"
+            assert time.monotonic() < deadline_s, f"not all of {names} joined"
+            time.sleep(0.02)
+
+    def _instances(self) -> dict[str, str]:
+        """Which process each living node is: one that was killed lives on until its lease ends."""
+        return {member.node: member.instance for member in self.coordinator.living()}
+
+    def _spawn(self, name: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "edge", "--coordinator", self.address, "--name", name]
+        command += ["--bind", f"127.0.0.1:{self.ports[name]}", "--advertise", f"127.0.0.1:{self.advertised[name]}"]
+        command += ["--threads", "1", "--memory", "1GiB", "--watch-parent", *self.more.get(name, ())]
+        command += ["--state", str(self.folder / "state" / name)]
+        if name in self.owners:
+            share = f"{self.owners.index(name)}/{len(self.owners)}"
+            command += ["--data", str(self.train), "--eval-data", str(self.eval), "--share", share]
+        environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'proto'}:{REPOSITORY}", "RINGTUNE_LOG": "DEBUG"}
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603
+                command, cwd=REPOSITORY, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log
+            )
+        AGENTS.add(process)
+        return process
+
+    def log(self, name: str) -> str:
+        """What an agent wrote."""
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to an agent."""
+        self.agents[name].send_signal(number)
+
+    def wait_exit(self, name: str, timeout_s: float = 10.0) -> int:
+        """The exit code of an agent that is about to end."""
+        process = self.agents.pop(name)
+        try:
+            return process.wait(timeout_s)
+        finally:
+            process.kill()
+            process.wait()
+            AGENTS.discard(process)
+            if process.stdin:
+                process.stdin.close()
+
+    def close(self) -> None:
+        """Stop all agents."""
+        for process in self.agents.values():
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        for name in list(self.agents):
+            self.wait_exit(name)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Serve and have all agents joined; stop them in the end."""
+        with self._server:
+            try:
+                self.start()
+                yield
+            finally:
+                self.close()
+
+    # ---- runs -------------------------------------------------------------------------------------
+
+    def job(self, **overrides: object) -> Job:
+        """A small job in float64; keys have ``__`` instead of a dot."""
+        values: dict[str, object] = {
+            "model.path": str(self.model),
+            "model.dtype": "float64",
+            "wire.dtype": "float64",
+            "train.learning_rate": 0.01,
+            "train.batch_size": 8,
+            "train.microbatches": 2,
+            "train.max_length": 16,
+            "train.local_iterations": 3,
+            "train.max_steps": 12,
+            "unfreeze.every_steps": 3,
+            "runtime.lease_s": LEASE_S,
+            "runtime.wait_s": 60.0,
+            **{key.replace("__", "."): value for key, value in overrides.items()},
+        }
+        from ringtune.jobs.job import Model
+
+        return Job(model=Model(path=str(self.model))).with_overrides(values)
+
+    def follow(self, job: Job, resume: Resume | None = None) -> Follower:
+        """Start a run on the living nodes, or go on with one."""
+        driver = self.coordinator.run(job, plan_only=False, num_nodes=len(self.agents), join_s=START_S, resume=resume)
+        return Follower(driver)
+
+    def run(self, job: Job) -> Outcome:
+        """Run a job to its end."""
+        return self.follow(job).wait()
+
+    def states(self) -> dict[str, str]:
+        """The state of every member."""
+        return {member.node: state for member, state, _ in self.coordinator.members()}
+
+    def wait_idle(self, *names: str) -> None:
+        """Wait until no run is driven and these nodes are idle."""
+        deadline_s = time.monotonic() + START_S
+        while any(self.states().get(name) != "idle" for name in names):
+            assert time.monotonic() < deadline_s, f"not idle: {self.states()}"
+            time.sleep(0.02)
+
+
+@contextmanager
+def running(folder: Path, *, owners: Sequence[str], hosts: Sequence[str] = ()) -> Iterator[Cluster]:
+    """A cluster whose agents have joined."""
+    cluster = Cluster(folder, owners=owners, hosts=hosts)
+    with cluster.listening():
+        yield cluster
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

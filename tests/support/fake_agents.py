@@ -1,0 +1,323 @@
+"""Agents without torch: they answer the coordinator over real gRPC, and their "training" is instant."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy
+from safetensors.numpy import save
+
+from coordinator.server.server import CoordinatorServer
+from edge.agent.servicer import collect_chunks
+from ringtune import __version__
+from ringtune.costs.profile import ModelFacts, NodeFacts
+from ringtune.errors import RingTuneError
+from ringtune.jobs.job import Job, parse_job
+from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
+from ringtune.rpc.codec import status_of_error, turn_from_proto
+from ringtune.schedule.lowering import item_legs
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.v1 import control_pb2, control_pb2_grpc
+
+CALL_S = 5.0
+MODEL = ModelFacts(
+    model_type="bert",
+    num_blocks=4,
+    hidden_size=8,
+    intermediate_size=16,
+    num_heads=2,
+    vocab_size=32,
+    block_bytes=1000,
+    embedding_bytes=500,
+    head_bytes=100,
+    adapter_block_bytes=50,
+    digest="ab" * 32,
+)
+JOB_TEXT = """
+[model]
+path = "model"
+[train]
+batch_size = 4
+microbatches = 2
+max_length = 8
+local_iterations = 2
+rounds = 2
+[runtime]
+wait_s = 20.0
+"""
+
+
+def job(**changes: object) -> Job:
+    """A small job; keys with ``__`` for the dot, e.g. ``train__rounds=1``."""
+    wanted = parse_job(JOB_TEXT, source="test")
+    return wanted.with_overrides({key.replace("__", "."): value for key, value in changes.items()})
+
+
+def facts(node: str, *, rows: int = 10, memory_bytes: int = 1 << 30, **changes: Any) -> NodeFacts:
+    """Facts of a node with a tiny model and measured times."""
+    values: dict[str, Any] = {
+        "node": node,
+        "train_rows": rows,
+        "eval_rows": 5 if rows else 0,
+        "labels": ("neg", "pos") if rows else (),
+        "eval_labels": ("neg", "pos") if rows else (),
+        "memory_bytes": memory_bytes,
+        "threads": 1,
+        "device": "cpu",
+        "block_forward_s": 0.001,
+        "block_graph_s": 0.0011,
+        "block_backward_s": 0.0012,
+        "activation_block_bytes": 2000,
+        "model": MODEL,
+    }
+    return NodeFacts(**{**values, **changes})
+
+
+NO_TIMES: dict[str, Any] = {"block_forward_s": 0.0, "block_graph_s": 0.0, "block_backward_s": 0.0}
+
+
+def _one_megabyte_a_second(request: control_pb2.MeasureLinkRequest) -> control_pb2.MeasureLinkReply:
+    return control_pb2.MeasureLinkReply(
+        rate_bytes_per_s=1e6, rate_low_bytes_per_s=9e5, rate_high_bytes_per_s=1.1e6, latency_s=0.001, samples=3
+    )
+
+
+def shard_digest(step: int) -> str:
+    """The digest of every fake shard of a step."""
+    return f"{step:064x}"
+
+
+class FakeAgent(control_pb2_grpc.AgentServicer):
+    """One node: does at once what it is told, and remembers it.
+
+    Args:
+        node: its name.
+        coordinator: address to join and report to.
+        rows: training rows; 0 = no owner.
+        fails_at: ``inspect``, ``prepare``, ``grant``, ``collect`` or ``report`` -> the error that is raised there.
+        on_grant: called with each grant's turns instead of reporting them done.
+        facts_changes: changes to its facts.
+        claims: blocks that it hands in instead of those that it hosts.
+        damaged: steps of which its shard is damaged.
+        on_link: answers when it shall measure a link; 1 MB/s by default.
+
+    Attributes:
+        inspected: what it was last asked about itself.
+        on_inspect: called while it is asked.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        coordinator: str,
+        *,
+        rows: int = 10,
+        fails_at: dict[str, RingTuneError] | None = None,
+        on_grant: Callable[[FakeAgent, list[Turn]], None] | None = None,
+        facts_changes: dict[str, Any] | None = None,
+        claims: tuple[int, ...] | None = None,
+        damaged: Collection[int] = (),
+        on_link: Callable[[control_pb2.MeasureLinkRequest], control_pb2.MeasureLinkReply] | None = None,
+    ) -> None:
+        self.node = node
+        self.plan: Plan | None = None
+        self.run_id = ""
+        self.log: list[str] = []
+        self.loaded: dict[str, bytes] = {}
+        self.released = threading.Event()
+        self.granted = threading.Event()
+        self._claims = claims
+        self._damaged = frozenset(damaged)
+        self.prepared = control_pb2.PrepareRequest()
+        self.inspected = control_pb2.InspectRequest()
+        self.on_inspect: Callable[[], object] = lambda: None
+        self._on_link = on_link or _one_megabyte_a_second
+        self.keeps_from: list[int] = []
+        self._numbers = itertools.count(1)
+        self._rows = rows
+        self._fails_at = fails_at or {}
+        self._on_grant = on_grant
+        self._facts_changes = facts_changes or {}
+        self._pool = ThreadPoolExecutor(max_workers=8)
+        self._server = grpc.server(self._pool, options=SERVER_OPTIONS)
+        control_pb2_grpc.add_AgentServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+        self._channel = grpc.insecure_channel(coordinator, options=CLIENT_OPTIONS)
+        self.stub = control_pb2_grpc.CoordinatorStub(self._channel)
+
+    def join(self, instance: str = "") -> None:
+        """Become a member, as this process or another one of the same name."""
+        self.stub.Join(
+            control_pb2.JoinRequest(
+                node=self.node,
+                address=self.address,
+                version=__version__,
+                has_data=self._rows > 0,
+                memory_bytes=1 << 30,
+                device="cpu",
+                threads=1,
+                system="test",
+                instance=instance or self.address,
+            ),
+            timeout=CALL_S,
+        )
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._channel.close()
+        self._server.stop(None).wait(CALL_S)
+        self._pool.shutdown()
+
+    # ---- what the coordinator calls ---------------------------------------------------------------
+
+    def Inspect(self, request: Any, context: grpc.ServicerContext) -> control_pb2.InspectReply:  # noqa: N802
+        """Made-up facts."""
+        self._enter("inspect", context)
+        self.run_id = request.run_id
+        self.inspected = request
+        self.on_inspect()
+        times = {} if request.measure else NO_TIMES
+        made = facts(**{"node": self.node, "rows": self._rows, **self._facts_changes, **times})
+        states = [
+            control_pb2.ShardState(
+                step=shard.step,
+                problem=f"node {self.node}: shard step-{shard.step} is damaged" if shard.step in self._damaged else "",
+            )
+            for shard in request.shards
+        ]
+        return control_pb2.InspectReply(facts_json=json.dumps(made.to_json()), shards=states)
+
+    def MeasureLink(self, request: Any, context: grpc.ServicerContext) -> control_pb2.MeasureLinkReply:  # noqa: N802
+        """A made-up rate."""
+        self._enter(f"link {request.target}", context)
+        return self._on_link(request)
+
+    def Prepare(self, request: Any, context: grpc.ServicerContext) -> control_pb2.PrepareReply:  # noqa: N802
+        """Remember the plan."""
+        self._enter("prepare", context)
+        self.prepared = request
+        self._numbers = itertools.count(1)
+        self.plan = Plan.from_json(json.loads(request.plan_json))
+        return control_pb2.PrepareReply(hosted_bytes=1234)
+
+    def Load(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """Keep the files."""
+        self._enter("load", context)
+        for message in request_iterator:
+            chunk = message.file
+            self.loaded[chunk.path] = self.loaded.get(chunk.path, b"") + chunk.chunk
+        return control_pb2.Empty()
+
+    def Grant(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """Report the turns as done, or do what the test wants."""
+        self._enter("grant", context)
+        turns = [turn_from_proto(turn) for turn in request.turns]
+        self.keeps_from.append(request.keep_from_step)
+        self.granted.set()
+        if self._on_grant is not None:
+            self._on_grant(self, turns)
+        else:
+            self.stub.Report(self.report(turns), timeout=CALL_S)
+        return control_pb2.Empty()
+
+    def Collect(self, request: Any, context: grpc.ServicerContext) -> Iterator[control_pb2.CollectChunk]:  # noqa: N802
+        """A tensor for each hosted block, and the head if it is here."""
+        self._enter("collect", context)
+        for name, content in self.files(with_head=request.with_head).items():
+            yield from collect_chunks(name, content)
+
+    def Release(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """Remember that the run is over."""
+        self.log.append("release")
+        self.released.set()
+        return control_pb2.Empty()
+
+    # ---- what a node would have done --------------------------------------------------------------
+
+    def report(self, turns: list[Turn]) -> control_pb2.ReportRequest:
+        """A report that says that these turns are done: a step a second, 10 bytes for every send."""
+        assert self.plan is not None
+        request = control_pb2.ReportRequest(run_id=self.run_id, node=self.node, number=next(self._numbers))
+        for turn in turns:
+            is_checkpoint = turn.kind is StepKind.CHECKPOINT
+            if is_checkpoint:
+                request.saved.add(turn=turn.index, step=turn.first_step, sha256=shard_digest(turn.first_step), bytes=9)
+            for item in () if is_checkpoint else items(self.plan, turn):
+                for leg in item_legs(self.plan.unfrozen_at(turn.unfreeze_at), item, self.node):
+                    if leg.op == ">":
+                        request.traffic.add(seq=item.seq, target=leg.peer, payload=leg.payload, bytes=10)
+                if item.owner == self.node:
+                    step = request.steps.add(seq=item.seq, step=item.step, kind=item.kind.value)
+                    step.at_unix_s = 1e9 + item.seq
+                    for name, value in (("loss_sum", 0.5 * item.rows), ("count", item.rows), ("correct", 1.0)):
+                        step.values.add(name=name, value=value)
+                    request.spans.add(
+                        action=f"H{item.seq}.0", start_unix_s=1e9 + item.seq, end_unix_s=1e9 + item.seq + 0.25
+                    )
+            request.turns_done.append(turn.index)
+        return request
+
+    def files(self, *, with_head: bool) -> dict[str, bytes]:
+        """What Collect sends."""
+        assert self.plan is not None
+        piece = self.plan.slice_of(self.node)
+        blocks = range(piece.start, piece.stop) if self._claims is None else self._claims
+        tensors = {f"block.{block}": numpy.full(3, block, dtype=numpy.float32) for block in blocks}
+        figures = {"peak_rss_bytes": 7, "hosted_bytes": 1234, "cpu_s": 0.5, "peak_versions": 1, "peak_version_bytes": 0}
+        found = {
+            "adapter.safetensors": save(tensors),
+            "adapter_config.json": b"{}",
+            "totals.json": json.dumps(figures).encode(),
+        }
+        if with_head:
+            found |= {"head_config.json": b"{}", "model_head.safetensors": save({"head": numpy.ones(2)})}
+        return found
+
+    def _enter(self, what: str, context: grpc.ServicerContext) -> None:
+        self.log.append(what)
+        error = self._fails_at.get(what)
+        if error is not None:
+            status = status_of_error(error)
+            context.abort(grpc.StatusCode[status.name], status.details)
+
+
+class Cluster:
+    """A coordinator with fake agents, over real sockets, in one process.
+
+    Args:
+        names: of the agents; joined at once.
+        lease_s: of the coordinator.
+        agents: arguments of ``FakeAgent`` by name.
+    """
+
+    def __init__(self, *names: str, lease_s: float = 10.0, agents: dict[str, dict[str, Any]] | None = None) -> None:
+        self.server = CoordinatorServer("127.0.0.1:0", lease_s=lease_s)
+        options = agents or {}
+        self.agents = {name: FakeAgent(name, self.server.address, **options.get(name, {})) for name in names}
+
+    def __enter__(self) -> Cluster:
+        """Serve and join."""
+        self.server.__enter__()
+        for agent in self.agents.values():
+            agent.join()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop all."""
+        self.server.__exit__(None, None, None)
+        for agent in self.agents.values():
+            agent.close()
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,0 +1,202 @@
+"""Stand-ins for torch and the network: a ring of ``AgentRun`` in one process, instant and without sockets."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edge.machine.threads import ComputeThread
+from edge.run import reporter as rp
+from edge.run.loop import AgentRun, Saver
+from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.lowering import links as plan_links
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, Turn, turn_sequence
+
+WAIT_S = 20.0
+
+
+class FakeExecutor:
+    """Computes nothing; keeps a log of what it was asked.
+
+    Args:
+        on_action: called before each action, on the compute thread.
+    """
+
+    def __init__(self, on_action: Callable[[Action], None] = lambda action: None) -> None:
+        self.hosted_bytes = 7
+        self.version_figures = {"peak_versions": 2, "peak_version_bytes": 5}
+        self.log: list[Any] = []
+        self.held: dict[tuple[str, int, int], Any] = {}
+        self.turns: set[int] = set()
+        self._on_action = on_action
+
+    def grant(self, turn: Turn) -> None:
+        """A turn begins."""
+        self.turns.add(turn.index)
+
+    def forget_turn(self, index: int) -> None:
+        """A turn ends."""
+        self.turns.remove(index)
+
+    def run(self, action: Action) -> tuple[tuple[str, float], ...]:
+        """Pretend to compute."""
+        self._on_action(action)
+        self.log.append(action)
+        return (("correct", 1.0), ("count", 1.0), ("loss_sum", 0.5)) if action.op is Op.HEAD else ()
+
+    def put_tensor(self, payload: str, seq: int, micro: int, tensor: Any, mask: Any) -> None:
+        """A tensor comes in."""
+        self.held[payload, seq, micro] = tensor
+
+    def take_tensor(self, payload: str, seq: int, micro: int) -> tuple[Any, Any]:
+        """A tensor goes out."""
+        return f"{payload}{seq}.{micro}", None
+
+    def head_blob(self) -> bytes:
+        """The head goes out."""
+        return b"head"
+
+    def load_head_blob(self, data: bytes) -> None:
+        """The head comes in."""
+        self.log.append(data)
+
+    def load_saved(self, folder: Path) -> None:
+        """A saved adapter comes in."""
+        self.log.append({path.name: path.read_bytes() for path in folder.iterdir()})
+
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
+        """A checkpoint's part."""
+        return json.dumps({**metadata, "head": with_head}).encode()
+
+    def adapter_files(self, *, with_head: bool, with_private: bool) -> dict[str, bytes]:
+        """The results."""
+        return {"adapter.safetensors": b"a" * 3, **({"model_head.safetensors": b"h"} if with_head else {})}
+
+
+class Reports:
+    """Keeps what a run reports, and wakes who waits for it."""
+
+    def __init__(self) -> None:
+        self.entries: list[rp.Entry] = []
+        self._changed = threading.Condition()
+
+    def put(self, entry: rp.Entry) -> None:
+        """Keep an entry."""
+        with self._changed:
+            self.entries.append(entry)
+            self._changed.notify_all()
+
+    def wait_for(self, predicate: Callable[[Sequence[rp.Entry]], bool]) -> bool:
+        """Wait until the entries satisfy ``predicate``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: predicate(self.entries), WAIT_S)
+
+    def of(self, kind: type) -> list[Any]:
+        """The entries of one kind."""
+        return [entry for entry in list(self.entries) if isinstance(entry, kind)]
+
+
+class DirectLink:
+    """A link that hands over at once, on the caller's thread.
+
+    Args:
+        source: who sends.
+        find: gives the target's run.
+    """
+
+    def __init__(self, source: str, find: Callable[[], AgentRun]) -> None:
+        self._source = source
+        self._find = find
+        self.is_closed = False
+
+    def send_tensor(self, kind: str, seq: int, micro: int, boundary: int, tensor: Any, mask: Any) -> int:
+        """Deliver a tensor; says it has 100 bytes."""
+        self._find().on_tensor(kind, seq, micro, boundary, self._source, tensor, mask)
+        return 100
+
+    def send_blob(self, kind: str, seq: int, data: bytes) -> int:
+        """Deliver a head."""
+        self._find().on_head(seq, self._source, data)
+        return len(data)
+
+    def close(self) -> None:
+        """Remember it."""
+        self.is_closed = True
+
+
+class FakeRing:
+    """All nodes of a plan as runs with fake executors, linked directly.
+
+    Args:
+        plan: of the run.
+        executors: instead of plain ones, by node.
+        wait_s: of every run.
+        record: of every run.
+        savers: of the nodes that can save.
+        start: where the run goes on.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        executors: dict[str, FakeExecutor] | None = None,
+        wait_s: float = 300.0,
+        record: bool = False,
+        savers: Mapping[str, Saver] | None = None,
+        start: StartPoint | None = None,
+    ) -> None:
+        self.plan = plan
+        self.start_point = start
+        self.executors = {node: (executors or {}).get(node) or FakeExecutor() for node in plan.nodes}
+        self.reports = {node: Reports() for node in plan.nodes}
+        self.runs: dict[str, AgentRun] = {}
+        self._threads = {node: ComputeThread(f"compute-{node}") for node in plan.nodes}
+        for node in plan.nodes:
+            targets = [target for source, target in plan_links(plan) if source == node]
+            self.runs[node] = AgentRun(
+                plan=plan,
+                node=node,
+                executor=self.executors[node],
+                links={target: DirectLink(node, partial(self.runs.__getitem__, target)) for target in targets},
+                ack=partial(self._ack, node),
+                reports=self.reports[node],
+                wait_s=wait_s,
+                record=record,
+                saver=(savers or {}).get(node),
+                start=start,
+            )
+
+    def _ack(self, node: str, source: str, boundary: int) -> None:
+        self.runs[source].on_credits(node, boundary, 1)
+
+    def start(self, *nodes: str) -> None:
+        """Start these nodes' loops, all by default."""
+        for node in nodes or self.plan.nodes:
+            self._threads[node].submit(self.runs[node].loop)
+
+    def grant_all(self) -> tuple[Turn, ...]:
+        """Grant every turn of the plan."""
+        turns = tuple(turn_sequence(self.plan, start=self.start_point))
+        for run in self.runs.values():
+            run.grant(turns)
+        return turns
+
+    def wait_done(self, num_turns: int) -> bool:
+        """Wait until every node has reported every turn."""
+        return all(
+            reports.wait_for(lambda entries: sum(isinstance(entry, rp.TurnDone) for entry in entries) == num_turns)
+            for reports in self.reports.values()
+        )
+
+    def close(self) -> bool:
+        """Stop all; whether every loop ended."""
+        for run in self.runs.values():
+            run.stop("the test ends")
+        ended = [thread.close(WAIT_S) for thread in self._threads.values()]
+        return all(ended)

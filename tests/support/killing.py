@@ -1,0 +1,226 @@
+"""Real local runs that are killed at a chosen or random moment and then resumed, for tests and ``tests.bench.kill``."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from safetensors.torch import load_file
+
+from tests.support import tiny
+
+REPOSITORY = Path(__file__).parents[2]
+RUN_S = 100.0
+NODES = ("node-0", "node-1", "node-2")
+LAUNCHER = "launcher"
+VICTIMS = (LAUNCHER, *NODES)
+JOB = """
+[model]
+path = "model"
+dtype = "float64"
+[data]
+train = "train.csv"
+eval = "eval.csv"
+owners = 2
+[train]
+batch_size = 8
+microbatches = 2
+max_length = 16
+local_iterations = 2
+max_steps = 60
+checkpoint_every = 6
+eval_every = 20
+learning_rate = 1e-2
+dropout = 0.1
+[unfreeze]
+every_steps = 7
+[wire]
+dtype = "float64"
+[runtime]
+threads = 1
+lease_s = 5.0
+"""
+
+
+def write_inputs(folder: Path) -> Path:
+    """A tiny model, its rows and the job; gives the job's path."""
+    tiny.write_model(folder / "model")
+    tiny.write_rows(folder / "train.csv", 48, seed=1)
+    tiny.write_rows(folder / "eval.csv", 20, seed=2)
+    job = folder / "job.toml"
+    job.write_text(JOB)
+    return job
+
+
+class LocalRun:
+    """``ringtune train --local 3`` as a process.
+
+    Args:
+        job: its job file.
+        out: its folder; made here, so that it is there whenever the run is killed.
+        options: further options.
+    """
+
+    def __init__(self, job: Path, out: Path, *options: str) -> None:
+        out.mkdir(exist_ok=True)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
+        command = [sys.executable, "-m", "ringtune.cli", "train", str(job), "--local", str(len(NODES))]
+        self._errors = (out.parent / f"{out.name}.err").open("w+")
+        self.process = subprocess.Popen(  # noqa: S603 - our own module
+            [*command, "--out", str(out), "--json", *options],
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
+        )
+        self.events: list[dict[str, Any]] = []
+
+    def agents(self) -> dict[str, psutil.Process]:
+        """Its agents by name."""
+        try:
+            children = psutil.Process(self.process.pid).children()
+            return {name: child for child in children for name in NODES if name in child.cmdline()}
+        except psutil.Error:
+            return {}
+
+    def until_steps(self, count: int) -> None:
+        """Read events until so many items are through."""
+        assert self.process.stdout is not None
+        while sum(event["event"] == "step" for event in self.events) < count:
+            line = self.process.stdout.readline()
+            assert line, f"the run ended before {count} steps: {self.errors()}"
+            self.events.append(json.loads(line))
+
+    def kill(self, victim: str) -> str:
+        """Kill -9 one process; the launcher if the agent is not there. Says which."""
+        agent = self.agents().get(victim)
+        if agent is None:
+            self.process.kill()
+            return LAUNCHER
+        agent.kill()
+        return victim
+
+    def wait(self) -> int:
+        """Wait for its end; gives the exit code."""
+        output, _ = self.process.communicate(timeout=RUN_S)
+        self.events += [json.loads(line) for line in output.splitlines() if line.endswith("}")]
+        self._errors.close()
+        return self.process.returncode
+
+    def errors(self) -> str:
+        """What it wrote to the standard error."""
+        return Path(self._errors.name).read_text()
+
+    def notes(self) -> list[str]:
+        """The lines that it had for the user."""
+        return [event["text"] for event in self.events if event["event"] == "note"]
+
+
+def trained(out: Path) -> dict[str, torch.Tensor]:
+    """Adapter and head of a run, by name."""
+    return load_file(out / "adapter/adapter.safetensors") | load_file(out / "adapter/model_head.safetensors")
+
+
+def difference(out: Path, wanted: dict[str, torch.Tensor]) -> float:
+    """The largest absolute difference between what two runs trained."""
+    found = trained(out)
+    assert found.keys() == wanted.keys()
+    return max(float((found[name].double() - wanted[name].double()).abs().max()) for name in found)
+
+
+def steps_of_metrics(out: Path) -> list[int]:
+    """The steps that have a line in metrics.jsonl, in order."""
+    return [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A run that was killed once and resumed.
+
+    ``after_s`` counts from the start of the launcher, ``steps`` the items that were seen; ``resumed_at`` is the
+    step, -1 = from the beginning.
+    """
+
+    victim: str
+    after_s: float
+    steps: int
+    code: int
+    resumed_at: int
+    resume_code: int
+    difference: float
+    steps_are_right: bool
+    errors: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the result is that of the uninterrupted run."""
+        return self.resume_code == 0 and self.difference <= 1e-9 and self.steps_are_right
+
+
+def kill_and_resume(job: Path, out: Path, wanted: dict[str, torch.Tensor], moment: Moment) -> Trial:
+    """Kill one process of a run, resume the run, compare.
+
+    Args:
+        job: of the run.
+        out: its folder.
+        wanted: what the uninterrupted run trained.
+        moment: whom and when.
+    """
+    run = LocalRun(job, out)
+    started_s = time.monotonic()
+    if moment.steps:
+        run.until_steps(moment.steps)
+    time.sleep(moment.after_s)
+    at_s = time.monotonic() - started_s
+    victim = run.kill(moment.victim)
+    code = run.wait()
+    again = LocalRun(job, out, "--resume")  # at once: agents of a killed launcher may still be about to end
+    resume_code = again.wait()
+    going_on = [note for note in again.notes() if note.startswith("going on after step ")]
+    return Trial(
+        victim=victim,
+        after_s=at_s,
+        steps=moment.steps,
+        code=code,
+        resumed_at=int(going_on[0].split()[-1]) if going_on else -1,
+        resume_code=resume_code,
+        difference=difference(out, wanted) if resume_code == 0 else float("inf"),
+        steps_are_right=resume_code == 0 and steps_of_metrics(out) == list(range(60)),
+        errors=again.errors() if resume_code else "",
+    )
+
+
+class Moment(NamedTuple):
+    """Whom to kill, and when: so many seconds after so many items, 0 = after the start of the launcher."""
+
+    victim: str
+    after_s: float
+    steps: int
+
+
+def random_moments(count: int, *, start_s: float, num_items: int, seed: int) -> list[Moment]:
+    """Victims in turn; a fifth of the moments while the run starts, the others between its first and last item.
+
+    Args:
+        count: how many.
+        start_s: how long the start takes, in seconds.
+        num_items: how many items the run has.
+        seed: of the moments.
+    """
+    rng = random.Random(seed)
+    moments = []
+    for index in range(count):
+        while_it_starts = index % (len(VICTIMS) + 1) == len(VICTIMS)
+        steps = 0 if while_it_starts else rng.randint(1, num_items)
+        after_s = rng.uniform(0.0, start_s if while_it_starts else 0.1)
+        moments.append(Moment(VICTIMS[index % len(VICTIMS)], after_s, steps))
+    return moments

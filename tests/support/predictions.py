@@ -1,0 +1,92 @@
+"""Files of a plan, a profile and a finished run for the commands that predict."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from coordinator.records.trace_file import Span, TraceText
+from ringtune import cli
+from ringtune.costs.profile import Profile
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.table import format_action
+from sim.prediction import Prediction, predict
+from tests.support.fake_agents import job
+from tests.support.plans import make_plan
+from tests.support.profiles import all_pairs, profile_of
+
+PLAN = make_plan(
+    [("alice", 0, 2), ("bob", 2, 4)], ["alice", "bob"], num_steps=8, max_length=8, hidden_size=8, eval_rows=3
+)
+PROFILE = profile_of(PLAN, links=all_pairs(PLAN.nodes, 1e5, 0.01))
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def ringtune(*arguments: str | Path) -> Result:
+    """Run the command as a user does, in this process."""
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def write_json(path: Path, value: dict[str, Any], change: Change | None = None) -> Path:
+    """A JSON file, with a change to its content; NaN is written as Python writes it."""
+    value = json.loads(json.dumps(value))
+    if change is not None:
+        change(value)
+    path.write_text(json.dumps(value))
+    return path
+
+
+def write_pair(
+    folder: Path,
+    *,
+    plan: Plan = PLAN,
+    profile: Profile = PROFILE,
+    of_plan: Change | None = None,
+    of_profile: Change | None = None,
+) -> tuple[Path, Path]:
+    """``plan.json`` and ``profile.json``."""
+    folder.mkdir(exist_ok=True)
+    return (
+        write_json(folder / "plan.json", plan.to_json(), of_plan),
+        write_json(folder / "profile.json", profile.to_json(), of_profile),
+    )
+
+
+def write_run(folder: Path, *, slower: float = 1.0, plan: Plan = PLAN) -> Prediction:
+    """The folder of a finished run whose actions took ``slower`` times what the profile says.
+
+    Returns:
+        What that run would measure.
+    """
+    write_pair(folder, plan=plan)
+    nodes = tuple(
+        dataclasses.replace(
+            node,
+            work_times=tuple(
+                dataclasses.replace(time, median_s=slower * time.median_s, high_s=slower * time.high_s)
+                for time in node.work_times
+            ),
+        )
+        for node in PROFILE.nodes
+    )
+    real = predict(plan, dataclasses.replace(PROFILE, nodes=nodes), keep_spans=True)
+    text = TraceText(plan.nodes, num_blocks=plan.num_blocks, started_unix_s=1.7e9)
+    spans = "".join(
+        text.spans(node, [Span(format_action(action, plan.num_blocks), 1.7e9 + start_s, 1.7e9 + end_s)])
+        for node, action, start_s, end_s in real.spans
+    )
+    (folder / "trace.json").write_text(text.begin() + spans + text.end())
+    links = {f"{link.source}>{link.target}": link.sent_bytes for link in real.links}
+    (folder / "report.json").write_text(json.dumps({"wall_s": 1.0, "steps": plan.num_steps, "links": links}))
+    return real
+
+
+def tiny_job() -> str:
+    """A job that fits the profile, as TOML."""
+    return job(train__max_length=8, train__batch_size=4, train__microbatches=2, train__checkpoint_every=0).to_toml()

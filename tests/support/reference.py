@@ -1,0 +1,217 @@
+"""What a run has to equal: one process that trains the whole model with plain transformers, adapters and autograd.
+
+Nothing of the slice code is used here; shared with it are only the batches (``OwnerDataset.batch``), the head's name
+and the pure functions of the plan (turn sequence, what trains at which step, learning rate).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edge.data.rows import OwnerDataset
+from edge.data.tokens import Batch
+from ringtune.jobs.job import Job
+from ringtune.jobs.learning_rate import learning_rate
+from ringtune.schedule.lowering import lowest_trainable
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+
+NAME = "ringtune"
+
+
+@dataclass(kw_only=True, slots=True)
+class Trained:
+    """The result of a reference run.
+
+    Attributes:
+        model: the whole ``AutoAdapterModel``.
+        losses: mean loss of each train item, by step.
+        evaluations: (loss_sum, count, correct) summed over owners, by the step after which they were taken.
+    """
+
+    model: Any
+    losses: list[float] = field(default_factory=list)
+    evaluations: dict[int, tuple[float, int, int]] = field(default_factory=dict)
+
+    def adapter(self) -> dict[str, torch.Tensor]:
+        """Adapter tensors, named as in a saved ``adapter.safetensors``."""
+        state = self.model.state_dict().items()
+        return {name: value for name, value in state if f".{NAME}." in name and not name.startswith("heads.")}
+
+    def head(self) -> dict[str, torch.Tensor]:
+        """Head tensors, named as in a saved ``model_head.safetensors``; a tied decoder is not saved."""
+        head = self.model.heads[self.model.active_head]
+        table = self.model.get_input_embeddings().weight if self.model.active_head == "default" else None
+        found = dict(head.named_parameters()).items()
+        return {f"heads.{NAME}.{name}": value.detach() for name, value in found if value is not table}
+
+
+def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | None = None) -> Any:
+    """The untrained whole model with adapter and head, in the job's dtype and with its dropout.
+
+    A language model keeps the decoder that the library loads with it.
+    """
+    from adapters import AdapterConfig, AutoAdapterModel
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(str(model_folder))
+    for key in [key for key, value in config.to_dict().items() if isinstance(value, float) and _is_dropout(key)]:
+        setattr(config, key, job.train.dropout)
+    choice = {} if attention is None else {"attn_implementation": attention}
+    model = AutoAdapterModel.from_pretrained(str(model_folder), config=config, **choice)
+    torch.manual_seed(job.train.seed)
+    model.add_adapter(NAME, config=AdapterConfig.load(job.adapter.config).replace(dropout=job.train.dropout))
+    classes = {"num_labels": len(plan.labels), "id2label": dict(enumerate(plan.labels))}
+    if job.model.task == "sequence-classification":
+        model.add_classification_head(NAME, **classes)
+    elif job.model.task == "image-classification":
+        model.add_image_classification_head(NAME, **classes)
+    elif job.model.task == "question-answering":
+        model.add_qa_head(NAME)
+    else:
+        assert model.active_head == "default"
+    model.train_adapter(NAME)
+    return model.to(getattr(torch, job.model.dtype))
+
+
+def _is_dropout(key: str) -> bool:
+    return "dropout" in key or key.endswith("pdrop")
+
+
+def inputs_of(model: Any, batch: Batch) -> dict[str, Any]:
+    """What the library's model is called with."""
+    if batch.pixels is not None:
+        return {"pixel_values": batch.pixels.to(next(model.parameters()).dtype)}
+    inputs: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.mask}
+    if model.config.model_type in ("bert", "electra"):
+        inputs["token_type_ids"] = batch.token_type_ids
+    if model.config.model_type in ("gpt2", "llama", "mistral"):
+        inputs["use_cache"] = False
+    return inputs
+
+
+def targets_of(task: str, batch: Batch) -> tuple[dict[str, torch.Tensor], int]:
+    """The library's names for the targets, and how many count."""
+    if task == "question-answering":
+        start, stop = batch.labels.clone().unbind(-1)
+        return {"start_positions": start, "end_positions": stop}, len(batch.labels)
+    if task == "causal-lm":
+        return {"labels": batch.labels}, int((batch.labels[:, 1:] != -100).sum())
+    return {"labels": batch.labels}, len(batch.labels)
+
+
+def outputs_of(output: Any) -> torch.Tensor:
+    """All logits of a head as one tensor."""
+    if hasattr(output, "start_logits"):
+        return torch.stack([output.start_logits, output.end_logits], dim=-1)
+    logits: torch.Tensor = output.logits
+    return logits
+
+
+def train(
+    job: Job, plan: Plan, model_folder: Path, datasets: Mapping[str, OwnerDataset], *, attention: str | None = None
+) -> Trained:
+    """Train the whole model on the very items of the plan's turn sequence.
+
+    Args:
+        job: optimizer, learning rate, dropout, dtype.
+        plan: owners, batches and unfreezing; its slices don't matter.
+        model_folder: of the base model.
+        datasets: per owner; ``set_labels`` is called here.
+        attention: implementation of the attention; the library's choice if not given.
+    """
+    generator_state = torch.get_rng_state()
+    model = whole_model(job, plan, model_folder, attention=attention)
+    for dataset in datasets.values():
+        dataset.set_labels(plan.labels)
+    result = Trained(model=model)
+    at = _seed_units(model, job)
+    blocks = [block for _, block in model.iter_layers()]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    adapters = [[parameter for parameter in block.parameters() if parameter.requires_grad] for block in blocks]
+    kind = torch.optim.AdamW if job.train.optimizer == "adamw" else torch.optim.SGD
+    optimizer = kind(trainable, lr=1.0, weight_decay=job.train.weight_decay)
+    for turn in turn_sequence(plan):
+        if turn.kind is StepKind.CHECKPOINT:
+            continue
+        for item in items(plan, turn):
+            if item.kind is StepKind.EVALUATE:
+                _evaluate(model, job, plan, item, datasets[item.owner], result)
+                continue
+            lowest = lowest_trainable(plan, item.step)
+            model.eval()
+            model.heads[model.active_head].train()
+            for index, parameters in enumerate(adapters):
+                blocks[index].train(index >= lowest)
+                for parameter in parameters:
+                    parameter.requires_grad_(index >= lowest)
+            loss = _backward(model, job, plan, item, datasets[item.owner], at)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(job.train, item.step, plan.num_steps)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            result.losses.append(loss)
+    model.eval()
+    torch.set_rng_state(generator_state)
+    return result
+
+
+def _backward(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset, at: dict[str, int]) -> float:
+    """The library's own mean loss of each micro-batch, weighted by its share of the targets."""
+    batch = dataset.batch(plan, item)
+    _, all_targets = targets_of(job.model.task, batch)
+    total, first = 0.0, 0
+    for micro, size in enumerate(plan.microbatch_sizes(item.rows)):
+        rows = batch.rows(first, first + size)
+        first += size
+        at.update(step=item.step, micro=micro)
+        targets, count = targets_of(job.model.task, rows)
+        loss = model(**inputs_of(model, rows), **targets).loss * (count / all_targets)
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+def _evaluate(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset, result: Trained) -> None:
+    batch = dataset.batch(plan, item)
+    model.eval()
+    loss_sum, count, correct = result.evaluations.get(item.step, (0.0, 0, 0))
+    first = 0
+    with torch.no_grad():
+        for size in plan.microbatch_sizes(item.rows):
+            rows = batch.rows(first, first + size)
+            first += size
+            targets, found = targets_of(job.model.task, rows)
+            output = model(**inputs_of(model, rows), **targets)
+            loss_sum += float(output.loss) * found
+            count += found
+            if job.model.task == "causal-lm":
+                correct += int((output.logits[:, :-1].argmax(-1) == rows.labels[:, 1:]).sum())
+            elif job.model.task != "question-answering":
+                correct += int((output.logits.argmax(-1) == rows.labels).sum())
+    result.evaluations[item.step] = (loss_sum, count, correct)
+
+
+def _seed_units(model: Any, job: Job) -> dict[str, int]:
+    """Seed the generator before each block and the head; returns where (step, micro) are to be set."""
+    at = {"step": 0, "micro": 0}
+
+    def seeder(unit: str) -> Any:
+        def seed(*_: Any) -> None:
+            text = f"{job.train.seed}/{at['step']}/{at['micro']}/{unit}"
+            first = hashlib.sha256(text.encode()).digest()[:8]
+            torch.manual_seed(int.from_bytes(first, "little") & (2**63 - 1))
+
+        return seed
+
+    if job.train.dropout > 0:
+        for index, block in model.iter_layers():
+            block.register_forward_pre_hook(seeder(f"block.{index}"), prepend=True)
+        model.heads[model.active_head].register_forward_pre_hook(seeder("head"), prepend=True)
+    return at

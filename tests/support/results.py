@@ -1,0 +1,46 @@
+"""Comparing what a ring trained with what one process trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load
+
+from edge.data.rows import OwnerDataset
+from ringtune.jobs.job import Job
+from tests.support import reference
+from tests.support.cluster import Cluster, Outcome
+
+
+def trained(outcome: Outcome) -> dict[str, torch.Tensor]:
+    """Adapter and head of a run, by name."""
+    names = ("adapter/adapter.safetensors", "adapter/model_head.safetensors")
+    return {name: tensor for file in names for name, tensor in load(bytes(outcome.files[file])).items()}
+
+
+def datasets_of(cluster: Cluster, job: Job) -> dict[str, OwnerDataset]:
+    """Each owner's share of the rows, as its agent has it."""
+    return {
+        name: OwnerDataset.load(
+            job,
+            Path(cluster.train),
+            Path(cluster.eval),
+            share=index,
+            num_owners=len(cluster.owners),
+            tokenizer_folder=cluster.model,
+        )
+        for index, name in enumerate(cluster.owners)
+    }
+
+
+def reference_of(cluster: Cluster, job: Job, outcome: Outcome) -> reference.Trained:
+    """Train the same items in this process on the whole model."""
+    assert outcome.plan is not None
+    return reference.train(job, outcome.plan, cluster.model, datasets_of(cluster, job))
+
+
+def largest_difference(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+    """The largest absolute difference; both have to have the same names."""
+    assert found.keys() == wanted.keys(), sorted(found.keys() ^ wanted.keys())
+    return max(float((found[name].double() - wanted[name].double()).abs().max()) for name in found)

@@ -1,0 +1,64 @@
+"""The folder of a finished run, written by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy
+from safetensors.numpy import save
+
+from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from tests.support.fake_agents import job
+
+LABELS = ("neg", "pos")
+NUM_BLOCKS = 4
+
+
+def plan(**changes: object) -> Plan:
+    """The plan of a run of two owners."""
+    values: dict[str, object] = {
+        "method": "ringada",
+        "num_blocks": NUM_BLOCKS,
+        "phases": (Phase(slices=(Slice(node="alice", start=0, stop=2), Slice(node="bob", start=2, stop=4))),),
+        "owners": (Owner(node="alice", train_rows=9, eval_rows=3), Owner(node="bob", train_rows=9, eval_rows=2)),
+        "num_steps": 8,
+        "local_iterations": 2,
+        "every_steps": 2,
+        "batch_size": 4,
+        "microbatches": 2,
+        "max_length": 8,
+        "hidden_size": 8,
+        "labels": LABELS,
+    }
+    return Plan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def write_run(folder: Path) -> Path:
+    """A run's folder: job, plan, report and adapter."""
+    (folder / "adapter").mkdir(parents=True)
+    wanted = job(model__path="/srv/carol/models/tiny", data__train="/srv/carol/rows/train.csv")
+    (folder / "job.toml").write_text(wanted.to_toml())
+    (folder / "plan.json").write_text(json.dumps(plan().to_json()))
+    report = {"steps": 8, "wall_s": 61.5, "version": "0.1.0", "eval": {"accuracy": 0.8, "loss": 0.5, "count": 5}}
+    (folder / "report.json").write_text(json.dumps(report))
+    for name, content in adapter_files().items():
+        (folder / "adapter" / name).write_bytes(content)
+    return folder
+
+
+def adapter_files() -> dict[str, bytes]:
+    """A small adapter of every block, and a head of two classes."""
+    tensors = {
+        f"bert.encoder.layer.{block}.output.adapters.ringtune.{part}": numpy.full((2, 3), block, dtype=numpy.float32)
+        for block in range(NUM_BLOCKS)
+        for part in ("adapter_down.0.weight", "adapter_up.weight")
+    }
+    adapter = {"config": {"leave_out": []}, "model_name": "tiny", "model_type": "bert", "version": "adapters.1.3.0"}
+    head = {"config": {"label2id": {"neg": 0, "pos": 1}}, "model_name": "tiny", "name": "ringtune"}
+    return {
+        "adapter.safetensors": save(tensors),
+        "adapter_config.json": json.dumps(adapter).encode(),
+        "head_config.json": json.dumps(head).encode(),
+        "model_head.safetensors": save({"heads.ringtune.1.weight": numpy.ones((2, 8), dtype=numpy.float32)}),
+    }

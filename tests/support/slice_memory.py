@@ -1,0 +1,77 @@
+"""What a slice adds to an idle agent, measured in a process of its own: ``python -m tests.support.slice_memory``.
+
+The process loads what an agent has loaded when it is idle, builds a slice as the agent does, and runs one forward.
+Prints one line of JSON: resident bytes before and after, and what of the difference is anonymous (not a file's pages).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import edge.agent.process  # noqa: F401 - as in an agent that has joined
+from edge.agent import workshop
+from edge.machine.allocator import keep_freed_memory
+from edge.machine.threads import limit_library_threads
+from ringtune.jobs.job import Job, Model
+from tests.support.plans import make_plan
+
+
+def resident() -> dict[str, int]:
+    """Resident bytes of this process now, all (``rss``) and those without a file (``anonymous``)."""
+    found = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {name: int(found[key].split()[0]) << 10 for name, key in (("rss", "VmRSS"), ("anonymous", "RssAnon"))}
+
+
+def main() -> None:
+    """Read the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--blocks", type=int, nargs=2, default=(2, 4), metavar=("FIRST", "STOP"))
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=64)
+    options = parser.parse_args()
+    limit_library_threads(1)
+    keep_freed_memory()
+    workshop.warm_up()
+
+    import torch
+
+    from edge.compute.hosting import host
+    from ringtune.models.folder import read_config
+
+    torch.set_num_threads(1)
+    config = read_config(options.model)
+    num_blocks, width = int(config["num_hidden_layers"]), int(config["hidden_size"])
+    first, stop = options.blocks
+    slices = [("below", 0, first), ("here", first, stop), ("above", stop, num_blocks)]
+    plan = make_plan(slices, ["owner"], num_blocks=num_blocks, hidden_size=width)
+    before = resident()
+
+    hosted = host(
+        plan, "here", Job(model=Model(path=str(options.model))), options.model, None, device=torch.device("cpu")
+    )
+    built = resident()
+    hidden = torch.randn(options.rows, options.tokens, width)
+    mask = torch.ones(options.rows, options.tokens, dtype=torch.int64)
+    with torch.no_grad():
+        context = hosted.blocks.context(hidden, mask)
+        output = hosted.blocks.run(hidden, mask, context, first, stop)
+    after = resident()
+    print(  # noqa: T201
+        json.dumps(
+            {
+                "idle_bytes": before["rss"],
+                "built_bytes": built["rss"] - before["rss"],
+                "added_bytes": after["rss"] - before["rss"],
+                "added_anonymous_bytes": after["anonymous"] - before["anonymous"],
+                "hosted_bytes": hosted.hosted_bytes,
+                "is_finite": bool(torch.isfinite(output).all()),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Tiny data for every task: labelled texts, texts to continue, questions with long contexts, images."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+
+from tests.support import tiny
+from tests.support.tiny_families import IMAGE_SIZE
+
+SUFFIXES = {
+    "sequence-classification": "csv",
+    "causal-lm": "jsonl",
+    "question-answering": "jsonl",
+    "image-classification": "npz",
+}
+
+
+def write_task_rows(folder: Path, task: str, name: str, num_rows: int, *, seed: int) -> Path:
+    """Write rows of a task.
+
+    Returns:
+        The path, ``name`` with the task's suffix.
+    """
+    path = folder / f"{name}.{SUFFIXES[task]}"
+    if task == "image-classification":
+        return write_images(path, num_rows, seed=seed)
+    if task == "question-answering":
+        return write_questions(path, num_rows, seed=seed)
+    return tiny.write_rows(path, num_rows, seed=seed)
+
+
+def make_questions(num_rows: int, *, seed: int) -> list[dict[str, object]]:
+    """Questions of a few words; contexts of 4 to 40 words, the answer somewhere in them."""
+    rng = random.Random(f"questions/{seed}")
+    rows: list[dict[str, object]] = []
+    for _ in range(num_rows):
+        context = [rng.choice(tiny.words()) for _ in range(rng.randint(4, 40))]
+        first = rng.randrange(len(context) - 1)
+        answer = " ".join(context[first : first + rng.randint(1, 2)])
+        start = len(" ".join(context[:first])) + (1 if first else 0)
+        rows.append(
+            {
+                "question": " ".join(rng.choice(tiny.words()) for _ in range(rng.randint(1, 3))),
+                "context": " ".join(context),
+                "answer": {"text": [answer], "answer_start": [start]},
+            }
+        )
+    return rows
+
+
+def write_questions(path: Path, num_rows: int, *, seed: int) -> Path:
+    """Write ``make_questions`` as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in make_questions(num_rows, seed=seed)), encoding="utf-8")
+    return path
+
+
+def make_images(num_rows: int, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Grey images whose brighter half says which class they are of."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, num_rows)
+    images = rng.integers(0, 120, (num_rows, IMAGE_SIZE, IMAGE_SIZE))
+    half = IMAGE_SIZE // 2
+    for image, label in zip(images, labels, strict=True):
+        image[label * half : (label + 1) * half] += 100
+    return images.astype(np.uint8), np.array(tiny.LABELS)[labels]
+
+
+def write_images(path: Path, num_rows: int, *, seed: int) -> Path:
+    """Write ``make_images`` as an npz file."""
+    images, labels = make_images(num_rows, seed=seed)
+    np.savez(path, image=images, label=labels)
+    return path

@@ -1,0 +1,143 @@
+"""Tiny random model folders of every family, with the tokenizer of ``tiny``.
+
+Like ``tiny.write_model`` a pure function of its arguments; weights are larger than usual, so that a wrong mask,
+position or block is seen.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support import tiny
+
+HIDDEN = 32
+LONGEST = 64
+IMAGE_SIZE = 12
+IMAGE_TOKENS = 10  # nine patches of 4 x 4, and the class token
+
+_BERT = {
+    "vocab_size": len(tiny.vocabulary()),
+    "hidden_size": HIDDEN,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": LONGEST,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+_LLAMA = {
+    **_BERT,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+# model_type -> (class prefix of transformers, key of the number of blocks, configuration)
+_SPECS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "bert": ("Bert", "num_hidden_layers", _BERT),
+    "roberta": ("Roberta", "num_hidden_layers", {**_BERT, "type_vocab_size": 1}),
+    "xlm-roberta": ("XLMRoberta", "num_hidden_layers", {**_BERT, "type_vocab_size": 1}),
+    "electra": ("Electra", "num_hidden_layers", {**_BERT, "embedding_size": 16}),
+    "distilbert": (
+        "DistilBert",
+        "n_layers",
+        {
+            "vocab_size": len(tiny.vocabulary()),
+            "dim": HIDDEN,
+            "n_heads": 4,
+            "hidden_dim": 48,
+            "max_position_embeddings": LONGEST,
+            "initializer_range": 0.3,
+        },
+    ),
+    "gpt2": (
+        "GPT2",
+        "n_layer",
+        {
+            "vocab_size": len(tiny.vocabulary()),
+            "n_embd": HIDDEN,
+            "n_head": 4,
+            "n_inner": 48,
+            "n_positions": LONGEST,
+            "initializer_range": 0.3,
+            "pad_token_id": 0,
+            "bos_token_id": 2,
+            "eos_token_id": 3,
+        },
+    ),
+    "llama": ("Llama", "num_hidden_layers", _LLAMA),
+    "mistral": ("Mistral", "num_hidden_layers", {**_LLAMA, "sliding_window": 5, "head_dim": 12}),
+    "vit": (
+        "ViT",
+        "num_hidden_layers",
+        {
+            "hidden_size": HIDDEN,
+            "num_attention_heads": 4,
+            "intermediate_size": 48,
+            "image_size": IMAGE_SIZE,
+            "patch_size": 4,
+            "num_channels": 1,
+            "initializer_range": 0.3,
+        },
+    ),
+}
+MODEL_TYPES = tuple(_SPECS)
+TEXT_FAMILIES = tuple(name for name in _SPECS if name != "vit")
+DECODERS = ("gpt2", "llama", "mistral")
+
+
+def write_family(
+    folder: Path,
+    model_type: str,
+    *,
+    num_blocks: int = 4,
+    padding_side: str = "right",
+    with_decoder: bool = False,
+    seed: int = 0,
+    **config: object,
+) -> Path:
+    """Write a random model of a family (config, safetensors, tokenizer unless it takes images).
+
+    Args:
+        folder: made if missing.
+        model_type: a key of ``MODEL_TYPES``.
+        num_blocks: transformer blocks.
+        padding_side: of the tokenizer, ``left`` or ``right``.
+        with_decoder: save it as a causal language model, the way such checkpoints come.
+        seed: of the weights.
+        config: values of ``config.json`` to set.
+
+    Returns:
+        The folder.
+    """
+    library: Any = importlib.import_module("transformers")
+    name, blocks_key, values = _SPECS[model_type]
+    configuration = getattr(library, f"{name}Config")(**{**values, blocks_key: num_blocks, **config})
+    decoder = {"GPT2": "GPT2LMHeadModel"}.get(name, f"{name}ForCausalLM")
+    folder.mkdir(parents=True, exist_ok=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = getattr(library, decoder if with_decoder else f"{name}Model")(configuration)
+        for parameter_name, parameter in model.named_parameters():
+            if "bias" in parameter_name or "norm" in parameter_name.lower() or "ln_" in parameter_name:
+                parameter.data += 0.1 * torch.randn_like(parameter)  # biases and norms that differ from 0 and 1
+    model.save_pretrained(folder)
+    if model_type != "vit":
+        write_tokenizer(folder, padding_side=padding_side, with_types=model_type in ("bert", "electra"))
+    return folder
+
+
+def write_tokenizer(folder: Path, *, padding_side: str, with_types: bool) -> None:
+    """Write the word-piece tokenizer of ``tiny``."""
+    library: Any = importlib.import_module("transformers")
+    names = ["input_ids", *(["token_type_ids"] if with_types else []), "attention_mask"]
+    (folder / "vocab.txt").write_text("\n".join(tiny.vocabulary()) + "\n", encoding="utf-8")
+    library.BertTokenizerFast(
+        vocab_file=str(folder / "vocab.txt"),
+        model_max_length=LONGEST,
+        padding_side=padding_side,
+        model_input_names=names,
+    ).save_pretrained(folder)

@@ -1,0 +1,231 @@
+"""The virtual ring with real tensors: one ``NodeExecutor`` per node, all in this process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load
+
+from edge.compute.executor import NodeExecutor
+from edge.data.rows import OwnerDataset
+from ringtune.jobs.job import Job, parse_job
+from ringtune.models.family import CLASS_TASKS
+from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule.turns import StepKind, Turn
+from tests.support import reference, tiny
+from tests.support.tiny_data import SUFFIXES, write_task_rows
+from tests.support.tiny_families import write_family
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run whose result must not depend on its slices.
+
+    ``owners`` are node names in initiator order; the sizes are small on purpose.
+    """
+
+    folder: Path
+    owners: tuple[str, ...] = ("a",)
+    method: str = "ringada"
+    every_steps: int = 7
+    microbatches: int = 1
+    optimizer: str = "adamw"
+    dropout: float = 0.0
+    dtype: str = "float64"
+    num_steps: int = 50
+    local_iterations: int = 4
+    private_blocks: int = 0
+    eval_every: int = 0
+    checkpoint_every: int = 0
+    num_blocks: int = 4
+    weight_decay: float = 0.01
+    task: str = "sequence-classification"
+    adapter: str = "seq_bn"
+
+    @property
+    def job(self) -> Job:
+        """The job of the case."""
+        return parse_job(
+            f"""
+            [model]
+            path = "{self.folder / "model"}"
+            task = "{self.task}"
+            dtype = "{self.dtype}"
+            [adapter]
+            config = "{self.adapter}"
+            [train]
+            method = "{self.method}"
+            optimizer = "{self.optimizer}"
+            learning_rate = 1e-2
+            weight_decay = {self.weight_decay}
+            lr_schedule = "linear"
+            warmup_steps = 3
+            dropout = {self.dropout}
+            batch_size = 8
+            microbatches = {self.microbatches}
+            max_length = 16
+            local_iterations = {self.local_iterations}
+            max_steps = {self.num_steps}
+            eval_every = {self.eval_every}
+            [unfreeze]
+            every_steps = {self.every_steps}
+            [wire]
+            dtype = "{self.dtype}"
+            """,
+            source="test",
+        )
+
+    def plan(self, slices: tuple[tuple[str, int, int], ...]) -> Plan:
+        """A plan of this case with these slices."""
+        datasets = self.datasets()
+        return Plan(
+            method=self.method,
+            num_blocks=self.num_blocks,
+            phases=(Phase(slices=tuple(Slice(node=n, start=start, stop=stop) for n, start, stop in slices)),),
+            owners=tuple(
+                Owner(node=name, train_rows=data.train_rows, eval_rows=data.eval_rows)
+                for name, data in datasets.items()
+            ),
+            num_steps=self.num_steps,
+            local_iterations=self.local_iterations,
+            every_steps=self.every_steps,
+            batch_size=8,
+            microbatches=self.microbatches,
+            max_length=16,
+            hidden_size=32,
+            eval_every=self.eval_every,
+            checkpoint_every=self.checkpoint_every,
+            credits=4,
+            wire_dtype=self.dtype,
+            private_blocks=self.private_blocks,
+            labels=self.labels,
+        )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Class names, if the task has any."""
+        return tiny.LABELS if self.task in CLASS_TASKS else ()
+
+    def datasets(self) -> dict[str, OwnerDataset]:
+        """Each owner's share of the rows."""
+        found = {}
+        for share, owner in enumerate(self.owners):
+            data = OwnerDataset.load(
+                self.job,
+                self.folder / f"train.{SUFFIXES[self.task]}",
+                self.folder / f"eval.{SUFFIXES[self.task]}",
+                share=share,
+                num_owners=len(self.owners),
+                tokenizer_folder=self.folder / "model",
+            )
+            data.set_labels(self.labels)
+            found[owner] = data
+        return found
+
+
+def write_inputs(folder: Path) -> Path:
+    """Write the tiny model and its rows."""
+    tiny.write_model(folder / "model", num_blocks=4)
+    tiny.write_rows(folder / "train.csv", 61, seed=1)
+    tiny.write_rows(folder / "eval.csv", 21, seed=2)
+    return folder
+
+
+def write_family_inputs(folder: Path, model_type: str, task: str, *, padding_side: str = "right") -> Path:
+    """Write a tiny model of a family and rows of a task."""
+    write_family(folder / "model", model_type, padding_side=padding_side, with_decoder=task == "causal-lm")
+    write_task_rows(folder, task, "train", 21, seed=1)
+    write_task_rows(folder, task, "eval", 11, seed=2)
+    return folder
+
+
+@functools.lru_cache(maxsize=64)
+def reference_of(case: Case) -> reference.Trained:
+    """One process with plain transformers, adapters and autograd; one per case, whatever the slices."""
+    plan = case.plan((("a", case.private_blocks, case.num_blocks),))
+    return reference.train(case.job, plan, case.folder / "model", case.datasets())
+
+
+@dataclass
+class TorchCarrier:
+    """Carries actions and messages out with executors; remembers the bytes that travelled."""
+
+    executors: Mapping[str, NodeExecutor]
+    keep_messages: bool = False
+    messages: list[tuple[str, str, int, Any]] = field(default_factory=list)
+    shards: dict[int, dict[str, bytes]] = field(default_factory=dict)
+    _saves: dict[int, Turn] = field(default_factory=dict)
+
+    def granted(self, node: str, turn: Turn) -> None:
+        """The executor learns the turn's items."""
+        self.executors[node].grant(turn)
+        if turn.kind is StepKind.CHECKPOINT:
+            self._saves[turn.first_seq] = turn
+
+    def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
+        """With torch; a save keeps the node's shard."""
+        if action.op is not Op.SAVE:
+            return self.executors[node].run(action)
+        turn = self._saves[action.seq]
+        shard = self.executors[node].shard(shard_metadata(node, turn.first_step), with_head=node == turn.owner)
+        self.shards.setdefault(turn.first_step, {})[node] = shard
+        return ()
+
+    def take(self, node: str, payload: str, seq: int, micro: int, boundary: int) -> Any:
+        """Tensor and mask."""
+        content = self.executors[node].take_tensor(payload, seq, micro)
+        if self.keep_messages:
+            self.messages.append((node, payload, boundary, content))
+        return content
+
+    def put(self, node: str, payload: str, seq: int, micro: int, content: Any) -> None:
+        """Tensor and mask."""
+        self.executors[node].put_tensor(payload, seq, micro, *content)
+
+    def take_head(self, node: str) -> Any:
+        """A safetensors blob."""
+        return self.executors[node].head_blob()
+
+    def put_head(self, node: str, content: Any) -> None:
+        """A safetensors blob."""
+        self.executors[node].load_head_blob(content)
+
+    def collected(self, plan: Plan, holder: str) -> dict[str, torch.Tensor]:
+        """All adapter tensors and the head, by name."""
+        tensors: dict[str, torch.Tensor] = {}
+        for node, executor in self.executors.items():
+            is_holder = node == holder
+            files = executor.adapter_files(with_head=is_holder, with_private=is_holder and plan.private_blocks > 0)
+            for name, content in files.items():
+                if name.endswith(".safetensors"):
+                    tensors |= load(content)
+        return tensors
+
+
+def shard_metadata(node: str, step: int) -> dict[str, str]:
+    """What a shard says it is of."""
+    return {"node": node, "step": str(step)}
+
+
+def make_carrier(case: Case, plan: Plan, *, keep_messages: bool = False) -> TorchCarrier:
+    """Executors for every node of a plan."""
+    datasets = case.datasets()
+    executors = {
+        node: NodeExecutor(plan, node, case.job, case.folder / "model", datasets.get(node)) for node in plan.nodes
+    }
+    return TorchCarrier(executors, keep_messages=keep_messages)
+
+
+def distance(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> float:
+    """Relative distance of two sets of tensors, each taken as one vector."""
+    assert ours.keys() == theirs.keys(), sorted(ours.keys() ^ theirs.keys())
+    names = sorted(theirs)
+    left = torch.cat([ours[name].double().flatten() for name in names])
+    right = torch.cat([theirs[name].double().flatten() for name in names])
+    return float((left - right).norm() / right.norm())

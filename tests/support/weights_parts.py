@@ -1,0 +1,101 @@
+"""Sources of weights for tests: model folders by bytes, and a real gRPC server in front of one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from edge.weights.patience import Wanted
+from edge.weights.serve import WeightsServicer
+from edge.wire.options import NodeServer
+from ringtune.models.families import FAMILIES
+from ringtune.models.folder import read_config
+from ringtune.v1 import weights_pb2_grpc
+from ringtune.weights.source import Offers
+from tests.support.model_folder import with_header
+
+RUN = "r20260101-000000-00000000"
+TINY = {"hidden_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
+MINILM = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+    "vocab_size": 1000,
+}
+TIMEOUT_S = 20.0
+
+
+def random_safetensors(shapes: Mapping[str, tuple[int, ...]], *, seed: int = 0) -> bytes:
+    """A valid float32 file whose tensors all differ."""
+    header: dict[str, Any] = {}
+    at = 0
+    for name, shape in shapes.items():
+        end = at + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    return with_header(header, random.Random(seed).randbytes(at))
+
+
+def write_bert(
+    folder: Path, *, sizes: Mapping[str, int] | None = None, prefix: str = "", num_files: int = 1, seed: int = 0
+) -> Path:
+    """A BERT folder with config, a file of a tokenizer, and random weights in one file or several with an index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_type": "bert", "max_position_embeddings": 32, **(sizes or TINY)}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text('{"version": "1.0"}')
+    (folder / "notes.txt").write_text("not part of the model")
+    family, values = FAMILIES["bert"], read_config(folder)
+    shapes = dict(family.owner_shapes(values))
+    for block in range(values["num_hidden_layers"]):
+        shapes |= {f"encoder.layer.{block}.{name}": shape for name, shape in family.block_shapes(values).items()}
+    named = {f"{prefix}{name}": shape for name, shape in shapes.items()}
+    if num_files == 1:
+        (folder / "model.safetensors").write_bytes(random_safetensors(named, seed=seed))
+        return folder
+    names = list(named)
+    weight_map: dict[str, str] = {}
+    for index in range(num_files):
+        file = f"model-{index + 1:05}-of-{num_files:05}.safetensors"
+        part = names[index::num_files]
+        (folder / file).write_bytes(random_safetensors({name: named[name] for name in part}, seed=seed + index))
+        weight_map |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+@contextlib.contextmanager
+def serving(folder: Path | None, *, run_id: str = RUN, offers: Offers | None = None) -> Iterator[NodeServer]:
+    """A real server on loopback that offers a folder to a run."""
+    if offers is None:
+        offers = Offers()
+        offers.put(run_id, folder)
+    servicer = WeightsServicer(offers)
+    server = NodeServer(
+        "127.0.0.1:0", lambda grpc_server: weights_pb2_grpc.add_WeightsServicer_to_server(servicer, grpc_server)
+    )
+    try:
+        yield server
+    finally:
+        server.stop(0.1)
+
+
+def wanted(*, timeout_s: float = TIMEOUT_S, idle_s: float = 5.0, stop: threading.Event | None = None) -> Wanted:
+    """A fetch that is waited for."""
+    return Wanted(run_id=RUN, deadline_s=time.monotonic() + timeout_s, stop=stop or threading.Event(), idle_s=idle_s)
+
+
+def wait_until(predicate: Callable[[], bool]) -> None:
+    """Wait for something that is about to happen."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not predicate():
+        assert time.monotonic() < deadline_s
+        threading.Event().wait(0.01)

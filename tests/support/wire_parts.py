@@ -1,0 +1,285 @@
+"""What the tests of the wire share: a small plan, a sink that remembers, a served node, a tapping proxy."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from edge.wire.frames import Ack, Hello
+from edge.wire.link import OutLink
+from edge.wire.options import NodeServer
+from edge.wire.server import RingServicer, RunExpectation
+from ringtune.errors import RingTuneError
+from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+
+RUN = "run-1"
+WAIT_S = 10.0
+
+
+def plan(**changes: Any) -> Plan:
+    """Hosts a [0,2) and b [2,4), owners c and d; 4 rows in 2 micro-batches, at most 6 tokens, width 8."""
+    values: dict[str, Any] = {
+        "method": "ringada",
+        "num_blocks": 4,
+        "phases": (Phase(slices=(Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=4))),),
+        "owners": (Owner(node="c", train_rows=8, eval_rows=5), Owner(node="d", train_rows=8)),
+        "num_steps": 12,
+        "local_iterations": 2,
+        "every_steps": 2,
+        "batch_size": 4,
+        "microbatches": 2,
+        "max_length": 6,
+        "hidden_size": 8,
+        "credits": 4,
+    }
+    return Plan(**{**values, **changes})
+
+
+def expectation(of: Plan | None = None, node: str = "b", **changes: Any) -> RunExpectation:
+    """What ``node`` expects in run ``RUN``."""
+    of = of or plan()
+    made = RunExpectation(run_id=RUN, plan_epoch=1, plan=of, digest=of.digest, node=node)
+    return dataclasses.replace(made, **changes)
+
+
+def hello(of: Plan | None = None, source: str = "a", **changes: Any) -> Hello:
+    """How ``source`` introduces itself for run ``RUN``."""
+    of = of or plan()
+    made = Hello(run_id=RUN, plan_epoch=1, source=source, digest=of.digest, wire_dtype=of.wire_dtype)
+    return dataclasses.replace(made, **changes)
+
+
+def hidden(rows: int = 2, tokens: int = 6, width: int = 8, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """A random hidden state (B, T, D) and its mask (B, T)."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.ones(rows, tokens, dtype=torch.int64)
+    mask[-1, tokens // 2 :] = 0
+    return torch.randn(rows, tokens, width, generator=generator), mask
+
+
+class TensorCame(NamedTuple):
+    """A tensor that the sink was given."""
+
+    kind: str
+    seq: int
+    micro: int
+    boundary: int
+    source: str
+    tensor: torch.Tensor
+    mask: torch.Tensor | None
+
+
+class BlobCame(NamedTuple):
+    """A blob that the sink was given."""
+
+    kind: str
+    seq: int
+    source: str
+    data: bytes
+
+
+class Lost(NamedTuple):
+    """A link that the sink was told is lost."""
+
+    source: str
+    reason: str
+
+
+class Refused(NamedTuple):
+    """A refusal that the sink was told."""
+
+    source: str
+    error: RingTuneError
+
+
+class RecordingSink:
+    """A sink that remembers; ``hook`` runs first, on the reader's thread."""
+
+    def __init__(self, hook: Callable[[], None] = lambda: None) -> None:
+        self._hook = hook
+        self.came: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def on_tensor(
+        self,
+        kind: str,
+        seq: int,
+        micro: int,
+        boundary: int,
+        source: str,
+        tensor: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> None:
+        """Remember a tensor."""
+        self._hook()
+        self.came.put(TensorCame(kind, seq, micro, boundary, source, tensor, mask))
+
+    def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
+        """Remember a blob."""
+        self._hook()
+        self.came.put(BlobCame(kind, seq, source, data))
+
+    def on_link_lost(self, source: str, reason: str) -> None:
+        """Remember a lost link."""
+        self.came.put(Lost(source, reason))
+
+    def on_refused(self, source: str, error: RingTuneError) -> None:
+        """Remember a refusal."""
+        self.came.put(Refused(source, error))
+
+    def next(self) -> Any:
+        """What came next; fails after ``WAIT_S``."""
+        return self.came.get(timeout=WAIT_S)
+
+
+class Receiver:
+    """A node that receives, on a free port of this machine."""
+
+    def __init__(self, hook: Callable[[], None] = lambda: None, hello_wait_s: float = WAIT_S) -> None:
+        self.servicer = RingServicer(hello_wait_s=hello_wait_s)
+        self.sink = RecordingSink(hook)
+        self.server = NodeServer("127.0.0.1:0", self.servicer.add_to)
+        self.address = self.server.address
+
+    def stop(self) -> None:
+        """End everything."""
+        self.servicer.forget()
+        self.server.stop(grace_s=0.1)
+
+
+@contextlib.contextmanager
+def receiver(expected: RunExpectation | None = None, **changes: Any) -> Iterator[Receiver]:
+    """A served node, stopped at the end; without ``expected`` it expects no run."""
+    node = Receiver(**changes)
+    try:
+        if expected is not None:
+            node.servicer.expect(expected, node.sink)
+        yield node
+    finally:
+        node.stop()
+
+
+class Sender:
+    """A link with what it was told."""
+
+    def __init__(self, address: str, by: Hello | None = None, target: str = "b") -> None:
+        self.acks: queue.SimpleQueue[tuple[str, Ack]] = queue.SimpleQueue()
+        self.broken: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self.link = OutLink(
+            target,
+            address,
+            by or hello(),
+            on_ack=lambda source, ack: self.acks.put((source, ack)),
+            on_broken=lambda target, reason: self.broken.put((target, reason)),
+        )
+
+
+@contextlib.contextmanager
+def sender(address: str, by: Hello | None = None, target: str = "b") -> Iterator[Sender]:
+    """An open link, closed at the end."""
+    made = Sender(address, by, target)
+    try:
+        made.link.open(WAIT_S)
+        yield made
+    finally:
+        made.link.close()
+
+
+class Tap:
+    """A proxy on a free port that copies bytes between a client and ``target`` and keeps the client's.
+
+    ``cut()`` closes all connections at once, as a dying peer does; ``freeze()`` stops copying but keeps
+    the connections, as a frozen peer does.
+    """
+
+    def __init__(self, target: str) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._peers: dict[socket.socket, socket.socket] = {}
+        self._upward: set[socket.socket] = set()
+        self._upward_bytes = bytearray()
+        self._lock = threading.Lock()
+        self._is_over = self._is_frozen = False
+        self._thread = threading.Thread(target=self._copy, name="tap")
+        self._thread.start()
+
+    @property
+    def sent(self) -> bytes:
+        """Everything that clients sent so far."""
+        with self._lock:
+            return bytes(self._upward_bytes)
+
+    def cut(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            for side in list(self._peers):
+                self._close(side)
+
+    def freeze(self) -> None:
+        """Copy nothing more, close nothing."""
+        self._is_frozen = True
+
+    def stop(self) -> None:
+        """End the proxy."""
+        self._is_over = True
+        self._thread.join(WAIT_S)
+        self.cut()
+        self._listener.close()
+        self._selector.close()
+
+    def _copy(self) -> None:
+        while not self._is_over:
+            for key, _ in self._selector.select(timeout=0.05):
+                with self._lock:
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif not self._is_frozen and key.fileobj in self._peers:
+                        self._pass_on(key.fileobj)
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        server = socket.create_connection(self._target, timeout=WAIT_S)
+        for side, other in ((client, server), (server, client)):
+            side.settimeout(WAIT_S)
+            self._peers[side] = other
+            self._selector.register(side, selectors.EVENT_READ)
+        self._upward.add(client)
+
+    def _pass_on(self, side: socket.socket) -> None:
+        try:
+            data = side.recv(1 << 16)
+            self._peers[side].sendall(data)
+        except OSError:
+            data = b""
+        if side in self._upward:
+            self._upward_bytes += data
+        if not data:
+            self._close(side)
+
+    def _close(self, side: socket.socket) -> None:
+        for end in (side, self._peers.get(side)):
+            if end is not None and end in self._peers:
+                self._selector.unregister(end)
+                del self._peers[end]
+                end.close()
+
+
+@contextlib.contextmanager
+def tap(target: str) -> Iterator[Tap]:
+    """A tapping proxy in front of ``target``, ended at the end."""
+    made = Tap(target)
+    try:
+        yield made
+    finally:
+        made.stop()
