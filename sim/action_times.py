@@ -7,105 +7,95 @@ pools: an action that was not recorded takes the time of one drawn from those of
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
-from ringtune.costs.seconds import PlanCosts
-from ringtune.schedule.lowering import Action, Op, Payload, lowest_with_graph
-from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, items
-
-
-class ItemKind(NamedTuple):
-    """What an action's time and memory depend on besides the action: equal for the items of a turn at one depth.
-
-    Attributes:
-        number: of its own for each kind that occurs, so that it is quick to look up by.
-        kind: of the item.
-        lowest: the lowest block that keeps a graph.
-        sizes: padded tokens of each micro-batch.
-    """
-
-    number: int
-    kind: StepKind
-    lowest: int
-    sizes: tuple[float, ...]
+from ringtune.costs.seconds import CourseCosts
+from ringtune.schedule.actions import Action, Op, Scope
+from ringtune.schedule.course import Course
+from sim.items import ItemKind, Items
+from sim.memory_ledger import Effect
 
 
-class Items:
-    """Kind and sizes of every item that was granted and is not done.
-
-    Args:
-        costs: of the plan.
+class ActionKind:
+    """All actions of a node that are alike: what one takes, how many there were, and what they do to memory.
 
     Attributes:
-        by_seq: the kind of each; asked for every action and message, so it is looked up without a call.
+        node: whose.
+        op: their operation.
+        seconds: of one, the profile's median; None until it is asked for.
+        count: how many ended.
+        busy_s: seconds of those.
+        effect: what one does to memory; None if nothing.
     """
 
-    def __init__(self, costs: PlanCosts) -> None:
-        self._costs = costs
-        self._plan = costs.plan
-        self.by_seq: dict[int, ItemKind] = {}
-        self._known: dict[tuple[str, StepKind, int, int], ItemKind] = {}
+    __slots__ = ("busy_s", "count", "effect", "node", "op", "seconds")
 
-    def granted(self, turn: Turn) -> None:
-        """Note the items of a turn."""
-        plan = self._plan.unfrozen_at(turn.unfreeze_at)
-        for item in items(plan, turn):
-            lowest = lowest_with_graph(plan, item.kind, item.step)
-            key = (item.owner, item.kind, lowest, item.rows)
-            if key not in self._known:
-                rows = () if item.kind is StepKind.CHECKPOINT else self._plan.microbatch_sizes(item.rows)
-                sizes = tuple(self._costs.size(item.owner, count, item.kind) for count in rows)
-                self._known[key] = ItemKind(len(self._known), item.kind, lowest, sizes)
-            self.by_seq[item.seq] = self._known[key]
-
-    def forget(self, turn: Turn) -> None:
-        """Drop the items of a turn that is done."""
-        for seq in range(turn.first_seq, turn.end_seq):
-            self.by_seq.pop(seq, None)
-
-    def size(self, payload: str, seq: int, micro: int) -> float:
-        """Padded tokens of a micro-batch; a head, whose ``seq`` is its turn, has none."""
-        return 0.0 if payload == Payload.HEAD else self.by_seq[seq].sizes[micro]
+    def __init__(self, node: str, op: Op, effect: Effect | None) -> None:
+        self.node, self.op, self.effect = node, op, effect
+        self.seconds: float | None = None
+        self.busy_s = 0.0
+        self.count = 0
 
 
 class ProfileTimes:
-    """Medians of a profile.
+    """Medians of a profile, and the kind of action that each node carries out.
 
     Args:
-        costs: of the plan.
+        costs: of the run.
         granted: the items of the run.
+        effect: what an action of an item does to memory; None = nobody counts it.
+
+    Attributes:
+        kinds: every kind that there was.
+        running: the kind of the action that each node began last.
     """
 
-    def __init__(self, costs: PlanCosts, granted: Items) -> None:
-        self._costs, self._by_seq = costs, granted.by_seq
-        self._known: dict[tuple[str, Op, int, int, int, int], float] = {}
+    def __init__(
+        self,
+        costs: CourseCosts,
+        granted: Items,
+        effect: Callable[[str, Action, ItemKind], Effect | None] | None = None,
+    ) -> None:
+        self._costs, self._by_seq, self._effect = costs, granted.by_seq, effect
+        self.kinds: dict[tuple[str, Op, int, int, int, int], ActionKind] = {}
+        self.running: dict[str, ActionKind] = {}
 
     def __call__(self, node: str, action: Action) -> float:
-        """Seconds of an action.
+        """Seconds of an action that begins now.
 
         Raises:
             PlanError: that work was not measured on the node.
         """
+        found = self.begins(node, action)
+        if found.seconds is None:
+            found.seconds = self._seconds(node, action)
+        return found.seconds
+
+    def begins(self, node: str, action: Action) -> ActionKind:
+        """Note the kind of an action that begins now."""
         op, seq, micro, start, stop, _, _ = action
         item = self._by_seq[seq]
         key = (node, op, micro, start, stop, item.number)
-        found = self._known.get(key)
+        found = self.kinds.get(key)
         if found is None:
-            size = item.sizes[micro] if micro >= 0 else 0.0
-            found = self._costs.action_s(node, action, size=size, lowest=item.lowest, kind=item.kind)
-            self._known[key] = found
+            effect = self._effect(node, action, item) if self._effect is not None else None
+            found = self.kinds[key] = ActionKind(node, op, effect)
+        self.running[node] = found
         return found
+
+    def _seconds(self, node: str, action: Action) -> float:
+        item, micro = self._by_seq[action.seq], action.micro
+        size, lowest = (item.sizes[micro], item.lowest[micro]) if micro >= 0 else (0.0, self._costs.course.head)
+        return self._costs.action_s(node, action, size=size, lowest=lowest, kind=item.kind)
 
 
 class RecordedTimes:
     """Samples of a recording, medians of a profile for what has none.
 
     Args:
-        plan: of the run to be simulated.
+        course: the run to be simulated.
         samples: (node, action, seconds) in the order of the recording.
-        otherwise: times where a node has no sample of that kind.
+        medians: times where a node has no sample of that kind; told of every action.
         granted: the items of the run.
         same_run: whether the recording is of this very plan, so that actions are the same ones.
         seed: of the draws from the pools.
@@ -113,16 +103,16 @@ class RecordedTimes:
 
     def __init__(
         self,
-        plan: Plan,
+        course: Course,
         samples: Iterable[tuple[str, Action, float]],
-        otherwise: ProfileTimes,
+        medians: ProfileTimes,
         granted: Items,
         *,
         same_run: bool,
         seed: int = 0,
     ) -> None:
-        self._num_blocks, self._by_seq = plan.num_blocks, granted.by_seq
-        self._otherwise, self._same_run = otherwise, same_run
+        self._head, self._by_seq = course.head, granted.by_seq
+        self._medians, self._same_run = medians, same_run
         self._pools: dict[tuple[str, Op, bool, bool], list[float]] = {}
         self._random = random.Random(seed)  # noqa: S311 - draws samples, guards nothing
         found = tuple(samples)
@@ -134,16 +124,17 @@ class RecordedTimes:
 
     def __call__(self, node: str, action: Action) -> float:
         """Seconds of an action."""
+        self._medians.begins(node, action)
         if self._same_run:
             exact = self._exact.get((node, action))
             if exact is not None:
                 return exact
         pool = self._pools.get(self._kind(node, action, self._by_seq[action.seq].kind.has_update))
-        return self._random.choice(pool) * self._units(action) if pool else self._otherwise(node, action)
+        return self._random.choice(pool) * self._units(action) if pool else self._medians(node, action)
 
     def _kind(self, node: str, action: Action, is_trained: bool) -> tuple[str, Op, bool, bool]:
         """What may stand for each other: heads of evaluations have no backward, the head's update is no block's."""
-        return node, action.op, is_trained, action.start == self._num_blocks
+        return node, action.op, is_trained, action.start == self._head
 
     def _units(self, action: Action) -> int:
-        return max(1, action.stop - action.start)
+        return action.stop - action.start if action.op.scope in (Scope.RANGE, Scope.UNITS) else 1

@@ -1,13 +1,11 @@
-"""What actions and messages of the virtual ring really do: nothing, or real tensors."""
+"""What actions and messages of the virtual ring do besides taking time: real tensors, in checks of correctness."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.turns import Turn
-
-_HEAD_VALUES = (("count", 1.0), ("loss_sum", 0.0))
 
 
 class Carrier(Protocol):
@@ -19,10 +17,10 @@ class Carrier(Protocol):
     def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
         """Carry a compute action out; returns the numbers it yields."""
 
-    def take(self, node: str, payload: str, seq: int, micro: int, boundary: int) -> Any:
+    def take(self, node: str, key: TensorKey) -> Any:
         """Take a tensor out of ``node`` to send it."""
 
-    def put(self, node: str, payload: str, seq: int, micro: int, content: Any) -> None:
+    def put(self, node: str, key: TensorKey, content: Any) -> None:
         """Give a tensor that arrived to its micro-batch at ``node``."""
 
     def take_head(self, node: str) -> Any:
@@ -30,28 +28,3 @@ class Carrier(Protocol):
 
     def put_head(self, node: str, content: Any) -> None:
         """Load a head."""
-
-
-class NullCarrier:
-    """Carries nothing: instant, empty actions."""
-
-    def granted(self, node: str, turn: Turn) -> None:
-        """Nothing to prepare."""
-
-    def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
-        """A head yields a count, so that reports are complete."""
-        return _HEAD_VALUES if action.op is Op.HEAD else ()
-
-    def take(self, node: str, payload: str, seq: int, micro: int, boundary: int) -> Any:
-        """Nothing."""
-        return None
-
-    def put(self, node: str, payload: str, seq: int, micro: int, content: Any) -> None:
-        """Nothing."""
-
-    def take_head(self, node: str) -> Any:
-        """Nothing."""
-        return None
-
-    def put_head(self, node: str, content: Any) -> None:
-        """Nothing."""

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import PlanError, UsageError
 from ringtune.files.strict import nearest
 from ringtune.quantities import parse_bytes
+from ringtune.schedule.methods import Method, method_class
 from ringtune.schedule.plan import Plan
 
 PLAN_KEYS = {
@@ -39,6 +40,8 @@ PLAN_KEYS = {
 }
 """Keys of the plan that may be changed, with their types."""
 
+_OF_PLACEMENT = ("credits",)
+_OF_METHOD = ("method", "every_steps")
 _NODE_KEYS = ("compute", "memory")
 _LINK_KEYS = ("rate", "latency")
 _ALL = "*"
@@ -190,39 +193,54 @@ def plan_value(key: str, value: str) -> int | str:
         raise PlanError(f"--set {key}={value}: {value!r} is no whole number") from error
 
 
-def change_plan(profile: Profile, plan: Plan, values: dict[str, int | str]) -> tuple[Profile, Plan]:
-    """Change keys of the plan; what a forward keeps for backward grows with the rows of a micro-batch.
+def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -> tuple[Profile, Plan]:
+    """Change keys of the plan.
 
     Raises:
         PlanError: the plan breaks a rule then, or the profile can't tell times for other micro-batches.
     """
-    if "every_steps" in values and plan.unfreeze != "every":
-        raise PlanError(f"--set every_steps has no effect in a plan that unfreezes by {plan.unfreeze!r}; leave it out")
-    method = values.get("method", plan.method)
-    if method != plan.method and "single" in (method, plan.method):
-        raise PlanError("--set method: 'single' has its own slices; give --replan JOB")
-    changed = dataclasses.replace(plan, **values)  # type: ignore[arg-type]
-    return with_rows(profile, changed.microbatch_sizes()[0], plan.microbatch_sizes()[0]), changed
+    course, placement = plan.course, plan.placement
+    method = _changed_method(course.method, values)
+    if method.max_hosts and len(placement.hosts) > method.max_hosts:
+        raise PlanError(
+            f"--set method={method.name}: it wants {method.max_hosts} host at most, the plan has "
+            f"{len(placement.hosts)}; give --replan JOB"
+        )
+    of_placement = {key: value for key, value in values.items() if key in _OF_PLACEMENT}
+    of_course = {key: value for key, value in values.items() if key not in (*_OF_PLACEMENT, *_OF_METHOD)}
+    course = dataclasses.replace(course, method=method, **of_course)  # type: ignore[arg-type]
+    changed = Plan.of(course, dataclasses.replace(placement, **of_placement))  # type: ignore[arg-type]
+    check_rows(profile, course.microbatch_sizes()[0], plan.course.microbatch_sizes()[0])
+    return profile, changed
 
 
-def with_rows(profile: Profile, after: int, before: int) -> Profile:
-    """The profile for micro-batches of ``after`` rows in place of ``before``: what a forward keeps grows with them.
+def _changed_method(method: Method, values: Mapping[str, int | str]) -> Method:
+    wanted = method_class(str(values.get("method", method.name)), where="--set method")
+    if wanted is not type(method):
+        if method.max_hosts:
+            raise PlanError(f"--set method: {method.name!r} has its own slices; give --replan JOB")
+        method = wanted.from_settings(None)
+    if "every_steps" not in values:
+        return method
+    if not getattr(method, "every_steps", 0):
+        raise PlanError(
+            f"--set every_steps has no effect: this plan of {method.name} does not unfreeze by it; leave it out"
+        )
+    return dataclasses.replace(method, every_steps=values["every_steps"])  # type: ignore[type-var]
+
+
+def check_rows(profile: Profile, after: int, before: int) -> None:
+    """Refuse micro-batches of other rows where a node has times of one size only.
 
     Raises:
-        PlanError: a node has times of one size only.
+        PlanError: a node has.
     """
-    if before == after:
-        return profile
-    return dataclasses.replace(profile, nodes=tuple(_with_rows(node, after, before) for node in profile.nodes))
-
-
-def _with_rows(node: NodeFacts, after: int, before: int) -> NodeFacts:
-    if not node.work_times:
-        raise PlanError(
-            f"node {node.node} has times of micro-batches of {before} rows only, not of {after}; measure it with "
-            "'ringtune measure'"
-        )
-    return dataclasses.replace(node, activation_block_bytes=round(node.activation_block_bytes * after / before))
+    for node in profile.nodes:
+        if after != before and not node.work_times:
+            raise PlanError(
+                f"node {node.node} has times of micro-batches of {before} rows only, not of {after}; measure it with "
+                "'ringtune measure'"
+            )
 
 
 # ---- numbers -------------------------------------------------------------------------------------

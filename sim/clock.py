@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 
@@ -20,9 +20,8 @@ class VirtualClock:
 
     def at(self, time_s: float, callback: Callable[..., object], *args: Any) -> None:
         """Call ``callback(*args)`` at ``time_s``; a time in the past means now."""
-        self._scheduled += 1
-        now_s = self.now_s
-        heapq.heappush(self._queue, (time_s if time_s > now_s else now_s, self._scheduled, callback, args))
+        self._scheduled = number = self._scheduled + 1
+        heappush(self._queue, (time_s if time_s > self.now_s else self.now_s, number, callback, args))
 
     def after(self, delay_s: float, callback: Callable[..., object], *args: Any) -> None:
         """Call ``callback(*args)`` in ``delay_s`` seconds."""
@@ -30,7 +29,7 @@ class VirtualClock:
 
     def run(self, *, until_s: float = float("inf")) -> None:
         """Run what is due up to ``until_s``, or until nothing is left."""
-        queue, pop = self._queue, heapq.heappop
+        queue = self._queue
         while queue and queue[0][0] <= until_s:
-            self.now_s, _, callback, args = pop(queue)
+            self.now_s, _, callback, args = heappop(queue)
             callback(*args)

@@ -29,7 +29,7 @@ def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shap
     for node in plan.nodes:
         if node not in known:
             raise PlanError(f"the plan names node {node!r}, which the profile lacks; {nearest(node, known)}")
-    check_profile(profile, plan, shape=shape)
+    check_profile(profile, plan.course, shape=shape)
     for node, needs in memory_bounds(plan, profile, optimizer=optimizer, dtype=dtype).items():
         if needs.total_bytes > known[node].memory_bytes:
             piece = plan.slice_of(node)
@@ -49,7 +49,7 @@ def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -
             node,
             facts[node].model,
             optimizer=optimizer,
-            activation_block_bytes=facts[node].activation_block_bytes,
+            activation_token_bytes=facts[node].activation_token_bytes,
             dtype=dtype,
         )
         for node in plan.nodes
@@ -64,11 +64,11 @@ def recorded_shape(profile: Profile, plan: Plan) -> Shape | None:
     first = measured[0]
     return Shape(
         rows=first.rows,
-        tokens=plan.max_length,
+        tokens=plan.course.max_length,
         task=first.task,
         adapter=first.adapter,
         dtype=first.dtype,
-        wire_dtype=plan.wire_dtype,
+        wire_dtype=plan.course.wire_dtype,
         optimizer=first.optimizer,
         dropout=first.dropout,
     )

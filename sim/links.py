@@ -8,12 +8,13 @@ the sender's uplink from others.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from ringtune.costs.profile import LinkFacts, Profile
-from ringtune.costs.seconds import PlanCosts
-from sim.transport import Parcel, Strain
+from ringtune.costs.seconds import CourseCosts
+from ringtune.schedule.actions import Payload, TensorKey
+from sim.items import Items
+from sim.transport import Strain
 
 
 class _Passage(NamedTuple):
@@ -66,9 +67,9 @@ class MeasuredLinks:
     """Arrival times from a profile's links.
 
     Args:
-        costs: of the plan: bytes of messages, and the time of making and reading them.
+        costs: of the run: bytes of messages, and the time of making and reading them.
         profile: with the links; without any, messages take only the time of making and reading them.
-        size: (payload, seq, micro) -> padded tokens of the micro-batch.
+        granted: the items of the run, which tell the padded tokens of a message's micro-batch.
         control_latency_s: of a word between a node and the coordinator.
         slow_computing: whether messages take time from computing where a node has no core left for them; recorded
             times of actions have it in them already.
@@ -76,14 +77,14 @@ class MeasuredLinks:
 
     def __init__(
         self,
-        costs: PlanCosts,
+        costs: CourseCosts,
         profile: Profile,
         *,
-        size: Callable[[str, int, int], float],
+        granted: Items,
         control_latency_s: float = 0.0,
         slow_computing: bool = True,
     ) -> None:
-        self._costs, self._size, self._control_latency_s = costs, size, control_latency_s
+        self._costs, self._by_seq, self._control_latency_s = costs, granted.by_seq, control_latency_s
         self._slow_computing, self._has_strain = slow_computing, False
         self._uplinks: dict[str, _Side] = {}
         self._downlinks: dict[str, _Side] = {}
@@ -102,17 +103,17 @@ class MeasuredLinks:
         """Seconds for which each link carried a message, by (source, target)."""
         return {pair: link.busy_s for pair, link in self._links.items() if link.sent_bytes}
 
-    def arrival_s(self, parcel: Parcel, now_s: float) -> float:
+    def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
         """When it is there, decoded; counts its bytes.
 
         Raises:
             PlanError: the profile has links, but not this one.
         """
-        payload, source, target, seq, micro, boundary = parcel
         link = self._links.get((source, target)) or self._link(source, target)
-        key = (payload, boundary, self._size(payload, seq, micro))
-        num_bytes, around_s, on_wire_s, uplink_s, downlink_s, _ = link.passages.get(key) or self._passage(
-            link, source, target, key
+        payload, seq, micro, boundary = key
+        kind = (payload, boundary, self._by_seq[seq].sizes[micro] if payload != Payload.HEAD else 0.0)
+        num_bytes, around_s, on_wire_s, uplink_s, downlink_s, _ = link.passages.get(kind) or self._passage(
+            link, source, target, kind
         )
         link.sent_bytes += num_bytes
         arrival_s = now_s + around_s
@@ -128,13 +129,13 @@ class MeasuredLinks:
         link.arrived_s = arrival_s
         return arrival_s
 
-    def strain(self, parcel: Parcel) -> Strain | None:
-        """What a message costs where a node has no core left for it; asked after ``arrival_s`` of that parcel."""
+    def strain(self, key: TensorKey, source: str, target: str) -> Strain | None:
+        """What a message costs where a node has no core left for it; asked after its ``arrival_s``."""
         if not self._has_strain:  # most rings; every message asks
             return None
-        payload, source, target, seq, micro, boundary = parcel
-        key = (payload, boundary, self._size(payload, seq, micro))
-        return self._links[source, target].passages[key].strain
+        payload, seq, micro, boundary = key
+        size = self._by_seq[seq].sizes[micro] if payload != Payload.HEAD else 0.0
+        return self._links[source, target].passages[payload, boundary, size].strain
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
         """A credit is short: it takes the latency."""
@@ -155,8 +156,8 @@ class MeasuredLinks:
         self._links[source, target] = link = _Link(facts, uplink, downlink)
         return link
 
-    def _passage(self, link: _Link, source: str, target: str, key: tuple[str, int, float]) -> _Passage:
-        payload, boundary, size = key
+    def _passage(self, link: _Link, source: str, target: str, kind: tuple[str, int, float]) -> _Passage:
+        payload, boundary, size = kind
         num_bytes = self._costs.message_bytes(payload, boundary, size)
         around_s = self._costs.around_message_s(source, target, payload, size)
         taken_s = (0.0, 0.0)
@@ -170,5 +171,5 @@ class MeasuredLinks:
         else:
             shared_s = (num_bytes / link.uplink.rate, num_bytes / link.downlink.rate)
             passage = _Passage(num_bytes, around_s, num_bytes / link.rate, *shared_s, strain)
-        link.passages[key] = passage
+        link.passages[kind] = passage
         return passage

@@ -8,7 +8,8 @@ from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError
 from ringtune.files.strict import nearest
 from ringtune.ids import check_node_name
-from ringtune.schedule.plan import Phase, Plan, Slice
+from ringtune.schedule.placement import Slice
+from ringtune.schedule.plan import Plan
 
 
 def drop_from_profile(profile: Profile, name: str) -> Profile:
@@ -34,10 +35,11 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
     Raises:
         PlanError: no host or no owner is left.
     """
-    owners = tuple(owner for owner in plan.owners if owner.node != name)
+    course, placement = plan.course, plan.placement
+    owners = tuple(owner for owner in course.owners if owner.node != name)
     if not owners:
         raise PlanError(f"--drop {name}: it is the only owner of data; nothing would be left to train on")
-    left = [piece for piece in plan.slices if piece.node != name]
+    left = [piece for piece in placement.slices if piece.node != name]
     gone = plan.slice_of(name)
     if gone.num_blocks:
         if not left:
@@ -49,7 +51,8 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
         if left[heir].num_blocks:
             start, stop = min(start, left[heir].start), max(stop, left[heir].stop)
         left[heir] = Slice(node=left[heir].node, start=start, stop=stop)
-    return dataclasses.replace(plan, owners=owners, phases=(Phase(slices=tuple(left)),))
+    course = dataclasses.replace(course, owners=owners)
+    return Plan.of(course, dataclasses.replace(placement, slices=tuple(left)))
 
 
 def add_node(profile: Profile, name: str, like: str) -> Profile:

@@ -7,60 +7,94 @@ runs, and tensors on their way or in the inbox.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
 
-from ringtune.costs.memory import DTYPE_BYTES, MOMENTS, logits_peak_bytes
+from ringtune.costs.memory import Share, Sizes
 from ringtune.costs.profile import NodeFacts
-from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.actions import Action, Graph, Op, Scope
 from ringtune.schedule.plan import Plan
-from sim.action_times import ItemKind
+from sim.items import ItemKind
 
 
-@dataclass(slots=True)
 class Held:
     """One node's account.
+
+    Args:
+        sizes: of what it trains.
 
     Attributes:
         now_bytes: held at the moment.
         peak_bytes: the most that was held.
-        gradients: bytes of the gradients that wait for their update, by range of blocks ([N, N): the head).
-        moments: blocks (N: the head) whose optimizer state exists.
     """
 
-    now_bytes: float = 0.0
-    peak_bytes: float = 0.0
-    gradients: dict[tuple[int, int], int] = field(default_factory=dict)
-    moments: set[int] = field(default_factory=set)
+    __slots__ = ("_gradients", "_moments", "_sizes", "now_bytes", "peak_bytes")
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.now_bytes = self.peak_bytes = 0.0
+        self._sizes = sizes
+        self._gradients: set[int] = set()  # units whose gradient waits for their update
+        self._moments: set[int] = set()  # units whose optimizer state exists
 
     def add(self, num_bytes: float) -> None:
         """Take or free bytes."""
         self.now_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self.now_bytes)
 
+    def give(self, units: Iterable[int]) -> None:
+        """These units get a gradient, if they have none yet."""
+        for unit in units:
+            if unit not in self._gradients:
+                self._gradients.add(unit)
+                self.add(self._sizes.trained_bytes(unit))
 
-class Effect(NamedTuple):
+    def use_up(self, units: Iterable[int]) -> None:
+        """These units are updated, as far as they got a gradient; the first time their moments come into being."""
+        for unit in units:
+            if unit in self._gradients:
+                if unit not in self._moments:
+                    self._moments.add(unit)
+                    self.add(self._sizes.moments * self._sizes.trained_bytes(unit))
+                self._gradients.remove(unit)
+                self.add(-self._sizes.trained_bytes(unit))
+
+
+class Effect:
     """What a kind of action does to its node's account.
 
-    Attributes:
-        node: whose.
+    Args:
         held: that account.
         takes: bytes that it takes.
         touches: bytes besides that it holds for a moment.
         frees: bytes that it frees in the end.
-        gradient: blocks that get a gradient, as a range.
-        updates: blocks whose gradient is used up, as a range.
+        gradient: units that get a gradient.
+        updates: units whose gradient is used up.
     """
 
-    node: str
-    held: Held
-    takes: float = 0.0
-    touches: float = 0.0
-    frees: float = 0.0
-    gradient: tuple[int, int] | None = None
-    updates: tuple[int, int] | None = None
+    __slots__ = ("frees", "gradient", "held", "takes", "touches", "updates")
+
+    def __init__(
+        self,
+        held: Held,
+        *,
+        takes: float = 0.0,
+        touches: float = 0.0,
+        frees: float = 0.0,
+        gradient: tuple[int, ...] = (),
+        updates: tuple[int, ...] = (),
+    ) -> None:
+        self.held, self.takes, self.touches, self.frees = held, takes, touches, frees
+        self.gradient, self.updates = gradient, updates
+
+    def apply(self) -> None:
+        """An action of that kind is done: at its end all that it took was there."""
+        held = self.held
+        if self.gradient or self.updates:
+            held.use_up(self.updates)
+            held.give(self.gradient)
+        held.now_bytes = now_bytes = held.now_bytes + self.takes
+        if now_bytes + self.touches > held.peak_bytes:
+            held.peak_bytes = now_bytes + self.touches
+        held.now_bytes -= self.frees
 
 
 class MemoryLedger:
@@ -83,32 +117,27 @@ class MemoryLedger:
         dtype: str,
         embedding_bytes: float | None = None,
     ) -> None:
-        self._plan, self._facts = plan, facts
-        self._moments, self._item_bytes = MOMENTS[optimizer], DTYPE_BYTES[dtype]
-        self._full_size = plan.microbatch_sizes()[0] * plan.max_length
+        self._head = plan.course.head
+        self._sizes = {
+            node: Sizes(
+                plan.course,
+                facts[node].model,
+                optimizer=optimizer,
+                dtype=dtype,
+                activation_token_bytes=facts[node].activation_token_bytes,
+            )
+            for node in plan.nodes
+        }
+        self._token_bytes = next(iter(self._sizes.values())).token_bytes
         self._held: dict[str, Held] = {}
-        self._token_bytes = plan.hidden_size * self._item_bytes
-        for node in plan.nodes:
-            self._held[node] = held = Held()
-            held.add(self._fixed_bytes(node, embedding_bytes))
+        for node, sizes in self._sizes.items():
+            self._held[node] = held = Held(sizes)
+            held.add(_fixed_bytes(sizes, Share.of(plan, node), embedding_bytes))
 
     @property
     def peak_bytes(self) -> dict[str, int]:
         """The most that each node held."""
         return {node: round(held.peak_bytes) for node, held in self._held.items()}
-
-    def apply(self, effect: Effect) -> None:
-        """An action of that kind is done: at its end all that it took was there."""
-        node, held, takes, touches, frees, gradient, updates = effect
-        if gradient is not None and gradient not in held.gradients:
-            held.gradients[gradient] = num_bytes = sum(self._weights_bytes(node, block) for block in _blocks(*gradient))
-            held.add(num_bytes)
-        if updates is not None:
-            self._update(node, held, *updates)
-        held.now_bytes = now_bytes = held.now_bytes + takes
-        if now_bytes + touches > held.peak_bytes:
-            held.peak_bytes = now_bytes + touches
-        held.now_bytes -= frees
 
     def took(self, node: str, size: float) -> None:
         """A tensor of ``size`` padded tokens comes to lie at a node."""
@@ -133,54 +162,28 @@ class MemoryLedger:
     def effect(self, node: str, action: Action, item: ItemKind) -> Effect | None:
         """What an action does; None if it holds nothing that is not counted elsewhere. Equal for all of its kind."""
         op, _, micro, start, stop, _, _ = action
-        held = self._held[node]
-        if op is Op.UPDATE:
-            return Effect(node, held, updates=(start, stop))
-        if micro < 0:
-            return None
-        work_bytes = self._facts[node].activation_block_bytes * item.sizes[micro] / self._full_size
-        if op is Op.FORWARD_FREE:
-            return Effect(node, held, touches=work_bytes)
-        if op is Op.FORWARD:
-            return Effect(node, held, takes=(stop - start) * work_bytes, touches=work_bytes)
-        if op is Op.BACKWARD:
-            return Effect(node, held, touches=work_bytes, frees=(stop - start) * work_bytes, gradient=(start, stop))
+        held, sizes = self._held[node], self._sizes[node]
+        if op.scope is Scope.UNITS:
+            return Effect(held, updates=tuple(range(start, stop)))
         if op is Op.HEAD:
-            model, head = self._facts[node].model, self._plan.num_blocks
-            size = item.sizes[micro]
-            logits = logits_peak_bytes(math.ceil(size), model.head_token_logits, self._item_bytes)
-            return Effect(
-                node,
-                held,
-                touches=size * self._item_bytes * 2 * model.hidden_size + logits,
-                gradient=(head, head) if item.kind.has_backward else None,
-            )
-        return None
-
-    def _fixed_bytes(self, node: str, embedding_bytes: float | None) -> float:
-        plan, model = self._plan, self._facts[node].model
-        is_owner = plan.owner(node) is not None
-        blocks = plan.slice_of(node).num_blocks + (plan.private_blocks if is_owner else 0)
-        fixed = blocks * (model.block_bytes + model.adapter_block_bytes)
-        if not is_owner:
-            return fixed
-        table = model.embedding_bytes if embedding_bytes is None else embedding_bytes
-        return fixed + table + self._weights_bytes(node, plan.num_blocks)
-
-    def _weights_bytes(self, node: str, block: int) -> int:
-        model = self._facts[node].model
-        if block < self._plan.num_blocks:
-            return model.adapter_block_bytes
-        return model.head_bytes + model.head_class_bytes * len(self._plan.labels)
-
-    def _update(self, node: str, held: Held, start: int, stop: int) -> None:
-        for block in _blocks(start, stop):
-            if block not in held.moments:
-                held.moments.add(block)
-                held.add(self._moments * self._weights_bytes(node, block))
-        held.add(-held.gradients.pop((start, stop), 0))
+            work_bytes = sizes.head_work_bytes(item.sizes[micro])
+            return Effect(held, touches=work_bytes, gradient=(self._head,) if item.trained.has_head else ())
+        if not op.has_work_space:
+            return None
+        block_bytes = sizes.kept_bytes(item.sizes[micro])
+        all_bytes = (stop - start) * block_bytes
+        if op.graph is Graph.KEEPS:
+            return Effect(held, takes=all_bytes, touches=block_bytes)
+        if op.graph is Graph.FREES:
+            units = tuple(unit for unit in range(start, stop) if unit in item.trained)
+            return Effect(held, touches=block_bytes, frees=all_bytes, gradient=units)
+        return Effect(held, touches=block_bytes)
 
 
-def _blocks(start: int, stop: int) -> range:
-    """The blocks of a range; of an empty one, which stands for the head, its number."""
-    return range(start, max(stop, start + 1))
+def _fixed_bytes(sizes: Sizes, share: Share, embedding_bytes: float | None) -> float:
+    """Weights and adapters of hosted blocks, and what an owner has besides."""
+    blocks = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
+    fixed = blocks * (sizes.block_bytes + sizes.adapter_bytes)
+    if not share.is_owner:
+        return fixed
+    return fixed + sizes.head_bytes + (sizes.embedding_bytes if embedding_bytes is None else embedding_bytes)

@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ringtune.costs.profile import Profile
-from ringtune.costs.seconds import PlanCosts
+from ringtune.costs.seconds import CourseCosts
 from ringtune.errors import DeadlineError
-from ringtune.schedule.lowering import Action
+from ringtune.schedule.actions import Action
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
-from sim.action_times import Items, ProfileTimes, RecordedTimes
+from sim.action_times import ProfileTimes, RecordedTimes
+from sim.items import Items
 from sim.links import MeasuredLinks
 from sim.memory_ledger import MemoryLedger
 from sim.meter import Meter, NodeMeter
@@ -143,17 +144,17 @@ def predict(
         DeadlineError: the virtual run does not end; says who waits for what.
     """
     facts = profile.by_name
-    costs = PlanCosts(plan, profile, optimizer=optimizer)
+    costs = CourseCosts(plan.course, profile, nodes=plan.nodes, optimizer=optimizer)
     items = Items(costs)
-    medians = ProfileTimes(costs, items)
+    ledger = MemoryLedger(plan, facts, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes)
+    medians = ProfileTimes(costs, items, ledger.effect)
     times: ProfileTimes | RecordedTimes = medians
     if samples is not None:
-        times = RecordedTimes(plan, samples, medians, items, same_run=same_run, seed=seed)
+        times = RecordedTimes(plan.course, samples, medians, items, same_run=same_run, seed=seed)
     links = MeasuredLinks(
-        costs, profile, size=items.size, control_latency_s=control_latency_s, slow_computing=samples is None
+        costs, profile, granted=items, control_latency_s=control_latency_s, slow_computing=samples is None
     )
-    ledger = MemoryLedger(plan, facts, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes)
-    meter = Meter(plan.nodes, items, ledger, keep_spans=keep_spans)
+    meter = Meter(plan.nodes, items, medians, ledger, keep_spans=keep_spans)
     ring = VirtualRing(
         plan, action_s=times, transport=links, observer=meter, start=start, record=False, wait_s=float("inf")
     )
@@ -170,7 +171,7 @@ def predict(
         train_s=sum(meter.depth_s.values()),
         evaluation_s=wall_s - sum(meter.depth_s.values()),
         bubble_share=sum(node.idle_share for node in hosts) / len(hosts),
-        num_steps=plan.num_steps,
+        num_steps=plan.course.num_steps,
         num_actions=result.num_actions,
         nodes=nodes,
         links=tuple(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError
-from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.table import parse_action
 
 _MICROS = 1e6
@@ -33,7 +33,7 @@ class Recording:
         samples: (node, action, seconds) in the order of their ends.
         wall_s: from the start of the first action to the end of the last one, over all nodes.
         busy_s: of each node.
-        num_steps: optimizer steps that ended.
+        num_steps: items with an update.
     """
 
     samples: tuple[tuple[str, Action, float], ...]
@@ -75,7 +75,7 @@ def read_trace(path: Path, num_blocks: int) -> Recording:
         samples=tuple((node, action, end_s - start_s) for node, action, start_s, end_s in spans),
         wall_s=spans[-1][3] - min(start_s for _, _, start_s, _ in spans),
         busy_s=busy_s,
-        num_steps=len({a.seq for _, a, _, _ in spans if a.op is Op.UPDATE and a.start == num_blocks}),
+        num_steps=len({action.seq for _, action, _, _ in spans if action.op is Op.UPDATE}),
     )
 
 

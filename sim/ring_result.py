@@ -7,9 +7,8 @@ from typing import NamedTuple, Protocol
 
 from ringtune.engine import events as ev
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.lowering import Action
+from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.turns import Turn
-from sim.transport import Parcel
 
 
 class Span(NamedTuple):
@@ -23,14 +22,16 @@ class Span(NamedTuple):
 class Message(NamedTuple):
     """A tensor or head that travelled, with its virtual times in seconds."""
 
-    payload: str
+    key: TensorKey
     source: str
     target: str
-    seq: int
-    micro: int
-    boundary: int
     sent_s: float
     arrived_s: float
+
+    @property
+    def payload(self) -> str:
+        """What it carries."""
+        return self.key.payload
 
 
 class Handled(NamedTuple):
@@ -50,13 +51,13 @@ class Observer(Protocol):
     def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
         """A compute action is done."""
 
-    def sent(self, parcel: Parcel, sent_s: float, arrival_s: float) -> None:
+    def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
         """A message is on its way."""
 
-    def arrived(self, parcel: Parcel, now_s: float) -> None:
+    def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
         """A message is in the inbox."""
 
-    def accepted(self, node: str, payload: str, seq: int, micro: int, boundary: int) -> None:
+    def accepted(self, node: str, key: TensorKey) -> None:
         """A tensor went from the inbox to its micro-batch."""
 
     def logged(self, command: rd.Command, now_s: float) -> None:

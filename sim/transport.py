@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-
-class Parcel(NamedTuple):
-    """What is sent: a hidden state or gradient of a micro-batch, or a head (``seq`` is its turn then)."""
-
-    payload: str
-    source: str
-    target: str
-    seq: int
-    micro: int
-    boundary: int
+from ringtune.schedule.actions import TensorKey
 
 
 class Strain(NamedTuple):
@@ -34,9 +25,12 @@ class Strain(NamedTuple):
 
 
 class Transport(Protocol):
-    """Says when things arrive; messages of one link keep their order."""
+    """Says when things arrive; messages of one link keep their order.
 
-    def arrival_s(self, parcel: Parcel, now_s: float) -> float:
+    A message is named by its key; that of a head has the turn in place of the item.
+    """
+
+    def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
         """When a message that is sent at ``now_s`` is there."""
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
@@ -45,7 +39,7 @@ class Transport(Protocol):
     def control_s(self, source: str, target: str, now_s: float) -> float:
         """When a word between a node and the coordinator is there."""
 
-    def strain(self, parcel: Parcel) -> Strain | None:
+    def strain(self, key: TensorKey, source: str, target: str) -> Strain | None:
         """What a message costs the processors at its ends; None: there are cores for messages."""
 
 
@@ -65,10 +59,9 @@ class Delays:
         self._message_s, self._control_s = message_s, control_s
         self._free_s: dict[tuple[str, str, str], float] = {}
 
-    def arrival_s(self, parcel: Parcel, now_s: float) -> float:
+    def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
         """In the order of sending."""
-        delay_s = self._message_s(parcel.source, parcel.target, parcel.payload)
-        return self._in_order(parcel.source, parcel.target, "data", now_s + delay_s)
+        return self._in_order(source, target, "data", now_s + self._message_s(source, target, key.payload))
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
         """In the order of returning."""
@@ -78,7 +71,7 @@ class Delays:
         """In the order of the calls; the coordinator is the empty name."""
         return self._in_order(source, target, "control", now_s + self._control_s(source or target))
 
-    def strain(self, parcel: Parcel) -> Strain | None:
+    def strain(self, key: TensorKey, source: str, target: str) -> Strain | None:
         """Nothing."""
         return None
 

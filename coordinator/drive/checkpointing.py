@@ -102,7 +102,9 @@ class Checkpointing:
                 "put the same folder back"
             )
         chosen = self._chosen
-        self.start = StartPoint.of(planned.plan, step=chosen.step, holder=chosen.holder, unfreezing=chosen.unfreezing)
+        self.start = StartPoint.of(
+            planned.plan.course, step=chosen.step, holder=chosen.holder, unfreezing=chosen.unfreezing
+        )
         return planned
 
     def note_model(self, facts: Mapping[str, NodeFacts], plan: Plan) -> None:

@@ -35,7 +35,7 @@ class StatusBoard:
                 case "state":
                     self._enter(event.state)
                 case "plan_json":
-                    self._now.num_steps = read_object(event.plan_json, "the plan")["num_steps"]
+                    self._now.num_steps = read_object(event.plan_json, "the plan")["course"]["num_steps"]
                 case "step_json":
                     self._take_step(read_object(event.step_json, "a step"))
                 case "failure":

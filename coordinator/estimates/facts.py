@@ -10,11 +10,11 @@ from collections.abc import Iterable
 
 from coordinator.estimates.row_counts import RowCounts, count_rows
 from coordinator.submit.local import LocalSetup, node_name
-from ringtune.costs.memory import estimate_activation_block_bytes
+from ringtune.costs.memory import estimate_activation_token_bytes
 from ringtune.costs.profile import NodeFacts
 from ringtune.jobs.job import Job
+from ringtune.jobs.split import split_rows
 from ringtune.models.folder import model_facts
-from ringtune.schedule.batches import split_rows
 
 _DEFAULT_NODES = 2
 
@@ -37,9 +37,8 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
     available = num_nodes * memory_bytes if memory_bytes else None
     setup = LocalSetup.of(job, num_nodes, available_bytes=available, base_bytes=0 if memory_bytes else None)
     model = model_facts(job.model.path, job)
-    rows = -(-job.train.batch_size // job.train.microbatches)
-    activation_bytes = estimate_activation_block_bytes(
-        model, rows=rows, tokens=job.train.max_length, dropout=job.train.dropout, dtype=job.model.dtype
+    token_bytes = estimate_activation_token_bytes(
+        model, tokens=job.train.max_length, dropout=job.train.dropout, dtype=job.model.dtype
     )
     train = count_rows(job.data.train, job)
     held_out = count_rows(job.data.eval, job) if job.data.eval else RowCounts(examples=())
@@ -59,7 +58,7 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
             block_forward_s=0.0,
             block_graph_s=0.0,
             block_backward_s=0.0,
-            activation_block_bytes=activation_bytes,
+            activation_token_bytes=token_bytes,
             model=model,
         )
     return found

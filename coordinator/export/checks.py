@@ -35,15 +35,16 @@ def check_adapter(run: SavedRun, config: Mapping[str, Any]) -> None:
             raise IntegrityError(f"adapter.safetensors has {name}, which belongs to no block; train again")
         blocks.setdefault(int(found[1]), set()).add(name[found.end() :])
     expected = set().union(*blocks.values())
-    for block in range(run.plan.num_blocks):
+    for block in range(run.plan.course.num_blocks):
         missing = sorted(expected - blocks.get(block, set()))
         if missing and not (block not in blocks and _leaves_blocks_out(config)):
             raise IntegrityError(
                 f"adapter.safetensors lacks {missing[0]} of block {block}; copy the run's folder again"
             )
-    if not blocks or max(blocks) >= run.plan.num_blocks:
+    if not blocks or max(blocks) >= run.plan.course.num_blocks:
         raise IntegrityError(
-            f"adapter.safetensors has blocks {sorted(blocks)}, the model has {run.plan.num_blocks}; it mixes runs"
+            f"adapter.safetensors has blocks {sorted(blocks)}, the model has {run.plan.course.num_blocks}; it mixes "
+            "runs"
         )
 
 
@@ -70,11 +71,12 @@ def check_head(run: SavedRun, config: Mapping[str, Any]) -> None:
         return
     described = config.get("config")
     ids = described.get("label2id") if isinstance(described, dict) else None
-    if ids != {label: index for index, label in enumerate(run.plan.labels)}:
-        raise IntegrityError(f"head_config.json has the classes {ids}, the run had {run.plan.labels}; it mixes runs")
-    if len(run.plan.labels) not in _outputs(tensors):
+    labels = run.plan.course.labels
+    if ids != {label: index for index, label in enumerate(labels)}:
+        raise IntegrityError(f"head_config.json has the classes {ids}, the run had {labels}; it mixes runs")
+    if len(labels) not in _outputs(tensors):
         raise IntegrityError(
-            f"model_head.safetensors has no output of {len(run.plan.labels)} classes; copy the run's folder again"
+            f"model_head.safetensors has no output of {len(labels)} classes; copy the run's folder again"
         )
 
 

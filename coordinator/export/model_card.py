@@ -54,7 +54,7 @@ def _front_matter(base_model: str, adapter: Mapping[str, Any]) -> str:
 
 
 def _owners(run: SavedRun) -> str:
-    count = len(run.plan.owners)
+    count = len(run.plan.course.owners)
     return f"{count} data owner" + ("" if count == 1 else "s")
 
 
@@ -62,15 +62,15 @@ def _facts(run: SavedRun, adapter: Mapping[str, Any]) -> list[tuple[str, object]
     plan, train = run.plan, run.job.train
     facts: list[tuple[str, object]] = [
         ("task", run.job.model.task),
-        ("labels", ", ".join(plan.labels)),
-        ("method", plan.method),
-        ("steps", run.report.get("steps", plan.num_steps)),
-        ("batch size", plan.batch_size),
-        ("longest input", f"{plan.max_length} tokens"),
+        ("labels", ", ".join(plan.course.labels)),
+        ("method", plan.course.method.name),
+        ("steps", run.report.get("steps", plan.course.num_steps)),
+        ("batch size", plan.course.batch_size),
+        ("longest input", f"{plan.course.max_length} tokens"),
         ("optimizer", f"{train.optimizer}, learning rate {train.learning_rate:g}, {train.lr_schedule}"),
-        ("seed", plan.seed),
-        ("data owners", len(plan.owners)),
-        ("hosts", len(plan.slices)),
+        ("seed", plan.course.seed),
+        ("data owners", len(plan.course.owners)),
+        ("hosts", len(plan.placement.slices)),
         ("wall time", format_seconds(run.report["wall_s"]) if "wall_s" in run.report else ""),
         ("RingTune", run.report.get("version", "")),
         ("library", adapter.get("version", "")),

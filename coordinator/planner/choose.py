@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from coordinator.planner.draft import Draft
 from coordinator.planner.even import WORTH, split_blocks
 from coordinator.planner.memory_caps import MemoryCaps
 from coordinator.planner.predict.judge import simulated_job_s
@@ -15,7 +16,8 @@ from coordinator.planner.predict.step_time import Ring, job_s
 from coordinator.planner.search.exact import search_exact
 from coordinator.planner.search.local import Budget, search_local
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.schedule.plan import Phase, Plan, Slice
+from ringtune.schedule.placement import Slice
+from ringtune.schedule.plan import Plan
 
 EXACT_NODES, EXACT_BLOCKS = 8, 24
 FEWER_CREDITS = (4, 2, 1)
@@ -57,7 +59,7 @@ class Candidate:
     """
 
     ring: Ring
-    draft: Plan
+    draft: Draft
     job_s: float
     simulated_s: float | None = None
 
@@ -87,7 +89,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Searched:
-    draft: Plan
+    draft: Draft
     costs: RingCosts
     caps: MemoryCaps
     pool: tuple[tuple[float, Ring], ...]
@@ -96,7 +98,7 @@ class _Searched:
 
 
 def choose(
-    drafts: Sequence[Plan],
+    drafts: Sequence[Draft],
     profile: Profile,
     *,
     optimizer: str,
@@ -107,7 +109,7 @@ def choose(
     """Decide a ring for one of ``drafts``.
 
     Args:
-        drafts: the plan without slices, once per number of micro-batches and wire dtype to be tried.
+        drafts: what is to be placed, once per number of micro-batches and wire dtype to be tried.
         profile: nodes with times, and links.
         optimizer: of the job.
         dtype: of the computation.
@@ -150,13 +152,13 @@ def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
     return tuple(slices)
 
 
-def plan_of(draft: Plan, costs: RingCosts, ring: Ring) -> Plan:
+def plan_of(draft: Draft, costs: RingCosts, ring: Ring) -> Plan:
     """The plan with this ring."""
-    return dataclasses.replace(draft, phases=(Phase(slices=slices_of(costs, ring)),))
+    return draft.placed(slices_of(costs, ring))
 
 
 def _searched(
-    draft: Plan,
+    draft: Draft,
     profile: Profile,
     optimizer: str,
     dtype: str,
@@ -170,7 +172,7 @@ def _searched(
     for credits_each in (draft.credits, *(fewer for fewer in FEWER_CREDITS if fewer < draft.credits)):
         narrowed = dataclasses.replace(draft, credits=credits_each)
         caps = MemoryCaps(narrowed, profile.by_name, optimizer=optimizer, dtype=dtype)
-        if not all(caps.fits_empty(owner.node) for owner in draft.owners):
+        if not all(caps.fits_empty(owner.node) for owner in draft.course.owners):
             continue
         found = _search(narrowed, costs, caps, effort, exact=exact, known=known)
         if found.pool:
@@ -179,14 +181,14 @@ def _searched(
 
 
 def _search(
-    draft: Plan, costs: RingCosts, caps: MemoryCaps, effort: Effort, *, exact: bool, known: Ring | None
+    draft: Draft, costs: RingCosts, caps: MemoryCaps, effort: Effort, *, exact: bool, known: Ring | None
 ) -> _Searched:
     names = costs.names
 
     def lacking(node: int, start: int, stop: int, above: int) -> int:
         return caps.lacking(names[node], start, stop, above)
 
-    max_hosts = 1 if draft.method == "single" else 0
+    max_hosts = draft.course.method.max_hosts
     begins = () if known is None else (known,)
     is_small = costs.num_nodes <= EXACT_NODES and costs.stop - costs.first <= EXACT_BLOCKS
     few = max(1, effort.evaluations // 10)
@@ -250,7 +252,9 @@ def _candidates(found: Sequence[_Searched]) -> list[Candidate]:
             if kept < _CANDIDATES and _fits(each, ring):
                 candidates.append(Candidate(ring=ring, draft=each.draft, job_s=seconds))
                 kept += 1
-    return sorted(candidates, key=lambda one: (one.job_s, one.ring.nodes, one.ring.counts, one.draft.microbatches))
+    return sorted(
+        candidates, key=lambda one: (one.job_s, one.ring.nodes, one.ring.counts, one.draft.course.microbatches)
+    )
 
 
 def _fits(each: _Searched, ring: Ring) -> bool:
@@ -262,7 +266,7 @@ def _fits(each: _Searched, ring: Ring) -> bool:
 def _even(each: _Searched) -> Candidate | None:
     """Even slices in the order of the names, as far as memory allows."""
     costs, caps = each.costs, each.caps
-    if each.draft.method == "single":
+    if each.draft.course.method.max_hosts == 1:
         return None
     last = costs.num_nodes - 1
 
@@ -301,8 +305,11 @@ def _judged(candidates: list[Candidate], profile: Profile, optimizer: str, actio
 def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The best few that the formula's error could put first; the best one of every draft is among them."""
     near = [one for one in candidates if one.job_s <= _NEAR * candidates[0].job_s]
-    kinds = list(dict.fromkeys((one.draft.microbatches, one.draft.wire_dtype) for one in near))
-    firsts = [next(one for one in near if (one.draft.microbatches, one.draft.wire_dtype) == kind) for kind in kinds]
+    kinds = list(dict.fromkeys((one.draft.course.microbatches, one.draft.course.wire_dtype) for one in near))
+    firsts = [
+        next(one for one in near if (one.draft.course.microbatches, one.draft.course.wire_dtype) == kind)
+        for kind in kinds
+    ]
     chosen = firsts + [one for one in near if one not in firsts][: max(0, _CANDIDATES - len(firsts))]
     return [one for one in near if one in chosen]
 

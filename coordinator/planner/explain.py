@@ -120,10 +120,10 @@ def explain(choice: Choice, *, relative: bool) -> Explanation:
         depths=tuple(DepthTime(depth=at, steps=costs.steps_at[at], step_s=times[at]) for at in costs.depths),
         job_s=best.job_s,
         simulated_s=best.simulated_s,
-        initiators=tuple(owner.node for owner in plan.owners),
-        microbatches=plan.microbatches,
-        credits=plan.credits,
-        wire_dtype=plan.wire_dtype,
+        initiators=tuple(owner.node for owner in plan.course.owners),
+        microbatches=plan.course.microbatches,
+        credits=plan.placement.credits,
+        wire_dtype=plan.course.wire_dtype,
         proven=choice.proven and not choice.even,
         even=choice.even,
         second=_second(choice),
@@ -134,7 +134,7 @@ def explain(choice: Choice, *, relative: bool) -> Explanation:
 def _nodes(choice: Choice, plan: Plan) -> Iterator[NodeReason]:
     costs, caps = choice.costs, choice.caps
     trial = with_mean_owner(with_fewer_depths(costs, _DEPTHS_OF_TRIALS))
-    hosts = [piece.node for piece in plan.slices]
+    hosts = [piece.node for piece in plan.placement.slices]
     for name in (*hosts, *(name for name in costs.names if name not in hosts)):
         piece, is_owner = plan.slice_of(name), plan.owner(name) is not None
         yield NodeReason(
@@ -151,7 +151,7 @@ def _nodes(choice: Choice, plan: Plan) -> Iterator[NodeReason]:
 def _reason(choice: Choice, trial: RingCosts, node: int, plan: Plan) -> str:
     costs, caps, ring = choice.costs, choice.caps, choice.best.ring
     name = costs.names[node]
-    if plan.method == "single":
+    if plan.course.method.max_hosts == 1:
         return "the method runs all blocks on one node"
     if len(ring.nodes) == costs.stop - costs.first:
         return "every block has a host already"
@@ -171,7 +171,7 @@ def _reason(choice: Choice, trial: RingCosts, node: int, plan: Plan) -> str:
 
 
 def _one_block(caps: MemoryCaps, name: str, start: int) -> int:
-    return caps.needed_bytes(name, start, start + 1, 0 if start + 1 == caps.draft.num_blocks else 1)
+    return caps.needed_bytes(name, start, start + 1, 0 if start + 1 == caps.draft.course.head else 1)
 
 
 def _has_room(caps: MemoryCaps, name: str, start: int) -> bool:
@@ -204,7 +204,7 @@ def _second(choice: Choice) -> Runner | None:
     trial = with_mean_owner(with_fewer_depths(costs, _DEPTHS_OF_TRIALS))
     near: list[tuple[float, Ring]] = []
     free = [node for node in range(costs.num_nodes) if node not in best.ring.nodes]
-    for move in moves(best.ring, free, 1 if best.draft.method == "single" else costs.num_nodes):
+    for move in moves(best.ring, free, best.draft.course.method.max_hosts or costs.num_nodes):
         other = applied(best.ring, move)
         if other is not None and _ring_fits(choice.caps, costs, other):
             near.append((job_s(trial, other), other))
@@ -216,14 +216,14 @@ def _second(choice: Choice) -> Runner | None:
     found = min(judged or others, key=lambda one: (one.simulated_s or one.job_s, one.ring.nodes, one.ring.counts))
     return Runner(
         slices=tuple((piece.node, piece.start, piece.stop) for piece in slices_of(costs, found.ring)),
-        microbatches=found.draft.microbatches,
+        microbatches=found.draft.course.microbatches,
         job_s=found.job_s,
         simulated_s=found.simulated_s,
     )
 
 
 def _differs(one: Candidate, other: Candidate) -> bool:
-    return (one.ring, one.draft.microbatches) != (other.ring, other.draft.microbatches)
+    return (one.ring, one.draft.course.microbatches) != (other.ring, other.draft.course.microbatches)
 
 
 def explanation_text(found: Explanation) -> list[str]:

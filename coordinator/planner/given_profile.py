@@ -18,7 +18,7 @@ _MEASURED = (
     "block_forward_s",
     "block_graph_s",
     "block_backward_s",
-    "activation_block_bytes",
+    "activation_token_bytes",
     "hardware",
     "shape",
     "work_times",
@@ -71,4 +71,4 @@ def check_given(given: Profile, facts: Mapping[str, NodeFacts], job: Job, plan: 
     """
     digest = facts[plan.nodes[0]].model.digest
     used = Profile(nodes=tuple(node for node in given.nodes if node.node in facts))
-    check_profile(used, plan, model_digest=digest, shape=job_shape(job))
+    check_profile(used, plan.course, model_digest=digest, shape=job_shape(job))

@@ -15,20 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.planner.choose import Choice, Effort, choose, plan_of
+from coordinator.planner.draft import Draft
 from coordinator.planner.even import as_alike
 from coordinator.planner.initiators import initiator_order
 from coordinator.planner.memory_caps import MemoryCaps
-from coordinator.planner.predict.ring_costs import draft_with_all
 from coordinator.planner.refusals import nothing_fits, refusal
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.memory import MemoryEstimate
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
-from ringtune.costs.seconds import PlanCosts, check_profile
+from ringtune.costs.seconds import CourseCosts, check_profile
 from ringtune.errors import DataError, ModelError, PeerLostError, PlanError
 from ringtune.jobs.job import Job
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import model_facts
-from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule.course import Course
+from ringtune.schedule.extent import Owner
+from ringtune.schedule.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,12 +93,12 @@ def make_plan(
         )
     draft = _draft(job, nodes, model)
     if evaluation_only:
-        draft = dataclasses.replace(draft, num_steps=0, checkpoint_every=0)
+        draft = dataclasses.replace(draft, course=dataclasses.replace(draft.course, num_steps=0, checkpoint_every=0))
     alike = None if links else as_alike(nodes)
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile, job.train.optimizer)
     drafts = [
-        _with(draft, count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in microbatches or (0,)
+        draft.with_choices(count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in microbatches or (0,)
     ]
     if effort is None:
         effort = Effort() if links and not evaluation_only else Effort(judged_actions=0)
@@ -128,7 +130,7 @@ def check_inputs(job: Job, profile: Profile) -> None:
     if not nodes:
         raise PlanError("the profile has no node; measure anew with 'ringtune measure'")
     model = model_facts(job.model.path, job) if Path(job.model.path).is_dir() else agreed_model(nodes)
-    check_profile(profile, _draft(job, nodes, model), model_digest=model.digest, shape=job_shape(job))
+    check_profile(profile, _draft(job, nodes, model).course, model_digest=model.digest, shape=job_shape(job))
 
 
 def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
@@ -149,12 +151,12 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
     if missing:
         raise PeerLostError(f"the run can't go on without node {', '.join(missing)}; start it again")
     model = agreed_model([facts[node] for node in plan.nodes])
-    if (model.num_blocks, model.hidden_size) != (plan.num_blocks, plan.hidden_size):
+    if (model.num_blocks, model.hidden_size) != (plan.course.num_blocks, plan.course.hidden_size):
         raise ModelError(
             f"the nodes have a model of {model.num_blocks} blocks of width {model.hidden_size}, the run began with "
-            f"{plan.num_blocks} of {plan.hidden_size}; put the same folder back"
+            f"{plan.course.num_blocks} of {plan.course.hidden_size}; put the same folder back"
         )
-    for owner in plan.owners:
+    for owner in plan.course.owners:
         rows = (facts[owner.node].train_rows, facts[owner.node].eval_rows)
         if rows != (owner.train_rows, owner.eval_rows):
             raise DataError(
@@ -164,18 +166,23 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
     memory = plan_memory(job, plan, facts)
     for node, estimate in memory.items():
         if estimate.total_bytes > facts[node].memory_bytes:
-            raise refusal(_caps(job, plan, facts), node, plan.slice_of(node).start, plan.slice_of(node).stop)
+            raise refusal(_caps(job, _draft_of(plan), facts), node, plan.slice_of(node).start, plan.slice_of(node).stop)
     return Planned(plan=plan, memory=memory)
 
 
 def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[str, MemoryEstimate]:
     """What each node of a plan holds at most."""
-    caps = _caps(job, plan, facts)
+    caps = _caps(job, _draft_of(plan), facts)
     return {node: caps.estimate(plan, node) for node in plan.nodes}
 
 
-def _caps(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> MemoryCaps:
-    return MemoryCaps(plan, facts, optimizer=job.train.optimizer, dtype=job.model.dtype)
+def _caps(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]) -> MemoryCaps:
+    return MemoryCaps(draft, facts, optimizer=job.train.optimizer, dtype=job.model.dtype)
+
+
+def _draft_of(plan: Plan) -> Draft:
+    placement = plan.placement
+    return Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
 
 
 def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
@@ -216,22 +223,20 @@ def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
     return labels
 
 
-def _draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Plan:
-    """The plan with everything but its slices: one node stands for all."""
+def _draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
+    """The course of a job on these nodes; what every owner runs itself never trains."""
     owners = tuple(
         Owner(node=node.node, train_rows=node.train_rows, eval_rows=node.eval_rows) for node in nodes if node.train_rows
     )
     if not owners:
         raise DataError("no node has training rows; give at least one its file with --data")
-    train = job.train
-    return Plan(
-        method=train.method,
+    train, private_blocks = job.train, job.privacy.private_blocks
+    course = Course(
+        method=job.method,
         num_blocks=model.num_blocks,
-        phases=(Phase(slices=(Slice(node=nodes[0].node, start=job.privacy.private_blocks, stop=model.num_blocks),)),),
         owners=owners,
         num_steps=train.num_steps(len(owners)),
         local_iterations=train.local_iterations,
-        **job.unfreeze.plan_fields(),
         batch_size=train.batch_size,
         microbatches=train.microbatches,
         max_length=train.max_length,
@@ -239,30 +244,24 @@ def _draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Plan:
         eval_every=train.eval_every,
         checkpoint_every=train.checkpoint_every,
         wire_dtype=job.wire.dtype,
-        private_blocks=job.privacy.private_blocks,
         labels=agreed_labels(job, nodes),
         seed=train.seed,
+        frozen_blocks=private_blocks,
     )
+    return Draft(course=course, private_blocks=private_blocks)
 
 
-def _with(draft: Plan, microbatches: int, wire_dtype: str) -> Plan:
-    """The draft with so many micro-batches; PipeAdapter gets room for a whole item between two hosts."""
-    draft = dataclasses.replace(draft, microbatches=microbatches or draft.microbatches, wire_dtype=wire_dtype)
-    if draft.method == "pipeadapter":
-        draft = dataclasses.replace(draft, credits=max(draft.credits, draft.microbatches))
-    return draft
-
-
-def _in_order(draft: Plan, profile: Profile, optimizer: str) -> Plan:
+def _in_order(draft: Draft, profile: Profile, optimizer: str) -> Draft:
     """The draft with its owners in initiator order."""
     if not profile.links:
         return draft
-    costs = PlanCosts(draft_with_all(draft, sorted(profile.by_name)), profile, optimizer=optimizer)
+    costs = CourseCosts(draft.course, profile, optimizer=optimizer)
 
     def hand_over_s(source: str, target: str) -> float:
         link = costs.link(source, target)
         return link.seconds(costs.head_bytes) if link is not None else 0.0
 
-    by_name = {owner.node: owner for owner in draft.owners}
+    by_name = {owner.node: owner for owner in draft.course.owners}
     order = initiator_order(list(by_name), hand_over_s)
-    return dataclasses.replace(draft, owners=tuple(by_name[name] for name in order))
+    course = dataclasses.replace(draft.course, owners=tuple(by_name[name] for name in order))
+    return dataclasses.replace(draft, course=course)

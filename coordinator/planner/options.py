@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringtune.errors import UsageError
-from ringtune.schedule.plan import WIRE_DTYPES
+from ringtune.schedule.course import WIRE_DTYPES
 
 _MOST = 16
 

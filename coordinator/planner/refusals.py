@@ -13,8 +13,8 @@ from ringtune.quantities import format_bytes
 
 def refusal(caps: MemoryCaps, node: str, start: int, stop: int, more: str = "") -> CapacityError:
     """The error that ``node`` can't host ``[start, stop)``, with both numbers."""
-    has, is_top = caps.facts[node].memory_bytes, stop == caps.draft.num_blocks
-    needs = caps.estimate(caps.with_slice(node, start, stop, 0 if is_top else 1), node)
+    has, is_top = caps.facts[node].memory_bytes, stop == caps.draft.course.head
+    needs = caps.estimate_of(node, start, stop, 0 if is_top else 1)
     what = f"for blocks [{start}, {stop})" if stop > start else "for embedding and head"
     return CapacityError(
         f"node {node} needs {needs} {what} but has {format_bytes(has)}{more}; lower train.batch_size or "
@@ -29,11 +29,11 @@ def nothing_fits(caps: MemoryCaps, nodes: Sequence[NodeFacts]) -> CapacityError:
         PlanError: every node can do its part; then a plan should have been found.
     """
     draft = caps.draft
-    start, stop = draft.private_blocks, draft.num_blocks
-    for owner in draft.owners:
+    start, stop = draft.private_blocks, draft.course.num_blocks
+    for owner in draft.course.owners:
         if not caps.fits_empty(owner.node):
             return refusal(caps, owner.node, stop, stop)
-    if draft.method == "single":
+    if draft.course.method.max_hosts == 1:
         roomiest = max(nodes, key=lambda node: node.memory_bytes)
         return refusal(caps, roomiest.node, start, stop, ", and no other node has more")
     costs = [block_s(node) or 1.0 for node in nodes]

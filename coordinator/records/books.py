@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 
 from coordinator.records.file_events import Emit, GrowingFile
 from coordinator.records.report import RunLedger
@@ -18,6 +18,8 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import parse_action
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
+
+_LOG = logging.getLogger(__name__)
 
 
 class RunBooks:
@@ -38,25 +40,26 @@ class RunBooks:
         self._trace_file: GrowingFile | None = None
         self._trace_text: TraceText | None = None
         self._recordings: dict[str, GrowingFile] = {}
-        self._recorded = RecordedProfile(plan, profile)
+        self._recorded = RecordedProfile(plan.course, profile)
         self.ledger = RunLedger(plan, job.train)
 
     def begin(self, started_unix_s: float) -> None:
         """Training begins now: time zero of the trace."""
         self.ledger.begin(started_unix_s)
-        self._trace_text = TraceText(self._plan.nodes, num_blocks=self._plan.num_blocks, started_unix_s=started_unix_s)
+        num_blocks = self._plan.course.num_blocks
+        self._trace_text = TraceText(self._plan.nodes, num_blocks=num_blocks, started_unix_s=started_unix_s)
         self._trace_file = GrowingFile("trace.json", self._emit)
         self._trace_file.write(self._trace_text.begin().encode())
 
     def add_report(self, request: control_pb2.ReportRequest) -> None:
-        """Take bytes, spans and recording of a node's report."""
+        """Take bytes, spans and recording of a node's report; what is no action is left out with a warning."""
         node = request.node
         for traffic in request.traffic:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
-        spans = [Span(span.action, span.start_unix_s, span.end_unix_s) for span in request.spans]
+        spans = list(self._spans(request))
         self.ledger.add_spans(node, spans)
         for span in spans:
-            self._note_time(node, span)
+            self._recorded.add(node, span.action, span.end_s - span.start_s)
         if spans and self._trace_file is not None and self._trace_text is not None:
             self._trace_file.write(self._trace_text.spans(node, spans).encode())
         if request.recording:
@@ -64,9 +67,15 @@ class RunBooks:
                 self._recordings[node] = GrowingFile(f"recordings/{node}.jsonl", self._emit)
             self._recordings[node].write(request.recording.encode())
 
-    def _note_time(self, node: str, span: Span) -> None:
-        with contextlib.suppress(PlanError):  # the trace shows whatever a node calls an action
-            self._recorded.add(node, parse_action(span.action, self._plan.num_blocks), span.end_s - span.start_s)
+    def _spans(self, request: control_pb2.ReportRequest) -> Iterator[Span]:
+        """What a node says of its actions, read once; whoever needs one gets the value."""
+        for span in request.spans:
+            try:
+                action = parse_action(span.action, self._plan.course.num_blocks)
+            except PlanError as error:
+                _LOG.warning("node %s reports what is no action, it is left out: %s", request.node, error)
+            else:
+                yield Span(action, span.start_unix_s, span.end_unix_s)
 
     def granted(self, turns: Sequence[Turn]) -> None:
         """Actions of these turns may be reported from now on."""

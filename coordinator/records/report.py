@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.records.trace_file import Span, is_compute
+from coordinator.records.trace_file import Span
 from ringtune import __version__
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Train
 from ringtune.jobs.learning_rate import learning_rate
-from ringtune.schedule.lowering import Payload
+from ringtune.schedule.actions import Payload
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
 
@@ -141,7 +141,7 @@ class RunLedger:
         """Count the time that ``node`` computed."""
         totals = self.nodes[node]
         for span in spans:
-            if is_compute(span.action):
+            if span.is_compute:
                 totals.busy_s += max(0.0, span.end_s - span.start_s)
                 totals.num_actions += 1
 
@@ -183,10 +183,10 @@ class RunLedger:
         if "correct" in values:
             line["accuracy"] = mean(values, "correct")
         if turn.kind is StepKind.TRAIN:
-            line["lr"] = learning_rate(self._train, step, self._plan.num_steps)
+            line["lr"] = learning_rate(self._train, *self._plan.course.method.rate_at(self._plan.course, step))
             self._steps[seq] = _Step(line, ended_unix_s)
             self._steps_done += 1
-        return {"kind": turn.kind.value, "seq": seq, "num_steps": self._plan.num_steps, **line}
+        return {"kind": turn.kind.value, "seq": seq, "num_steps": self._plan.course.num_steps, **line}
 
     def unfrozen(self, step: int, depth: int) -> dict[str, Any]:
         """Note that the run has decided to train ``depth`` blocks from ``step`` on; its line comes with that turn's.
@@ -230,7 +230,7 @@ class RunLedger:
         if loss is None:
             return
         self._first_loss = loss if self._first_loss is None else self._first_loss
-        self._losses = [*self._losses[-(self._plan.local_iterations - 1) :], loss]
+        self._losses = [*self._losses[-(self._plan.course.local_iterations - 1) :], loss]
 
     def evaluation_done(self, step: int, values: Mapping[str, float]) -> dict[str, Any]:
         """Note an evaluation: counts summed over the owners.
@@ -268,7 +268,7 @@ class RunLedger:
             "schema": REPORT_SCHEMA,
             "run_id": run_id,
             "version": __version__,
-            "method": self._plan.method,
+            "method": self._plan.course.method.name,
             "plan_digest": self._plan.digest,
             "steps": self._steps_done,
             "unfreeze_at": list(unfreeze_at),

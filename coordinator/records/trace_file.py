@@ -13,37 +13,23 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ringtune.errors import PlanError
-from ringtune.schedule.lowering import Action, Op
-from ringtune.schedule.table import parse_action
+from ringtune.schedule.actions import Action, Scope
+from ringtune.schedule.table import action_title, format_action
 
-_CATEGORIES = {
-    Op.EMBED: "embedding",
-    Op.FORWARD_FREE: "frozen forward",
-    Op.FORWARD: "forward",
-    Op.SKIP: "skip",
-    Op.HEAD: "head",
-    Op.BACKWARD: "backward",
-    Op.UPDATE: "update",
-    Op.SAVE: "checkpoint",
-    Op.SHIP: "ship",
-    Op.SEND: "send",
-    Op.RECEIVE: "receive",
-}
 _COMPUTE_THREAD, _WIRE_THREAD = 1, 2
 
 
 class Span(NamedTuple):
     """One action of a node; times in unix seconds."""
 
-    action: str
+    action: Action
     start_s: float
     end_s: float
 
-
-def is_compute(action: str) -> bool:
-    """Whether a printed action keeps the node's processor busy."""
-    return not action.startswith((Op.SEND, Op.RECEIVE))
+    @property
+    def is_compute(self) -> bool:
+        """Whether it kept the node's processor busy."""
+        return self.action.op.scope is not Scope.MESSAGE
 
 
 class TraceText:
@@ -80,24 +66,16 @@ class TraceText:
         return "\n]}\n"
 
     def _event(self, pid: int, span: Span) -> dict[str, Any]:
-        try:
-            action = parse_action(span.action, self._num_blocks)
-        except PlanError:
-            return self._complete(pid, span, name=span.action, category="other", args={})
-        args: dict[str, Any] = {"action": span.action, "item": action.seq}
+        action = span.action
+        args: dict[str, Any] = {"action": format_action(action, self._num_blocks), "item": action.seq}
         if action.micro >= 0:
             args["microbatch"] = action.micro
-        return self._complete(
-            pid, span, name=_title(action, self._num_blocks), category=_CATEGORIES[action.op], args=args
-        )
-
-    def _complete(self, pid: int, span: Span, *, name: str, category: str, args: dict[str, Any]) -> dict[str, Any]:
         return {
             "ph": "X",
-            "name": name,
-            "cat": category,
+            "name": action_title(action, self._num_blocks),
+            "cat": action.op.name,
             "pid": pid,
-            "tid": _COMPUTE_THREAD if is_compute(span.action) else _WIRE_THREAD,
+            "tid": _COMPUTE_THREAD if span.is_compute else _WIRE_THREAD,
             "ts": round((span.start_s - self._started_unix_s) * 1e6, 1),
             "dur": round(max(0.0, span.end_s - span.start_s) * 1e6, 1),
             "args": args,
@@ -106,14 +84,3 @@ class TraceText:
 
 def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
-
-
-def _title(action: Action, num_blocks: int) -> str:
-    """The action without item and micro-batch, so that equal work gets one colour."""
-    if action.op in (Op.SEND, Op.RECEIVE):
-        return f"{action.op}{action.payload} {action.peer}"
-    if action.op in (Op.EMBED, Op.HEAD, Op.SAVE):
-        return str(action.op)
-    if action.op is Op.UPDATE and action.start == num_blocks:
-        return "U head"
-    return f"{action.op} [{action.start},{action.stop})"

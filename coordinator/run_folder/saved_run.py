@@ -10,7 +10,7 @@ from typing import Any
 
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.chunks import ADAPTER_FILES
-from ringtune.jobs.job import Job, load_job
+from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
 from ringtune.schedule.plan import Plan
 
 ADAPTER_FOLDER = "adapter"
@@ -91,12 +91,14 @@ def evaluation_job(run: SavedRun, data: Path, *, model: Path | None = None) -> J
         job.data,
         train=str(data.resolve()),
         eval=str(data.resolve()),
-        labels=run.plan.labels,
+        labels=run.plan.course.labels,
         split="iid",
         owners=0,
     )
-    # every method gives the same forward; this one plans memory for no more than that
-    train = dataclasses.replace(job.train, method="ringada", dropout=0.0, checkpoint_every=0)
+    # every method gives the same forward; the plain one asks for no special ring
+    train = dataclasses.replace(job.train, method=Train().method, dropout=0.0, checkpoint_every=0)
+    none: dict[str, Any] = dict.fromkeys(METHOD_SECTIONS)
+    job = dataclasses.replace(job, **none)
     path = dataclasses.replace(job.model, path=str(model.resolve())) if model else job.model
     runtime = dataclasses.replace(job.runtime, record=False)
     return dataclasses.replace(job, model=path, data=section, train=train, runtime=runtime)

@@ -60,8 +60,8 @@ class LiveProgress:
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
         """From now on there is a line for each node."""
         self._plan, self._memory_bytes = plan, memory_bytes
-        self._lowest = plan.num_blocks
-        self._bar.update(self._task, total=plan.num_steps)
+        self._lowest = plan.course.num_blocks
+        self._bar.update(self._task, total=plan.course.num_steps)
 
     def step(self, step: Mapping[str, Any]) -> None:
         """Move the bar."""
@@ -69,7 +69,7 @@ class LiveProgress:
         loss = figure(step["loss"])
         if step["kind"] == "train":
             if self._plan:
-                self._lowest = self._plan.num_blocks - int(step["depth"])
+                self._lowest = self._plan.course.num_blocks - int(step["depth"])
             numbers = f"round {step['round']}  loss {loss}  depth {step['depth']}"
             self._bar.update(self._task, completed=int(step["step"]) + 1, numbers=numbers)
         else:

@@ -10,11 +10,10 @@ from coordinator.planner.explain import Explanation, explanation_text
 from coordinator.screen.progress import plan_lines
 from ringtune.costs.memory import MemoryEstimate
 from ringtune.errors import UsageError
-from ringtune.schedule.lowering import depth, warm_up
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, Turn
-from ringtune.schedule.unfreezing import unfrozen_soonest
+from ringtune.schedule.versions import depth, in_flight, is_stale
 
 
 def plan_text(
@@ -39,34 +38,37 @@ def plan_text(
         why: the planner's reasons.
     """
     source = "measured nodes" if measured else "assumed equal nodes"
+    course = plan.course
     lines = [
-        f"{plan.method}, {plan.num_blocks} blocks, {plan.num_steps} steps of {plan.batch_size} rows in "
-        f"{plan.microbatches} micro-batches, {source}, digest {plan.digest[:12]}"
+        f"{course.method.name}, {course.num_blocks} blocks, {course.num_steps} steps of {course.batch_size} rows in "
+        f"{course.microbatches} micro-batches, {source}, digest {plan.digest[:12]}"
     ]
     lines += [note] if note else []
     lines += plan_lines(plan, {node: estimate.total_bytes for node, estimate in memory.items()})
     lines += [f"  {node}: {estimate}" for node, estimate in memory.items()]
-    if plan.method == "pipeadapter":
+    if is_stale(course):
         lines.append(_staleness(plan))
     lines.append(_privacy(plan))
     lines += explanation_text(why) if why is not None else []
     if num_steps:
-        most = " at most, the losses decide" if plan.is_auto else ""
-        lines.append(f"actions from step {at_step}, depth {depth(unfrozen_soonest(plan), at_step)}{most}:")
+        most = " at most, the losses decide" if course.decides else ""
+        lines.append(f"actions from step {at_step}, depth {depth(course.soonest(), at_step)}{most}:")
         lines += table_text(plan, at_step=at_step, num_steps=num_steps).splitlines()
     return lines
 
 
 def _staleness(plan: Plan) -> str:
-    lags = ", ".join(f"{piece.node} {warm_up(plan, piece.start) - 1}" for piece in plan.slices if piece.num_blocks)
+    hosts, course = plan.placement.hosts, plan.course
+    lags = ", ".join(f"{piece.node} {in_flight(course, piece.start) - 1}" for piece in hosts)
     return f"weights are stale on purpose, by up to so many steps, each with its version of the adapters: {lags}"
 
 
 def _privacy(plan: Plan) -> str:
     if len(plan.nodes) == 1:
         return "there is one node, nothing leaves it"
-    if plan.private_blocks:
-        return f"owners run blocks [0, {plan.private_blocks}) themselves; later hidden states travel to the other nodes"
+    private = plan.placement.private_blocks
+    if private:
+        return f"owners run blocks [0, {private}) themselves; later hidden states travel to the other nodes"
     return (
         "embeddings travel to the first host, which can tell the tokens from them; "
         "privacy.private_blocks keeps the lower blocks with the owner"
@@ -79,20 +81,20 @@ def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
     Raises:
         UsageError: the run has no such step.
     """
-    plan = unfrozen_soonest(plan)
-    if not 0 <= at_step < plan.num_steps:
-        raise UsageError(f"--at-step {at_step} is not in [0, {plan.num_steps})")
+    plan = plan.soonest()
+    if not 0 <= at_step < plan.course.num_steps:
+        raise UsageError(f"--at-step {at_step} is not in [0, {plan.course.num_steps})")
     turn = Turn(
         index=0,
         kind=StepKind.TRAIN,
-        owner=plan.owners[0].node,
+        owner=plan.course.owners[0].node,
         round=0,
         first_seq=at_step,
-        num_items=min(num_steps, plan.num_steps - at_step),
+        num_items=min(num_steps, plan.course.num_steps - at_step),
         first_step=at_step,
         first_batch=0,
     )
-    return format_table(build_table(plan, [turn]), plan.num_blocks)
+    return format_table(build_table(plan, [turn]), plan.course.num_blocks)
 
 
 def plan_json(

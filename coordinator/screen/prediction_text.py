@@ -13,7 +13,6 @@ from ringtune.errors import UsageError
 from ringtune.files.durable import write_durably
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import format_action
 from sim.prediction import Prediction
 
 PREDICTION_FILE, TRACE_FILE = "prediction.json", "trace.json"
@@ -32,14 +31,15 @@ def prediction_lines(plan: Plan, found: Prediction, measured: Measured | None = 
         found: the prediction.
         measured: what a real run of it took.
     """
+    course = plan.course
     lines = [
-        f"{plan.method}, {plan.num_blocks} blocks on {len(plan.nodes)} nodes, {found.num_steps} steps of "
-        f"{plan.batch_size} rows in {plan.microbatches} micro-batches, digest {plan.digest[:12]}",
+        f"{course.method.name}, {course.num_blocks} blocks on {len(plan.nodes)} nodes, {found.num_steps} steps of "
+        f"{course.batch_size} rows in {course.microbatches} micro-batches, digest {plan.digest[:12]}",
         f"wall time {format_seconds(found.wall_s)}: {format_seconds(found.train_s)} of steps, "
         f"{format_seconds(found.evaluation_s)} of evaluations and checkpoints; "
         f"hosts idle {share_text(found.bubble_share)} of it; {found.num_actions:,} actions",
     ]
-    if plan.is_auto:
+    if plan.course.decides:
         lines.append("the run decides itself when it unfreezes; predicted is a loss that never improves: the soonest")
     if measured is not None:
         real = measured_json(measured, found.wall_s)
@@ -97,7 +97,7 @@ def _depths(found: Prediction) -> list[str]:
 
 def prediction_json(plan: Plan, found: Prediction, measured: Measured | None = None) -> dict[str, Any]:
     """The prediction for machines."""
-    value: dict[str, Any] = {"plan_digest": plan.digest, "method": plan.method, **found.to_json()}
+    value: dict[str, Any] = {"plan_digest": plan.digest, "method": plan.course.method.name, **found.to_json()}
     if measured is not None:
         value["measured"] = measured_json(measured, found.wall_s)
     return value
@@ -121,9 +121,9 @@ def write_files(folder: Path, plan: Plan, found: Prediction, value: dict[str, An
     Raises:
         StorageError: no room; what was there before still is.
     """
-    text = TraceText(plan.nodes, num_blocks=plan.num_blocks, started_unix_s=0.0)
+    text = TraceText(plan.nodes, num_blocks=plan.course.num_blocks, started_unix_s=0.0)
     pieces = [text.begin()]
     for node, action, start_s, end_s in found.spans:
-        pieces.append(text.spans(node, [Span(format_action(action, plan.num_blocks), start_s, end_s)]))
+        pieces.append(text.spans(node, [Span(action, start_s, end_s)]))
     write_durably(folder / PREDICTION_FILE, (json.dumps(value, indent=1) + "\n").encode())
     write_durably(folder / TRACE_FILE, ("".join(pieces) + text.end()).encode())

@@ -127,9 +127,9 @@ class JsonProgress(_Quiet):
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
         """A line with slices, owners and memory."""
-        slices = {piece.node: [piece.start, piece.stop] for piece in plan.slices}
-        owners = [owner.node for owner in plan.owners]
-        value = {"digest": plan.digest, "slices": slices, "owners": owners, "num_steps": plan.num_steps}
+        slices = {piece.node: [piece.start, piece.stop] for piece in plan.placement.slices}
+        owners = [owner.node for owner in plan.course.owners]
+        value = {"digest": plan.digest, "slices": slices, "owners": owners, "num_steps": plan.course.num_steps}
         self._write("plan", {**value, "memory_bytes": dict(memory_bytes)})
 
     def step(self, step: Mapping[str, Any]) -> None:

@@ -74,10 +74,10 @@ def require_nodes(plan: Plan, setup: LocalSetup) -> None:
             f"the run began with the nodes {', '.join(plan.nodes)}; --local {setup.num_nodes} lacks "
             f"{', '.join(missing)}, give the same number"
         )
-    if setup.num_owners != len(plan.owners):
+    if setup.num_owners != len(plan.course.owners):
         raise UsageError(
-            f"{len(plan.owners)} nodes owned data when the run began, --local {setup.num_nodes} would share it among "
-            f"{setup.num_owners}; give the same number"
+            f"{len(plan.course.owners)} nodes owned data when the run began, --local {setup.num_nodes} would share it "
+            f"among {setup.num_owners}; give the same number"
         )
 
 

@@ -152,13 +152,14 @@ def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
         raise UsageError(f"{file} is not there; give a run's folder or its trace.json")
     beside = file.with_name("plan.json")
     recorded = read_plan(beside) if beside.is_file() else None
-    recording = read_trace(file, recorded.num_blocks if recorded else plan.num_blocks)
+    recording = read_trace(file, recorded.course.num_blocks if recorded else plan.course.num_blocks)
     if recorded is not None:
-        sizes = [(each.microbatch_sizes()[0], each.max_length) for each in (recorded, plan)]
-        if sizes[0] != sizes[1] or recorded.num_blocks != plan.num_blocks:
+        before, now = recorded.course, plan.course
+        sizes = [(each.course.microbatch_sizes()[0], each.course.max_length) for each in (recorded, plan)]
+        if sizes[0] != sizes[1] or before.num_blocks != now.num_blocks:
             raise PlanError(
-                f"{file} is of {recorded.num_blocks} blocks and micro-batches of {sizes[0][0]} x {sizes[0][1]} tokens, "
-                f"the plan has {plan.num_blocks} and {sizes[1][0]} x {sizes[1][1]}; its times say nothing about it"
+                f"{file} is of {before.num_blocks} blocks and micro-batches of {sizes[0][0]} x {sizes[0][1]} tokens, "
+                f"the plan has {now.num_blocks} and {sizes[1][0]} x {sizes[1][1]}; its times say nothing about it"
             )
     if not any(node in recording.busy_s for node in plan.nodes):
         raise PlanError(
@@ -179,24 +180,24 @@ def read_measured(inputs: Inputs) -> Measured | None:
     trace, report_file = inputs.run / "trace.json", inputs.run / "report.json"
     if not (trace.is_file() and report_file.is_file()):
         return None
-    recording, report = read_trace(trace, inputs.plan.num_blocks), read_json(report_file)
-    left_out = inputs.plan.num_steps - recording.num_steps
+    recording, report = read_trace(trace, inputs.plan.course.num_blocks), read_json(report_file)
+    left_out = inputs.plan.course.num_steps - recording.num_steps
     if left_out < 0:
         raise PlanError(
-            f"{trace} has {recording.num_steps} steps, the plan {inputs.plan.num_steps}: they are not of one run"
+            f"{trace} has {recording.num_steps} steps, the plan {inputs.plan.course.num_steps}: they are not of one run"
         )
     return Measured(
         recording=recording,
         sent_bytes=_sent_bytes(report.get("links", {}), report_file),
         start=_resumed_at(inputs.plan, left_out) if left_out else None,
-        unfreeze_at=_unfreeze_at(report, report_file) if inputs.plan.is_auto else None,
+        unfreeze_at=_unfreeze_at(report, report_file) if inputs.plan.course.decides else None,
     )
 
 
 def _resumed_at(plan: Plan, step: int) -> StartPoint:
     """Where a run went on that ended well with fewer steps than the plan has."""
-    last_turn = -(-step // plan.local_iterations) - 1
-    return StartPoint.of(plan, step=step, holder=plan.owners[last_turn % len(plan.owners)].node)
+    last_turn = -(-step // plan.course.local_iterations) - 1
+    return StartPoint.of(plan.course, step=step, holder=plan.course.owners[last_turn % len(plan.course.owners)].node)
 
 
 def _unfreeze_at(report: Mapping[str, Any], path: Path) -> tuple[int, ...]:
@@ -220,7 +221,8 @@ def plan_as_run(plan: Plan, measured: Measured | None) -> Plan:
     """The plan with what the run decided itself."""
     if measured is None or measured.unfreeze_at is None:
         return plan
-    return dataclasses.replace(plan, unfreeze="at", unfreeze_at=measured.unfreeze_at)
+    method = plan.course.method.decided(measured.unfreeze_at)
+    return Plan(dataclasses.replace(plan.course, method=method), plan.placements)
 
 
 def measured_json(measured: Measured, wall_s: float) -> dict[str, Any]:

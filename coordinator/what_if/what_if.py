@@ -5,7 +5,6 @@ It is a value that can be called, so that a sweep may send it to other processes
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from ringtune.costs.profile import Profile, Shape
 from ringtune.errors import PlanError, RingTuneError
 from ringtune.jobs.job import Job
 from ringtune.schedule.plan import Plan
-from sim.changes import change_all, change_profile, plan_value, split_change, with_rows
+from sim.changes import change_all, change_plan, change_profile, check_rows, plan_value, split_change
 from sim.limits import check_fits, memory_bounds
 from sim.members import add_node, drop_from_plan, drop_from_profile
 from sim.prediction import Prediction, predict
@@ -55,7 +54,7 @@ class Outcome:
     def rows_per_s(self) -> float:
         """Trained rows per second of wall time: what compares plans with other batches."""
         wall_s = self.prediction.wall_s
-        return self.plan.batch_size * self.plan.num_steps / wall_s if wall_s else 0.0
+        return self.plan.course.batch_size * self.plan.course.num_steps / wall_s if wall_s else 0.0
 
     @property
     def fullest(self) -> tuple[str, float]:
@@ -69,7 +68,7 @@ class Outcome:
         node, share = self.fullest
         return {
             "plan_digest": self.plan.digest,
-            "slices": {piece.node: [piece.start, piece.stop] for piece in self.plan.slices},
+            "slices": {piece.node: [piece.start, piece.stop] for piece in self.plan.placement.slices},
             "left_out": list(self.left_out),
             "rows_per_s": self.rows_per_s,
             "fullest_node": node,
@@ -210,9 +209,9 @@ class WhatIf:
             profile = drop_from_profile(profile, name)
         job = job.with_overrides(of_job)
         rows = -(-job.train.batch_size // job.train.microbatches)
-        profile = with_rows(profile, rows, self.plan.microbatch_sizes()[0])
+        check_rows(profile, rows, self.plan.course.microbatch_sizes()[0])
         plan = make_plan(job, profile.by_name, links=profile.links, effort=Effort(judged_actions=0)).plan
-        return profile, dataclasses.replace(plan, **of_plan)
+        return change_plan(profile, plan, of_plan)
 
     def _outcome(self, plan: Plan, profile: Profile, shape: Shape | None) -> Outcome:
         check_fits(plan, profile, optimizer=self.optimizer, dtype=self.dtype, shape=shape)

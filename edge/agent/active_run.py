@@ -16,7 +16,7 @@ from edge.run.loop import AgentRun
 from edge.run.reporter import Reporter
 from edge.shards.saver import Saver
 from ringtune.errors import FrameError, InterruptedRunError, RingTuneError, error_from_name
-from ringtune.schedule.lowering import Payload
+from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 
@@ -77,11 +77,11 @@ class ActiveRun:
 
     # ---- what links deliver, from their threads ---------------------------------------------------
 
-    def on_tensor(self, kind: str, seq: int, micro: int, boundary: int, source: str, tensor: Any, mask: Any) -> None:
+    def on_tensor(self, key: TensorKey, source: str, tensor: Any, mask: Any) -> None:
         """A checked tensor arrived."""
         run = self._wanted()
         if run is not None:
-            run.on_tensor(kind, seq, micro, boundary, source, tensor, mask)
+            run.on_tensor(key, source, tensor, mask)
 
     def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
         """A head arrived for turn ``seq``; probes end here."""

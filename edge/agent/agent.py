@@ -174,7 +174,7 @@ class Agent:
         self._release_other("")
         plan = _plan(plan_json)
         job = self._job(run_id, job_toml)
-        start = StartPoint.of(plan, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
+        start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
         active = ActiveRun(run_id, self._options.name, plan_epoch, plan, start)
         with self._lock:
             self._active = active
@@ -228,6 +228,8 @@ class Agent:
             FrameError: this run or plan is not the one that is prepared here.
         """
         run = self._of(run_id, plan_epoch)[1]
+        if self._ring is not None:
+            self._ring.granted(turns)
         run.grant(turns)
         if keep_from_step:
             run.keep_shards_from(keep_from_step)
@@ -352,7 +354,7 @@ class Agent:
         active.reporter = Reporter(
             run_id=active.run_id,
             node=self._options.name,
-            num_blocks=active.plan.num_blocks,
+            num_blocks=active.plan.course.num_blocks,
             send=self._report,
             on_refused=lambda reason: self._end(active, reason),
         )
@@ -363,6 +365,7 @@ class Agent:
             executor=active.executor,
             links=links,
             ack=self._ring.ack,
+            done_before=self._ring.done_before,
             reports=active.reporter,
             wait_s=job.runtime.wait_s,
             record=job.runtime.record,

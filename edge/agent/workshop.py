@@ -35,7 +35,7 @@ from ringtune.models.folder import model_facts
 from ringtune.schedule.plan import Plan
 
 _LOG = logging.getLogger(__name__)
-_NOT_MEASURED = Measured((), 0)
+_NOT_MEASURED = Measured((), 0.0)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -89,7 +89,7 @@ def inspect(
         block_forward_s=full_size_s(found, Work.FORWARD),
         block_graph_s=full_size_s(found, Work.GRAPH),
         block_backward_s=full_size_s(found, Work.BACKWARD),
-        activation_block_bytes=found.activation_bytes,
+        activation_token_bytes=found.activation_token_bytes,
         model=facts,
         hardware=hardware,
         cpu_cores=cpu_cores(),
@@ -136,7 +136,7 @@ def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | N
         if dataset is None:
             raise DataError(f"node {options.name} is an owner in the plan but was started without --data; plan anew")
     if dataset is not None:
-        dataset.set_labels(plan.labels)
+        dataset.set_labels(plan.course.labels)
     return NodeExecutor(plan, options.name, job, folder, dataset, device=device)
 
 
@@ -186,6 +186,6 @@ def connect(active: ActiveRun, target: str, address: str) -> OutLink:
         plan_epoch=active.plan_epoch,
         source=active.node,
         digest=active.plan.digest,
-        wire_dtype=active.plan.wire_dtype,
+        wire_dtype=active.plan.course.wire_dtype,
     )
     return OutLink(target, address, hello, on_ack=active.on_ack, on_broken=active.on_link_lost)

@@ -28,7 +28,7 @@ from edge.shards.shard_file import load_shard, to_shard
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
 from ringtune.jobs.learning_rate import learning_rate
-from ringtune.schedule.lowering import Action, Op, Payload
+from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
 
@@ -64,7 +64,7 @@ class NodeExecutor:
         *,
         device: str = "cpu",
     ) -> None:
-        self._plan = plan
+        self._plan, self._course = plan, plan.course
         self._slice = plan.slice_of(node)
         self._job = job
         self._dataset = dataset if plan.owner(node) else None
@@ -77,6 +77,7 @@ class NodeExecutor:
             Op.EMBED: self._embed,
             Op.FORWARD_FREE: self._forward_free,
             Op.FORWARD: self._forward,
+            Op.SKIP: self._skip,
             Op.HEAD: self._head,
             Op.BACKWARD: self._backward,
             Op.UPDATE: self._update,
@@ -108,9 +109,9 @@ class NodeExecutor:
 
     def grant(self, turn: Turn) -> None:
         """Learn the items of a turn; has to come before any of their actions."""
-        plan = self._plan.unfrozen_at(turn.unfreeze_at)
-        for item in items(plan, turn):
-            self._items[item.seq] = OpenItem.of(plan, item)
+        course = self._course.decided(turn.unfreeze_at)
+        for item in items(course, turn):
+            self._items[item.seq] = OpenItem.of(course, item)
 
     def forget_turn(self, index: int) -> None:
         """Drop a turn's items; call it when the node has done all its actions of the turn."""
@@ -121,7 +122,7 @@ class NodeExecutor:
     # ---- actions ----------------------------------------------------------------------------------
 
     def run(self, action: Action) -> Values:
-        """Carry out one of E, f, F, H, B, U.
+        """Carry out one of E, f, F, S, H, B, U.
 
         Returns:
             Numbers for the report, to be summed by name: an H gives ``loss_sum`` and ``count``, and by task
@@ -141,7 +142,7 @@ class NodeExecutor:
     def _embed(self, action: Action, entry: OpenItem) -> Values:
         owner, dataset = self._owner(action)
         if entry.batch is None:
-            batch = dataset.batch(self._plan, entry.item)
+            batch = dataset.batch(self._course, entry.item)
             entry.num_targets = owner.num_targets(batch)
             entry.batch = batch.to(self._hosted.device)
         rows = entry.rows(action)
@@ -153,7 +154,10 @@ class NodeExecutor:
         hidden, mask, context = flow.block_inputs(action, blocks)
         with torch.no_grad():
             flow.hidden = blocks.run(hidden, mask, context, action.start, action.stop)
-        flow.boundary = action.stop
+        return ()
+
+    def _skip(self, action: Action, entry: OpenItem) -> Values:
+        """Nothing: the hidden state stays as it is."""
         return ()
 
     def _forward(self, action: Action, entry: OpenItem) -> Values:
@@ -161,13 +165,14 @@ class NodeExecutor:
         hidden, mask, context = flow.block_inputs(action, blocks)
         if item.kind.has_update:
             self._versions.use(item.seq)
-        has_grad_below = action.start > entry.lowest
+        blocks.train_only(action.start, action.stop, entry.trained)
+        has_grad_below = action.start > entry.lowest[action.micro]
         with torch.enable_grad():
             x = hidden.detach().requires_grad_(has_grad_below)
             at = (item.step, action.micro)
             y = blocks.run(x, mask, context, action.start, action.stop, train_at=at)
         flow.graphs[action.start, action.stop] = (x, y)
-        flow.hidden, flow.boundary = y.detach(), action.stop
+        flow.hidden = y.detach()
         return ()
 
     def _head(self, action: Action, entry: OpenItem) -> Values:
@@ -177,8 +182,9 @@ class NodeExecutor:
         if item.kind.has_backward:
             at = (item.step, action.micro)
             result = owner.train_step(hidden, rows, num_targets=max(1, entry.num_targets), at=at)
-            flow.grad = result.grad
-            if not item.kind.has_update:
+            if entry.lowest[action.micro] < self._course.head:
+                flow.grad = result.grad
+            if not item.kind.has_update or not entry.trained.has_head:
                 owner.drop_grads()
         else:
             result = owner.evaluate(hidden, rows)
@@ -206,8 +212,8 @@ class NodeExecutor:
         return ()
 
     def _update(self, action: Action, entry: OpenItem) -> Values:
-        rate = learning_rate(self._job.train, entry.item.step, self._plan.num_steps)
-        if action.start == self._plan.num_blocks:
+        rate = learning_rate(self._job.train, *self._course.method.rate_at(self._course, entry.item.step))
+        if action.start == self._course.head:
             self._owner(action)[0].update(rate)
         elif self._hosted.optimizer is not None:
             self._versions.release(action.seq)
@@ -216,27 +222,25 @@ class NodeExecutor:
 
     # ---- tensors in and out -----------------------------------------------------------------------
 
-    def put_tensor(self, payload: str, seq: int, micro: int, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+    def put_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Give a micro-batch the hidden state (B, T, D) or gradient that came for it.
 
         Args:
-            payload: ``Payload.HIDDEN`` or ``Payload.GRAD``.
-            seq: item.
-            micro: micro-batch.
+            key: which one it is.
             tensor: any float dtype, on the CPU.
             mask: (B, T) integers with a hidden state that enters a block; None with one that enters the head.
         """
-        flow = self._flows.setdefault((seq, micro), MicroBatch())
+        flow = self._flows.setdefault((key.seq, key.micro), MicroBatch())
         device = self._hosted.device
         moved = tensor.to(device=device, dtype=self._hosted.dtype)
-        if payload == Payload.GRAD:
+        if not key.is_hidden:
             flow.grad = moved
             return
         flow.drop_hidden()
         flow.hidden = moved
         flow.mask = None if mask is None else mask.to(device=device, dtype=torch.int64)
 
-    def take_tensor(self, payload: str, seq: int, micro: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def take_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hand a micro-batch's hidden state or gradient out for sending, and forget it.
 
         Returns:
@@ -246,18 +250,18 @@ class NodeExecutor:
         Raises:
             PlanError: there is none.
         """
-        flow = self._flows.get((seq, micro))
-        tensor = None if flow is None else flow.grad if payload == Payload.GRAD else flow.hidden
+        flow = self._flows.get((key.seq, key.micro))
+        tensor = None if flow is None else flow.hidden if key.is_hidden else flow.grad
         if flow is None or tensor is None:
-            raise PlanError(f"micro-batch {micro} of item {seq} has nothing to send as {payload!r}")
+            raise PlanError(f"there is nothing to send as {key}")
         mask = None
-        if payload == Payload.GRAD:
-            flow.grad = None
-        else:
-            mask = flow.mask if flow.boundary < self._plan.num_blocks else None
+        if key.is_hidden:
+            mask = flow.mask if key.boundary < self._course.head else None
             flow.drop_hidden()
+        else:
+            flow.grad = None
         if flow.is_empty:
-            del self._flows[seq, micro]
+            del self._flows[key.seq, key.micro]
         return tensor.cpu(), None if mask is None else mask.cpu()
 
     # ---- head and files ---------------------------------------------------------------------------
@@ -310,7 +314,7 @@ class NodeExecutor:
         """
         if with_head:
             self._owner(None)
-        without = () if with_private else range(self._plan.private_blocks)
+        without = () if with_private else range(self._plan.placement.private_blocks)
         return adapter_folder(self._hosted.skeleton, without_blocks=without, with_head=with_head)
 
     def load_saved(self, folder: Path) -> None:

@@ -19,6 +19,7 @@ from ringtune.errors import DataError, ModelError
 from ringtune.jobs.job import Job
 from ringtune.models.families import check_task, family_named
 from ringtune.models.folder import model_sizes, read_config
+from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 
 
@@ -54,18 +55,18 @@ def host(
     plan: Plan, node: str, job: Job, folder: Path, dataset: OwnerDataset | None, *, device: torch.device
 ) -> Hosted:
     """Build what ``node`` hosts; see ``NodeExecutor`` for arguments and errors."""
-    is_owner = plan.owner(node) is not None
-    piece = plan.slice_of(node)
-    private = range(plan.private_blocks if is_owner else 0)
+    course, piece = plan.course, plan.slice_of(node)
+    is_owner = course.owner(node) is not None
+    private = range(plan.placement.private_blocks if is_owner else 0)
     dtype, task = DTYPES[job.model.dtype], task_of(job.model.task)
     if is_owner:
-        _check_data(plan, node, dataset)
+        _check_data(course, node, dataset)
     head = None
     with torch.random.fork_rng(devices=[]):
         skeleton = build_skeleton(folder, job)
-        _check_model(plan, job, skeleton, folder)
+        _check_model(course, job, skeleton, folder)
         if is_owner:
-            head = task.add(skeleton.model, plan.labels)
+            head = task.add(skeleton.model, course.labels)
     with Checkpoint(folder) as checkpoint:
         materialise(
             skeleton,
@@ -93,28 +94,28 @@ def host(
     )
 
 
-def _check_data(plan: Plan, node: str, dataset: OwnerDataset | None) -> None:
+def _check_data(course: Course, node: str, dataset: OwnerDataset | None) -> None:
     if dataset is None:
         raise DataError(f"node {node} owns data by the plan but has none; start it with --data")
-    planned = plan.owner(node)
+    planned = course.owner(node)
     counted = (dataset.train_rows, dataset.eval_rows)
     if planned is not None and counted != (planned.train_rows, planned.eval_rows):
         raise DataError(
             f"node {node} has {counted[0]} training and {counted[1]} evaluation rows, the plan says "
             f"{planned.train_rows} and {planned.eval_rows}; plan anew"
         )
-    dataset.set_labels(plan.labels)
+    dataset.set_labels(course.labels)
 
 
-def _check_model(plan: Plan, job: Job, skeleton: Skeleton, folder: Path) -> None:
+def _check_model(course: Course, job: Job, skeleton: Skeleton, folder: Path) -> None:
     config = read_config(folder)
     check_task(family_named(config["model_type"]), job.model.task, where=str(folder))
     sizes = model_sizes(config)
-    if plan.max_length > sizes.longest and not sizes.fixed:
-        raise ModelError(f"train.max_length is {plan.max_length}, {folder} can take {sizes.longest} tokens; lower it")
+    if course.max_length > sizes.longest and not sizes.fixed:
+        raise ModelError(f"train.max_length is {course.max_length}, {folder} can take {sizes.longest} tokens; lower it")
     num_blocks, hidden_size = len(skeleton.blocks), int(skeleton.model.config.hidden_size)
-    if (num_blocks, hidden_size) != (plan.num_blocks, plan.hidden_size):
+    if (num_blocks, hidden_size) != (course.num_blocks, course.hidden_size):
         raise ModelError(
-            f"{folder} has {num_blocks} blocks of width {hidden_size}, the plan says {plan.num_blocks} of "
-            f"{plan.hidden_size}; every node needs the same model"
+            f"{folder} has {num_blocks} blocks of width {hidden_size}, the plan says {course.num_blocks} of "
+            f"{course.hidden_size}; every node needs the same model"
         )

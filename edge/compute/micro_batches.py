@@ -16,9 +16,12 @@ from edge.data.tokens import Batch
 from edge.model.activations import saved_tensors
 from edge.model.slice import BlockRunner
 from ringtune.errors import PlanError
-from ringtune.schedule.lowering import Action, lowest_with_graph
-from ringtune.schedule.plan import Plan
+from ringtune.schedule.actions import Action
+from ringtune.schedule.course import Course
+from ringtune.schedule.lowering import lowest_units
 from ringtune.schedule.turns import Item
+from ringtune.schedule.units import Units
+from ringtune.schedule.versions import trained
 
 
 @dataclass(slots=True)
@@ -26,14 +29,12 @@ class MicroBatch:
     """One micro-batch at this node (B rows, T tokens, D model width).
 
     Attributes:
-        boundary: the block that ``hidden`` enters.
         hidden: (B, T, D), not part of a graph.
         mask: (B, T), None where the hidden state enters the head.
         grad: of the hidden state that left this node, or that the head here saw.
         graphs: block range -> (input, output) of a forward that waits for its backward.
     """
 
-    boundary: int = 0
     hidden: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     grad: torch.Tensor | None = None
@@ -98,7 +99,8 @@ class OpenItem:
 
     Attributes:
         item: the item.
-        lowest: the lowest block that keeps a graph.
+        trained: the units whose weights get a gradient.
+        lowest: per micro-batch the lowest unit that gets one.
         offsets: where each micro-batch starts in the batch, and the end.
         batch: at the owner, from the first embedding to the last head.
         num_targets: valid targets of the batch.
@@ -106,19 +108,24 @@ class OpenItem:
     """
 
     item: Item
-    lowest: int
+    trained: Units
+    lowest: tuple[int, ...]
     offsets: tuple[int, ...]
     batch: Batch | None = None
     num_targets: int = 0
     heads_left: int = 0
 
     @staticmethod
-    def of(plan: Plan, item: Item) -> OpenItem:
-        """An item of which nothing has been done; ``plan`` as it is for the item's turn."""
-        lowest = lowest_with_graph(plan, item.kind, item.step)
-        sizes = plan.microbatch_sizes(item.rows)
-        offsets = tuple(sum(sizes[:index]) for index in range(len(sizes) + 1))
-        return OpenItem(item=item, lowest=lowest, offsets=offsets, heads_left=len(sizes))
+    def of(course: Course, item: Item) -> OpenItem:
+        """An item of which nothing has been done; ``course`` as it is for the item's turn."""
+        sizes = course.microbatch_sizes(item.rows)
+        return OpenItem(
+            item=item,
+            trained=trained(course, item.kind, item.step),
+            lowest=lowest_units(course, item),
+            offsets=tuple(sum(sizes[:index]) for index in range(len(sizes) + 1)),
+            heads_left=len(sizes),
+        )
 
     def rows(self, action: Action) -> Batch:
         """The rows of the action's micro-batch.

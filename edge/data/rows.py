@@ -22,9 +22,10 @@ from edge.data.texts import LabelledTexts
 from edge.data.tokens import Batch
 from ringtune.errors import DataError
 from ringtune.jobs.job import Job
+from ringtune.jobs.split import split_rows
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
-from ringtune.schedule.batches import BatchStream, eval_rows, split_rows
-from ringtune.schedule.plan import Plan
+from ringtune.schedule.batches import BatchStream, eval_rows
+from ringtune.schedule.course import Course
 from ringtune.schedule.random_stream import RandomStream
 from ringtune.schedule.turns import Item, StepKind
 
@@ -162,16 +163,16 @@ class OwnerDataset:
         if self._evaluation is not None:
             self._evaluation.forget_scores()
 
-    def batch(self, plan: Plan, item: Item) -> Batch:
+    def batch(self, course: Course, item: Item) -> Batch:
         """The whole batch of an item, padded to its longest row; the item has to be this owner's."""
         if item.kind is StepKind.EVALUATE:
             if self._evaluation is None:
                 raise DataError(f"{self._source} comes without evaluation rows; plan anew")
-            rows = eval_rows(self.eval_rows, plan.batch_size, item.batch)
+            rows = eval_rows(self.eval_rows, course.batch_size, item.batch)
             return self._evaluation.batch(rows, self._targets)
-        key = (plan.batch_size, plan.seed, item.owner)
+        key = (course.batch_size, course.seed, item.owner)
         if key not in self._streams:
-            self._streams[key] = BatchStream(self.train_rows, plan.batch_size, plan.seed, item.owner)
+            self._streams[key] = BatchStream(self.train_rows, course.batch_size, course.seed, item.owner)
         return self._train.batch(self._streams[key].rows(item.batch), self._targets)
 
     def mean_tokens(self, batch_size: int, seed: int, owner: str, *, budget_s: float = TOKENS_BUDGET_S) -> MeanTokens:

@@ -2,7 +2,8 @@
 
 ::
 
-    STATE/profile.json    {"schema": 1, "entries": {KEY: {"budget_s": .., "activation_bytes": .., "work_times": [..]}}}
+    STATE/profile.json    {"schema": 2, "entries": {KEY: ENTRY}}
+    ENTRY                 {"budget_s": .., "activation_token_bytes": .., "work_times": [..]}
 
 The key stands for everything that changes a timing: model, processor and threads, shape of the job, the owner's part,
 neighbours that were busy at the same time, version of torch. The newest entries stay. A file that can't be read is
@@ -26,7 +27,7 @@ from ringtune.files.strict import read_value
 
 _LOG = logging.getLogger(__name__)
 CACHE_FILE = "profile.json"
-SCHEMA = 1
+SCHEMA = 2
 KEPT_ENTRIES = 16
 
 
@@ -54,10 +55,10 @@ class ProfileCache:
         try:
             if _read(float, entry, "budget_s") < budget_s:
                 return None
-            activation_bytes = _read(int, entry, "activation_bytes")
-            if activation_bytes < 0:
-                raise InvalidInputError(f"activation_bytes is {activation_bytes}, it has to be at least 0")
-            return Measured(_read(tuple[WorkTime, ...], entry, "work_times"), activation_bytes)
+            token_bytes = _read(float, entry, "activation_token_bytes")
+            if token_bytes < 0:
+                raise InvalidInputError(f"activation_token_bytes is {token_bytes}, it has to be at least 0")
+            return Measured(_read(tuple[WorkTime, ...], entry, "work_times"), token_bytes)
         except (KeyError, InvalidInputError) as error:
             _LOG.warning("%s: what was measured earlier is not readable (%s); it is measured again", self.path, error)
             return None
@@ -68,7 +69,7 @@ class ProfileCache:
         entries.pop(key, None)
         entries[key] = {
             "budget_s": budget_s,
-            "activation_bytes": measured.activation_bytes,
+            "activation_token_bytes": measured.activation_token_bytes,
             "work_times": [dataclasses.asdict(point) for point in measured.work_times],
         }
         newest = dict(list(entries.items())[-KEPT_ENTRIES:])

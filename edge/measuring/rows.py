@@ -14,7 +14,7 @@ from edge.data.rows import OwnerDataset
 from edge.data.tokens import Batch
 from ringtune.costs.measuring import Size
 from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
-from ringtune.schedule.plan import Plan
+from ringtune.schedule.course import Course
 from ringtune.schedule.turns import Item, StepKind
 
 _PADDED_SHARE = 4
@@ -48,10 +48,10 @@ class SizedRows:
         """The classes of the measurement."""
         self._real.set_labels(labels)
 
-    def batch(self, plan: Plan, item: Item) -> Batch:
+    def batch(self, course: Course, item: Item) -> Batch:
         """A batch of the wanted size; takes as long as one of the real rows."""
         kind = StepKind.EVALUATE if item.kind is StepKind.EVALUATE and self._real.eval_rows else StepKind.TRAIN
-        real = self._real.batch(plan, _first(item, kind))
+        real = self._real.batch(course, _first(item, kind))
         if (kind, self._size) not in self._made:
             self._made[kind, self._size] = resized(real, self._size, self._task)
         return self._made[kind, self._size]

@@ -6,7 +6,7 @@ import torch
 
 from edge.wire import frames, tensors
 from ringtune.errors import FrameError
-from ringtune.schedule.lowering import Payload
+from ringtune.schedule.actions import Payload, TensorKey
 
 _HELLO = frames.Hello(run_id="measure", plan_epoch=0, source="measured", digest="")
 
@@ -14,7 +14,7 @@ _HELLO = frames.Hello(run_id="measure", plan_epoch=0, source="measured", digest=
 def encode(hidden: torch.Tensor, mask: torch.Tensor, dtype: str) -> list[bytes]:
     """What the sender's thread does."""
     encoded = tensors.encode(hidden, mask, dtype)
-    header = frames.tensor_header(_HELLO, Payload.HIDDEN, 0, 0, 0, encoded)
+    header = frames.tensor_header(_HELLO, TensorKey(Payload.HIDDEN, 0, 0, 0), encoded)
     return list(frames.messages(header, encoded.parts))
 
 

@@ -39,8 +39,12 @@ from ringtune.models.adapter_config import fullest_block
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import model_sizes, read_config
-from ringtune.schedule.lowering import Action, Op, Payload
-from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.course import Course
+from ringtune.schedule.extent import Owner
+from ringtune.schedule.methods import RingAda
+from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
 
 _NODE, _BELOW, _ABOVE = "measured", "below", "above"
@@ -54,11 +58,12 @@ class Measured(NamedTuple):
 
     Attributes:
         work_times: every point.
-        activation_bytes: what a forward with graph keeps of one block until its backward, its output included.
+        activation_token_bytes: what a forward with graph keeps of one block until its backward, its output included,
+            for each padded token.
     """
 
     work_times: tuple[WorkTime, ...]
-    activation_bytes: int
+    activation_token_bytes: float
 
 
 class Bench:
@@ -97,29 +102,28 @@ class Bench:
 
     def _make_plan(self, rows: int, labels: tuple[str, ...]) -> Plan:
         """This node hosts one block, strangers the rest; step s unfreezes block N - 1 - s."""
-        block, stop = self._block, self._num_blocks
+        block, stop, train = self._block, self._num_blocks, self._job.train
         pieces = (
             Slice(node=_BELOW, start=0, stop=block),
             Slice(node=_NODE, start=block, stop=block + 1),
             Slice(node=_ABOVE, start=block + 1, stop=stop),
         )
-        batch = rows * self._job.train.microbatches
-        return Plan(
-            method="ringada",
+        batch = rows * train.microbatches
+        course = Course(
+            method=RingAda(every_steps=1),
             num_blocks=stop,
-            phases=(Phase(slices=tuple(piece for piece in pieces if piece.num_blocks)),),
             owners=(Owner(node=_NODE if self._rows else _ABOVE, train_rows=batch, eval_rows=batch),),
             num_steps=stop + 1,
             local_iterations=1,
-            every_steps=1,
             batch_size=batch,
-            microbatches=self._job.train.microbatches,
-            max_length=self._job.train.max_length,
+            microbatches=train.microbatches,
+            max_length=train.max_length,
             hidden_size=self._hidden_size,
             wire_dtype=self._job.wire.dtype,
             labels=labels,
-            seed=self._job.train.seed,
+            seed=train.seed,
         )
+        return Plan.of(course, Placement(slices=tuple(piece for piece in pieces if piece.num_blocks)))
 
     # ---- what is measured -------------------------------------------------------------------------
 
@@ -142,10 +146,10 @@ class Bench:
                 once = once or unsized
             once |= self._once(timer, each_s, disk)
             found += [spread.at(work) for work, spread in once.items()]
-            return Measured(tuple(found), self.activation_bytes())
+            return Measured(tuple(found), self.activation_token_bytes())
 
-    def activation_bytes(self) -> int:
-        """What a forward with graph at full size keeps of one block until its backward, its output included."""
+    def activation_token_bytes(self) -> float:
+        """What a forward with graph keeps of one block until its backward, per padded token, its output included."""
         size, item = self.sizes[0], self._item(lowest=self._block == 0)
         self._put_hidden(item, self._random(size), uneven_mask(size))
         self._run(Op.FORWARD_FREE, item)  # so that what all blocks share is there already
@@ -153,7 +157,7 @@ class Bench:
         self._run(Op.FORWARD, item)
         kept = self._executor.live_bytes() - before
         self._executor.forget_turn(item)
-        return kept
+        return kept / (size.rows * size.tokens)
 
     def _at_size(self, size: Size, timer: Timer, each_s: float) -> tuple[dict[Work, Spread], dict[Work, Spread]]:
         """Times of the works that depend on the size, and of those that do not."""
@@ -209,7 +213,7 @@ class Bench:
         def cycle(laps: Laps) -> None:
             self._put_hidden(item, hidden, mask)
             laps.lap(graph, lambda: self._run(Op.FORWARD, item))
-            executor.put_tensor(Payload.GRAD, item, 0, grad, None)
+            executor.put_tensor(TensorKey(Payload.GRAD, item, 0, self._block + 1), grad, None)
             laps.lap(backward, lambda: self._run(Op.BACKWARD, item))
             laps.lap(Work.UPDATE, lambda: executor.run(update))
 
@@ -229,7 +233,7 @@ class Bench:
         return cycle
 
     def _head(self, size: Size) -> Cycle:
-        update = Action(Op.UPDATE, 0, -1, self._num_blocks, self._num_blocks)
+        update = Action(Op.UPDATE, 0, -1, self._num_blocks, self._num_blocks + 1)
 
         def cycle(laps: Laps) -> None:
             item = self._item(lowest=True)
@@ -275,7 +279,7 @@ class Bench:
         turn = Turn(
             index=index,
             kind=kind,
-            owner=self._plan.owners[0].node,
+            owner=self._plan.course.owners[0].node,
             round=0,
             first_seq=index,
             num_items=1,
@@ -293,7 +297,7 @@ class Bench:
             self._executor.forget_turn(index)
 
     def _put_hidden(self, item: int, hidden: torch.Tensor, mask: torch.Tensor) -> None:
-        self._executor.put_tensor(Payload.HIDDEN, item, 0, hidden, mask)
+        self._executor.put_tensor(TensorKey(Payload.HIDDEN, item, 0, self._block), hidden, mask)
 
     def _run(self, op: Op, item: int) -> object:
         return self._executor.run(Action(op, item, 0, self._block, self._block + 1))

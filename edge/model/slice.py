@@ -18,6 +18,7 @@ from edge.model.dropout import block_unit, seed_unit
 from edge.model.safetensors_files import Checkpoint
 from edge.model.skeleton import ADAPTER, Skeleton
 from ringtune.errors import ModelError
+from ringtune.schedule.units import Units
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _LEGACY_SUFFIXES = ((".weight", ".gamma"), (".bias", ".beta"))  # LayerNorm names of the first BERT files
@@ -156,15 +157,29 @@ class BlockRunner:
         self._skeleton = skeleton
         self._dropout = dropout
         self._seed = seed
+        # by name: an update may put other tensors in their places, and a block that rests needs no gradient for a while
+        self._trainable = {
+            index: [name for name, parameter in block.named_parameters() if parameter.requires_grad]
+            for index, block in enumerate(skeleton.blocks)
+        }
+        self._resting: set[int] = set()
 
     def parameters(self, start: int, stop: int) -> dict[str, nn.Parameter]:
         """Trainable parameters of the hosted blocks ``[start, stop)``, by name."""
         return {
-            f"{index}.{name}": parameter
+            f"{index}.{name}": self._skeleton.blocks[index].get_parameter(name)
             for index in range(start, stop)
-            for name, parameter in self._skeleton.blocks[index].named_parameters()
-            if parameter.requires_grad
+            for name in self._trainable[index]
         }
+
+    def train_only(self, start: int, stop: int, units: Units) -> None:
+        """Let only these units among the hosted blocks ``[start, stop)`` collect gradients in forwards from now on."""
+        for index in range(start, stop):
+            wanted = index in units
+            if wanted is (index in self._resting):
+                for parameter in self.parameters(index, index + 1).values():
+                    parameter.requires_grad_(wanted)
+                (self._resting.discard if wanted else self._resting.add)(index)
 
     def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:  # noqa: N803
         """What the blocks need besides the hidden state; build it once per micro-batch."""

@@ -87,7 +87,7 @@ class VersionStore:
         fresh: dict[int, nn.Parameter] = {}
         for parameter in self._newest:
             if id(parameter) not in fresh:
-                fresh[id(parameter)] = nn.Parameter(parameter.detach().clone())
+                fresh[id(parameter)] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
         if self._optimizer is not None:
             _exchange(self._optimizer, fresh)
         for (module, name), parameter in zip(self._places, self._newest, strict=True):

@@ -27,7 +27,7 @@ from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name
 from ringtune.rounds.checkpoint import Shard
-from ringtune.schedule.lowering import Action, Op, Payload
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 
@@ -51,10 +51,10 @@ class Executor(Protocol):
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
         """Carry a compute action out."""
 
-    def put_tensor(self, payload: str, seq: int, micro: int, tensor: Any, mask: Any) -> None:
+    def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
         """Give a micro-batch the tensor that arrived for it."""
 
-    def take_tensor(self, payload: str, seq: int, micro: int) -> tuple[Any, Any]:
+    def take_tensor(self, key: TensorKey) -> tuple[Any, Any]:
         """Take a micro-batch's tensor and mask to send them."""
 
     def head_blob(self) -> bytes:
@@ -70,7 +70,7 @@ class Executor(Protocol):
 class Link(Protocol):
     """What the loop needs from a link to a peer; both sends return at once with the payload bytes."""
 
-    def send_tensor(self, kind: str, seq: int, micro: int, boundary: int, tensor: Any, mask: Any) -> int:
+    def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
         """Queue a tensor."""
 
     def send_blob(self, kind: str, seq: int, data: bytes) -> int:
@@ -137,6 +137,7 @@ class AgentRun:
         executor: computes.
         links: to every node that this one sends to.
         ack: returns credits: (source, boundary).
+        done_before: told the first turn that is not done here.
         reports: takes what the coordinator shall know.
         wait_s: longest time without progress, seconds.
         record: whether events and commands are reported as a recording.
@@ -153,6 +154,7 @@ class AgentRun:
         executor: Executor,
         links: Mapping[str, Link],
         ack: Callable[[str, int], None],
+        done_before: Callable[[int], None] = lambda index: None,
         reports: Reports,
         wait_s: float = 300.0,
         record: bool = False,
@@ -165,14 +167,14 @@ class AgentRun:
         self._node = node
         self._executor = executor
         self._links = dict(links)
-        self._ack = ack
+        self._ack, self._done_before = ack, done_before
         self._reports = reports
         self._record = record
         self._clock = clock
         self._saver = saver
         self._engine = NodeEngine(plan, node, wait_s=wait_s, start=start)
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
-        self._tensors: dict[tuple[str, int, int, int], tuple[Any, Any]] = {}
+        self._tensors: dict[TensorKey, tuple[Any, Any]] = {}
         self._heads: dict[int, bytes] = {}
         self._timers: dict[str, float] = {}
         self._turns: dict[int, Turn] = {}
@@ -198,12 +200,12 @@ class AgentRun:
         if saver is not None:
             self._queue.put(_Call(lambda: saver.keep_from(step), Future()))
 
-    def on_tensor(self, payload: str, seq: int, micro: int, boundary: int, source: str, tensor: Any, mask: Any) -> None:
+    def on_tensor(self, key: TensorKey, source: str, tensor: Any, mask: Any) -> None:
         """A checked tensor arrived."""
         if self._failed or self._stopping.is_set():
             return
-        self._tensors[payload, seq, micro, boundary] = (tensor, mask)
-        self._queue.put(ev.TensorArrived(payload, seq, micro, boundary, source))
+        self._tensors[key] = (tensor, mask)
+        self._queue.put(ev.TensorArrived(key, source))
 
     def on_head(self, turn: int, source: str, data: bytes) -> None:
         """A head arrived for ``turn``."""
@@ -214,7 +216,7 @@ class AgentRun:
 
     def on_credits(self, source: str, boundary: int, count: int) -> None:
         """``source`` took so many hidden states of ours out of its inbox."""
-        for _ in range(min(count, self._plan.credits)):
+        for _ in range(min(count, self._plan.placement.credits)):
             self._queue.put(ev.CreditArrived(boundary, source))
 
     def on_peer_lost(self, peer: str, reason: str) -> None:
@@ -360,14 +362,14 @@ class AgentRun:
 
     def _carry_out(self, command: ev.Command) -> None:
         match command:
-            case ev.SendTensor(payload, seq, micro, boundary, target):
-                tensor, mask = self._executor.take_tensor(payload, seq, micro)
-                self._count(seq, target, payload, self._links[target].send_tensor(*command[:4], tensor, mask))
-            case ev.Accept(payload, seq, micro, boundary, source):
-                tensor, mask = self._tensors.pop((payload, seq, micro, boundary))
-                self._executor.put_tensor(payload, seq, micro, tensor, mask)
-                if payload == Payload.HIDDEN:
-                    self._ack(source, boundary)
+            case ev.SendTensor(key, target):
+                tensor, mask = self._executor.take_tensor(key)
+                self._count(key.seq, target, key.payload, self._links[target].send_tensor(key, tensor, mask))
+            case ev.Accept(key, source):
+                tensor, mask = self._tensors.pop(key)
+                self._executor.put_tensor(key, tensor, mask)
+                if key.is_hidden:
+                    self._ack(source, key.boundary)
             case ev.SendHead(turn, target):
                 sent = self._links[target].send_blob(Payload.HEAD, turn, self._executor.head_blob())
                 self._count(self._first_seqs[turn], target, Payload.HEAD, sent)
@@ -393,8 +395,9 @@ class AgentRun:
         """A turn is done: drop its data, and tensors that came twice."""
         self._executor.forget_turn(index)
         turn = self._turns.pop(index)
-        for key in [key for key in list(self._tensors) if turn.first_seq <= key[1] < turn.end_seq]:
+        for key in [key for key in list(self._tensors) if turn.first_seq <= key.seq < turn.end_seq]:
             del self._tensors[key]
+        self._done_before(min(self._turns, default=self._granted + 1))
 
     # ---- time -------------------------------------------------------------------------------------
 

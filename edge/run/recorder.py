@@ -18,8 +18,8 @@ from typing import Any
 
 from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
-from ringtune.errors import IntegrityError, RingTuneError
-from ringtune.schedule.lowering import Action, Op
+from ringtune.errors import IntegrityError, PlanError, RingTuneError
+from ringtune.schedule.actions import Action, Op, TensorKey, op_of
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 
@@ -47,6 +47,8 @@ def to_json(value: ev.Event | ev.Command) -> list[Any]:
 def _plain(field: Any) -> Any:
     if isinstance(field, Turn):
         return dataclasses.asdict(field)
+    if isinstance(field, Op):
+        return field.letter
     if isinstance(field, tuple):
         return [_plain(part) for part in field]
     return field
@@ -68,8 +70,10 @@ def event_from_json(value: Sequence[Any]) -> ev.Event:
         if isinstance(event, ev.ActionDone):
             recorded: Any = event.action
             values = tuple((str(key), float(number)) for key, number in event.values)
-            return ev.ActionDone(Action(Op(recorded[0]), *recorded[1:]), values)
-    except (KeyError, TypeError, ValueError) as error:
+            return ev.ActionDone(Action(op_of(recorded[0]), *recorded[1:]), values)
+        if isinstance(event, ev.TensorArrived):
+            return ev.TensorArrived(TensorKey(*event.key), event.source)
+    except (KeyError, TypeError, ValueError, PlanError) as error:
         raise IntegrityError(f"{value!r} is not a recorded event: {error}; record the run anew") from error
     return event  # type: ignore[no-any-return]
 
@@ -95,7 +99,7 @@ def replay(lines: Iterable[str], plan: Plan, node: str) -> int:
             continue
         try:
             event, now_s, expected = event_from_json(entry["event"]), float(entry["now_s"]), entry["commands"]
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, PlanError) as error:
             raise IntegrityError(f"line {number} of the recording is incomplete: {error}; record anew") from error
         given = json.loads(json.dumps(_handle(engine, event, now_s, number)))
         if given != expected:
@@ -127,5 +131,5 @@ def _engine_of(header: dict[str, Any], plan: Plan, node: str) -> NodeEngine:
     if header.get("node") != node or header.get("plan_digest") != plan.digest:
         said = f"node {header.get('node')}, plan {str(header.get('plan_digest'))[:12]}"
         raise IntegrityError(f"the recording is of {said}, not of node {node}, plan {plan.digest[:12]}; take the other")
-    start = StartPoint.of(plan, **header["start"]) if "start" in header else None
+    start = StartPoint.of(plan.course, **header["start"]) if "start" in header else None
     return NodeEngine(plan, node, wait_s=float(header["wait_s"]), start=start)

@@ -19,7 +19,7 @@ import grpc
 from edge.run.recorder import record_line
 from ringtune.engine import events as ev
 from ringtune.rounds.checkpoint import Shard
-from ringtune.schedule.lowering import Action
+from ringtune.schedule.actions import Action
 from ringtune.schedule.table import format_action
 from ringtune.v1 import control_pb2
 

@@ -131,7 +131,7 @@ def open_saver(
         BusyError: another process has the folder.
         StorageError: it can't be used.
     """
-    is_needed = is_resumed or plan.checkpoint_every > 0
+    is_needed = is_resumed or plan.course.checkpoint_every > 0
     if state is None:
         if is_needed:
             raise UsageError(f"node {node} {_NO_FOLDER}")

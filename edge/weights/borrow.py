@@ -94,7 +94,7 @@ class Borrower:
         name = self._options.name
         is_owner = plan.owner(name) is not None
         piece = plan.slice_of(name)
-        blocks = {*range(plan.private_blocks if is_owner else 0), *range(piece.start, piece.stop)}
+        blocks = {*range(plan.placement.private_blocks if is_owner else 0), *range(piece.start, piece.stop)}
         with Sources(self._sources()) as peers:
             cache = self._cache(job, peers, wanted)
             with cache.locked(deadline_s=wanted.deadline_s, stop=stop):

@@ -1,6 +1,6 @@
 """Whether a frame is one that the plan foresees at this node, now.
 
-The answer comes from the same lowering that the engine follows (:func:`ringtune.schedule.lowering.item_legs`), so
+The answer comes from the same lowering that the engine follows (:func:`ringtune.schedule.lowering.way`), so
 a frame is admitted only if the schedule has a receive for it: run, plan epoch, kind, source, item,
 micro-batch, boundary, shape, element type and size all have to be what they must be. Because the sizes
 follow from the plan, nothing is ever allocated on a stranger's word.
@@ -8,27 +8,24 @@ follow from the plan, nothing is ever allocated on a stranger's word.
 
 from __future__ import annotations
 
-import bisect
-import dataclasses
 import threading
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, describe
+from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, describe, key_of
+from edge.wire.known_turns import KnownTurns
 from edge.wire.tensors import wire_bytes
 from ringtune.errors import FrameError
-from ringtune.schedule.lowering import Op, Payload, item_legs, links, lowest_with_graph
+from ringtune.schedule.actions import Op, Payload, TensorKey
+from ringtune.schedule.lowering import Legs, links, way
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import ITEMS_AHEAD, Item, StartPoint, StepKind, Turn, items, turn_sequence
-from ringtune.schedule.unfreezing import unfrozen_soonest
+from ringtune.schedule.turns import Item, StartPoint, Turn, item_of
 from ringtune.v1 import ring_pb2
 
 MAX_BLOB_BYTES: Final = 1 << 30
 """Largest head with its moments, or probe."""
-
-_ITEMS_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +51,10 @@ class RunExpectation:
     compute_dtype: torch.dtype = torch.float32
     start: StartPoint | None = None
     max_blob_bytes: int = MAX_BLOB_BYTES
+
+    def known_turns(self) -> KnownTurns:
+        """The turns of the run, of which none is granted yet."""
+        return KnownTurns(self.plan, self.start or StartPoint.of(self.plan.course))
 
 
 def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None) -> str:
@@ -88,19 +89,6 @@ def _check_run(expectation: RunExpectation, header: ring_pb2.FrameHeader) -> Non
         )
 
 
-class Newest:
-    """The newest turn that came on any link of a node: some sources send nothing but a head, and that seldom."""
-
-    def __init__(self) -> None:
-        self.turn = 0
-        self._lock = threading.Lock()
-
-    def note(self, turn: int) -> None:
-        """Something of this turn came; from any thread."""
-        with self._lock:
-            self.turn = max(self.turn, turn)
-
-
 class FrameCheck:
     """Admits the frames of one source during one run; remembers what it has admitted.
 
@@ -109,26 +97,16 @@ class FrameCheck:
     Args:
         expectation: of the run.
         source: whose frames.
-        newest: shared by all links of the node.
+        turns: shared by all links of the node.
     """
 
-    def __init__(self, expectation: RunExpectation, source: str, newest: Newest | None = None) -> None:
+    def __init__(self, expectation: RunExpectation, source: str, turns: KnownTurns | None = None) -> None:
         self._expectation = expectation
-        # where the run decides what trains: every gradient that any decision can bring, and no other one
-        self._plan = unfrozen_soonest(expectation.plan)
+        self._course, self._credits = expectation.plan.course, expectation.plan.placement.credits
         self._source = source
-        self._turns: list[Turn] = []  # those near the newest one; the first of them is number self._forgotten
-        self._forgotten = 0
-        self._start = expectation.start or StartPoint.of(self._plan)
-        self._sequence = turn_sequence(self._plan, start=self._start)
-        # a round has that many turns at most, and every owner gets something in each; turns are granted ahead
-        self._window = (len(self._plan.owners) + 1) ** 2 + 1 + ITEMS_AHEAD
-        self._newest = newest or Newest()
-        self._part = (-1, -1)
-        self._items: tuple[Item, ...] = ()
-        self._routes: dict[tuple[str, StepKind, int], frozenset[tuple[int, str]]] = {}
-        self._sizes: dict[int, tuple[int, ...]] = {}
-        self._seen: dict[int, set[tuple[str, int, int, int]]] = {}
+        self._turns = turns or expectation.known_turns()
+        self._foreseen: dict[Legs, frozenset[tuple[int, str]]] = {}
+        self._seen: dict[int, set[TensorKey]] = {}
         self._outstanding: dict[int, int] = {}
         self._lock = threading.Lock()
 
@@ -151,10 +129,10 @@ class FrameCheck:
 
     def revoke(self, header: ring_pb2.FrameHeader) -> None:
         """Forget an admitted frame whose payload was dropped; the same frame may come again."""
-        kind = NAMES[header.kind]
+        key = key_of(header)
         for seen in self._seen.values():
-            seen.discard(_key(header, kind))
-        if kind == Payload.HIDDEN:
+            seen.discard(key)
+        if key.is_hidden:
             self.credit_returned(header.boundary, 1)
 
     def credit_returned(self, boundary: int, count: int) -> None:
@@ -165,8 +143,8 @@ class FrameCheck:
     def _take_credit(self, header: ring_pb2.FrameHeader) -> None:
         with self._lock:
             taken = self._outstanding.get(header.boundary, 0)
-            if taken >= self._plan.credits:
-                raise FrameError(f"{describe(header)} came without credit: {taken} of {self._plan.credits} are taken")
+            if taken >= self._credits:
+                raise FrameError(f"{describe(header)} came without credit: {taken} of {self._credits} are taken")
             self._outstanding[header.boundary] = taken + 1
 
     # ---- blobs --------------------------------------------------------------------------------------
@@ -177,127 +155,84 @@ class FrameCheck:
             raise FrameError(f"{describe(header)} has {header.payload_bytes} bytes, the limit is {limit}")
         if kind == PROBE:
             return
-        turn = self._turn(header.seq, header)
-        before = self._turns[turn.index - 1 - self._forgotten].owner if turn.index else self._start.holder
-        if (before, turn.owner) != (self._source, self._expectation.node):
+        known = self._turns.by_index(header.seq)
+        if known is None:
+            raise self._far(header, f"turn {header.seq}")
+        before = self._turns.holder_before(known.turn)
+        if (before, known.turn.owner) != (self._source, self._expectation.node):
             raise FrameError(
                 f"{describe(header)} came to node {self._expectation.node}, but that turn's head goes from node "
-                f"{before or 'none'} to node {turn.owner}; it is dropped"
+                f"{before or 'none'} to node {known.turn.owner}; it is dropped"
             )
-        self._check_new(turn, header, kind)
-        self._remember(turn, header, kind)
+        self._remember(known.turn, header)
 
     # ---- tensors ------------------------------------------------------------------------------------
 
     def _admit_tensor(self, header: ring_pb2.FrameHeader, kind: str) -> None:
-        turn, item = self._item(header)
-        if (header.boundary, kind) not in self._foreseen(item):
+        known = self._turns.by_seq(header.seq)
+        if known is None:
+            raise self._far(header, "a turn")
+        item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
+        rows = self._rows(header, item)
+        if (header.boundary, kind) not in self._receives(known.plan, item, header.micro):
             raise FrameError(
                 f"{describe(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
             )
-        self._check_shape(header, item, kind)
-        self._check_new(turn, header, kind)
+        self._check_shape(header, rows, kind)
+        self._check_new(known.turn, header)  # before it takes a credit
         if kind == Payload.HIDDEN:
             self._take_credit(header)
-        self._remember(turn, header, kind)
+        self._remember(known.turn, header)
 
-    def _foreseen(self, item: Item) -> frozenset[tuple[int, str]]:
-        """The (boundary, payload) that the source sends here for each micro-batch of this item."""
-        lowest = lowest_with_graph(self._plan, item.kind, item.step)
-        key = (item.owner, item.kind, lowest)
-        if key not in self._routes:
-            legs = item_legs(self._plan, item, self._expectation.node)
+    def _receives(self, plan: Plan, item: Item, micro: int) -> frozenset[tuple[int, str]]:
+        """The (boundary, payload) that the source sends here for a micro-batch."""
+        legs = way(plan, item, micro).get(self._expectation.node, ())
+        found = self._foreseen.get(legs)
+        if found is None:
             receives = (leg for leg in legs if leg.op is Op.RECEIVE and leg.peer == self._source)
-            self._routes[key] = frozenset((leg.start, leg.payload) for leg in receives)
-        return self._routes[key]
+            found = self._foreseen[legs] = frozenset((leg.start, leg.payload) for leg in receives)
+        return found
 
-    def _check_shape(self, header: ring_pb2.FrameHeader, item: Item, kind: str) -> None:
-        plan = self._plan
-        sizes = self._sizes.get(item.rows) or self._sizes.setdefault(item.rows, plan.microbatch_sizes(item.rows))
+    def _rows(self, header: ring_pb2.FrameHeader, item: Item) -> int:
+        """How many rows the micro-batch has."""
+        sizes = self._course.microbatch_sizes(item.rows)
         if header.micro >= len(sizes):
             raise FrameError(f"{describe(header)} came, but the item has {len(sizes)} micro-batches; it is dropped")
-        shape = tuple(header.shape)
-        rows, width = sizes[header.micro], plan.hidden_size
-        if len(shape) != 3 or shape[0] != rows or shape[2] != width or not 1 <= shape[1] <= plan.max_length:
+        return sizes[header.micro]
+
+    def _check_shape(self, header: ring_pb2.FrameHeader, rows: int, kind: str) -> None:
+        course, shape = self._course, tuple(header.shape)
+        width = course.hidden_size
+        if len(shape) != 3 or shape[0] != rows or shape[2] != width or not 1 <= shape[1] <= course.max_length:
             raise FrameError(
-                f"{describe(header)} has shape {list(shape)}, expected [{rows}, 1..{plan.max_length}, {width}]"
+                f"{describe(header)} has shape {list(shape)}, expected [{rows}, 1..{course.max_length}, {width}]"
             )
         dtype = DTYPE_NAMES.get(header.dtype)
-        if dtype != plan.wire_dtype:
-            raise FrameError(f"{describe(header)} is in {dtype or header.dtype}, the plan says {plan.wire_dtype}")
-        has_mask = kind == Payload.HIDDEN and header.boundary < plan.num_blocks
+        if dtype != course.wire_dtype:
+            raise FrameError(f"{describe(header)} is in {dtype or header.dtype}, the plan says {course.wire_dtype}")
+        has_mask = kind == Payload.HIDDEN and header.boundary < course.head
         mask_bytes = rows * shape[1] if has_mask else 0
         if header.mask_bytes != mask_bytes:
             raise FrameError(f"{describe(header)} has {header.mask_bytes} bytes of mask, expected {mask_bytes}")
-        expected = wire_bytes(shape, plan.wire_dtype, mask_bytes)
+        expected = wire_bytes(shape, course.wire_dtype, mask_bytes)
         if header.payload_bytes != expected:
             raise FrameError(f"{describe(header)} claims {header.payload_bytes} bytes, its shape has {expected}")
 
     # ---- when ---------------------------------------------------------------------------------------
 
-    def _turn(self, index: int, header: ring_pb2.FrameHeader) -> Turn:
-        """The turn of this index, if it is near what came last."""
-        newest = self._newest.turn
-        low, high = newest - self._window, newest + self._window
-        self._keep_near(newest)
-        if not max(0, low) <= index <= high or index >= self._forgotten + len(self._turns):
-            raise FrameError(f"{describe(header)} is of turn {index}, far from turn {newest} that is on now")
-        return self._turns[index - self._forgotten]
-
-    def _item(self, header: ring_pb2.FrameHeader) -> tuple[Turn, Item]:
-        turn = self._turn(self._position(header), header)
-        offset = header.seq - turn.first_seq
-        part = offset // _ITEMS_AT_ONCE
-        if self._part != (turn.index, part):
-            self._part, self._items = (turn.index, part), self._expand(turn, part * _ITEMS_AT_ONCE)
-        return turn, self._items[offset % _ITEMS_AT_ONCE]
-
-    def _position(self, header: ring_pb2.FrameHeader) -> int:
-        """The index of the turn that the item belongs to."""
-        self._keep_near(self._newest.turn)
-        position = bisect.bisect_right(self._turns, header.seq, key=_first_seq) - 1
-        if position < 0 or header.seq >= self._turns[position].end_seq:
-            raise FrameError(f"{describe(header)} is of no turn near turn {self._newest.turn} that is on now")
-        return self._forgotten + position
-
-    def _expand(self, turn: Turn, start: int) -> tuple[Item, ...]:
-        """Some items of a turn, from its ``start``-th on: a turn may be long."""
-        part = dataclasses.replace(
-            turn,
-            first_seq=turn.first_seq + start,
-            num_items=min(_ITEMS_AT_ONCE, turn.num_items - start),
-            first_step=turn.first_step + (start if turn.kind.has_update else 0),
-            first_batch=turn.first_batch + start,
+    def _far(self, header: ring_pb2.FrameHeader, what: str) -> FrameError:
+        first, last = self._turns.span()
+        return FrameError(
+            f"{describe(header)} is of {what} that is none of turns {first} to {last}, which may come now"
         )
-        return items(self._plan, part)
 
-    def _keep_near(self, newest: int) -> None:
-        """Have the turns around ``newest`` and one more before them, and forget the older ones now and then."""
-        while self._forgotten + len(self._turns) <= newest + self._window:
-            turn = next(self._sequence, None)
-            if turn is None:
-                break
-            self._turns.append(turn)
-        useless = newest - self._window - 1 - self._forgotten
-        if useless > self._window:
-            del self._turns[:useless]
-            self._forgotten += useless
-
-    def _check_new(self, turn: Turn, header: ring_pb2.FrameHeader, kind: str) -> None:
-        if _key(header, kind) in self._seen.get(turn.index, ()):
+    def _check_new(self, turn: Turn, header: ring_pb2.FrameHeader) -> None:
+        if key_of(header) in self._seen.get(turn.index, ()):
             raise FrameError(f"{describe(header)} came twice; the second one is dropped")
 
-    def _remember(self, turn: Turn, header: ring_pb2.FrameHeader, kind: str) -> None:
-        self._seen.setdefault(turn.index, set()).add(_key(header, kind))
-        self._newest.note(turn.index)
-        oldest = self._newest.turn - self._window
-        for index in [index for index in self._seen if index < oldest]:
+    def _remember(self, turn: Turn, header: ring_pb2.FrameHeader) -> None:
+        self._check_new(turn, header)
+        self._seen.setdefault(turn.index, set()).add(key_of(header))
+        first, _ = self._turns.span()
+        for index in [index for index in self._seen if index < first]:
             del self._seen[index]
-
-
-def _key(header: ring_pb2.FrameHeader, kind: str) -> tuple[str, int, int, int]:
-    return (kind, header.seq, header.micro, header.boundary)
-
-
-def _first_seq(turn: Turn) -> int:
-    return turn.first_seq

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from edge.wire.tensors import Encoded, bytes_of
 from ringtune.errors import FrameError, IntegrityError
-from ringtune.schedule.lowering import Payload
+from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.v1 import ring_pb2
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024 + 64 * 1024
@@ -199,16 +199,19 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     raise DecodeError("a length has too many bytes")
 
 
-def tensor_header(
-    hello: Hello, kind: str, seq: int, micro: int, boundary: int, encoded: Encoded
-) -> ring_pb2.FrameHeader:
+def tensor_header(hello: Hello, key: TensorKey, encoded: Encoded) -> ring_pb2.FrameHeader:
     """The header of a tensor's payload."""
-    header = hello.header(KINDS[kind])
-    header.seq, header.micro, header.boundary = seq, micro, boundary
+    header = hello.header(KINDS[key.payload])
+    header.seq, header.micro, header.boundary = key.seq, key.micro, key.boundary
     header.dtype = DTYPES[encoded.dtype]
     header.shape.extend(encoded.shape)
     header.payload_bytes, header.mask_bytes = encoded.payload_bytes, encoded.mask_bytes
     return header
+
+
+def key_of(header: ring_pb2.FrameHeader) -> TensorKey:
+    """What a header is of; a head has its turn in place of the item."""
+    return TensorKey(NAMES[header.kind], header.seq, header.micro, header.boundary)
 
 
 def blob_header(hello: Hello, kind: str, seq: int, data: bytes) -> ring_pb2.FrameHeader:

@@ -20,9 +20,9 @@ import torch
 
 from edge.wire import tensors
 from edge.wire.checks import FrameCheck, RunExpectation
-from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, Assembler, Received, unpack
+from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, Assembler, Received, key_of, unpack
 from ringtune.errors import DeadlineError, FrameError, RingTuneError
-from ringtune.schedule.lowering import Payload
+from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.v1 import ring_pb2
 
 _log = logging.getLogger(__name__)
@@ -37,16 +37,7 @@ _JOIN_S: Final = 5.0
 class Sink(Protocol):
     """Where what arrives goes; called from reader threads, never after ``RingServicer.forget`` returned."""
 
-    def on_tensor(
-        self,
-        kind: str,
-        seq: int,
-        micro: int,
-        boundary: int,
-        source: str,
-        tensor: torch.Tensor,
-        mask: torch.Tensor | None,
-    ) -> None:
+    def on_tensor(self, key: TensorKey, source: str, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """A whole, checked hidden state or gradient (B, T, D); ``mask`` (B, T) int64 or None."""
 
     def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
@@ -200,7 +191,7 @@ class InLink:
                 header.mask_bytes,
                 compute_dtype=admission.expectation.compute_dtype,
             )
-            admission.sink.on_tensor(kind, header.seq, header.micro, header.boundary, source, tensor, mask)
+            admission.sink.on_tensor(key_of(header), source, tensor, mask)
         except FrameError as error:
             check.revoke(header)
             self._refuse(source, admission, error)

@@ -26,6 +26,7 @@ from edge.wire import frames, tensors
 from edge.wire.frames import Ack, Hello
 from edge.wire.options import error_of_call, open_channel
 from ringtune.errors import ConnectionFailedError, PeerLostError, RingTuneError, error_from_name
+from ringtune.schedule.actions import TensorKey
 from ringtune.v1 import ring_pb2
 
 _log = logging.getLogger(__name__)
@@ -48,10 +49,7 @@ class _State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    kind: str
-    seq: int
-    micro: int
-    boundary: int
+    key: TensorKey
     tensor: torch.Tensor
     mask: torch.Tensor | None
 
@@ -122,16 +120,11 @@ class OutLink:
             self.close()
             raise failure
 
-    def send_tensor(
-        self, kind: str, seq: int, micro: int, boundary: int, tensor: torch.Tensor, mask: torch.Tensor | None
-    ) -> int:
+    def send_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> int:
         """Queue a hidden state or gradient; it must not change until it is sent.
 
         Args:
-            kind: ``Payload.HIDDEN`` or ``Payload.GRAD``.
-            seq: item.
-            micro: micro-batch.
-            boundary: block that the hidden state enters.
+            key: which one it is.
             tensor: (B, T, D), any float type and device.
             mask: (B, T) for a hidden state that enters a block, otherwise None.
 
@@ -141,7 +134,7 @@ class OutLink:
         Raises:
             PeerLostError: the link is broken or closed.
         """
-        self._put(_Tensor(kind, seq, micro, boundary, tensor, mask))
+        self._put(_Tensor(key, tensor, mask))
         return tensors.wire_bytes(tensor.shape, self._hello.wire_dtype, 0 if mask is None else mask.numel())
 
     def send_blob(self, kind: str, seq: int, data: bytes) -> int:
@@ -210,7 +203,7 @@ class OutLink:
             header = frames.blob_header(self._hello, entry.kind, entry.seq, entry.data)
             return frames.messages(header, (memoryview(entry.data),))
         encoded = tensors.encode(entry.tensor, entry.mask, self._hello.wire_dtype)
-        header = frames.tensor_header(self._hello, entry.kind, entry.seq, entry.micro, entry.boundary, encoded)
+        header = frames.tensor_header(self._hello, entry.key, encoded)
         return frames.messages(header, encoded.parts)
 
     # ---- the reader of acknowledgements -------------------------------------------------------------

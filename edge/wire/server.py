@@ -7,14 +7,15 @@ goes on. A link of another run or plan is refused as a whole.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import grpc
 
-from edge.wire.checks import FrameCheck, Newest, RunExpectation, check_hello
+from edge.wire.checks import FrameCheck, RunExpectation, check_hello
 from edge.wire.inbound import HELLO_WAIT_S, InLink, Sink
 from ringtune.errors import DeadlineError, FrameError
+from ringtune.schedule.turns import Turn
 from ringtune.v1 import ring_pb2
 
 _OLD_LINK_WAIT_S: Final = 2.0
@@ -30,14 +31,14 @@ class _Run:
         self.sink = sink
         self.links: dict[str, InLink] = {}
         self._checks: dict[str, FrameCheck] = {}
-        self._newest = Newest()
+        self.turns = expectation.known_turns()
         self._held: dict[tuple[str, int], int] = {}
-        self._batch = max(1, expectation.plan.credits // 4)
+        self._batch = max(1, expectation.plan.placement.credits // 4)
 
     def check_of(self, source: str) -> FrameCheck:
         check = self._checks.get(source)
         if check is None:
-            check = self._checks.setdefault(source, FrameCheck(self.expectation, source, self._newest))
+            check = self._checks.setdefault(source, FrameCheck(self.expectation, source, self.turns))
         return check
 
     def credits_due(self, source: str, boundary: int, count: int) -> int:
@@ -96,6 +97,21 @@ class RingServicer:
             link.forget()
         for link in links:
             link.wait()
+
+    def granted(self, turns: Iterable[Turn]) -> None:
+        """Admit frames of these turns from now on."""
+        with self._changed:
+            run = self._run
+        if run is not None:
+            for turn in turns:
+                run.turns.granted(turn)
+
+    def done_before(self, index: int) -> None:
+        """Admit no more frames of turns before ``index``: this node has done them."""
+        with self._changed:
+            run = self._run
+        if run is not None:
+            run.turns.done_before(index)
 
     def ack(self, source: str, boundary: int, credits: int = 1) -> None:  # noqa: A002 - the wire's word
         """Return credits for hidden states of ``source`` at ``boundary``; nothing happens if its link is gone.

@@ -34,8 +34,10 @@ from edge.wire.link import OutLink
 from edge.wire.options import NodeServer, open_channel
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.errors import RingTuneError
-from ringtune.schedule.lowering import Payload
-from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.placement import CREDITS
+from ringtune.schedule.plan import Plan
+from tests.support.plans import make_plan
 from tests.support.wire_parts import Tap
 
 MESSAGE_BYTES: Final = 4 * 1024 * 1024
@@ -49,16 +51,18 @@ _ROWS, _TOKENS, _WIDTH = 8, 128, 1024  # 4 MiB of float32
 
 def bench_plan(dtype: str, tokens: int = _TOKENS, width: int = _WIDTH) -> Plan:
     """Node a sends every hidden state to node b; one micro-batch an item."""
-    return Plan(
+    return make_plan(
+        [("a", 0, 1), ("b", 1, 2)],
+        ["a"],
         method="all",
         num_blocks=2,
-        phases=(Phase(slices=(Slice(node="a", start=0, stop=1), Slice(node="b", start=1, stop=2))),),
-        owners=(Owner(node="a", train_rows=1),),
+        train_rows=1,
+        eval_rows=0,
         num_steps=1 << 20,
         local_iterations=1 << 20,
-        every_steps=1,
         batch_size=_ROWS,
         microbatches=1,
+        credits_per_channel=CREDITS,
         max_length=tokens,
         hidden_size=width,
         wire_dtype=dtype,
@@ -74,18 +78,9 @@ class _AckingSink:
     def __init__(self, servicer: RingServicer) -> None:
         self._servicer = servicer
 
-    def on_tensor(
-        self,
-        kind: str,
-        seq: int,
-        micro: int,
-        boundary: int,
-        source: str,
-        tensor: torch.Tensor,
-        mask: torch.Tensor | None,
-    ) -> None:
+    def on_tensor(self, key: TensorKey, source: str, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Give the credit back."""
-        self._servicer.ack(source, boundary)
+        self._servicer.ack(source, key.boundary)
 
     def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
         """Not used."""
@@ -155,13 +150,13 @@ class RingSender:
     """A link that keeps to its credits: each one that comes back sends the next tensor."""
 
     def __init__(self, address: str, plan: Plan) -> None:
-        self._num_credits = plan.credits
+        self._num_credits = plan.placement.credits
         self._seq = self._end = self._left = 0
         self._tensors: Sequence[torch.Tensor] = ()
         self._mask = torch.empty(0)
         self._lock = threading.Lock()
         self._done: queue.SimpleQueue[str] = queue.SimpleQueue()
-        hello = Hello(run_id="bench", plan_epoch=1, source="a", digest=plan.digest, wire_dtype=plan.wire_dtype)
+        hello = Hello(run_id="bench", plan_epoch=1, source="a", digest=plan.digest, wire_dtype=plan.course.wire_dtype)
         self.link = OutLink("b", address, hello, on_ack=self._on_ack, on_broken=self._on_broken)
         self.link.open(WAIT_S)
 
@@ -179,7 +174,7 @@ class RingSender:
     def _send(self) -> None:
         self._seq += 1
         tensor = self._tensors[self._seq % len(self._tensors)]
-        self.link.send_tensor(Payload.HIDDEN, self._seq, 0, 1, tensor, self._mask)
+        self.link.send_tensor(TensorKey(Payload.HIDDEN, self._seq, 0, 1), tensor, self._mask)
 
     def run(self, hidden: Sequence[torch.Tensor], mask: torch.Tensor, count: int) -> float:
         """Send ``count`` tensors, in turn; seconds until the last credit is back."""
@@ -234,8 +229,8 @@ def channel_ratio(
     """
     plan = bench_plan(dtype)
     generator = torch.Generator().manual_seed(0)
-    hidden = [torch.randn(_ROWS, _TOKENS, _WIDTH, generator=generator) for _ in range(plan.credits)]
-    messages -= messages % plan.credits
+    hidden = [torch.randn(_ROWS, _TOKENS, _WIDTH, generator=generator) for _ in range(plan.placement.credits)]
+    messages -= messages % plan.placement.credits
     times: list[tuple[float, float]] = []
     for _ in range(GROUPS):
         times += _pairs(plan, hidden, pairs, messages, as_agent=as_agent)

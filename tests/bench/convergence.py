@@ -21,11 +21,12 @@ from typing import Any
 from coordinator.demo.fetch import default_cache
 from coordinator.demo.workspace import prepare
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
-from ringtune.schedule.lowering import depth
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.versions import depth
 from sim.prediction import predict
 from tests.bench.jobs import write_job
 from tests.bench.rings import run
+from tests.support.plans import changed
 
 OUT = Path("build/bench/convergence")
 METHODS = ("single", "pipeadapter", "ringada")
@@ -77,15 +78,12 @@ def equal_boards(node: NodeFacts, names: Sequence[str], rows: Mapping[str, int])
 
 def seconds_of_steps(plan: Plan, profile: Profile) -> list[float]:
     """Predicted seconds from the start to the end of each step, without evaluations."""
-    bare = dataclasses.replace(
-        plan,
-        eval_every=0,
-        owners=tuple(dataclasses.replace(owner, eval_rows=0) for owner in plan.owners),
-    )
+    owners = tuple(dataclasses.replace(owner, eval_rows=0) for owner in plan.course.owners)
+    bare = changed(plan, eval_every=0, owners=owners)
     step_s = {each.depth: each.step_s for each in predict(bare, profile).depths}
     passed_s, ends_s = 0.0, []
-    for step in range(plan.num_steps):
-        passed_s += step_s[depth(plan, step)]
+    for step in range(plan.course.num_steps):
+        passed_s += step_s[depth(plan.course, step)]
         ends_s.append(passed_s)
     return ends_s
 
@@ -173,7 +171,7 @@ def main() -> None:
             accuracies = {step: round(each["accuracy"], 4) for step, each in runs[method][seed]["evaluations"].items()}
             print(f"{name}: accuracy by step {accuracies}", flush=True)  # noqa: T201
         plan = Plan.from_json(json.loads((OUT / f"{method}-{SEEDS[0]}" / "plan.json").read_text(encoding="utf-8")))
-        rows = {owner.node: owner.train_rows for owner in plan.owners}
+        rows = {owner.node: owner.train_rows for owner in plan.course.owners}
         ends[method] = seconds_of_steps(plan, equal_boards(node, plan.nodes, rows))
     figures = {"comparison": compare(runs, ends), "step_ends_s": ends, "runs": runs}
     (OUT.parent / "convergence.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ringtune.files.durable import write_durably
-from ringtune.jobs.job import Job, Model
+from ringtune.jobs.job import METHOD_SECTIONS, Job, Model
+from ringtune.schedule.methods import method_class
 
 LEARNING_RATE = 1e-3
 BATCH_SIZE = 16
@@ -33,7 +34,8 @@ def write_job(
         method: ``train.method``.
         microbatches: of each batch.
         tokens: of the longest row.
-        more: further keys with a dot, e.g. ``{"train.seed": 1}``.
+        more: further keys with a dot, e.g. ``{"train.seed": 1}``; settings of another method are left out, so that
+            methods can be compared.
 
     Returns:
         The whole path of the file.
@@ -52,6 +54,8 @@ def write_job(
         "train.checkpoint_every": 0,
         "runtime.threads": 1,
     }
-    job = Job(model=Model(path=str(model.resolve()))).with_overrides(values | dict(more or {}))
+    foreign = METHOD_SECTIONS.keys() - {method_class(method).section}
+    values |= {key: value for key, value in (more or {}).items() if key.partition(".")[0] not in foreign}
+    job = Job(model=Model(path=str(model.resolve()))).with_overrides(values)
     write_durably(path, job.to_toml().encode())
     return path.resolve()

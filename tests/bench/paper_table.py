@@ -20,13 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
-from ringtune.schedule.lowering import depth
-from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule.methods import RingAda
+from ringtune.schedule.placement import CREDITS
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.versions import depth
 from sim.changes import with_speed
 from sim.prediction import Prediction, predict
 from tests.bench import mbert
 from tests.bench.jobs import BATCH_SIZE, write_job
 from tests.bench.rings import run
+from tests.support.plans import make_plan
 
 OUT = Path("build/bench/paper")
 BOARDS = ("board-0", "board-1", "board-2", "board-3")
@@ -84,12 +87,13 @@ def four_boards(node: NodeFacts) -> Profile:
 def plan_of(method: str, microbatches: int, *, hosts: int = 4, owners: int = 4) -> Plan:
     """The plan of a run: even slices, every board an owner."""
     each = NUM_BLOCKS // hosts
-    slices = tuple(Slice(node=BOARDS[at], start=at * each, stop=(at + 1) * each) for at in range(hosts))
-    return Plan(
+    return make_plan(
+        [(BOARDS[at], at * each, (at + 1) * each) for at in range(hosts)],
+        BOARDS[:owners],
         method=method,
         num_blocks=NUM_BLOCKS,
-        phases=(Phase(slices=slices),),
-        owners=tuple(Owner(node=name, train_rows=mbert.ROWS // len(BOARDS)) for name in BOARDS[:owners]),
+        train_rows=mbert.ROWS // len(BOARDS),
+        eval_rows=0,
         num_steps=STEPS,
         local_iterations=LOCAL_ITERATIONS,
         every_steps=EVERY_STEPS,
@@ -98,27 +102,18 @@ def plan_of(method: str, microbatches: int, *, hosts: int = 4, owners: int = 4) 
         max_length=mbert.TOKENS,
         hidden_size=768,
         labels=("bad", "good"),
+        credits_per_channel=CREDITS,
     )
-
-
-def with_activations(profile: Profile, microbatches: int) -> Profile:
-    """What a forward keeps was measured for one number of micro-batches; it is in proportion to their size."""
-    rows = BATCH_SIZE // microbatches
-    nodes = tuple(
-        dataclasses.replace(node, activation_block_bytes=round(node.activation_block_bytes * rows / node.shape.rows))
-        for node in profile.nodes
-    )
-    return dataclasses.replace(profile, nodes=nodes)
 
 
 def seconds_by_ringada_depth(prediction: Prediction, plan: Plan) -> dict[int, float]:
     """A run's seconds over the steps in which RingAda has each depth; methods without depths are even."""
-    if plan.method == "ringada":
+    if plan.course.method.name == "ringada":
         return {each.depth: each.wall_s for each in prediction.depths}
-    view = dataclasses.replace(plan, method="ringada")
-    step_s = prediction.train_s / plan.num_steps
+    view = dataclasses.replace(plan.course, method=RingAda(every_steps=EVERY_STEPS))
+    step_s = prediction.train_s / plan.course.num_steps
     found: dict[int, float] = {}
-    for step in range(plan.num_steps):
+    for step in range(plan.course.num_steps):
         found[depth(view, step)] = found.get(depth(view, step), 0.0) + step_s
     return found
 
@@ -132,10 +127,9 @@ def table(node: NodeFacts) -> dict[str, Any]:
     for method in ("pipeadapter", "ringada"):
         plans |= {f"{method}-{count}": plan_of(method, count) for count in MICROBATCHES}
     for name, plan in plans.items():
-        facts = with_activations(profile, plan.microbatches)
         rows = TOUCHED_BY_ALL if method_of(name) == "single" else TOUCHED_BY_A_QUARTER
-        touched = predict(plan, facts, embedding_bytes=rows * row_bytes)
-        resident = predict(plan, facts)
+        touched = predict(plan, profile, embedding_bytes=rows * row_bytes)
+        resident = predict(plan, profile)
         runs[name] = {
             "total_s": touched.train_s,
             "by_depth_s": seconds_by_ringada_depth(touched, plan),

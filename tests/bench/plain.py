@@ -19,9 +19,11 @@ import torch
 from edge.data.rows import OwnerDataset
 from edge.data.tokens import Batch
 from ringtune.jobs.job import Job, load_job
+from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind
 from tests.support import reference
+from tests.support.plans import changed
 
 
 class TimedDataset:
@@ -35,16 +37,16 @@ class TimedDataset:
         """Everything else is the data's own."""
         return getattr(self._inner, name)
 
-    def batch(self, plan: Plan, item: Item) -> Batch:
+    def batch(self, course: Course, item: Item) -> Batch:
         """The batch of an item."""
         if item.kind is StepKind.TRAIN:
             self._started.setdefault(item.step, (time.perf_counter(), time.process_time()))
-        return self._inner.batch(plan, item)
+        return self._inner.batch(course, item)
 
 
 def datasets_of(job: Job, plan: Plan) -> dict[str, OwnerDataset]:
     """Each owner's share, as local nodes would read it."""
-    owners = sorted(owner.node for owner in plan.owners)
+    owners = sorted(owner.node for owner in plan.course.owners)
     return {
         owner: OwnerDataset.load(
             job,
@@ -75,7 +77,9 @@ def train(job: Job, plan: Plan, *, first_step: int = 0) -> dict[str, Any]:
         owner: TimedDataset(dataset, started) for owner, dataset in datasets_of(job, plan).items()
     }
     trained = reference.train(job, plan, Path(job.model.path), owned)
-    wall_s, cpu_s = (end - start for start, end in zip(started[first_step], started[plan.num_steps - 1], strict=True))
+    wall_s, cpu_s = (
+        end - start for start, end in zip(started[first_step], started[plan.course.num_steps - 1], strict=True)
+    )
     result: dict[str, Any] = {"wall_s": wall_s, "cpu_s": cpu_s, "losses": trained.losses}
     if trained.evaluations:
         loss_sum, count, correct = trained.evaluations[max(trained.evaluations)]
@@ -95,9 +99,12 @@ def main() -> None:
     torch.set_num_threads(1)
     job = load_job(options.run / "job.toml")
     plan = Plan.from_json(json.loads((options.run / "plan.json").read_text(encoding="utf-8")))
-    method, seed = options.method or plan.method, plan.seed if options.seed is None else options.seed
-    plan = dataclasses.replace(plan, method=method, seed=seed)
-    job = dataclasses.replace(job, train=dataclasses.replace(job.train, method=method, seed=seed))
+    if options.method not in (None, job.train.method):
+        job = dataclasses.replace(job, train=dataclasses.replace(job.train, method=options.method), unfreeze=None)
+        plan = changed(plan, method=job.method)
+    if options.seed is not None:
+        job = dataclasses.replace(job, train=dataclasses.replace(job.train, seed=options.seed))
+        plan = changed(plan, seed=options.seed)
     print(json.dumps(train(job, plan, first_step=options.first_step)))  # noqa: T201
 
 

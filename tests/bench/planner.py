@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.planner.choose import Effort, choose, plan_of
+from coordinator.planner.draft import Draft
 from coordinator.planner.even import split_blocks
 from coordinator.planner.memory_caps import MemoryCaps
 from coordinator.planner.predict.judge import simulated_step_s
@@ -34,6 +35,7 @@ from coordinator.planner.search.exact import search_exact
 from coordinator.planner.search.local import Budget, search_local
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import Units
 from sim.prediction import predict
 from tests.support.planner_rings import class_ring, draft_for, random_counts, random_kinds
 
@@ -130,7 +132,7 @@ def even_over_planned(seed: int) -> float:
     return trained_s(even_plan(draft, profile), profile) / trained_s(planned, profile)
 
 
-def even_plan(draft: Plan, profile: Profile) -> Plan:
+def even_plan(draft: Draft, profile: Profile) -> Plan:
     """Equal slices in the order of the names, as far as memory allows."""
     costs = ring_costs(draft, profile, optimizer="adamw")
     caps = MemoryCaps(draft, profile.by_name, optimizer="adamw", dtype="float32")
@@ -178,7 +180,8 @@ def formula(options: argparse.Namespace) -> Figures:
         predicted, micro = step_times(costs, ring), costs.num_micro
         steps = {"warm_up": max(6, 48 // micro), "measured": max(8, 32 // micro)}
         for depth in sorted({1, num_blocks // 2, num_blocks}):
-            simulated_s = simulated_step_s(plan, profile, depth, optimizer="adamw", owner=plan.owners[0].node, **steps)
+            units, owner = Units.top(num_blocks, depth), plan.course.owners[0].node
+            simulated_s = simulated_step_s(plan, profile, units, optimizer="adamw", owner=owner, **steps)
             errors.append(predicted[depth] / simulated_s - 1)
     sizes = sorted(abs(error) for error in errors)
     return {

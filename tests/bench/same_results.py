@@ -54,9 +54,8 @@ checkpoint_every = 6
 learning_rate = 1e-2
 [runtime]
 threads = 1
-[unfreeze]
-every_steps = 4
 """
+_UNFREEZE = {"unfreeze.every_steps": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +106,10 @@ def write_inputs(folder: Path) -> None:
 def write_job(folder: Path, name: str, case: Case) -> Path:
     """The job of a case."""
     text = _JOB.format(model=folder / case.family, owners=SPLITS[case.nodes])
-    job = parse_job(text, source=name).with_overrides(dict(case.more))
+    more = dict(case.more)
+    if more.get("train.method", "ringada") == "ringada" and "unfreeze.at" not in more:
+        more |= _UNFREEZE
+    job = parse_job(text, source=name).with_overrides(more)
     path = folder / f"{name}.toml"
     path.write_text(job.to_toml())
     return path

@@ -14,6 +14,7 @@ import torch
 
 from edge.wire import frames, tensors
 from edge.wire.frames import Hello
+from ringtune.schedule.actions import TensorKey
 from ringtune.v1 import ring_pb2
 from tests.support.cluster import LEASE_S, Cluster, Follower
 
@@ -137,7 +138,7 @@ def test_fault_forged_frames_are_refused_and_the_run_goes_on(cluster: Cluster) -
 def forged_tensor(hello: Hello) -> list[bytes]:
     """A hidden state of infinities for the item that is due next."""
     encoded = tensors.encode(torch.full((4, 8, 32), float("inf"), dtype=torch.float64), None, "float64")
-    return list(frames.messages(frames.tensor_header(hello, "h", 1, 0, 1, encoded), encoded.parts))
+    return list(frames.messages(frames.tensor_header(hello, TensorKey("h", 1, 0, 1), encoded), encoded.parts))
 
 
 def refusal(address: str, messages: list[bytes]) -> str:

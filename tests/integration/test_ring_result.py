@@ -61,7 +61,7 @@ def test_ring_of_pipeadapter_equals_its_rule_in_one_process(cluster: Cluster) ->
     wanted, losses = train_stale(job, outcome.plan, cluster.model, datasets_of(cluster, job))
     assert largest_difference(trained(outcome), wanted) < 1e-9
     assert [line["loss"] for line in outcome.metrics if "loss" in line] == pytest.approx(losses, abs=1e-9)
-    hosts = [piece.node for piece in outcome.plan.slices if piece.num_blocks]
+    hosts = [piece.node for piece in outcome.plan.placement.slices if piece.num_blocks]
     stored = [outcome.report["nodes"][node]["peak_versions"] for node in hosts]
     assert stored == list(range(len(hosts), 0, -1)) != [1]
     resume = Resume(plan=outcome.plan, manifests=(outcome.checkpoints[-2],))

@@ -6,7 +6,7 @@ import dataclasses
 
 from ringtune.jobs.job import Unfreeze
 from ringtune.rounds.checkpoint import Resume
-from ringtune.schedule.lowering import depth
+from ringtune.schedule.versions import depth
 from tests.support.cluster import Cluster
 from tests.support.results import largest_difference, reference_of, trained
 
@@ -22,9 +22,9 @@ def test_ring_that_decides_goes_on_with_its_decisions(cluster: Cluster) -> None:
     assert whole.is_done and whole.plan is not None, whole.message
     steps = whole.report["unfreeze_at"]
     assert steps == [12, 18, 24]
-    decided = whole.plan.unfrozen_at(tuple(steps))
+    decided = whole.plan.decided(tuple(steps))
     trained_lines = [line for line in whole.metrics if "loss" in line]
-    assert [line["depth"] for line in trained_lines] == [depth(decided, step) for step in range(30)]
+    assert [line["depth"] for line in trained_lines] == [depth(decided.course, step) for step in range(30)]
     middle = whole.checkpoints[1]
     assert middle.step == 12
     cluster.wait_idle(*cluster.names)

@@ -300,5 +300,5 @@ def test_ring_trains_on_four_boards(here: Capabilities, tmp_path: Path) -> None:
     plan = json.loads((tmp_path / "run/plan.json").read_text())
     assert report["steps"] == 8
     assert sorted(report["nodes"]) == sorted(cores)
-    assert {owner["node"]: owner["train_rows"] for owner in plan["owners"]} == dict.fromkeys(cores, 12)
+    assert {owner["node"]: owner["train_rows"] for owner in plan["course"]["owners"]} == dict.fromkeys(cores, 12)
     assert (tmp_path / "run/adapter").is_dir()

@@ -6,12 +6,15 @@ import dataclasses
 
 import pytest
 
+from ringtune.costs.memory import node_memory
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError, UsageError
+from ringtune.schedule.methods import Everything, RingAda
 from ringtune.schedule.plan import Plan
 from sim.changes import change_all, split_change, with_speed
 from sim.members import add_node, drop_from_plan, drop_from_profile
 from sim.prediction import predict
+from tests.support import plans
 from tests.support.plans import make_plan
 from tests.support.profiles import all_pairs, profile_of
 
@@ -118,12 +121,12 @@ def test_changes_give_nodes_of_one_machine_links() -> None:
     [
         ("microbatches=4", "microbatches", 4),
         ("batch_size=16", "batch_size", 16),
-        ("every_steps=7", "every_steps", 7),
+        ("every_steps=7", "method", RingAda(every_steps=7)),
         ("wire_dtype=int8", "wire_dtype", "int8"),
         ("num_steps=3", "num_steps", 3),
         ("local_iterations=1", "local_iterations", 1),
         ("credits=1", "credits", 1),
-        ("method=all", "method", "all"),
+        ("method=all", "method", Everything()),
         ("eval_every=2", "eval_every", 2),
         ("checkpoint_every=2", "checkpoint_every", 2),
     ],
@@ -131,19 +134,34 @@ def test_changes_give_nodes_of_one_machine_links() -> None:
 def test_changes_of_the_plan_set_its_keys(change: str, key: str, value: object) -> None:
     """Slices stay; the changed plan is predicted like any other."""
     profile, plan = changed(change)
-    assert plan == dataclasses.replace(PLAN, **{key: value})  # type: ignore[arg-type]
-    assert predict(plan, profile).num_steps == plan.num_steps
+    assert plan == plans.changed(PLAN, **{key: value})
+    assert predict(plan, profile).num_steps == plan.course.num_steps
 
 
 def test_changes_of_the_plan_hold_together() -> None:
     """More micro-batches than rows are allowed if the same question has more rows."""
-    assert changed("microbatches=16", "batch_size=16")[1].microbatches == 16
+    assert changed("microbatches=16", "batch_size=16")[1].course.microbatches == 16
 
 
 def test_changes_of_micro_batches_scale_what_a_forward_keeps() -> None:
-    """Half the rows in each keep half; times come from the measured sizes."""
-    profile, _ = changed("microbatches=4")
-    assert [node.activation_block_bytes for node in profile.nodes] == [10_000] * 3
+    """Half the rows in each keep half, as it is measured for a token; times come from the measured sizes."""
+    profile, plan = changed("microbatches=4")
+    assert profile == PROFILE
+    tokens = PLAN.course.batch_size * PLAN.course.max_length
+    assert graph_bytes(PLAN, PROFILE) == [20_000 * tokens / 2] * 3
+    assert graph_bytes(plan, profile) == [20_000 * tokens / 4] * 3
+
+
+def graph_bytes(plan: Plan, profile: Profile) -> list[int]:
+    """What one block keeps for the backward of one micro-batch, at every node."""
+    return [
+        term.each_bytes
+        for node in profile.nodes
+        for term in node_memory(
+            plan, node.node, node.model, optimizer="adamw", activation_token_bytes=node.activation_token_bytes
+        ).terms
+        if term.what == "block's graph of a micro-batch"
+    ]
 
 
 def test_changes_of_micro_batches_need_times_of_more_sizes() -> None:
@@ -217,17 +235,17 @@ def test_split_change_needs_key_and_value(text: str) -> None:
 def test_drop_gives_the_blocks_to_the_host_before(name: str, slices: list[tuple[str, int, int]]) -> None:
     """Those of the first host go to the next one; what is left is a valid plan that can be predicted."""
     plan = drop_from_plan(PLAN, name)
-    assert [(piece.node, piece.start, piece.stop) for piece in plan.slices] == slices
-    assert [owner.node for owner in plan.owners] == [node for node in ("pi-1", "pi-2") if node != name]
-    assert predict(plan, drop_from_profile(PROFILE, name)).num_steps == PLAN.num_steps
+    assert [(piece.node, piece.start, piece.stop) for piece in plan.placement.slices] == slices
+    assert [owner.node for owner in plan.course.owners] == [node for node in ("pi-1", "pi-2") if node != name]
+    assert predict(plan, drop_from_profile(PROFILE, name)).num_steps == PLAN.course.num_steps
 
 
 def test_drop_passes_over_hosts_without_blocks() -> None:
     """An empty slice inherits nothing while there is a neighbour with blocks, but everything if there is none."""
     plan = make_plan([("a", 0, 2), ("b", 2, 2), ("c", 2, 4)], ["a", "c"])
-    assert [(s.node, s.start, s.stop) for s in drop_from_plan(plan, "c").slices] == [("a", 0, 4), ("b", 2, 2)]
+    assert [(s.node, s.start, s.stop) for s in drop_from_plan(plan, "c").placement.slices] == [("a", 0, 4), ("b", 2, 2)]
     alone = make_plan([("b", 0, 0), ("c", 0, 4)], ["b", "c"])
-    assert [(s.node, s.start, s.stop) for s in drop_from_plan(alone, "c").slices] == [("b", 0, 4)]
+    assert [(s.node, s.start, s.stop) for s in drop_from_plan(alone, "c").placement.slices] == [("b", 0, 4)]
 
 
 def test_drop_takes_the_links_along() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ringtune.costs.seconds import PlanCosts
+from ringtune.costs.profile import Profile
+from ringtune.costs.seconds import CourseCosts
 from ringtune.costs.work_times import Work
 from ringtune.errors import PlanError
-from ringtune.schedule.lowering import Payload
+from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.turns import StepKind
+from ringtune.schedule.units import Units
+from sim.items import ItemKind, Items
 from sim.links import MeasuredLinks
-from sim.transport import Parcel
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, profile_of
 
@@ -25,18 +28,26 @@ def links(
     """Links with (rate, latency) by pair."""
     times = {**TIMES, Work.ENCODE: encode_s, Work.DECODE: decode_s, Work.HAND_OVER: 7.0}
     profile = profile_of(PLAN, times=times, links=rates)
-    return MeasuredLinks(PlanCosts(PLAN, profile), profile, size=lambda payload, seq, micro: SIZE)
+    return measured(profile, SIZE)
 
 
-def gradient(source: str, target: str) -> Parcel:
-    """A message of ``TENSOR`` bytes."""
-    return Parcel(Payload.GRAD, source, target, 0, 0, 1)
+def measured(profile: Profile, *sizes: float) -> MeasuredLinks:
+    """The links of a profile; item 0 has micro-batches of these padded tokens."""
+    costs = CourseCosts(PLAN.course, profile)
+    granted = Items(costs)
+    units = Units.top(PLAN.course.num_blocks, 4)
+    granted.by_seq[0] = ItemKind(0, StepKind.TRAIN, units, (units.lowest,) * len(sizes), sizes)
+    return MeasuredLinks(costs, profile, granted=granted)
+
+
+GRADIENT = TensorKey(Payload.GRAD, 0, 0, 1)
+"""A message of ``TENSOR`` bytes."""
 
 
 def test_links_take_latency_and_bytes_over_rate() -> None:
     """A message is made, sent, and read."""
     found = links({("a", "b"): (100.0, 0.5)}, encode_s=0.25, decode_s=0.125)
-    assert found.arrival_s(gradient("a", "b"), 2.0) == 2.0 + 0.25 + 0.125 + 10.0 + 0.5
+    assert found.arrival_s(GRADIENT, "a", "b", 2.0) == 2.0 + 0.25 + 0.125 + 10.0 + 0.5
     assert found.sent_bytes == {("a", "b"): TENSOR}
     assert found.busy_s == {("a", "b"): 10.0}
 
@@ -44,7 +55,7 @@ def test_links_take_latency_and_bytes_over_rate() -> None:
 def test_links_of_one_machine_take_the_time_of_making_and_reading() -> None:
     """Without links in the profile bytes are counted, but take no time."""
     found = links({}, encode_s=0.25, decode_s=0.125)
-    assert found.arrival_s(gradient("a", "b"), 2.0) == 2.375
+    assert found.arrival_s(GRADIENT, "a", "b", 2.0) == 2.375
     assert found.credit_s("b", "a", 3.0) == 3.0
     assert (found.sent_bytes, found.busy_s) == ({("a", "b"): TENSOR}, {("a", "b"): 0.0})
 
@@ -52,75 +63,74 @@ def test_links_of_one_machine_take_the_time_of_making_and_reading() -> None:
 def test_links_send_one_message_after_the_other() -> None:
     """The second one waits for the first; latencies overlap."""
     found = links({("a", "b"): (100.0, 0.5)})
-    assert [found.arrival_s(gradient("a", "b"), 0.0) for _ in range(3)] == [10.5, 20.5, 30.5]
+    assert [found.arrival_s(GRADIENT, "a", "b", 0.0) for _ in range(3)] == [10.5, 20.5, 30.5]
 
 
 def test_links_of_equal_rate_share_the_uplink() -> None:
     """Two neighbours at the rate of the uplink: one after the other."""
     found = links({("a", "b"): (100.0, 0.0), ("a", "c"): (100.0, 0.0)})
-    assert found.arrival_s(gradient("a", "b"), 0.0) == 10.0
-    assert found.arrival_s(gradient("a", "c"), 0.0) == 20.0
+    assert found.arrival_s(GRADIENT, "a", "b", 0.0) == 10.0
+    assert found.arrival_s(GRADIENT, "a", "c", 0.0) == 20.0
 
 
 def test_links_to_a_slow_node_leave_room_for_another() -> None:
     """At a quarter of the uplink a message takes a quarter of it."""
     found = links({("a", "b"): (25.0, 0.0), ("a", "c"): (100.0, 0.0)})
-    assert found.arrival_s(gradient("a", "b"), 0.0) == 40.0
-    assert found.arrival_s(gradient("a", "c"), 0.0) == 20.0
+    assert found.arrival_s(GRADIENT, "a", "b", 0.0) == 40.0
+    assert found.arrival_s(GRADIENT, "a", "c", 0.0) == 20.0
 
 
 def test_links_share_the_downlink() -> None:
     """Two senders at the receiver's rate: one after the other."""
     found = links({("a", "c"): (100.0, 0.0), ("b", "c"): (100.0, 0.0)})
-    assert found.arrival_s(gradient("a", "c"), 0.0) == 10.0
-    assert found.arrival_s(gradient("b", "c"), 0.0) == 20.0
+    assert found.arrival_s(GRADIENT, "a", "c", 0.0) == 10.0
+    assert found.arrival_s(GRADIENT, "b", "c", 0.0) == 20.0
 
 
 def test_links_that_wait_for_the_receiver_keep_no_uplink_from_others() -> None:
     """What a sends to c waits behind b's message there; a's message to b needs only a's uplink."""
     found = links({("a", "c"): (100.0, 0.0), ("b", "c"): (100.0, 0.0), ("a", "b"): (100.0, 0.0)})
     for _ in range(4):
-        found.arrival_s(gradient("b", "c"), 0.0)
-    assert found.arrival_s(gradient("a", "c"), 0.0) == 50.0
-    assert found.arrival_s(gradient("a", "b"), 0.0) == 20.0
+        found.arrival_s(GRADIENT, "b", "c", 0.0)
+    assert found.arrival_s(GRADIENT, "a", "c", 0.0) == 50.0
+    assert found.arrival_s(GRADIENT, "a", "b", 0.0) == 20.0
 
 
 def test_links_have_two_directions() -> None:
     """What comes does not slow down what goes."""
     found = links({("a", "b"): (100.0, 0.0), ("b", "a"): (10.0, 0.0)})
-    assert found.arrival_s(gradient("b", "a"), 0.0) == 100.0
-    assert found.arrival_s(gradient("a", "b"), 0.0) == 10.0
+    assert found.arrival_s(GRADIENT, "b", "a", 0.0) == 100.0
+    assert found.arrival_s(GRADIENT, "a", "b", 0.0) == 10.0
 
 
 def test_links_keep_the_order_of_messages() -> None:
     """A short message does not overtake a long one."""
-    sizes = {0: 100.0, 1: 0.0}
     profile = profile_of(PLAN, times={**TIMES, Work.ENCODE: 0.0})
-    found = MeasuredLinks(PlanCosts(PLAN, profile), profile, size=lambda payload, seq, micro: sizes[micro])
-    late = found.arrival_s(Parcel(Payload.GRAD, "a", "b", 0, 0, 1), 5.0)
-    assert found.arrival_s(Parcel(Payload.GRAD, "a", "b", 0, 1, 1), 4.0) == late
+    found = measured(profile, 100.0, 0.0)
+    late = found.arrival_s(GRADIENT, "a", "b", 5.0)
+    assert found.arrival_s(GRADIENT._replace(micro=1), "a", "b", 4.0) == late
 
 
 def test_links_carry_heads_with_their_own_bytes_and_time() -> None:
     """A hand-over has no micro-batch: the head, its moments, and the time of packing them."""
     found = links({("a", "b"): (100.0, 0.0)})
     head = 3 * (4000 + 2 * 100)
-    assert found.arrival_s(Parcel(Payload.HEAD, "a", "b", 3, 0, 0), 0.0) == 7.0 + head / 100
+    assert found.arrival_s(TensorKey(Payload.HEAD, 3, -1, 0), "a", "b", 0.0) == 7.0 + head / 100
     assert found.sent_bytes == {("a", "b"): head}
 
 
 def test_links_send_the_mask_with_hidden_states_of_blocks_only() -> None:
     """The hidden state for the head needs none."""
     found = links({("a", "b"): (100.0, 0.0), ("c", "a"): (100.0, 0.0)})
-    found.arrival_s(Parcel(Payload.HIDDEN, "a", "b", 0, 0, 1), 0.0)
-    found.arrival_s(Parcel(Payload.HIDDEN, "c", "a", 0, 0, PLAN.num_blocks), 0.0)
+    found.arrival_s(TensorKey(Payload.HIDDEN, 0, 0, 1), "a", "b", 0.0)
+    found.arrival_s(TensorKey(Payload.HIDDEN, 0, 0, PLAN.course.head), "c", "a", 0.0)
     assert found.sent_bytes == {("a", "b"): TENSOR + SIZE, ("c", "a"): TENSOR}
 
 
 def test_links_return_credits_with_the_latency_only() -> None:
     """A credit is a few bytes, and does not wait."""
     found = links({("a", "b"): (1.0, 0.5)})
-    found.arrival_s(gradient("a", "b"), 0.0)
+    found.arrival_s(GRADIENT, "a", "b", 0.0)
     assert found.credit_s("a", "b", 3.0) == 3.5
 
 
@@ -129,4 +139,4 @@ def test_links_that_were_not_measured_are_an_error(ask: str) -> None:
     """With some links known a missing one is named."""
     found = links({("a", "b"): (100.0, 0.5)})
     with pytest.raises(PlanError, match="the profile lacks link b -> c; measure anew"):
-        found.credit_s("b", "c", 0.0) if ask == "credit_s" else found.arrival_s(gradient("b", "c"), 0.0)
+        found.credit_s("b", "c", 0.0) if ask == "credit_s" else found.arrival_s(GRADIENT, "b", "c", 0.0)

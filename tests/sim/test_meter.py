@@ -2,39 +2,63 @@
 
 from __future__ import annotations
 
-from ringtune.costs.seconds import PlanCosts
+from typing import NamedTuple
+
+from ringtune.costs.seconds import CourseCosts
 from ringtune.rounds.rounds import LogStep, LogTurn
-from ringtune.schedule.lowering import Action, Op, Payload
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.turns import StepKind, turn_sequence
-from sim.action_times import Items
+from ringtune.schedule.units import EMBEDDING
+from sim.action_times import ProfileTimes
+from sim.items import Items
 from sim.memory_ledger import MemoryLedger
 from sim.meter import Meter
-from sim.transport import Parcel
 from tests.support.plans import make_plan
 from tests.support.profiles import profile_of
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=4, every_steps=2, eval_rows=3)
-TURNS = list(turn_sequence(PLAN))
-TENSOR = 2 * PLAN.max_length * PLAN.hidden_size * 4
+TURNS = list(turn_sequence(PLAN.course))
+TENSOR = 2 * PLAN.course.max_length * PLAN.course.hidden_size * 4
+EMBED = Action(Op.EMBED, 0, 0, EMBEDDING, EMBEDDING + 1)
+HIDDEN = TensorKey(Payload.HIDDEN, 0, 1, 2)
+HEAD = TensorKey(Payload.HEAD, 1, -1, 0)
+"""A hand-over: its ``seq`` is the turn."""
 
 
-def meter(*, keep_spans: bool = False) -> tuple[Meter, MemoryLedger, Items]:
+class Parts(NamedTuple):
+    """A meter with what it is made of."""
+
+    meter: Meter
+    times: ProfileTimes
+    ledger: MemoryLedger
+    items: Items
+
+    def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
+        """A node carries an action out: it is asked for its time when it begins, and measured when it ends."""
+        self.times(node, action)
+        self.meter.ran(node, action, start_s, end_s)
+
+
+def meter(*, keep_spans: bool = False) -> Parts:
     """A meter to which every turn was granted, with its parts."""
     profile = profile_of(PLAN)
-    items = Items(PlanCosts(PLAN, profile))
+    costs = CourseCosts(PLAN.course, profile)
+    items = Items(costs)
     ledger = MemoryLedger(PLAN, profile.by_name, optimizer="sgd", dtype="float32")
-    found = Meter(PLAN.nodes, items, ledger, keep_spans=keep_spans)
+    times = ProfileTimes(costs, items, ledger.effect)
+    found = Meter(PLAN.nodes, items, times, ledger, keep_spans=keep_spans)
     for turn in TURNS:
         found.granted(turn)
-    return found, ledger, items
+    return Parts(found, times, ledger, items)
 
 
 def test_meter_adds_up_seconds_by_node_and_operation() -> None:
     """Each node has its own account."""
-    found, _, _ = meter()
-    found.ran("a", Action(Op.EMBED, 0, 0), 1.0, 1.5)
-    found.ran("a", Action(Op.EMBED, 0, 1), 2.0, 2.25)
-    found.ran("b", Action(Op.FORWARD_FREE, 0, 0, 2, 3), 2.0, 5.0)
+    parts = meter()
+    parts.ran("a", EMBED, 1.0, 1.5)
+    parts.ran("a", EMBED._replace(micro=1), 2.0, 2.25)
+    parts.ran("b", Action(Op.FORWARD_FREE, 0, 0, 2, 3), 2.0, 5.0)
+    found = parts.meter
     assert (found.nodes["a"].busy_s, found.nodes["a"].actions) == ({Op.EMBED: 0.75}, 2)
     assert (found.nodes["b"].busy_s, found.nodes["b"].actions) == ({Op.FORWARD_FREE: 3.0}, 1)
     assert found.spans == []
@@ -42,13 +66,12 @@ def test_meter_adds_up_seconds_by_node_and_operation() -> None:
 
 def test_meter_keeps_spans_if_asked() -> None:
     """Actions and messages; a hand-over has its turn where the printed action has it."""
-    found, _, _ = meter(keep_spans=True)
-    action = Action(Op.EMBED, 0, 0)
-    found.ran("a", action, 1.0, 1.5)
-    found.sent(Parcel(Payload.HIDDEN, "a", "b", 0, 1, 2), 1.5, 2.0)
-    found.sent(Parcel(Payload.HEAD, "a", "b", 1, 0, 0), 3.0, 4.0)
-    assert found.spans == [
-        ("a", action, 1.0, 1.5),
+    parts = meter(keep_spans=True)
+    parts.ran("a", EMBED, 1.0, 1.5)
+    parts.meter.sent(HIDDEN, "a", "b", 1.5, 2.0)
+    parts.meter.sent(HEAD, "a", "b", 3.0, 4.0)
+    assert parts.meter.spans == [
+        ("a", EMBED, 1.0, 1.5),
         ("a", Action(Op.SEND, 0, 1, 2, 0, "b", Payload.HIDDEN), 1.5, 2.0),
         ("a", Action(Op.SEND, 0, -1, 1, 0, "b", Payload.HEAD), 3.0, 4.0),
     ]
@@ -56,30 +79,30 @@ def test_meter_keeps_spans_if_asked() -> None:
 
 def test_meter_holds_a_tensor_at_its_sender_then_at_its_receiver() -> None:
     """From sending to arrival it lies at the one, from arrival to use at the other."""
-    found, ledger, _ = meter()
+    found, _, ledger, _ = meter()
     start = ledger.peak_bytes
-    parcels = [Parcel(Payload.HIDDEN, "a", "b", 0, micro, 2) for micro in (0, 1)]
-    for parcel in parcels:
-        found.sent(parcel, 0.0, 1.0)
+    keys = [HIDDEN._replace(micro=micro) for micro in (0, 1)]
+    for key in keys:
+        found.sent(key, "a", "b", 0.0, 1.0)
     assert ledger.peak_bytes == {"a": start["a"] + 2 * TENSOR, "b": start["b"]}
-    for parcel in parcels:
-        found.arrived(parcel, 1.0)
-        found.accepted("b", Payload.HIDDEN, 0, parcel.micro, 2)
+    for key in keys:
+        found.arrived(key, "a", "b", 1.0)
+        found.accepted("b", key)
     assert ledger.peak_bytes == {"a": start["a"] + 2 * TENSOR, "b": start["b"] + TENSOR}
 
 
 def test_meter_leaves_heads_out_of_the_buffers() -> None:
     """A head is counted with its owner already."""
-    found, ledger, _ = meter()
+    found, _, ledger, _ = meter()
     start = ledger.peak_bytes
-    found.sent(Parcel(Payload.HEAD, "a", "b", 0, 0, 0), 0.0, 1.0)
-    found.arrived(Parcel(Payload.HEAD, "a", "b", 0, 0, 0), 1.0)
+    found.sent(HEAD, "a", "b", 0.0, 1.0)
+    found.arrived(HEAD, "a", "b", 1.0)
     assert ledger.peak_bytes == start
 
 
 def test_meter_times_steps_from_the_end_of_the_item_before() -> None:
     """Depth by depth; an evaluation between two steps is in neither."""
-    found, _, _ = meter()
+    found = meter().meter
     train = [turn for turn in TURNS if turn.kind is StepKind.TRAIN]
     evaluation = next(turn for turn in TURNS if turn.kind is StepKind.EVALUATE)
     found.logged(LogStep(train[0], 0, 0, 1, ()), 3.0)
@@ -92,7 +115,7 @@ def test_meter_times_steps_from_the_end_of_the_item_before() -> None:
 
 def test_meter_forgets_the_items_of_turns_that_are_done() -> None:
     """A long run needs no memory for its past."""
-    found, _, items = meter()
+    found, _, _, items = meter()
     found.logged(LogTurn(TURNS[0]), 5.0)
     kept = [seq for seq in range(TURNS[-1].end_seq) if seq in items.by_seq]
     assert kept == list(range(TURNS[0].end_seq, TURNS[-1].end_seq))

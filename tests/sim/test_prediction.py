@@ -11,11 +11,14 @@ import pytest
 from ringtune.costs.memory import node_memory
 from ringtune.costs.work_times import Work
 from ringtune.errors import PlanError
-from ringtune.schedule.lowering import Action, Op, depth
+from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.methods import Everything
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
+from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.versions import depth
 from sim.prediction import Prediction, predict
-from tests.support.plans import make_plan, random_plan
+from tests.support.plans import changed, make_plan, random_plan
 from tests.support.profiles import TIMES, all_pairs, profile_of, random_profile
 
 SEEDS = range(25)
@@ -52,7 +55,7 @@ def test_prediction_busy_and_idle_make_the_wall_time(seed: int) -> None:
 def test_prediction_depths_make_the_training_time(seed: int) -> None:
     """Every step is counted at its depth; steps and the rest make the whole."""
     plan, found = drawn(seed)
-    steps = [depth(plan, step) for step in range(plan.num_steps)]
+    steps = [depth(plan.course, step) for step in range(plan.course.num_steps)]
     assert {each.depth: each.steps for each in found.depths} == {d: steps.count(d) for d in set(steps)}
     assert sum(each.wall_s for each in found.depths) == pytest.approx(found.train_s)
     assert all(each.step_s * each.steps == pytest.approx(each.wall_s) for each in found.depths)
@@ -74,7 +77,7 @@ def test_prediction_memory_stays_below_the_planners_bound(seed: int) -> None:
                 node.node,
                 facts.model,
                 optimizer=optimizer,
-                activation_block_bytes=facts.activation_block_bytes,
+                activation_token_bytes=facts.activation_token_bytes,
             )
             assert 0 < node.peak_memory_bytes <= bound.total_bytes or not bound.total_bytes
 
@@ -137,9 +140,9 @@ def test_prediction_of_two_micro_batches_is_the_table_drawn_by_hand() -> None:
     found = predict(plan, profile_of(plan, times=times), keep_spans=True)
     starts = {(node, action.op, action.micro, action.start): start_s for node, action, start_s, _ in found.spans}
     assert found.wall_s == 26
-    assert starts["a", Op.HEAD, 0, 0] == 10
+    assert starts["a", Op.HEAD, 0, plan.course.head] == 10
     assert starts["b", Op.BACKWARD, 0, 1] == 14
-    assert starts["a", Op.UPDATE, -1, 2] == 16
+    assert starts["a", Op.UPDATE, -1, plan.course.head] == 16
     assert starts["b", Op.UPDATE, -1, 1] == 22
     assert starts["a", Op.UPDATE, -1, 0] == 25
 
@@ -168,8 +171,8 @@ def test_prediction_adds_every_message_of_one_step() -> None:
     plan = two_nodes()
     times = {**TIMES, Work.ENCODE: 0.125, Work.DECODE: 0.0625}
     found = predict(plan, profile_of(plan, times=times, links=all_pairs("ab", 1e4, 0.5)))
-    size = plan.batch_size * plan.max_length
-    with_mask, without = size * (4 * plan.hidden_size + 1), size * 4 * plan.hidden_size
+    size = plan.course.batch_size * plan.course.max_length
+    with_mask, without = size * (4 * plan.course.hidden_size + 1), size * 4 * plan.course.hidden_size
     on_wire_s = (with_mask + 3 * without) / 1e4
     assert found.wall_s == pytest.approx(E + LOW + G + H + B + B_LOW + U + on_wire_s + 4 * (0.5 + 0.125 + 0.0625))
 
@@ -182,8 +185,8 @@ def test_prediction_bytes_are_counted_by_hand(wire_dtype: str, item_bytes: int, 
     """Two links, each with a hidden state up and a gradient down of every micro-batch."""
     plan = two_nodes(wire_dtype=wire_dtype, num_steps=num_steps, microbatches=2)
     found = predict(plan, profile_of(plan))
-    size = num_steps * plan.batch_size * plan.max_length
-    tensor = size * plan.hidden_size * item_bytes
+    size = num_steps * plan.course.batch_size * plan.course.max_length
+    tensor = size * plan.course.hidden_size * item_bytes
     assert {(link.source, link.target): link.sent_bytes for link in found.links} == {
         ("a", "b"): tensor + size + tensor,
         ("b", "a"): tensor + tensor,
@@ -194,8 +197,8 @@ def test_prediction_bytes_of_int8_have_a_scale_for_each_token() -> None:
     """A byte for each number and four for each row of them."""
     plan = two_nodes(wire_dtype="int8")
     found = predict(plan, profile_of(plan))
-    tokens = plan.batch_size * plan.max_length
-    tensor = tokens * (plan.hidden_size + 4)
+    tokens = plan.course.batch_size * plan.course.max_length
+    tensor = tokens * (plan.course.hidden_size + 4)
     assert [link.sent_bytes for link in found.links] == [tensor + tokens + tensor, 2 * tensor]
 
 
@@ -208,10 +211,10 @@ def test_prediction_counts_heads_with_their_moments(optimizer: str) -> None:
     profile = profile_of(plan)
     found = predict(plan, profile, optimizer=optimizer)
     head = (profile.nodes[0].model.head_bytes + 2 * 100) * (3 if optimizer == "adamw" else 1)
-    owners = [turn.owner for turn in turn_sequence(plan) if turn.kind is StepKind.TRAIN]
+    owners = [turn.owner for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN]
     assert owners == ["a", "b", "a", "b"]
-    size = plan.batch_size * plan.max_length
-    hidden, back = 2 * size * (4 * plan.hidden_size + 1), 2 * size * 4 * plan.hidden_size
+    size = plan.course.batch_size * plan.course.max_length
+    hidden, back = 2 * size * (4 * plan.course.hidden_size + 1), 2 * size * 4 * plan.course.hidden_size
     # b embeds for a and gets the top's hidden state back; then its gradient goes to a
     sent = {(link.source, link.target): link.sent_bytes for link in found.links}
     assert sent == {("a", "b"): 2 * head + back, ("b", "a"): head + hidden + back}
@@ -228,7 +231,7 @@ def test_prediction_of_no_steps_is_an_evaluation() -> None:
 def test_prediction_of_a_resumed_run_has_the_steps_that_are_left() -> None:
     """From a turn boundary on, with that depth."""
     plan = two_nodes(method="ringada", num_steps=8, every_steps=4, local_iterations=2)
-    found = predict(plan, profile_of(plan), start=StartPoint.of(plan, step=6))
+    found = predict(plan, profile_of(plan), start=StartPoint.of(plan.course, step=6))
     assert [(each.depth, each.steps) for each in found.depths] == [(2, 2)]
 
 
@@ -240,7 +243,7 @@ def test_prediction_is_no_faster_with_a_slower_node(seed: int) -> None:
     """Everything trains and one micro-batch is at one place: more seconds anywhere are never fewer in the end."""
     rng = random.Random(seed)
     drawn_plan = random_plan(rng)
-    plan = dataclasses.replace(drawn_plan, method="all", microbatches=1, num_steps=min(drawn_plan.num_steps, 6))
+    plan = changed(drawn_plan, method=Everything(), microbatches=1, num_steps=min(drawn_plan.course.num_steps, 6))
     profile = random_profile(plan, rng)
     slow = rng.choice(plan.nodes)
     slower = dataclasses.replace(
@@ -297,8 +300,13 @@ def test_prediction_replays_a_run_exactly(seed: int) -> None:
 def pools(plan: Plan, rng: random.Random) -> list[tuple[str, Action, float]]:
     """Samples of every kind of work at every node, a straggler among them."""
     ops = (Op.EMBED, Op.FORWARD_FREE, Op.FORWARD, Op.HEAD, Op.BACKWARD, Op.UPDATE)
+    units = {Op.EMBED: EMBEDDING, Op.HEAD: plan.course.head}
     kinds = itertools.product(plan.nodes, (0, 1), ops, range(4))
-    return [(node, Action(op, seq, 0, 0, 1), rng.choice([0.5, 1.0, 30.0]) * rng.random()) for node, seq, op, _ in kinds]
+    return [
+        (node, Action(op, seq, 0, unit, unit + 1), rng.choice([0.5, 1.0, 30.0]) * rng.random())
+        for node, seq, op, _ in kinds
+        for unit in [units.get(op, 0)]
+    ]
 
 
 @pytest.mark.parametrize("seed", range(8))

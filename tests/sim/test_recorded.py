@@ -11,8 +11,8 @@ import pytest
 from coordinator.records.trace_file import Span, TraceText
 from ringtune.costs.work_times import Work
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, RingTuneError
-from ringtune.schedule.lowering import Action, Op
-from ringtune.schedule.table import format_action
+from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.units import EMBEDDING
 from sim.prediction import predict
 from sim.recorded import Recording, read_trace
 from tests.support.plans import make_plan
@@ -24,9 +24,9 @@ PROFILE = profile_of(PLAN, links=all_pairs("ab", 1e6, 0.01))
 
 def trace_text(spans: list[tuple[str, Action, float, float]], started_unix_s: float = 0.0) -> str:
     """A trace as a coordinator writes it."""
-    text = TraceText(PLAN.nodes, num_blocks=PLAN.num_blocks, started_unix_s=started_unix_s)
+    text = TraceText(PLAN.nodes, num_blocks=PLAN.course.num_blocks, started_unix_s=started_unix_s)
     body = "".join(
-        text.spans(node, [Span(format_action(action, PLAN.num_blocks), started_unix_s + start, started_unix_s + end)])
+        text.spans(node, [Span(action, started_unix_s + start, started_unix_s + end)])
         for node, action, start, end in spans
     )
     return text.begin() + body + text.end()
@@ -35,16 +35,16 @@ def trace_text(spans: list[tuple[str, Action, float, float]], started_unix_s: fl
 def read(path: Path, text: str) -> Recording:
     """What stands in a trace of that text."""
     (path / "trace.json").write_text(text)
-    return read_trace(path / "trace.json", PLAN.num_blocks)
+    return read_trace(path / "trace.json", PLAN.course.num_blocks)
 
 
 def test_read_trace_gives_back_what_was_written(tmp_path: Path) -> None:
     """Every compute action with its node and seconds; messages are left out."""
     spans = [
-        ("a", Action(Op.EMBED, 0, 0), 1.0, 1.5),
+        ("a", Action(Op.EMBED, 0, 0, EMBEDDING, EMBEDDING + 1), 1.0, 1.5),
         ("a", Action(Op.SEND, 0, 0, 2, 0, "b", "h"), 1.5, 9.0),
         ("b", Action(Op.BACKWARD, 0, 1, 2, 4), 2.0, 4.0),
-        ("b", Action(Op.UPDATE, 0, -1, 4, 4), 4.0, 4.25),
+        ("b", Action(Op.UPDATE, 0, -1, PLAN.course.head, PLAN.course.head + 1), 4.0, 4.25),
     ]
     found = read(tmp_path, trace_text(spans))
     assert found == Recording(

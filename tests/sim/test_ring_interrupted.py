@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
+from ringtune.schedule.actions import TensorKey
 from sim.ring import VirtualRing
-from sim.transport import Delays, Parcel, Strain
+from sim.transport import Delays, Strain
 from tests.support.plans import make_plan
 
 
@@ -19,7 +20,7 @@ class Busy(Delays):
         self._taken_s = (source_s, target_s)
         self._delays_s = delays_s
 
-    def strain(self, parcel: Parcel) -> Strain:
+    def strain(self, key: TensorKey, source: str, target: str) -> Strain:
         """The same for every message."""
         return Strain(*self._taken_s, *self._delays_s)
 

@@ -8,10 +8,10 @@ import pytest
 
 from ringtune.errors import PlanError
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import validate_table
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
+from ringtune.schedule.validate import validate_table
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support.plans import make_plan, random_plan
@@ -39,9 +39,9 @@ def train_actions(
     """Per node the actions that change weights, with the train step instead of ``seq``."""
     steps = {
         item.seq: item.step
-        for turn in turn_sequence(plan, start=start)
+        for turn in turn_sequence(plan.course, start=start)
         if turn.kind is StepKind.TRAIN
-        for item in items(plan, turn)
+        for item in items(plan.course, turn)
     }
     changing = (Op.FORWARD, Op.BACKWARD, Op.HEAD, Op.UPDATE)
     return {
@@ -68,10 +68,10 @@ def test_checkpoint_resumed_run_does_the_rest_of_the_steps(seed: int) -> None:
     assert whole.finish == rd.Finish("", "")
     all_actions = train_actions(plan, whole)
     for checkpoint in logged(whole)[:3]:
-        start = StartPoint.of(plan, step=checkpoint.step, holder=checkpoint.holder)
+        start = StartPoint.of(plan.course, step=checkpoint.step, holder=checkpoint.holder)
         rest = run(plan, seed + 1, start=start)
         assert rest.finish == rd.Finish("", ""), (seed, checkpoint)
-        turns = list(turn_sequence(plan, start=start))
+        turns = list(turn_sequence(plan.course, start=start))
         if turns:
             validate_table(plan, turns, rest.order, start=start)
         left = {
@@ -86,7 +86,7 @@ def test_checkpoint_saves_one_version_on_every_node(seed: int) -> None:
     plan = make_plan(THREE, ["b", "d"], num_steps=12, every_steps=2, checkpoint_every=4, eval_every=3)
     result = run(plan, seed)
     assert [(entry.step, entry.holder) for entry in logged(result)] == [(4, "d"), (8, "d"), (12, "d")]
-    steps = {item.seq: item.step for turn in turn_sequence(plan) for item in items(plan, turn)}
+    steps = {item.seq: item.step for turn in turn_sequence(plan.course) for item in items(plan.course, turn)}
     for order in result.order.values():
         last_update = -1
         saves = []
@@ -111,7 +111,7 @@ def test_drain_ends_with_a_checkpoint_from_which_the_run_goes_on(seed: int) -> N
     if not stopped.finish.error:
         return
     (checkpoint,) = logged(stopped)
-    start = StartPoint.of(plan, step=checkpoint.step, holder=checkpoint.holder)
+    start = StartPoint.of(plan.course, step=checkpoint.step, holder=checkpoint.holder)
     first, second = train_actions(plan, stopped), train_actions(plan, run(plan, seed, start=start), start)
     assert {node: first[node] + second[node] for node in whole} == whole
 
@@ -122,7 +122,7 @@ def test_drain_does_not_save_a_step_twice(step: int) -> None:
     plan = make_plan(
         THREE, ["b", "a"], num_steps=12, local_iterations=2, eval_rows=80, checkpoint_every=2, eval_every=2
     )
-    start = StartPoint.of(plan, step=step, holder="b") if step else None
+    start = StartPoint.of(plan.course, step=step, holder="b") if step else None
     for drain_at_s in range(10, 600, 7):
         steps = [entry.step for entry in logged(run(plan, 0, start=start, drain_at_s=float(drain_at_s)))]
         assert steps == list(range(step + 2, step + 2 + 2 * len(steps), 2))
@@ -155,4 +155,4 @@ def test_drain_twice_stops_at_once() -> None:
 def test_start_point_that_does_not_fit_the_plan_is_refused(step: int, holder: str, message: str) -> None:
     """A checkpoint of another plan can't be continued."""
     with pytest.raises(PlanError, match=message):
-        StartPoint.of(make_plan(THREE, ["a", "b"]), step=step, holder=holder)
+        StartPoint.of(make_plan(THREE, ["a", "b"]).course, step=step, holder=holder)

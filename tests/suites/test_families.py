@@ -12,7 +12,7 @@ import torch
 from edge.model.families import MODULES
 from edge.model.slice import BlockRunner
 from ringtune.models.families import FAMILIES
-from ringtune.schedule.lowering import Action
+from ringtune.schedule.actions import Action
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
@@ -80,7 +80,7 @@ def run(case: Case, slices: Slices, *, seed: int = 0) -> tuple[RingResult, Torch
 def collected(case: Case, slices: Slices, *, seed: int = 0) -> dict[str, torch.Tensor]:
     """Adapter and head of a run."""
     plan = case.plan(slices)
-    holder = list(turn_sequence(plan))[-1].owner
+    holder = list(turn_sequence(plan.course))[-1].owner
     return run(case, slices, seed=seed)[1].collected(plan, holder)
 
 
@@ -104,7 +104,7 @@ def test_family_in_a_ring_equals_one_process(inputs: Any, model_type: str, task:
     split = SPLITS["three" if side == "right" else "two"]
     result, carrier = run(case, split)
     plan, trained = case.plan(split), reference_of(case)
-    holder = list(turn_sequence(plan))[-1].owner
+    holder = list(turn_sequence(plan.course))[-1].owner
     got, want = carrier.collected(plan, holder), {**trained.adapter(), **trained.head()}
     assert distance(got, want) < 1e-9
     steps = [entry for entry in result.logged if type(entry).__name__ == "LogStep" and entry.turn.kind == "train"]
@@ -171,8 +171,8 @@ def check_result_loads(case: Case, tmp_path: Path) -> None:
     plain.load_adapter(str(folder), use_safetensors=True, set_active=True)
     assert plain.active_head == "ringtune"
     plain.to(getattr(torch, case.dtype)).eval()
-    turn = next(turn for turn in turn_sequence(plan) if turn.kind is StepKind.EVALUATE)
-    batch = case.datasets()["a"].batch(plan, items(plan, turn)[0])
+    turn = next(turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.EVALUATE)
+    batch = case.datasets()["a"].batch(plan.course, items(plan.course, turn)[0])
     trained, untrained = reference_of(case).model, reference.whole_model(case.job, plan, case.folder / "model").eval()
     with torch.no_grad():
         got, want, before = (

@@ -9,9 +9,11 @@ import pytest
 from ringtune.costs.memory import node_memory
 from ringtune.costs.profile import ModelFacts
 from ringtune.engine import events as ev
-from ringtune.schedule.lowering import Op, lowest_trainable
+from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import items, turn_sequence
+from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.versions import trained
 from sim.ring import VirtualRing
 from sim.ring_result import Handled
 from tests.support.plans import random_plan
@@ -31,9 +33,16 @@ WEIGHTLESS = ModelFacts(
 )
 
 
-def peak_waiting(plan: Plan, handled: list[Handled]) -> int:
+def last_actions(plan: Plan, node: str) -> set[Action]:
+    """The action of each micro-batch at a node after which nothing of it is needed there."""
+    every = (item for turn in turn_sequence(plan.course) for item in items(plan.course, turn))
+    ways = ((item, micro, way) for item in every for micro, way in enumerate(legs(plan, item, node)) if way)
+    return {way[-1].bind(item.seq, micro) for item, micro, way in ways}
+
+
+def peak_waiting(plan: Plan, node: str, handled: list[Handled]) -> int:
     """Most hidden states and gradients that one node held at once, in its inbox or between two actions."""
-    kinds = {item.seq: item.kind for turn in turn_sequence(plan) for item in items(plan, turn)}
+    last = last_actions(plan, node)
     inbox = peak = 0
     held: set[tuple[int, int]] = set()
     for _, event, commands in handled:
@@ -41,18 +50,17 @@ def peak_waiting(plan: Plan, handled: list[Handled]) -> int:
             inbox += 1
         if isinstance(event, ev.ActionDone):
             action = event.action
-            is_last = action.op is Op.BACKWARD or (action.op is Op.HEAD and not kinds[action.seq].has_backward)
             if action.op is Op.EMBED:
                 held.add((action.seq, action.micro))
-            elif is_last:
+            elif action in last:
                 held.discard((action.seq, action.micro))
         peak = max(peak, inbox + len(held))
         for command in commands:
             if isinstance(command, ev.Accept):
                 inbox -= 1
-                held.add((command.seq, command.micro))
+                held.add((command.key.seq, command.key.micro))
             elif isinstance(command, ev.SendTensor):
-                held.discard((command.seq, command.micro))
+                held.discard((command.key.seq, command.key.micro))
             peak = max(peak, inbox + len(held))
     return peak
 
@@ -68,10 +76,10 @@ def test_memory_buffers_bound_what_waits_at_every_node(seed: int) -> None:
         action_s=lambda node, action: speeds[node] * rng.random(),
         message_s=lambda source, target, payload: rng.choice([0.0, 0.1, 5.0]) * rng.random(),
     ).run()
-    tensor_bytes = plan.microbatch_sizes()[0] * plan.max_length * plan.hidden_size * 4
+    tensor_bytes = plan.course.microbatch_sizes()[0] * plan.course.max_length * plan.course.hidden_size * 4
     for node in plan.nodes:
-        estimate = node_memory(plan, node, WEIGHTLESS, optimizer="sgd", activation_block_bytes=0)
-        assert peak_waiting(plan, result.handled[node]) * tensor_bytes <= estimate.buffers_bytes, node
+        estimate = node_memory(plan, node, WEIGHTLESS, optimizer="sgd", activation_token_bytes=0)
+        assert peak_waiting(plan, node, result.handled[node]) * tensor_bytes <= estimate.parts()["buffers"], node
 
 
 @pytest.mark.parametrize("seed", range(80))
@@ -84,7 +92,8 @@ def test_memory_activations_bound_the_graphs_that_are_kept(seed: int) -> None:
         action_s=lambda node, action: rng.random(),
         message_s=lambda source, target, payload: rng.choice([0.0, 5.0]) * rng.random(),
     ).run()
-    lowest = lowest_trainable(plan, plan.num_steps - 1)
+    lowest = trained(plan.course, StepKind.TRAIN, plan.course.num_steps - 1).lowest
+    tokens = plan.course.microbatch_sizes()[0] * plan.course.max_length
     for node in plan.nodes:
         graphs = peak = 0
         for action in result.order[node]:
@@ -92,6 +101,6 @@ def test_memory_activations_bound_the_graphs_that_are_kept(seed: int) -> None:
                 graphs += (action.stop - action.start) * (1 if action.op is Op.FORWARD else -1)
                 assert action.start >= lowest
             peak = max(peak, graphs)
-        estimate = node_memory(plan, node, WEIGHTLESS, optimizer="sgd", activation_block_bytes=1)
+        estimate = node_memory(plan, node, WEIGHTLESS, optimizer="sgd", activation_token_bytes=1)
         assert graphs == 0
-        assert peak <= estimate.activations_bytes
+        assert peak * tokens <= estimate.parts()["activations"]

@@ -50,7 +50,7 @@ def ring_result(case: Case, slices: Slices, *, seed: int = 0) -> tuple[Tensors, 
     """Adapters and head, losses of the steps, and the figures of the versions, after a run with random delays."""
     result, carrier = run(case, slices, seed=seed)
     plan = case.plan(slices)
-    holder = [turn for turn in turn_sequence(plan) if turn.kind is StepKind.TRAIN][-1].owner
+    holder = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN][-1].owner
     steps = [entry for entry in result.logged if isinstance(entry, rd.LogStep) and entry.turn.kind is StepKind.TRAIN]
     losses = [dict(entry.values)["loss_sum"] / dict(entry.values)["count"] for entry in steps]
     figures = {node: executor.version_figures for node, executor in carrier.executors.items()}
@@ -157,7 +157,7 @@ def test_pipeadapter_resumed_run_gives_the_bits_of_the_whole_run(folder: Path) -
     saved = [entry for entry in result.logged if isinstance(entry, rd.LogCheckpoint)]
     assert [entry.step for entry in saved] == [5, 10, 13]
     for checkpoint in saved[:2]:
-        start = StartPoint.of(plan, step=checkpoint.step, holder=checkpoint.holder)
+        start = StartPoint.of(plan.course, step=checkpoint.step, holder=checkpoint.holder)
         carrier = rebuilt(case, plan, whole.shards[checkpoint.step], checkpoint)
         rest = run_plan(plan, carrier, random.Random(checkpoint.step).randint(1, 99), start=start)
         assert rest.finish == rd.Finish("", "")

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtune.schedule.lowering import Action, Op, forward_version, warm_up
+from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.methods import Everything, PipeAdapter
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import build_table, validate_table
+from ringtune.schedule.table import build_table
 from ringtune.schedule.turns import items, turn_sequence
+from ringtune.schedule.validate import validate_table
+from ringtune.schedule.versions import forward_version, in_flight
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.suites.test_ring_on_virtual_clock import run_with_random_delays, weight_changes
-from tests.support.plans import make_plan, random_plan
+from tests.support.plans import changed, make_plan, random_plan
 
 THREE = [("a", 0, 2), ("b", 2, 4), ("c", 4, 6)]
 COMPUTED = (Op.EMBED, Op.FORWARD, Op.HEAD, Op.BACKWARD, Op.UPDATE)
@@ -48,7 +50,7 @@ def words(plan: Plan, actions: list[Action]) -> str:
 
 def pipe_plan(rng: random.Random) -> Plan:
     """Any shape of run, with turns long enough to fill the ring."""
-    return dataclasses.replace(random_plan(rng), method="pipeadapter", local_iterations=rng.randint(1, 7))
+    return changed(random_plan(rng), method=PipeAdapter(), local_iterations=rng.randint(1, 7))
 
 
 def test_pipe_hosts_do_one_forward_one_backward_after_their_warm_up() -> None:
@@ -66,7 +68,7 @@ def test_pipe_order_of_equal_actions_is_that_of_the_printed_table() -> None:
     """The table is what the engines do where all actions take equally long."""
     plan = even_plan(num_steps=11, local_iterations=6)
     order = VirtualRing(plan, action_s=equal_actions).run().order
-    table = build_table(plan, turn_sequence(plan))
+    table = build_table(plan, turn_sequence(plan.course))
     for node in "abc":
         assert [a for a in order[node] if a.op in COMPUTED] == [a for a in table[node] if a.op in COMPUTED]
 
@@ -76,7 +78,7 @@ def test_pipe_takes_the_time_of_an_ideal_1f1b_pipeline(num_steps: int) -> None:
     """A step takes F + B of one host, filling and draining a turn 2 (P - 1); without staleness a step takes 2 P."""
     plan = even_plan(num_steps=num_steps, local_iterations=num_steps)
     assert VirtualRing(plan, action_s=equal_actions).run().wall_s == 2 * num_steps + 2 * (3 - 1)
-    fresh = dataclasses.replace(plan, method="all")
+    fresh = changed(plan, method=Everything())
     assert VirtualRing(fresh, action_s=equal_actions).run().wall_s == 6 * num_steps
 
 
@@ -87,7 +89,7 @@ def test_pipe_is_full_with_credits_for_one_item(microbatches: int) -> None:
     full = VirtualRing(plan, action_s=equal_actions).run()
     busy_s = 2 * 20 * microbatches
     assert busy_s <= full.wall_s <= busy_s + 2 * 3 * microbatches
-    tight = VirtualRing(dataclasses.replace(plan, credits=1), action_s=equal_actions).run()
+    tight = VirtualRing(changed(plan, credits=1), action_s=equal_actions).run()
     assert tight.finish is not None and tight.finish.error == ""
     assert tight.wall_s >= full.wall_s
 
@@ -99,8 +101,8 @@ def test_pipe_any_plan_and_any_delays_carry_out_a_valid_table(seed: int) -> None
     plan = pipe_plan(rng)
     result = run_with_random_delays(plan, rng)
     assert result.finish is not None and result.finish.error == "", result.finish
-    validate_table(plan, turn_sequence(plan), result.order)
-    turns = list(turn_sequence(plan))
+    validate_table(plan, turn_sequence(plan.course), result.order)
+    turns = list(turn_sequence(plan.course))
     validate_table(plan, turns, build_table(plan, turns))
 
 
@@ -112,7 +114,7 @@ def versions_seen(plan: Plan, result: RingResult) -> dict[tuple[str, int], int]:
         for action in order:
             if action.op is Op.FORWARD:
                 assert seen.setdefault((node, action.seq), updates) == updates
-            elif action.op is Op.UPDATE and action.start < plan.num_blocks:
+            elif action.op is Op.UPDATE and action.start < plan.course.num_blocks:
                 updates += 1
     return seen
 
@@ -122,13 +124,13 @@ def test_pipe_delays_never_change_what_a_forward_sees(seed: int) -> None:
     """Item k of a turn sees max(0, k - w + 1) of its updates; backwards and updates keep their order."""
     plan = pipe_plan(random.Random(seed))
     first = run_with_random_delays(plan, random.Random(1))
-    hosts = [piece.node for piece in plan.slices if piece.num_blocks]
-    by_seq = {item.seq: (item, turn) for turn in turn_sequence(plan) for item in items(plan, turn)}
+    hosts = [piece.node for piece in plan.placement.slices if piece.num_blocks]
+    by_seq = {item.seq: (item, turn) for turn in turn_sequence(plan.course) for item in items(plan.course, turn)}
     for (node, seq), version in versions_seen(plan, first).items():
         item, turn = by_seq[seq]
         w, k = len(hosts) - hosts.index(node), item.seq - turn.first_seq
         assert version == turn.first_step + max(0, k - w + 1)
-        assert version == forward_version(plan, plan.slice_of(node).start, item)
+        assert version == forward_version(plan.course, plan.slice_of(node).start, item)
     for other in range(2, 5):
         again = run_with_random_delays(plan, random.Random(other))
         assert versions_seen(plan, again) == versions_seen(plan, first)
@@ -142,23 +144,23 @@ def test_pipe_no_more_than_the_warm_up_holds_graphs(seed: int) -> None:
     plan = pipe_plan(rng)
     result = run_with_random_delays(plan, rng)
     for node, actions in result.order.items():
-        most, peak = warm_up(plan, plan.slice_of(node).start), 0
+        most, peak = in_flight(plan.course, plan.slice_of(node).start), 0
         waiting: set[int] = set()
         for action in actions:
             if action.op is Op.FORWARD:
                 waiting.add(action.seq)
-            elif action.op is Op.UPDATE and action.start < plan.num_blocks:
+            elif action.op is Op.UPDATE and action.start < plan.course.num_blocks:
                 waiting.discard(action.seq)
             peak = max(peak, len(waiting))
         assert peak <= most
-        if plan.slice_of(node).num_blocks and plan.num_steps >= plan.local_iterations:
+        if plan.slice_of(node).num_blocks and plan.course.num_steps >= plan.course.local_iterations:
             assert peak == most
 
 
 def test_pipe_turn_ends_with_everything_updated() -> None:
     """No node begins the next turn's forwards or saves before its last update of this one, whatever the delays."""
     plan = even_plan(num_steps=12, local_iterations=4, eval_rows=3, eval_every=4, checkpoint_every=4)
-    by_seq = {item.seq: item for turn in turn_sequence(plan) for item in items(plan, turn)}
+    by_seq = {item.seq: item for turn in turn_sequence(plan.course) for item in items(plan.course, turn)}
     for seed in range(20):
         for order in run_with_random_delays(plan, random.Random(seed)).order.values():
             weights = (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD, Op.UPDATE, Op.SAVE)

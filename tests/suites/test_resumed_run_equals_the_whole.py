@@ -100,7 +100,7 @@ def test_resumed_run_gives_the_bits_of_the_whole_run_from_any_checkpoint(folder:
     assert [entry.step for entry in saved] == [4, 6, 10, 12]
     evaluations = [entry for entry in result.logged if isinstance(entry, rd.LogEvaluation)]
     for checkpoint in random.Random(name).sample(saved, 2):
-        start = StartPoint.of(plan, step=checkpoint.step, holder=checkpoint.holder)
+        start = StartPoint.of(plan.course, step=checkpoint.step, holder=checkpoint.holder)
         carrier = rebuilt(case, plan, whole.shards[checkpoint.step], checkpoint)
         rest = run(plan, carrier, 1, start=start)
         assert rest.finish == rd.Finish("", "")
@@ -128,7 +128,7 @@ def test_drained_run_goes_on_with_the_same_bits(drained: tuple[Case, Plan, dict[
     carrier = make_carrier(case, plan)
     stopped = run(plan, carrier, seed, drain_at_s=10.0 + 20 * seed)
     (checkpoint,) = [entry for entry in stopped.logged if isinstance(entry, rd.LogCheckpoint)]
-    start = StartPoint.of(plan, step=checkpoint.step, holder=checkpoint.holder)
+    start = StartPoint.of(plan.course, step=checkpoint.step, holder=checkpoint.holder)
     carrier = rebuilt(case, plan, carrier.shards[checkpoint.step], checkpoint)
     rest = run(plan, carrier, seed, start=start)
     assert same_bits(carrier.collected(plan, holder_of(plan, rest)), wanted)

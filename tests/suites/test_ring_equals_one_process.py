@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ringtune.schedule.lowering import Action, Payload, lowest_trainable
-from ringtune.schedule.turns import items, turn_sequence
+from ringtune.schedule.actions import Action, Payload
+from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.versions import trained
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, reference_of, write_inputs
@@ -54,7 +55,7 @@ def distance_to_reference(case: Case, slices: Slices, against: Case | None = Non
     """Run a case and compare adapters and head with the reference of the same (or another) case."""
     _, carrier = run(case, slices, seed=seed)
     plan = case.plan(slices)
-    holder = list(turn_sequence(plan))[-1].owner
+    holder = list(turn_sequence(plan.course))[-1].owner
     trained = reference_of(against or case)
     return distance(carrier.collected(plan, holder), {**trained.adapter(), **trained.head()})
 
@@ -132,7 +133,7 @@ def test_ring_delays_never_change_a_bit(folder: Path, seed: int) -> None:
     """Invariant 5 with tensors: other delays give bit-equal adapters and head in fp32."""
     case = Case(folder=folder, dtype="float32", owners=("a", "b"), microbatches=4, num_steps=20, dropout=0.1)
     plan = case.plan(THREE)
-    holder = list(turn_sequence(plan))[-1].owner
+    holder = list(turn_sequence(plan.course))[-1].owner
     first = run(case, THREE, seed=0)[1].collected(plan, holder)
     other = run(case, THREE, seed=seed)[1].collected(plan, holder)
     assert all(bool((first[name] == other[name]).all()) for name in first)
@@ -143,10 +144,10 @@ def test_ring_frozen_slices_hold_nothing_and_get_no_gradient(folder: Path) -> No
     case = Case(folder=folder, every_steps=1000, microbatches=4, num_steps=12)
     plan = case.plan(FOUR)
     result, carrier = run(case, FOUR, keep_messages=True)
-    by_seq = {item.seq: item for turn in turn_sequence(plan) for item in items(plan, turn)}
+    by_seq = {item.seq: item for turn in turn_sequence(plan.course) for item in items(plan.course, turn)}
     sent_down = [message for message in result.messages if message.payload == Payload.GRAD]
-    assert {message.boundary for message in sent_down} == set()
-    assert all(lowest_trainable(plan, item.step) == 3 for item in by_seq.values())
+    assert {message.key.boundary for message in sent_down} == set()
+    assert all(trained(plan.course, StepKind.TRAIN, item.step).lowest == 3 for item in by_seq.values())
     assert [executor.live_bytes() for executor in carrier.executors.values()] == [0, 0, 0, 0]
 
 
@@ -169,7 +170,7 @@ def test_ring_live_bytes_do_not_grow_with_batches(folder: Path, num_steps: int) 
     hidden_bytes = 2 * 16 * 32 * 8
     # at most the credits of its outgoing link and one under way, each a micro-batch of 2 x 16 x 32 in float64
     for node in ("d", "c", "b"):
-        assert 0 < peaks[node] <= (plan.credits + 1) * (hidden_bytes + 2 * 16 * 8)
+        assert 0 < peaks[node] <= (plan.placement.credits + 1) * (hidden_bytes + 2 * 16 * 8)
 
 
 def test_ring_messages_hold_neither_token_ids_nor_labels(folder: Path) -> None:

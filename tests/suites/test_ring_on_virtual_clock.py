@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections import Counter
 
@@ -10,13 +9,17 @@ import pytest
 
 from ringtune.engine.events import Accept
 from ringtune.engine.node_engine import NodeEngine
-from ringtune.schedule.lowering import Action, Op, Payload, lowest_trainable, route
+from ringtune.schedule.actions import Action, Op, Payload
+from ringtune.schedule.lowering import route
+from ringtune.schedule.methods import Everything
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import build_table, validate_table
-from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
+from ringtune.schedule.table import build_table
+from ringtune.schedule.turns import Item, StepKind, Turn, items, turn_sequence
+from ringtune.schedule.validate import validate_table
+from ringtune.schedule.versions import trained
 from sim.ring import VirtualRing
 from sim.ring_result import Message, RingResult
-from tests.support.plans import make_plan, random_plan
+from tests.support.plans import changed, make_plan, random_plan
 
 FOUR_HOSTS = [("a", 0, 1), ("b", 1, 3), ("c", 3, 3), ("d", 3, 6)]
 
@@ -33,13 +36,18 @@ def run_with_random_delays(plan: Plan, rng: random.Random) -> RingResult:
     ).run()
 
 
+def lowest_trained(plan: Plan, item: Item) -> int:
+    """The lowest unit that gets a gradient in an item; above all units if none does."""
+    return trained(plan.course, item.kind, item.step).lowest
+
+
 def weight_changes(plan: Plan, result: RingResult) -> dict[tuple[str, str], list[Action]]:
     """Per node and unit (slice, head) the actions that add to its gradients or change it, in their order."""
     changes: dict[tuple[str, str], list[Action]] = {}
     for node, order in result.order.items():
         for action in order:
             if action.op in (Op.BACKWARD, Op.UPDATE, Op.HEAD):
-                is_head = action.op is Op.HEAD or action.start == plan.num_blocks
+                is_head = action.op is Op.HEAD or action.start == plan.course.num_blocks
                 changes.setdefault((node, "head" if is_head else "slice"), []).append(action)
     return changes
 
@@ -52,7 +60,7 @@ def test_ring_any_plan_and_any_delays_carry_out_a_valid_table(block: int) -> Non
         plan = random_plan(rng)
         result = run_with_random_delays(plan, rng)
         assert result.finish is not None and result.finish.error == "", (seed, result.finish)
-        validate_table(plan, turn_sequence(plan), result.order)
+        validate_table(plan, turn_sequence(plan.course), result.order)
 
 
 @pytest.mark.parametrize("method", ["ringada", "all", "pipeadapter"])
@@ -75,20 +83,20 @@ def test_ring_credits_bound_what_is_in_flight(seed: int) -> None:
     result = run_with_random_delays(plan, rng)
     taken: Counter[tuple[str, str, int]] = Counter()
     sent = [
-        (message.sent_s, 1, (message.source, message.target, message.boundary))
+        (message.sent_s, 1, (message.source, message.target, message.key.boundary))
         for message in result.messages
         if message.payload == Payload.HIDDEN
     ]
     accepted = [
-        (entry.now_s, -1, (command.source, node, command.boundary))
+        (entry.now_s, -1, (command.source, node, command.key.boundary))
         for node, handled in result.handled.items()
         for entry in handled
         for command in entry.commands
-        if isinstance(command, Accept) and command.payload == Payload.HIDDEN
+        if isinstance(command, Accept) and command.key.is_hidden
     ]
     for _, change, channel in sorted(sent + accepted, key=lambda event: (event[0], event[1])):
         taken[channel] += change
-        assert taken[channel] <= plan.credits, channel
+        assert taken[channel] <= plan.placement.credits, channel
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -97,14 +105,14 @@ def test_ring_no_gradient_below_the_lowest_trainable_block(seed: int) -> None:
     rng = random.Random(seed)
     plan = random_plan(rng)
     result = run_with_random_delays(plan, rng)
-    by_seq = {item.seq: item for turn in turn_sequence(plan) for item in items(plan, turn)}
+    by_seq = {item.seq: item for turn in turn_sequence(plan.course) for item in items(plan.course, turn)}
     for message in result.messages:
         if message.payload == Payload.GRAD:
-            assert message.boundary > lowest_trainable(plan, by_seq[message.seq].step)
+            assert message.key.boundary > lowest_trained(plan, by_seq[message.key.seq])
     for spans in result.spans.values():
         for span in spans:
             if span.action.op is Op.FORWARD:
-                assert span.action.start >= lowest_trainable(plan, by_seq[span.action.seq].step)
+                assert span.action.start >= lowest_trained(plan, by_seq[span.action.seq])
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -112,14 +120,14 @@ def test_ring_at_most_one_item_keeps_a_graph_at_a_node(seed: int) -> None:
     """A node's next forward with graph starts only after its previous item's update; PipeAdapter is the exception."""
     rng = random.Random(seed)
     plan = random_plan(rng)
-    if plan.method == "pipeadapter":
-        plan = dataclasses.replace(plan, method="all")
+    if plan.course.method.name == "pipeadapter":
+        plan = changed(plan, method=Everything())
     for actions in run_with_random_delays(plan, rng).order.values():
         open_items: set[int] = set()
         for action in actions:
             if action.op is Op.FORWARD:
                 open_items.add(action.seq)
-            elif action.op is Op.UPDATE and action.start < plan.num_blocks:
+            elif action.op is Op.UPDATE and action.start < plan.course.num_blocks:
                 open_items.discard(action.seq)
             assert len(open_items) <= 1
 
@@ -187,7 +195,7 @@ def test_ring_next_initiator_starts_before_the_turn_ends() -> None:
     """Frozen blocks work on the next initiator's first batch while the current one still trains."""
     plan = make_plan(FOUR_HOSTS, ["a", "d"], num_blocks=6, num_steps=8, local_iterations=4, every_steps=1000)
     result = VirtualRing(plan).run()
-    turns: list[Turn] = list(turn_sequence(plan))
+    turns: list[Turn] = list(turn_sequence(plan.course))
     end_of_first = max(s.end_s for s in result.spans["a"] if s.action.seq < turns[1].first_seq)
     starts = [s.start_s for s in result.spans["b"] if s.action.seq == turns[1].first_seq]
     assert min(starts) < end_of_first
@@ -200,13 +208,13 @@ def test_ring_evaluation_counts_every_owner_once_per_evaluation() -> None:
     logged = [entry for entry in result.logged if type(entry).__name__ == "LogEvaluation"]
     # 9 rows in batches of 4: micro-batches 2 + 2 + 1, each head counts 1 here; two owners
     assert [(entry.step, dict(entry.values)["count"]) for entry in logged] == [(4, 10.0), (8, 10.0)]
-    assert sum(turn.kind is StepKind.EVALUATE for turn in turn_sequence(plan)) == 4
+    assert sum(turn.kind is StepKind.EVALUATE for turn in turn_sequence(plan.course)) == 4
 
 
 def test_ring_static_table_is_valid_for_any_plan() -> None:
     """The table that is printed for a plan passes its own validator."""
     for seed in range(100):
         plan = random_plan(random.Random(seed))
-        turns = list(turn_sequence(plan))
+        turns = list(turn_sequence(plan.course))
         validate_table(plan, turns, build_table(plan, turns))
-        assert route(plan, plan.owners[0].node)
+        assert route(plan, plan.course.owners[0].node)

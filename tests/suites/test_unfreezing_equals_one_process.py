@@ -5,7 +5,6 @@ A run that decides is compared with the reference of the steps that it decided, 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import random
 from pathlib import Path
@@ -14,12 +13,15 @@ import pytest
 import torch
 
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.lowering import unfreezing_steps
+from ringtune.schedule.methods import RingAda
+from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind
+from ringtune.schedule.versions import unfreezing_steps
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support import reference
+from tests.support.plans import changed
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, shard_metadata, write_inputs
 
 Slices = tuple[tuple[str, int, int], ...]
@@ -43,12 +45,12 @@ def case_of(folder: Path, **changes: object) -> Case:
 
 def auto(plan: Plan) -> Plan:
     """The plan, left to the losses: a turn that does not halve the loss is too little."""
-    return dataclasses.replace(plan, unfreeze="auto", patience_steps=5, min_improvement=0.5)
+    return changed(plan, method=RingAda(every_steps=0, auto=Patience(patience_steps=5, min_improvement=0.5)))
 
 
 def at(plan: Plan, steps: tuple[int, ...]) -> Plan:
     """The plan with these steps."""
-    return dataclasses.replace(plan, unfreeze="at", unfreeze_at=steps)
+    return changed(plan, method=RingAda(every_steps=0, at=steps))
 
 
 def run(plan: Plan, carrier: TorchCarrier, seed: int, start: StartPoint | None = None) -> RingResult:
@@ -69,7 +71,9 @@ def run(plan: Plan, carrier: TorchCarrier, seed: int, start: StartPoint | None =
 def decided(plan: Plan, result: RingResult) -> tuple[int, ...]:
     """The steps of the run's report."""
     turns = [entry.turn for entry in result.logged if isinstance(entry, rd.LogTurn)]
-    return unfreezing_steps(plan.unfrozen_at([turn for turn in turns if turn.kind is StepKind.TRAIN][-1].unfreeze_at))
+    return unfreezing_steps(
+        plan.course.decided([turn for turn in turns if turn.kind is StepKind.TRAIN][-1].unfreeze_at)
+    )
 
 
 def holder_of(result: RingResult) -> str:
@@ -151,7 +155,9 @@ def test_unfreezing_by_the_losses_goes_on_from_a_checkpoint_bit_for_bit(folder: 
                 shard_metadata(node, checkpoint.step),
                 with_head=node == checkpoint.holder,
             )
-        start = StartPoint.of(plan, step=checkpoint.step, holder=checkpoint.holder, unfreezing=checkpoint.unfreezing)
+        start = StartPoint.of(
+            plan.course, step=checkpoint.step, holder=checkpoint.holder, unfreezing=checkpoint.unfreezing
+        )
         rest = run(plan, carrier, checkpoint.step, start)
         assert decided(plan, rest) == decided(plan, result)
         assert same_bits(trained(plan, carrier, rest), trained(plan, whole, result)), checkpoint.step

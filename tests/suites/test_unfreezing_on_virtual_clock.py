@@ -5,20 +5,24 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from typing import Any
 
 import pytest
 
 from ringtune.errors import PlanError
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.lowering import Action, Op, depth, unfreezing_steps
+from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.methods import RingAda
+from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import build_table, format_table, parse_table, validate_table
+from ringtune.schedule.table import build_table, format_table, parse_table
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
-from ringtune.schedule.unfreezing import unfreezing_after, unfrozen_soonest
-from sim.carrier import NullCarrier
+from ringtune.schedule.unfreezing import unfreezing_after
+from ringtune.schedule.validate import validate_table
+from ringtune.schedule.versions import depth, unfreezing_steps
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
-from tests.support.plans import make_plan, random_plan
+from tests.support.plans import changed, make_plan, random_plan
 
 THREE = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
 
@@ -29,8 +33,8 @@ def loss_at(step: int, seed: int) -> float:
     return float(0.9 ** (step // (8 + seed % 5)) + 0.02 * rng.random())
 
 
-class Losses(NullCarrier):
-    """Gives the head of every train item its loss."""
+class Losses:
+    """Gives the head of every train item its loss; messages carry nothing."""
 
     def __init__(self, plan: Plan, seed: int) -> None:
         self._plan, self._seed = plan, seed
@@ -38,7 +42,7 @@ class Losses(NullCarrier):
 
     def granted(self, node: str, turn: Turn) -> None:
         """Learn the steps."""
-        self._steps |= {item.seq: item.step for item in items(self._plan, turn)}
+        self._steps |= {item.seq: item.step for item in items(self._plan.course, turn)}
 
     def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
         """A head gives the loss of its step."""
@@ -46,15 +50,25 @@ class Losses(NullCarrier):
             return ()
         return (("count", 2.0), ("loss_sum", 2 * loss_at(self._steps[action.seq], self._seed)))
 
+    def take(self, node: str, key: TensorKey) -> Any:
+        """Nothing."""
+
+    def put(self, node: str, key: TensorKey, content: Any) -> None:
+        """Nothing."""
+
+    def take_head(self, node: str) -> Any:
+        """Nothing."""
+
+    def put_head(self, node: str, content: Any) -> None:
+        """Nothing."""
+
 
 def auto_plan(seed: int) -> Plan:
     """Any shape of run, with a patience that is soon over."""
     rng = random.Random(seed)
     plan = random_plan(rng)
-    patience_steps = rng.randint(1, 4)
-    return dataclasses.replace(
-        plan, method="ringada", unfreeze="auto", patience_steps=patience_steps, num_steps=rng.randint(15, 60)
-    )
+    auto = Patience(patience_steps=rng.randint(1, 4))
+    return changed(plan, method=RingAda(every_steps=0, auto=auto), num_steps=rng.randint(15, 60))
 
 
 def run(
@@ -100,7 +114,7 @@ def changes(plan: Plan, result: RingResult) -> dict[tuple[str, bool], list[Actio
     for node, order in result.order.items():
         for action in order:
             if action.op in (Op.HEAD, Op.BACKWARD, Op.UPDATE):
-                is_head = action.op is Op.HEAD or action.start == plan.num_blocks
+                is_head = action.op is Op.HEAD or action.start == plan.course.num_blocks
                 found.setdefault((node, is_head), []).append(action)
     return found
 
@@ -108,18 +122,20 @@ def changes(plan: Plan, result: RingResult) -> dict[tuple[str, bool], list[Actio
 def final_plan(plan: Plan, result: RingResult) -> Plan:
     """The plan with the decisions of its last train turn."""
     steps = [turn.unfreeze_at for turn in turns_of(result) if turn.kind is StepKind.TRAIN]
-    return plan.unfrozen_at(steps[-1] if steps else ())
+    return plan.decided(steps[-1] if steps else ())
 
 
 def expected_steps(plan: Plan, losses: int) -> tuple[int, ...]:
     """What the pure rule says of the losses, without any ring."""
-    length = plan.local_iterations
-    turns = [range(first, min(first + length, plan.num_steps)) for first in range(0, plan.num_steps, length)]
-    num_micro = len(plan.microbatch_sizes())
+    length = plan.course.local_iterations
+    turns = [
+        range(first, min(first + length, plan.course.num_steps)) for first in range(0, plan.course.num_steps, length)
+    ]
+    num_micro = len(plan.course.microbatch_sizes())
     means = [
         sum(2 * num_micro * loss_at(step, losses) for step in steps) / (2 * num_micro * len(steps)) for steps in turns
     ]
-    return unfreezing_after(plan, means).unfreeze_at
+    return unfreezing_after(plan.course, means).unfreeze_at
 
 
 @pytest.mark.parametrize("block", range(10))
@@ -133,8 +149,8 @@ def test_unfreezing_follows_the_losses_for_any_plan_and_any_delays(block: int) -
         steps = expected_steps(plan, seed)
         assert [step for step, _ in decisions(first)] == list(steps), seed
         assert [at for _, at in decisions(first)] == list(range(2, 2 + len(steps)))
-        settled = plan.unfrozen_at(steps)
-        assert depths(first) == {step: depth(settled, step) for step in range(plan.num_steps)}
+        settled = plan.decided(steps)
+        assert depths(first) == {step: depth(settled.course, step) for step in range(plan.course.num_steps)}
         other = run(plan, seed + 1000, losses=seed)
         assert (turns_of(other), decisions(other), depths(other)) == (turns_of(first), decisions(first), depths(first))
         assert changes(plan, other) == changes(plan, first), seed
@@ -152,8 +168,8 @@ def test_unfreezing_can_be_repeated_with_the_steps_of_the_report(seed: int) -> N
     """A run that is given the steps that another one decided does the same to every weight."""
     plan = auto_plan(seed)
     auto = run(plan, seed, losses=seed)
-    steps = unfreezing_steps(final_plan(plan, auto))
-    repeated = run(dataclasses.replace(plan, unfreeze="at", unfreeze_at=steps), seed + 1, losses=seed + 7)
+    steps = unfreezing_steps(final_plan(plan, auto).course)
+    repeated = run(changed(plan, method=RingAda(every_steps=0, at=steps)), seed + 1, losses=seed + 7)
     assert changes(plan, repeated) == changes(plan, auto)
     assert depths(repeated) == depths(auto)
 
@@ -161,11 +177,13 @@ def test_unfreezing_can_be_repeated_with_the_steps_of_the_report(seed: int) -> N
 @pytest.mark.parametrize("seed", range(40))
 def test_unfreezing_of_a_resumed_run_takes_the_very_same_decisions(seed: int) -> None:
     """From any checkpoint: the rest of the decisions, at the steps and with the depths of the whole run."""
-    plan = dataclasses.replace(auto_plan(seed), checkpoint_every=3)
+    plan = changed(auto_plan(seed), checkpoint_every=3)
     whole = run(plan, seed, losses=seed)
     saved = [entry for entry in whole.logged if isinstance(entry, rd.LogCheckpoint)]
     for checkpoint in random.Random(seed).sample(saved, min(3, len(saved))):
-        start = StartPoint.of(plan, step=checkpoint.step, holder=checkpoint.holder, unfreezing=checkpoint.unfreezing)
+        start = StartPoint.of(
+            plan.course, step=checkpoint.step, holder=checkpoint.holder, unfreezing=checkpoint.unfreezing
+        )
         rest = run(plan, seed + 1, losses=seed, start=start)
         assert rest.finish == rd.Finish("", ""), (seed, checkpoint)
         turns = turns_of(rest)
@@ -183,7 +201,7 @@ def test_unfreezing_of_a_drained_run_goes_on_as_if_nobody_had_stopped_it(seed: i
     stopped = run(plan, seed, losses=seed, drain_at_s=40.0 + 10 * seed)
     assert stopped.finish is not None
     (checkpoint,) = [entry for entry in stopped.logged if isinstance(entry, rd.LogCheckpoint)]
-    start = StartPoint.of(plan, step=checkpoint.step, holder=checkpoint.holder, unfreezing=checkpoint.unfreezing)
+    start = StartPoint.of(plan.course, step=checkpoint.step, holder=checkpoint.holder, unfreezing=checkpoint.unfreezing)
     rest = run(plan, seed, losses=seed, start=start)
     assert depths(stopped) | depths(rest) == depths(whole)
     assert decisions(stopped) + decisions(rest) == decisions(whole)
@@ -192,7 +210,7 @@ def test_unfreezing_of_a_drained_run_goes_on_as_if_nobody_had_stopped_it(seed: i
 def test_unfreezing_without_what_the_checkpoint_knew_is_refused() -> None:
     """Going on with forgotten losses would give another run."""
     plan = make_plan(THREE, ["b", "a"], num_steps=40, unfreeze="auto", patience_steps=3)
-    result = run(plan, 0, start=StartPoint.of(plan, step=8, holder="b"))
+    result = run(plan, 0, start=StartPoint.of(plan.course, step=8, holder="b"))
     assert result.finish is not None and result.finish.error == PlanError.__name__
     assert "is of 0 turns, step 8 comes after 4" in result.finish.message
 
@@ -219,28 +237,28 @@ def test_unfreezing_by_a_loss_that_rests_is_the_soonest() -> None:
     """The virtual ring without losses is the deepest run that can come, for which memory is planned."""
     plan = make_plan(THREE, ["a", "c"], num_steps=30, unfreeze="auto", patience_steps=3)
     result = VirtualRing(plan).run()
-    assert final_plan(plan, result) == unfrozen_soonest(plan)
+    assert final_plan(plan, result) == plan.soonest()
 
 
 @pytest.mark.parametrize("steps", [(), (3,), (1, 2, 5)])
 def test_unfreezing_at_given_steps_prints_and_validates_as_a_table(steps: tuple[int, ...]) -> None:
     """The static table follows the steps, parses back, and one of another schedule is refused."""
     plan = make_plan(THREE, ["a", "d"], num_steps=8, unfreeze="at", unfreeze_at=steps)
-    turns = list(turn_sequence(plan))
+    turns = list(turn_sequence(plan.course))
     table = build_table(plan, turns)
     validate_table(plan, turns, table)
-    text = format_table(table, plan.num_blocks)
-    assert parse_table(text, plan.num_blocks) == table
+    text = format_table(table, plan.course.num_blocks)
+    assert parse_table(text, plan.course.num_blocks) == table
     assert ("B3.0[2,3)" in text) == (len(steps) >= 1)
     assert ("B5.0[0,2)" in text) == (len(steps) >= 3)
     with pytest.raises(PlanError, match="<-- here"):
-        validate_table(dataclasses.replace(plan, unfreeze_at=(4,)), turns, table)
+        validate_table(changed(plan, method=RingAda(every_steps=0, at=(4,))), turns, table)
 
 
 def test_unfreezing_of_a_turn_is_followed_by_the_static_table() -> None:
     """Turns that carry decisions give the table of the plan that has them."""
     plan = make_plan(THREE, ["a"], num_steps=8, unfreeze="auto")
-    turns = [dataclasses.replace(turn, unfreeze_at=(4,)) for turn in turn_sequence(plan)]
+    turns = [dataclasses.replace(turn, unfreeze_at=(4,)) for turn in turn_sequence(plan.course)]
     table = build_table(plan, turns)
     validate_table(plan, turns, table)
-    assert table == build_table(plan.unfrozen_at((4,)), turn_sequence(plan))
+    assert table == build_table(plan.decided((4,)), turn_sequence(plan.course))

@@ -250,6 +250,8 @@ class Cluster:
             "runtime.wait_s": 60.0,
             **{key.replace("__", "."): value for key, value in overrides.items()},
         }
+        if values.get("train.method", "ringada") != "ringada":
+            del values["unfreeze.every_steps"]
         from ringtune.jobs.job import Model
 
         return Job(model=Model(path=str(self.model))).with_overrides(values)

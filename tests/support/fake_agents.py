@@ -22,7 +22,8 @@ from ringtune.errors import RingTuneError
 from ringtune.jobs.job import Job, parse_job
 from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
 from ringtune.rpc.codec import status_of_error, turn_from_proto
-from ringtune.schedule.lowering import item_legs
+from ringtune.schedule.actions import Op
+from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -75,7 +76,7 @@ def facts(node: str, *, rows: int = 10, memory_bytes: int = 1 << 30, **changes: 
         "block_forward_s": 0.001,
         "block_graph_s": 0.0011,
         "block_backward_s": 0.0012,
-        "activation_block_bytes": 2000,
+        "activation_token_bytes": 250,
         "model": MODEL,
     }
     return NodeFacts(**{**values, **changes})
@@ -251,9 +252,9 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
             is_checkpoint = turn.kind is StepKind.CHECKPOINT
             if is_checkpoint:
                 request.saved.add(turn=turn.index, step=turn.first_step, sha256=shard_digest(turn.first_step), bytes=9)
-            for item in () if is_checkpoint else items(self.plan, turn):
-                for leg in item_legs(self.plan.unfrozen_at(turn.unfreeze_at), item, self.node):
-                    if leg.op == ">":
+            for item in () if is_checkpoint else items(self.plan.course, turn):
+                for leg in itertools.chain.from_iterable(legs(self.plan.decided(turn.unfreeze_at), item, self.node)):
+                    if leg.op is Op.SEND:
                         request.traffic.add(seq=item.seq, target=leg.peer, payload=leg.payload, bytes=10)
                 if item.owner == self.node:
                     step = request.steps.add(seq=item.seq, step=item.step, kind=item.kind.value)

@@ -12,7 +12,7 @@ from typing import Any
 from edge.machine.threads import ComputeThread
 from edge.run import reporter as rp
 from edge.run.loop import AgentRun, Saver
-from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import links as plan_links
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn, turn_sequence
@@ -49,13 +49,13 @@ class FakeExecutor:
         self.log.append(action)
         return (("correct", 1.0), ("count", 1.0), ("loss_sum", 0.5)) if action.op is Op.HEAD else ()
 
-    def put_tensor(self, payload: str, seq: int, micro: int, tensor: Any, mask: Any) -> None:
+    def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
         """A tensor comes in."""
-        self.held[payload, seq, micro] = tensor
+        self.held[key.payload, key.seq, key.micro] = tensor
 
-    def take_tensor(self, payload: str, seq: int, micro: int) -> tuple[Any, Any]:
+    def take_tensor(self, key: TensorKey) -> tuple[Any, Any]:
         """A tensor goes out."""
-        return f"{payload}{seq}.{micro}", None
+        return f"{key.payload}{key.seq}.{key.micro}", None
 
     def head_blob(self) -> bytes:
         """The head goes out."""
@@ -114,9 +114,9 @@ class DirectLink:
         self._find = find
         self.is_closed = False
 
-    def send_tensor(self, kind: str, seq: int, micro: int, boundary: int, tensor: Any, mask: Any) -> int:
+    def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
         """Deliver a tensor; says it has 100 bytes."""
-        self._find().on_tensor(kind, seq, micro, boundary, self._source, tensor, mask)
+        self._find().on_tensor(key, self._source, tensor, mask)
         return 100
 
     def send_blob(self, kind: str, seq: int, data: bytes) -> int:
@@ -182,7 +182,7 @@ class FakeRing:
 
     def grant_all(self) -> tuple[Turn, ...]:
         """Grant every turn of the plan."""
-        turns = tuple(turn_sequence(self.plan, start=self.start_point))
+        turns = tuple(turn_sequence(self.plan.course, start=self.start_point))
         for run in self.runs.values():
             run.grant(turns)
         return turns

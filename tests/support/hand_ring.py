@@ -11,8 +11,12 @@ import torch
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
 from ringtune.jobs.job import Job, parse_job
-from ringtune.schedule.lowering import Action, Leg, Op, item_legs, item_updates, num_microbatches
-from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule.actions import Action, Leg, Op, TensorKey
+from ringtune.schedule.course import Course
+from ringtune.schedule.extent import Owner
+from ringtune.schedule.lowering import Way, item_updates, num_microbatches, way
+from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, Turn, items, turn_sequence
 from tests.support import tiny
 
@@ -29,7 +33,10 @@ def make_job(model_folder: Path, **overrides: object) -> Job:
         "unfreeze.every_steps": 3,
         "train.learning_rate": 1e-2,
     }
-    return job.with_overrides(base | {name.replace("__", "."): value for name, value in overrides.items()})
+    values = base | {name.replace("__", "."): value for name, value in overrides.items()}
+    if values.get("train.method", "ringada") != "ringada":
+        del values["unfreeze.every_steps"]
+    return job.with_overrides(values)
 
 
 def make_plan(
@@ -42,26 +49,26 @@ def make_plan(
     labels: tuple[str, ...] = tiny.LABELS,
 ) -> Plan:
     """A plan of the job with these slices; owners in the order of ``datasets``."""
-    return Plan(
-        method=job.train.method,
+    course = Course(
+        method=job.method,
         num_blocks=num_blocks,
-        phases=(Phase(slices=tuple(Slice(node=name, start=a, stop=b) for name, (a, b) in slices.items())),),
         owners=tuple(
             Owner(node=name, train_rows=dataset.train_rows, eval_rows=dataset.eval_rows)
             for name, dataset in datasets.items()
         ),
         num_steps=job.train.num_steps(len(datasets)),
         local_iterations=job.train.local_iterations,
-        **job.unfreeze.plan_fields(),
         batch_size=job.train.batch_size,
         microbatches=job.train.microbatches,
         max_length=job.train.max_length,
         hidden_size=hidden_size,
         eval_every=job.train.eval_every,
-        private_blocks=job.privacy.private_blocks,
         labels=labels,
         seed=job.train.seed,
+        frozen_blocks=job.privacy.private_blocks,
     )
+    pieces = tuple(Slice(node=name, start=start, stop=stop) for name, (start, stop) in slices.items())
+    return Plan.of(course, Placement(slices=pieces, private_blocks=job.privacy.private_blocks))
 
 
 def make_datasets(
@@ -105,15 +112,15 @@ class HandRing:
 
     def __post_init__(self) -> None:
         """Build every node."""
-        self.holder = self.plan.owners[0].node
+        self.holder = self.plan.course.owners[0].node
         for node in self.plan.nodes:
             self.nodes[node] = NodeExecutor(self.plan, node, self.job, self.model_folder, self.datasets.get(node))
 
     def train(self) -> HandRing:
         """Do the whole run."""
-        for turn in turn_sequence(self.plan):
+        for turn in turn_sequence(self.plan.course):
             self.start_turn(turn)
-            for item in items(self.plan, turn):
+            for item in items(self.plan.course, turn):
                 self.run_item(item)
             for node in self.nodes.values():
                 node.forget_turn(turn.index)
@@ -129,13 +136,13 @@ class HandRing:
 
     def run_item(self, item: Item, *, updates: bool = True) -> None:
         """One batch through the ring and back, then the updates."""
-        legs = {node: item_legs(self.plan, item, node) for node in self.nodes}
-        at = {(node, micro): 0 for node in self.nodes for micro in range(num_microbatches(self.plan, item))}
+        ways = [way(self.plan, item, micro) for micro in range(num_microbatches(self.plan.course, item))]
+        at = {(node, micro): 0 for node in self.nodes for micro in range(num_microbatches(self.plan.course, item))}
         values: dict[str, float] = {}
-        for micro in range(num_microbatches(self.plan, item)):
-            self._advance(item, micro, legs, at, values, stop_at=None if self.interleave else Op.HEAD)
-        for micro in range(num_microbatches(self.plan, item)):
-            self._advance(item, micro, legs, at, values, stop_at=None)
+        for micro in range(num_microbatches(self.plan.course, item)):
+            self._advance(item, micro, ways[micro], at, values, stop_at=None if self.interleave else Op.HEAD)
+        for micro in range(num_microbatches(self.plan.course, item)):
+            self._advance(item, micro, ways[micro], at, values, stop_at=None)
         if updates:
             for node, executor in self.nodes.items():
                 for action in item_updates(self.plan, item, node):
@@ -154,7 +161,7 @@ class HandRing:
         self,
         item: Item,
         micro: int,
-        legs: Mapping[str, tuple[Leg, ...]],
+        legs: Way,
         at: dict[tuple[str, int], int],
         values: dict[str, float],
         *,
@@ -185,12 +192,13 @@ class HandRing:
                         return
 
     def _send(self, node: str, leg: Leg, seq: int, micro: int) -> None:
-        tensor, mask = self.nodes[node].take_tensor(leg.payload, seq, micro)
-        assert (mask is not None) == (leg.payload == "h" and leg.start < self.plan.num_blocks)
+        key = TensorKey(leg.payload, seq, micro, leg.start)
+        tensor, mask = self.nodes[node].take_tensor(key)
+        assert (mask is not None) == (leg.payload == "h" and leg.start < self.plan.course.num_blocks)
         if leg.payload == "g":
             self.gradients_sent.append((node, leg.peer, leg.start))
         narrow = None if mask is None else mask.to(torch.int8)
-        self.nodes[leg.peer].put_tensor(leg.payload, seq, micro, tensor.clone(), narrow)
+        self.nodes[leg.peer].put_tensor(key, tensor.clone(), narrow)
 
     def files(self) -> dict[str, dict[str, bytes]]:
         """What every node would hand to the coordinator at the end."""

@@ -17,9 +17,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from coordinator.planner.draft import Draft
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
 from ringtune.costs.work_times import Work, WorkTime
-from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule.course import Course
+from ringtune.schedule.extent import Owner
+from tests.support.plans import make_method
 
 MIB = 2**20
 CLASSES = {
@@ -90,7 +93,7 @@ def device(
         block_forward_s=block_s,
         block_graph_s=1.1 * block_s,
         block_backward_s=1.2 * block_s,
-        activation_block_bytes=20_000_000,
+        activation_token_bytes=40_000,
         model=model(num_blocks),
         train_tokens=tokens,
         work_times=tuple(times),
@@ -152,25 +155,22 @@ def draft_for(
     batch_size: int = 16,
     method: str = "ringada",
     private_blocks: int = 0,
-) -> Plan:
-    """The plan of a job with everything but its slices."""
-    num_blocks = profile.nodes[0].model.num_blocks
-    first = profile.nodes[0].node
-    return Plan(
-        method=method,
-        num_blocks=num_blocks,
-        phases=(Phase(slices=(Slice(node=first, start=private_blocks, stop=num_blocks),)),),
+) -> Draft:
+    """The run of a job, which nobody carries out yet."""
+    course = Course(
+        method=make_method(method, every_steps=every_steps),
+        num_blocks=profile.nodes[0].model.num_blocks,
         owners=tuple(Owner(node=node.node, train_rows=node.train_rows) for node in profile.nodes if node.train_rows),
         num_steps=num_steps,
         local_iterations=10,
-        every_steps=every_steps,
         batch_size=batch_size,
         microbatches=microbatches,
         max_length=TOKENS,
         hidden_size=HIDDEN,
-        private_blocks=private_blocks,
         labels=("neg", "pos"),
+        frozen_blocks=private_blocks,
     )
+    return Draft(course=course, private_blocks=private_blocks)
 
 
 def random_counts(rng: random.Random, num_blocks: int, num_hosts: int) -> tuple[int, ...]:

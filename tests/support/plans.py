@@ -1,11 +1,41 @@
-"""Plans for tests: one by hand, and any number drawn from a seed."""
+"""Plans for tests: one by hand, any number drawn from a seed, and changes of one."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
+from typing import Any
 
-from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule.course import Course
+from ringtune.schedule.extent import Owner
+from ringtune.schedule.methods import Everything, Method, PipeAdapter, RingAda, Single
+from ringtune.schedule.methods.patience import MIN_IMPROVEMENT, PATIENCE_STEPS, Patience
+from ringtune.schedule.operations import BatchOperations, Operations
+from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.plan import Plan
+
+_OF_PLACEMENT = ("slices", "private_blocks", "credits", "epoch", "first_turn")
+
+
+def make_method(
+    name: str = "ringada",
+    *,
+    every_steps: int = 2,
+    unfreeze: str = "every",
+    unfreeze_at: tuple[int, ...] = (),
+    patience_steps: int = PATIENCE_STEPS,
+    min_improvement: float = MIN_IMPROVEMENT,
+) -> Method:
+    """A method by its name; the settings count for RingAda only."""
+    if name != "ringada":
+        return {"all": Everything, "pipeadapter": PipeAdapter, "single": Single}[name]()
+    if unfreeze == "every":
+        return RingAda(every_steps=every_steps)
+    if unfreeze == "at":
+        return RingAda(every_steps=0, at=unfreeze_at)
+    patience = Patience(patience_steps=patience_steps, min_improvement=min_improvement)
+    return RingAda(every_steps=0, auto=patience)
 
 
 def make_plan(
@@ -18,7 +48,7 @@ def make_plan(
     every_steps: int = 2,
     microbatches: int = 2,
     batch_size: int = 4,
-    method: str = "ringada",
+    method: str | Method = "ringada",
     train_rows: int = 10,
     eval_rows: int = 3,
     eval_every: int = 0,
@@ -32,37 +62,58 @@ def make_plan(
     seed: int = 0,
     unfreeze: str = "every",
     unfreeze_at: tuple[int, ...] = (),
-    patience_steps: int = 20,
-    min_improvement: float = 0.01,
+    patience_steps: int = PATIENCE_STEPS,
+    min_improvement: float = MIN_IMPROVEMENT,
+    operations: Operations | None = None,
 ) -> Plan:
     """A plan from (node, start, stop) triples in ring order."""
-    return Plan(
+    if isinstance(method, str):
+        method = make_method(
+            method,
+            every_steps=every_steps,
+            unfreeze=unfreeze,
+            unfreeze_at=unfreeze_at,
+            patience_steps=patience_steps,
+            min_improvement=min_improvement,
+        )
+    course = Course(
         method=method,
         num_blocks=num_blocks,
-        phases=(Phase(slices=tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)),),
         owners=tuple(Owner(node=owner, train_rows=train_rows, eval_rows=eval_rows) for owner in owners),
         num_steps=num_steps,
         local_iterations=local_iterations,
-        every_steps=every_steps,
         batch_size=batch_size,
         microbatches=microbatches,
         max_length=max_length,
         hidden_size=hidden_size,
         eval_every=eval_every,
         checkpoint_every=checkpoint_every,
-        credits=credits_per_channel,
         wire_dtype=wire_dtype,
-        private_blocks=private_blocks,
         labels=tuple(labels),
         seed=seed,
-        unfreeze=unfreeze,
-        unfreeze_at=unfreeze_at,
-        patience_steps=patience_steps,
-        min_improvement=min_improvement,
+        frozen_blocks=private_blocks,
+        operations=operations,
     )
+    pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
+    return Plan.of(course, Placement(slices=pieces, private_blocks=private_blocks, credits=credits_per_channel))
 
 
-def random_plan(rng: random.Random) -> Plan:
+def changed(plan: Plan, **values: Any) -> Plan:
+    """The plan with some fields of its course or placement replaced; ``slices`` may be triples."""
+    if "slices" in values:
+        values["slices"] = tuple(
+            piece if isinstance(piece, Slice) else Slice(node=piece[0], start=piece[1], stop=piece[2])
+            for piece in values["slices"]
+        )
+    of_placement = {key: value for key, value in values.items() if key in _OF_PLACEMENT}
+    of_course = {key: value for key, value in values.items() if key not in _OF_PLACEMENT}
+    if "private_blocks" in of_placement:
+        of_course.setdefault("frozen_blocks", of_placement["private_blocks"])
+    course = dataclasses.replace(plan.course, **of_course)
+    return Plan.of(course, dataclasses.replace(plan.placement, **of_placement))
+
+
+def random_plan(rng: random.Random, *, with_operations: bool = False) -> Plan:
     """Any shape of run: 1 to 4 hosts, empty slices, owners that host nothing, private blocks, all methods."""
     num_blocks = rng.randint(2, 8)
     num_hosts = rng.randint(1, 4)
@@ -71,7 +122,7 @@ def random_plan(rng: random.Random) -> Plan:
     cuts = [private_blocks, *inner, num_blocks]
     names = [f"node-{index}" for index in range(num_hosts + 1)]
     hosts = rng.sample(names, num_hosts)
-    return make_plan(
+    plan = make_plan(
         [(hosts[index], cuts[index], cuts[index + 1]) for index in range(num_hosts)],
         rng.sample(names, rng.randint(1, len(names))),
         num_blocks=num_blocks,
@@ -86,3 +137,17 @@ def random_plan(rng: random.Random) -> Plan:
         credits_per_channel=rng.choice([1, 2, 4, 8]),
         private_blocks=private_blocks,
     )
+    return changed(plan, operations=random_operations(rng, plan.course)) if with_operations else plan
+
+
+def random_operations(rng: random.Random, course: Course, *, codes: str = "1123") -> Operations:
+    """Other operations for every micro-batch of nearly every batch."""
+    entries = []
+    for owner in course.owners:
+        for batch_id in range(-(-owner.train_rows // course.batch_size)):
+            if rng.random() < 0.9:
+                rows = (
+                    "".join(rng.choice(codes) for _ in range(course.num_blocks)) for _ in range(course.microbatches)
+                )
+                entries.append(BatchOperations(owner=owner.node, batch_id=batch_id, rows=tuple(rows)))
+    return Operations(batches=tuple(entries))

@@ -14,7 +14,6 @@ from coordinator.records.trace_file import Span, TraceText
 from ringtune import cli
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import format_action
 from sim.prediction import Prediction, predict
 from tests.support.fake_agents import job
 from tests.support.plans import make_plan
@@ -76,14 +75,13 @@ def write_run(folder: Path, *, slower: float = 1.0, plan: Plan = PLAN) -> Predic
         for node in PROFILE.nodes
     )
     real = predict(plan, dataclasses.replace(PROFILE, nodes=nodes), keep_spans=True)
-    text = TraceText(plan.nodes, num_blocks=plan.num_blocks, started_unix_s=1.7e9)
+    text = TraceText(plan.nodes, num_blocks=plan.course.num_blocks, started_unix_s=1.7e9)
     spans = "".join(
-        text.spans(node, [Span(format_action(action, plan.num_blocks), 1.7e9 + start_s, 1.7e9 + end_s)])
-        for node, action, start_s, end_s in real.spans
+        text.spans(node, [Span(action, 1.7e9 + start_s, 1.7e9 + end_s)]) for node, action, start_s, end_s in real.spans
     )
     (folder / "trace.json").write_text(text.begin() + spans + text.end())
     links = {f"{link.source}>{link.target}": link.sent_bytes for link in real.links}
-    (folder / "report.json").write_text(json.dumps({"wall_s": 1.0, "steps": plan.num_steps, "links": links}))
+    (folder / "report.json").write_text(json.dumps({"wall_s": 1.0, "steps": plan.course.num_steps, "links": links}))
     return real
 
 

@@ -38,9 +38,9 @@ def model_of(plan: Plan, *, digest: str = "d" * 64) -> ModelFacts:
     """A small model that the plan fits."""
     return ModelFacts(
         model_type="bert",
-        num_blocks=plan.num_blocks,
-        hidden_size=plan.hidden_size,
-        intermediate_size=4 * plan.hidden_size,
+        num_blocks=plan.course.num_blocks,
+        hidden_size=plan.course.hidden_size,
+        intermediate_size=4 * plan.course.hidden_size,
         num_heads=4,
         vocab_size=100,
         block_bytes=50_000,
@@ -66,15 +66,15 @@ def node(
         node=name,
         train_rows=owner.train_rows if owner else 0,
         eval_rows=owner.eval_rows if owner else 0,
-        labels=plan.labels if owner else (),
-        eval_labels=plan.labels if owner else (),
+        labels=plan.course.labels if owner else (),
+        eval_labels=plan.course.labels if owner else (),
         memory_bytes=memory_bytes,
         threads=1,
         device="cpu",
         block_forward_s=times[Work.FORWARD],
         block_graph_s=times[Work.GRAPH],
         block_backward_s=times[Work.BACKWARD],
-        activation_block_bytes=20_000,
+        activation_token_bytes=20_000,
         model=model_of(plan),
         train_tokens=tokens,
         eval_tokens=tokens,
@@ -86,10 +86,10 @@ def node(
 def shape_of(plan: Plan) -> Shape:
     """What the timings of a job with this plan belong to."""
     return Shape(
-        rows=plan.microbatch_sizes()[0],
-        tokens=plan.max_length,
+        rows=plan.course.microbatch_sizes()[0],
+        tokens=plan.course.max_length,
         dtype="float32",
-        wire_dtype=plan.wire_dtype,
+        wire_dtype=plan.course.wire_dtype,
         optimizer="adamw",
     )
 
@@ -132,7 +132,7 @@ def random_profile(plan: Plan, rng: random.Random) -> Profile:
         speed = rng.choice([0.01, 1.0, 10.0])
         times = {work: speed * rng.random() for work in Work}
         found = node(plan, name, times=times, tokens=rng.choice([0.0, 5.5, 16.0]))
-        sizes = ((plan.microbatch_sizes()[0], plan.max_length), (1, max(1, plan.max_length // 2)))
+        sizes = ((plan.course.microbatch_sizes()[0], plan.course.max_length), (1, max(1, plan.course.max_length // 2)))
         points = tuple(
             point(work, seconds * rows * tokens, rows=rows, tokens=tokens)
             for work, seconds in times.items()

@@ -18,7 +18,6 @@ from edge.data.rows import OwnerDataset
 from edge.data.tokens import Batch
 from ringtune.jobs.job import Job
 from ringtune.jobs.learning_rate import learning_rate
-from ringtune.schedule.lowering import lowest_trainable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 
@@ -67,7 +66,7 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
     model = AutoAdapterModel.from_pretrained(str(model_folder), config=config, **choice)
     torch.manual_seed(job.train.seed)
     model.add_adapter(NAME, config=AdapterConfig.load(job.adapter.config).replace(dropout=job.train.dropout))
-    classes = {"num_labels": len(plan.labels), "id2label": dict(enumerate(plan.labels))}
+    classes = {"num_labels": len(plan.course.labels), "id2label": dict(enumerate(plan.course.labels))}
     if job.model.task == "sequence-classification":
         model.add_classification_head(NAME, **classes)
     elif job.model.task == "image-classification":
@@ -129,7 +128,7 @@ def train(
     generator_state = torch.get_rng_state()
     model = whole_model(job, plan, model_folder, attention=attention)
     for dataset in datasets.values():
-        dataset.set_labels(plan.labels)
+        dataset.set_labels(plan.course.labels)
     result = Trained(model=model)
     at = _seed_units(model, job)
     blocks = [block for _, block in model.iter_layers()]
@@ -137,23 +136,27 @@ def train(
     adapters = [[parameter for parameter in block.parameters() if parameter.requires_grad] for block in blocks]
     kind = torch.optim.AdamW if job.train.optimizer == "adamw" else torch.optim.SGD
     optimizer = kind(trainable, lr=1.0, weight_decay=job.train.weight_decay)
-    for turn in turn_sequence(plan):
+    for turn in turn_sequence(plan.course):
         if turn.kind is StepKind.CHECKPOINT:
             continue
-        for item in items(plan, turn):
+        for item in items(plan.course, turn):
             if item.kind is StepKind.EVALUATE:
                 _evaluate(model, job, plan, item, datasets[item.owner], result)
                 continue
-            lowest = lowest_trainable(plan, item.step)
+            units = plan.course.method.trained(plan.course, item.step)
+            rate = learning_rate(job.train, *plan.course.method.rate_at(plan.course, item.step))
             model.eval()
             model.heads[model.active_head].train()
             for index, parameters in enumerate(adapters):
-                blocks[index].train(index >= lowest)
+                blocks[index].train(index >= units.lowest)
                 for parameter in parameters:
-                    parameter.requires_grad_(index >= lowest)
+                    parameter.requires_grad_(index in units)
             loss = _backward(model, job, plan, item, datasets[item.owner], at)
+            if not units.has_head:
+                for parameter in model.heads[model.active_head].parameters():
+                    parameter.grad = None
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(job.train, item.step, plan.num_steps)
+                group["lr"] = rate
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             result.losses.append(loss)
@@ -164,10 +167,10 @@ def train(
 
 def _backward(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset, at: dict[str, int]) -> float:
     """The library's own mean loss of each micro-batch, weighted by its share of the targets."""
-    batch = dataset.batch(plan, item)
+    batch = dataset.batch(plan.course, item)
     _, all_targets = targets_of(job.model.task, batch)
     total, first = 0.0, 0
-    for micro, size in enumerate(plan.microbatch_sizes(item.rows)):
+    for micro, size in enumerate(plan.course.microbatch_sizes(item.rows)):
         rows = batch.rows(first, first + size)
         first += size
         at.update(step=item.step, micro=micro)
@@ -179,12 +182,12 @@ def _backward(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDatase
 
 
 def _evaluate(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset, result: Trained) -> None:
-    batch = dataset.batch(plan, item)
+    batch = dataset.batch(plan.course, item)
     model.eval()
     loss_sum, count, correct = result.evaluations.get(item.step, (0.0, 0, 0))
     first = 0
     with torch.no_grad():
-        for size in plan.microbatch_sizes(item.rows):
+        for size in plan.course.microbatch_sizes(item.rows):
             rows = batch.rows(first, first + size)
             first += size
             targets, found = targets_of(job.model.task, rows)

@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy
 from safetensors.numpy import save
 
-from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule.extent import Owner
+from ringtune.schedule.placement import CREDITS
+from ringtune.schedule.plan import Plan
 from tests.support.fake_agents import job
+from tests.support.plans import changed, make_plan
 
 LABELS = ("neg", "pos")
 NUM_BLOCKS = 4
@@ -17,21 +20,10 @@ NUM_BLOCKS = 4
 
 def plan(**changes: object) -> Plan:
     """The plan of a run of two owners."""
-    values: dict[str, object] = {
-        "method": "ringada",
-        "num_blocks": NUM_BLOCKS,
-        "phases": (Phase(slices=(Slice(node="alice", start=0, stop=2), Slice(node="bob", start=2, stop=4))),),
-        "owners": (Owner(node="alice", train_rows=9, eval_rows=3), Owner(node="bob", train_rows=9, eval_rows=2)),
-        "num_steps": 8,
-        "local_iterations": 2,
-        "every_steps": 2,
-        "batch_size": 4,
-        "microbatches": 2,
-        "max_length": 8,
-        "hidden_size": 8,
-        "labels": LABELS,
-    }
-    return Plan(**{**values, **changes})  # type: ignore[arg-type]
+    owners = (Owner(node="alice", train_rows=9, eval_rows=3), Owner(node="bob", train_rows=9, eval_rows=2))
+    slices = [("alice", 0, 2), ("bob", 2, 4)]
+    made = make_plan(slices, ["alice", "bob"], num_blocks=NUM_BLOCKS, max_length=8, hidden_size=8, labels=LABELS)
+    return changed(made, **{"owners": owners, "credits": CREDITS, **changes})
 
 
 def write_run(folder: Path) -> Path:

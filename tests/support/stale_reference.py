@@ -41,17 +41,17 @@ class StaleProcess:
 
     def __post_init__(self) -> None:
         """Take the tensors out of the model; the modules are only called with others in their place."""
-        self.bounds = [(piece.start, piece.stop) for piece in self.plan.slices if piece.num_blocks]
+        self.bounds = [(piece.start, piece.stop) for piece in self.plan.placement.slices if piece.num_blocks]
         self.model: Any = whole_model(self.job, self.plan, self.model_folder).eval()
         for dataset in self.datasets.values():
-            dataset.set_labels(self.plan.labels)
+            dataset.set_labels(self.plan.course.labels)
         trained = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         self.head = {name: value for name, value in trained.items() if name.startswith("heads.")}
         self.blocks: list[dict[str, torch.nn.Parameter]] = []
         for _, block in self.model.iter_layers():
             own = {id(value) for value in block.parameters()}
             self.blocks.append({name: value for name, value in trained.items() if id(value) in own})
-        for block in self.blocks[: self.plan.private_blocks]:
+        for block in self.blocks[: self.plan.placement.private_blocks]:
             block.clear()
         self.past = [[copied(block)] for block in self.blocks]
         newest = [value for part in (*self.blocks, self.head) for value in part.values()]
@@ -60,9 +60,9 @@ class StaleProcess:
 
     def train(self) -> StaleProcess:
         """All turns."""
-        for turn in turn_sequence(self.plan):
+        for turn in turn_sequence(self.plan.course):
             if turn.kind is StepKind.TRAIN:
-                for k, item in enumerate(items(self.plan, turn)):
+                for k, item in enumerate(items(self.plan.course, turn)):
                     self.step(item, turn.first_step, k)
         return self
 
@@ -86,7 +86,7 @@ class StaleProcess:
             for name, value in part.items():
                 value.grad = grads[name]
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.job.train, item.step, self.plan.num_steps)
+            group["lr"] = learning_rate(self.job.train, item.step, self.plan.course.num_steps)
         self.optimizer.step()
         for block, versions in zip(self.blocks, self.past, strict=True):
             versions.append(copied(block))
@@ -94,10 +94,10 @@ class StaleProcess:
 
     def loss(self, item: Item, used: Tensors) -> torch.Tensor:
         """The library's own mean loss of each micro-batch, weighted by its share of the targets."""
-        batch = self.datasets[item.owner].batch(self.plan, item)
+        batch = self.datasets[item.owner].batch(self.plan.course, item)
         _, all_targets = targets_of(self.job.model.task, batch)
         losses, first = [], 0
-        for size in self.plan.microbatch_sizes(item.rows):
+        for size in self.plan.course.microbatch_sizes(item.rows):
             rows = batch.rows(first, first + size)
             first += size
             targets, count = targets_of(self.job.model.task, rows)

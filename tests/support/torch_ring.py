@@ -15,8 +15,12 @@ from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
 from ringtune.jobs.job import Job, parse_job
 from ringtune.models.family import CLASS_TASKS
-from ringtune.schedule.lowering import Action, Op
-from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.course import Course
+from ringtune.schedule.extent import Owner
+from ringtune.schedule.operations import Operations
+from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
 from tests.support import reference, tiny
 from tests.support.tiny_data import SUFFIXES, write_task_rows
@@ -47,10 +51,12 @@ class Case:
     weight_decay: float = 0.01
     task: str = "sequence-classification"
     adapter: str = "seq_bn"
+    operations: Operations | None = None
 
     @property
     def job(self) -> Job:
         """The job of the case."""
+        unfreeze = f"[unfreeze]\nevery_steps = {self.every_steps}" if self.method == "ringada" else ""
         return parse_job(
             f"""
             [model]
@@ -73,39 +79,37 @@ class Case:
             local_iterations = {self.local_iterations}
             max_steps = {self.num_steps}
             eval_every = {self.eval_every}
-            [unfreeze]
-            every_steps = {self.every_steps}
             [wire]
             dtype = "{self.dtype}"
+            {unfreeze}
             """,
             source="test",
         )
 
     def plan(self, slices: tuple[tuple[str, int, int], ...]) -> Plan:
         """A plan of this case with these slices."""
-        datasets = self.datasets()
-        return Plan(
-            method=self.method,
+        course = Course(
+            method=self.job.method,
             num_blocks=self.num_blocks,
-            phases=(Phase(slices=tuple(Slice(node=n, start=start, stop=stop) for n, start, stop in slices)),),
             owners=tuple(
                 Owner(node=name, train_rows=data.train_rows, eval_rows=data.eval_rows)
-                for name, data in datasets.items()
+                for name, data in self.datasets().items()
             ),
             num_steps=self.num_steps,
             local_iterations=self.local_iterations,
-            every_steps=self.every_steps,
             batch_size=8,
             microbatches=self.microbatches,
             max_length=16,
             hidden_size=32,
             eval_every=self.eval_every,
             checkpoint_every=self.checkpoint_every,
-            credits=4,
             wire_dtype=self.dtype,
-            private_blocks=self.private_blocks,
             labels=self.labels,
+            frozen_blocks=self.private_blocks,
+            operations=self.operations,
         )
+        pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
+        return Plan.of(course, Placement(slices=pieces, private_blocks=self.private_blocks, credits=4))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -129,9 +133,9 @@ class Case:
         return found
 
 
-def write_inputs(folder: Path) -> Path:
+def write_inputs(folder: Path, *, num_blocks: int = 4) -> Path:
     """Write the tiny model and its rows."""
-    tiny.write_model(folder / "model", num_blocks=4)
+    tiny.write_model(folder / "model", num_blocks=num_blocks)
     tiny.write_rows(folder / "train.csv", 61, seed=1)
     tiny.write_rows(folder / "eval.csv", 21, seed=2)
     return folder
@@ -177,16 +181,16 @@ class TorchCarrier:
         self.shards.setdefault(turn.first_step, {})[node] = shard
         return ()
 
-    def take(self, node: str, payload: str, seq: int, micro: int, boundary: int) -> Any:
+    def take(self, node: str, key: TensorKey) -> Any:
         """Tensor and mask."""
-        content = self.executors[node].take_tensor(payload, seq, micro)
+        content = self.executors[node].take_tensor(key)
         if self.keep_messages:
-            self.messages.append((node, payload, boundary, content))
+            self.messages.append((node, key.payload, key.boundary, content))
         return content
 
-    def put(self, node: str, payload: str, seq: int, micro: int, content: Any) -> None:
+    def put(self, node: str, key: TensorKey, content: Any) -> None:
         """Tensor and mask."""
-        self.executors[node].put_tensor(payload, seq, micro, *content)
+        self.executors[node].put_tensor(key, *content)
 
     def take_head(self, node: str) -> Any:
         """A safetensors blob."""
@@ -201,7 +205,9 @@ class TorchCarrier:
         tensors: dict[str, torch.Tensor] = {}
         for node, executor in self.executors.items():
             is_holder = node == holder
-            files = executor.adapter_files(with_head=is_holder, with_private=is_holder and plan.private_blocks > 0)
+            files = executor.adapter_files(
+                with_head=is_holder, with_private=is_holder and plan.placement.private_blocks > 0
+            )
             for name, content in files.items():
                 if name.endswith(".safetensors"):
                     tensors |= load(content)

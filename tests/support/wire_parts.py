@@ -13,12 +13,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from edge.wire import frames, tensors
 from edge.wire.frames import Ack, Hello
 from edge.wire.link import OutLink
 from edge.wire.options import NodeServer
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.errors import RingTuneError
-from ringtune.schedule.plan import Owner, Phase, Plan, Slice
+from ringtune.schedule.actions import TensorKey
+from ringtune.schedule.extent import Owner
+from ringtune.schedule.plan import Plan
+from ringtune.v1 import ring_pb2
+from tests.support.plans import changed, make_plan
 
 RUN = "run-1"
 WAIT_S = 10.0
@@ -26,21 +31,10 @@ WAIT_S = 10.0
 
 def plan(**changes: Any) -> Plan:
     """Hosts a [0,2) and b [2,4), owners c and d; 4 rows in 2 micro-batches, at most 6 tokens, width 8."""
-    values: dict[str, Any] = {
-        "method": "ringada",
-        "num_blocks": 4,
-        "phases": (Phase(slices=(Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=4))),),
-        "owners": (Owner(node="c", train_rows=8, eval_rows=5), Owner(node="d", train_rows=8)),
-        "num_steps": 12,
-        "local_iterations": 2,
-        "every_steps": 2,
-        "batch_size": 4,
-        "microbatches": 2,
-        "max_length": 6,
-        "hidden_size": 8,
-        "credits": 4,
-    }
-    return Plan(**{**values, **changes})
+    owners = (Owner(node="c", train_rows=8, eval_rows=5), Owner(node="d", train_rows=8))
+    slices = [("a", 0, 2), ("b", 2, 4)]
+    made = make_plan(slices, ["c", "d"], num_steps=12, max_length=6, hidden_size=8, labels=())
+    return changed(made, **{"owners": owners, **changes})
 
 
 def expectation(of: Plan | None = None, node: str = "b", **changes: Any) -> RunExpectation:
@@ -53,7 +47,7 @@ def expectation(of: Plan | None = None, node: str = "b", **changes: Any) -> RunE
 def hello(of: Plan | None = None, source: str = "a", **changes: Any) -> Hello:
     """How ``source`` introduces itself for run ``RUN``."""
     of = of or plan()
-    made = Hello(run_id=RUN, plan_epoch=1, source=source, digest=of.digest, wire_dtype=of.wire_dtype)
+    made = Hello(run_id=RUN, plan_epoch=1, source=source, digest=of.digest, wire_dtype=of.course.wire_dtype)
     return dataclasses.replace(made, **changes)
 
 
@@ -65,13 +59,17 @@ def hidden(rows: int = 2, tokens: int = 6, width: int = 8, seed: int = 0) -> tup
     return torch.randn(rows, tokens, width, generator=generator), mask
 
 
+def tensor_header(of: Plan, source: str, key: TensorKey, rows: int) -> ring_pb2.FrameHeader:
+    """The header of a tensor of three tokens that ``source`` sends, with a mask where the plan foresees one."""
+    mask = torch.ones(rows, 3) if key.is_hidden and key.boundary < of.course.num_blocks else None
+    encoded = tensors.encode(torch.zeros(rows, 3, of.course.hidden_size), mask, of.course.wire_dtype)
+    return frames.tensor_header(hello(of, source), key, encoded)
+
+
 class TensorCame(NamedTuple):
     """A tensor that the sink was given."""
 
-    kind: str
-    seq: int
-    micro: int
-    boundary: int
+    key: TensorKey
     source: str
     tensor: torch.Tensor
     mask: torch.Tensor | None
@@ -107,19 +105,10 @@ class RecordingSink:
         self._hook = hook
         self.came: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def on_tensor(
-        self,
-        kind: str,
-        seq: int,
-        micro: int,
-        boundary: int,
-        source: str,
-        tensor: torch.Tensor,
-        mask: torch.Tensor | None,
-    ) -> None:
+    def on_tensor(self, key: TensorKey, source: str, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Remember a tensor."""
         self._hook()
-        self.came.put(TensorCame(kind, seq, micro, boundary, source, tensor, mask))
+        self.came.put(TensorCame(key, source, tensor, mask))
 
     def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
         """Remember a blob."""

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from coordinator.planner.predict.ring_costs import RingCosts
+from coordinator.planner.predict.ring_costs import RingCosts, step_kinds
 from coordinator.planner.predict.step_time import Ring, step_times
 from ringtune.costs.profile import Profile
-from ringtune.costs.seconds import PlanCosts
+from ringtune.costs.seconds import CourseCosts
 from ringtune.errors import DeadlineError
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.lowering import Action
-from ringtune.schedule.plan import Owner, Plan
-from ringtune.schedule.turns import StartPoint, Turn
-from sim.action_times import Items, ProfileTimes
+from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.extent import Extent, Owner
+from ringtune.schedule.methods import Method
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn
+from ringtune.schedule.units import Units
+from ringtune.schedule.versions import may_be_stale
+from sim.action_times import ProfileTimes
+from sim.items import Items
 from sim.links import MeasuredLinks
 from sim.ring import VirtualRing
-from sim.transport import Parcel
 
 WARM_UP_STEPS = 4
 MEASURED_STEPS = 8
@@ -42,35 +47,56 @@ class _StepEnds:
     def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
         self.ends_s[action.seq] = end_s
 
-    def sent(self, parcel: Parcel, sent_s: float, arrival_s: float) -> None:
+    def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
         """Nothing to note."""
 
-    def arrived(self, parcel: Parcel, now_s: float) -> None:
+    def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
         """Nothing to note."""
 
-    def accepted(self, node: str, payload: str, seq: int, micro: int, boundary: int) -> None:
+    def accepted(self, node: str, key: TensorKey) -> None:
         """Nothing to note."""
 
     def logged(self, command: rd.Command, now_s: float) -> None:
         """Nothing to note."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steady(Method):
+    """The same units train at every step: what a probe of one kind of step runs.
+
+    Attributes:
+        units: those.
+    """
+
+    name = "steady"
+
+    units: Units
+
+    def trained(self, extent: Extent, step: int) -> Units:
+        """Always the same."""
+        return self.units
+
+    def updates(self, extent: Extent, unit: int, step: int) -> int:
+        """One a step."""
+        return max(0, step) if unit in self.units else 0
+
+
 def simulated_step_s(
     plan: Plan,
     profile: Profile,
-    depth: int,
+    units: Units,
     *,
     optimizer: str,
     owner: str,
     warm_up: int = WARM_UP_STEPS,
     measured: int = MEASURED_STEPS,
 ) -> float:
-    """Seconds of a step at one depth on the virtual clock, once the ring is full.
+    """Seconds of a step that trains ``units`` on the virtual clock, once the ring is full.
 
     Args:
         plan: with slices.
         profile: of its nodes.
-        depth: trainable blocks.
+        units: what trains.
         optimizer: of the job.
         owner: the initiator of all steps.
         warm_up: steps before the measurement.
@@ -79,32 +105,31 @@ def simulated_step_s(
     Raises:
         DeadlineError: the virtual run does not end; says who waits for what.
     """
-    if plan.method == "pipeadapter":  # whole turns: the ring drains at the end of each
-        warm_up = measured = plan.local_iterations
-    ahead = 0 if plan.method == "pipeadapter" else -(-plan.credits * (len(plan.slices) + 1) // plan.microbatches)
+    course, placement = plan.course, plan.placement
+    is_stale = may_be_stale(course)
+    if is_stale:  # whole turns: the ring drains at the end of each
+        warm_up = measured = course.local_iterations
+    ahead = 0 if is_stale else -(-placement.credits * (len(placement.slices) + 1) // course.microbatches)
     steps = warm_up + measured + min(ahead, MOST_AHEAD)
-    probe = dataclasses.replace(
-        plan,
+    course = dataclasses.replace(
+        course,
+        method=course.method if is_stale else Steady(units=units),
         owners=(Owner(node=owner, train_rows=1),),
-        num_steps=steps * depth,
-        every_steps=steps,
-        unfreeze="every",
-        unfreeze_at=(),
-        local_iterations=measured if plan.method == "pipeadapter" else steps,
+        num_steps=steps,
+        local_iterations=measured if is_stale else steps,
         eval_every=0,
         checkpoint_every=0,
     )
-    start = StartPoint.of(probe, step=steps * (depth - 1))
-    costs = PlanCosts(probe, profile, optimizer=optimizer)
+    probe = Plan.of(course, placement)
+    costs = CourseCosts(course, profile, nodes=probe.nodes, optimizer=optimizer)
     granted = Items(costs)
     observer = _StepEnds(granted)
-    links = MeasuredLinks(costs, profile, size=granted.size)
+    links = MeasuredLinks(costs, profile, granted=granted)
     ring = VirtualRing(
         probe,
         action_s=ProfileTimes(costs, granted),
         transport=links,
         observer=observer,
-        start=start,
         record=False,
         wait_s=float("inf"),
     )
@@ -134,7 +159,7 @@ def simulated_job_s(
     micro = costs.num_micro
     warm_up, measured = max(4, 16 // micro), max(6, 16 // micro)
     frozen = max(1, costs.stop - costs.first)
-    ahead = min(MOST_AHEAD, -(-plan.credits * (len(ring.nodes) + 1) // micro))
+    ahead = min(MOST_AHEAD, -(-plan.placement.credits * (len(ring.nodes) + 1) // micro))
     per_probe = (warm_up + measured + ahead) * micro * (frozen + 3 * len(ring.nodes) + 2)
     num_probes = most_actions // per_probe
     if not num_probes:
@@ -147,11 +172,14 @@ def simulated_job_s(
         owner_of={costs.owners[index].node: at for at, index in enumerate(chosen)},
     )
     predicted, everyone = step_times(some, ring), step_times(costs, ring)
+    kinds = step_kinds(plan.course)
     ratios = {}
     for depth in depths:
         names = [costs.names[costs.owners[index].node] for index in chosen]
         seconds = [
-            simulated_step_s(plan, profile, depth, optimizer=optimizer, owner=name, warm_up=warm_up, measured=measured)
+            simulated_step_s(
+                plan, profile, kinds[depth][1], optimizer=optimizer, owner=name, warm_up=warm_up, measured=measured
+            )
             for name in names
         ]
         simulated_s = sum(seconds) / len(seconds)

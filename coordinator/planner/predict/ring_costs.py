@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from coordinator.planner.draft import Draft
 from ringtune.costs.profile import Profile
-from ringtune.costs.seconds import PlanCosts
-from ringtune.schedule.lowering import Op, Payload, depth, max_depth
-from ringtune.schedule.plan import Phase, Plan, Slice
+from ringtune.costs.seconds import CourseCosts
+from ringtune.schedule.actions import Op, Payload
+from ringtune.schedule.course import Course
 from ringtune.schedule.turns import StepKind
+from ringtune.schedule.units import EMBEDDING, Units
+from ringtune.schedule.versions import may_be_stale
 
 Row = tuple[float, ...]
 _BEHIND = 0.5
@@ -115,30 +118,33 @@ class RingCosts:
         return any(map(any, self.hidden_s)) or any(map(any, self.grad_s)) or any(any(o.into_s) for o in self.owners)
 
 
-def draft_with_all(draft: Plan, names: Sequence[str]) -> Plan:
-    """A plan that knows all candidate nodes: the first hosts everything."""
-    slices = [Slice(node=names[0], start=draft.private_blocks, stop=draft.num_blocks)]
-    slices += [Slice(node=name, start=draft.num_blocks, stop=draft.num_blocks) for name in names[1:]]
-    return dataclasses.replace(draft, phases=(Phase(slices=tuple(slices)),))
+def steps_by_depth(course: Course) -> tuple[int, ...]:
+    """How many training steps the job does at each depth, which is the index.
 
-
-def steps_by_depth(plan: Plan) -> tuple[int, ...]:
-    """How many training steps the job does at each depth; the index is the depth.
-
-    Where the run itself decides when to unfreeze, one more block every ``every_steps`` is assumed. An evaluation
-    without training is taken as one step of the first depth, which is nearly all forward.
+    The depth is that of the lowest trained block. Steps of one depth count as alike, whatever trains above their
+    lowest block. An evaluation without training is taken as one step of the first depth, which is nearly all forward.
     """
-    if plan.is_auto:
-        plan = dataclasses.replace(plan, unfreeze="every", unfreeze_at=())
-    counts = Counter(depth(plan, step) for step in range(plan.num_steps) or range(1))
-    return tuple(counts[at] for at in range(max_depth(plan) + 1))
+    counts = Counter({depth: count for depth, (count, _) in step_kinds(course).items()})
+    return tuple(counts[at] for at in range(course.num_blocks - course.frozen_blocks + 1))
 
 
-def ring_costs(draft: Plan, profile: Profile, *, optimizer: str) -> RingCosts:
+def step_kinds(course: Course) -> dict[int, tuple[int, Units]]:
+    """Depth -> how many steps have it, and what trains at the first of them."""
+    method = course.method.expected()
+    found: dict[int, tuple[int, Units]] = {}
+    for step in range(course.num_steps) or range(1):
+        units = method.trained(course, step)
+        depth = max(0, course.num_blocks - units.lowest)
+        count, first = found.get(depth, (0, units))
+        found[depth] = (count + 1, first)
+    return found
+
+
+def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
     """Tables for a job on all nodes of a profile.
 
     Args:
-        draft: the plan with everything but its slices; its micro-batches and wire dtype count.
+        draft: what is to be placed; its micro-batches and wire dtype count.
         profile: every node with measured times; every link between them, or no links at all.
         optimizer: of the job.
 
@@ -146,14 +152,15 @@ def ring_costs(draft: Plan, profile: Profile, *, optimizer: str) -> RingCosts:
         PlanError: a node was not measured, or a link is missing; names it.
     """
     names = tuple(sorted(node.node for node in profile.nodes))
-    costs = PlanCosts(draft_with_all(draft, names), profile, optimizer=optimizer)
-    rows = draft.batch_size / len(draft.microbatch_sizes())
-    sizes = [_size(costs, owner.node, rows) for owner in draft.owners]
+    course = draft.course
+    costs = CourseCosts(course, profile, optimizer=optimizer)
+    rows = course.batch_size / len(course.microbatch_sizes())
+    sizes = [_size(costs, owner.node, rows) for owner in course.owners]
     size = sum(sizes) / len(sizes)
 
     def block(op: Op, *, lowest: bool) -> Row:
         start = 0 if lowest else 1
-        kind, top = StepKind.TRAIN, draft.num_blocks + 2
+        kind, top = StepKind.TRAIN, course.head + 2
         return tuple(
             costs.nodes[name].seconds(
                 op, start, start + 1, size=size, lowest=top if op is Op.FORWARD_FREE else 0, kind=kind
@@ -167,10 +174,10 @@ def ring_costs(draft: Plan, profile: Profile, *, optimizer: str) -> RingCosts:
     return RingCosts(
         names=names,
         first=draft.private_blocks,
-        stop=draft.num_blocks,
-        num_micro=len(draft.microbatch_sizes()),
-        stale_steps=draft.local_iterations if draft.method == "pipeadapter" else 0,
-        steps_at=steps_by_depth(draft),
+        stop=course.num_blocks,
+        num_micro=len(course.microbatch_sizes()),
+        stale_steps=course.local_iterations if may_be_stale(course) else 0,
+        steps_at=steps_by_depth(course),
         forward_s=block(Op.FORWARD_FREE, lowest=False),
         graph_s=block(Op.FORWARD, lowest=False),
         graph_lowest_s=block(Op.FORWARD, lowest=True),
@@ -187,9 +194,9 @@ def ring_costs(draft: Plan, profile: Profile, *, optimizer: str) -> RingCosts:
         receiving_s=taken[1],
         owners=tuple(
             _owner(costs, draft, names, owner.node, at, up[names.index(owner.node)])
-            for owner, at in zip(draft.owners, sizes, strict=True)
+            for owner, at in zip(course.owners, sizes, strict=True)
         ),
-        owner_of={names.index(owner.node): index for index, owner in enumerate(draft.owners)},
+        owner_of={names.index(owner.node): index for index, owner in enumerate(course.owners)},
     )
 
 
@@ -232,12 +239,12 @@ def with_fewer_depths(costs: RingCosts, most: int) -> RingCosts:
     return dataclasses.replace(costs, steps_at=tuple(steps))
 
 
-def _size(costs: PlanCosts, owner: str, rows: float) -> float:
+def _size(costs: CourseCosts, owner: str, rows: float) -> float:
     return costs.size(owner, 1, StepKind.TRAIN) * rows
 
 
 def _transfer(
-    costs: PlanCosts, source: str, target: str, payload: str, boundary: int, size: float
+    costs: CourseCosts, source: str, target: str, payload: str, boundary: int, size: float
 ) -> tuple[float, float]:
     """(seconds from first byte to last, seconds that the link is taken); nothing within a node."""
     if source == target:
@@ -251,7 +258,7 @@ def _transfer(
 
 
 def _pairs(
-    costs: PlanCosts, names: Sequence[str], payload: str, boundary: int, size: float
+    costs: CourseCosts, names: Sequence[str], payload: str, boundary: int, size: float
 ) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     table = [[_transfer(costs, source, target, payload, boundary, size) for target in names] for source in names]
     return (
@@ -260,7 +267,7 @@ def _pairs(
     )
 
 
-def _ends(costs: PlanCosts, profile: Profile, names: Sequence[str], size: float) -> tuple[Row, Row]:
+def _ends(costs: CourseCosts, profile: Profile, names: Sequence[str], size: float) -> tuple[Row, Row]:
     """How long each node's uplink and downlink is taken by one tensor: as fast as the fastest link there."""
     num_bytes = costs.message_bytes(Payload.HIDDEN, 0, size)
     up, down = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
@@ -273,7 +280,7 @@ def _ends(costs: PlanCosts, profile: Profile, names: Sequence[str], size: float)
     )
 
 
-def _taken(costs: PlanCosts, names: Sequence[str], size: float) -> tuple[Row, Row]:
+def _taken(costs: CourseCosts, names: Sequence[str], size: float) -> tuple[Row, Row]:
     """What a tensor takes from the computing of each node as sender and as receiver; the mean over its peers."""
     num_bytes = costs.message_bytes(Payload.HIDDEN, 0, size)
     sending, receiving = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
@@ -287,8 +294,10 @@ def _taken(costs: PlanCosts, names: Sequence[str], size: float) -> tuple[Row, Ro
     return tuple(sending.values()), tuple(receiving.values())
 
 
-def _owner(costs: PlanCosts, draft: Plan, names: Sequence[str], owner: str, size: float, uplink_s: float) -> OwnerCosts:
-    node, top, kind = costs.nodes[owner], draft.num_blocks, StepKind.TRAIN
+def _owner(
+    costs: CourseCosts, draft: Draft, names: Sequence[str], owner: str, size: float, uplink_s: float
+) -> OwnerCosts:
+    node, top, kind = costs.nodes[owner], draft.course.head, StepKind.TRAIN
 
     def seconds(op: Op, start: int, stop: int) -> float:
         return node.seconds(op, start, stop, size=size, lowest=top, kind=kind)
@@ -300,10 +309,10 @@ def _owner(costs: PlanCosts, draft: Plan, names: Sequence[str], owner: str, size
     private_s = draft.private_blocks * seconds(Op.FORWARD_FREE, 0, 1)
     return OwnerCosts(
         node=names.index(owner),
-        weight=1 / len(draft.owners),
-        embed_s=seconds(Op.EMBED, 0, 0) + private_s,
-        head_s=seconds(Op.HEAD, top, top),
-        update_s=seconds(Op.UPDATE, top, top),
+        weight=1 / len(draft.course.owners),
+        embed_s=seconds(Op.EMBED, EMBEDDING, EMBEDDING + 1) + private_s,
+        head_s=seconds(Op.HEAD, top, top + 1),
+        update_s=seconds(Op.UPDATE, top, top + 1),
         up_s=tuple(total for total, _ in up),
         down_s=tuple(total + behind_s for (total, _), behind_s in zip(down, embeddings_s, strict=True)),
         wire_s=tuple(

@@ -75,4 +75,7 @@ def step_times(costs: RingCosts, ring: Ring) -> dict[int, float]:
                 times[at] = sum(weight * max(one, two) for weight, one, two in zip(weights, row, below, strict=True))
             at -= 1
         below = list(map(max, below, busy))
+    if costs.steps_at[0]:  # only the head trains: its micro-batches follow each other, all blocks work ahead
+        heads = (costs.num_micro * (owner.embed_s + owner.head_s) + owner.update_s for owner in costs.owners)
+        times[0] = sum(weight * max(one, two) for weight, one, two in zip(weights, below, heads, strict=True))
     return times

@@ -1,13 +1,14 @@
-"""How much memory a plan takes on a node, as a pure function of plan and measured sizes.
+"""How much memory a run takes on a node, as terms: so many things of so many bytes, pure functions of measured sizes.
 
-An upper bound that the planner compares with the node's budget. What the interpreter and the libraries take
-before a run is not in it. Depth only grows, so the last training step is the moment of the maximum; where the run
-decides the depth, it is the deepest that it can reach.
+The planner, its refusals and the simulator's ledger add these terms up, each in its own way. The sum is an upper bound
+that is compared with the node's budget; what the interpreter and the libraries take before a run is not in it.
 
 What the engine's rules bound, and where it shows here:
 
-* ``warm_up`` items at a time keep graphs (one, except for PipeAdapter): ``microbatches`` of them per trained block;
-* each of those items may see another version of the adapters: ``warm_up - 1`` besides the newest;
+* ``in_flight`` items at a time keep graphs (one, unless a method is stale on purpose): ``microbatches`` of them per
+  block between the lowest unit that ever trains and the top;
+* each of those items may see another version of the adapters: ``in_flight - 1`` besides the newest;
+* moments stay for every unit that was ever updated;
 * credits bound the hidden states of a (link, boundary), whether they wait at the sender or the receiver;
 * gradients come back for those items only: ``microbatches`` of each per boundary;
 * an owner that hosts the bottom embeds without a credit, but only ``credits`` per segment of its route.
@@ -15,63 +16,162 @@ What the engine's rules bound, and where it shows here:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from ringtune.costs.profile import ModelFacts
 from ringtune.quantities import format_bytes
-from ringtune.schedule.lowering import Leg, Op, Payload, lower, lowest_trainable, route, warm_up
+from ringtune.schedule.course import Course
+from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind
-from ringtune.schedule.unfreezing import unfrozen_soonest
+from ringtune.schedule.versions import ever_trained
 
-MOMENTS = {"adamw": 2, "sgd": 0}
-DTYPE_BYTES = {"float32": 4, "float64": 8}
-MOST_LOGIT_BYTES = 16 << 20
+MOMENTS: Final = {"adamw": 2, "sgd": 0}
+DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
+MOST_LOGIT_BYTES: Final = 16 << 20
 """What the logits of a micro-batch may take; a head with more takes its tokens in chunks of so many bytes."""
+
+PARTS: Final = ("weights", "adapters", "optimizer", "activations", "head", "buffers")
+"""What a node's memory is reported by."""
 
 _LOGIT_COPIES = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryEstimate:
-    """Bytes of one node at the moment of the run when it holds most.
+class Term(NamedTuple):
+    """So many equal things in memory at once.
 
     Attributes:
-        weights_bytes: frozen blocks, and the embedding of an owner.
-        adapters_bytes: adapters of its blocks, with the versions that items in flight need.
-        optimizer_bytes: gradients and moments of what it trains.
-        activations_bytes: what forwards keep for backward, and the work space of one block.
-        head_bytes: head of an owner with gradients, moments and activations.
-        buffers_bytes: tensors that wait to be sent or used.
+        part: one of ``PARTS``.
+        what: in words.
+        number: how many.
+        each_bytes: of one.
     """
 
-    weights_bytes: int = 0
-    adapters_bytes: int = 0
-    optimizer_bytes: int = 0
-    activations_bytes: int = 0
-    head_bytes: int = 0
-    buffers_bytes: int = 0
+    part: str
+    what: str
+    number: int
+    each_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        """All parts together."""
-        return sum(self.parts().values())
+        """All of them together."""
+        return self.number * self.each_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """What one node holds at the moment of the run when it holds most.
+
+    Attributes:
+        terms: everything, none of them counted twice.
+    """
+
+    terms: tuple[Term, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """All terms together."""
+        return sum(term.number * term.each_bytes for term in self.terms)
 
     def parts(self) -> dict[str, int]:
-        """Bytes by name of the part, in the order of the attributes."""
-        return {
-            "weights": self.weights_bytes,
-            "adapters": self.adapters_bytes,
-            "optimizer": self.optimizer_bytes,
-            "activations": self.activations_bytes,
-            "head": self.head_bytes,
-            "buffers": self.buffers_bytes,
-        }
+        """Bytes by part, in the order of ``PARTS``."""
+        found = dict.fromkeys(PARTS, 0)
+        for term in self.terms:
+            found[term.part] += term.total_bytes
+        return found
 
     def __str__(self) -> str:
         """The total and its parts, for people."""
         parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.parts().items() if size)
         return f"{format_bytes(self.total_bytes)} ({parts})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """A node's part in a placement, as far as memory depends on it.
+
+    Attributes:
+        is_owner: whether it has data, embedding and head.
+        start, stop: the blocks that it hosts; equal if it hosts nothing.
+        above: hosts between it and the head.
+        below: hosts below it; counts only where an operation table lets slices be passed by.
+        private_blocks: that each owner runs itself.
+        credits: hidden states in flight per (link, boundary).
+    """
+
+    is_owner: bool
+    start: int
+    stop: int
+    above: int
+    below: int = 0
+    private_blocks: int = 0
+    credits: int = CREDITS
+
+    @staticmethod
+    def of(plan: Plan, node: str) -> Share:
+        """The share of a node of a plan."""
+        placement, piece = plan.placement, plan.slice_of(node)
+        above = placement.hosts_above(piece.stop)
+        return Share(
+            is_owner=plan.owner(node) is not None,
+            start=piece.start,
+            stop=piece.stop,
+            above=above,
+            below=len(placement.hosts) - above - (1 if piece.num_blocks else 0),
+            private_blocks=placement.private_blocks,
+            credits=placement.credits,
+        )
+
+
+class Sizes:
+    """Bytes of each thing that a run of ``course`` holds: of a unit, of its state, of tensors and activations.
+
+    Args:
+        course: the run.
+        model: sizes of the model.
+        optimizer: a key of ``MOMENTS``.
+        dtype: of the computation, a key of ``DTYPE_BYTES``.
+        activation_token_bytes: what one block keeps for backward, for each padded token of a micro-batch; measured, or
+            from ``estimate_activation_token_bytes``.
+    """
+
+    def __init__(
+        self, course: Course, model: ModelFacts, *, optimizer: str, dtype: str, activation_token_bytes: float
+    ) -> None:
+        self._item_bytes = DTYPE_BYTES[dtype]
+        self._token_logits = model.head_token_logits
+        self._activation_token_bytes = activation_token_bytes
+        self.moments = MOMENTS[optimizer]
+        self.block_bytes = model.block_bytes
+        self.embedding_bytes = model.embedding_bytes
+        self.adapter_bytes = model.adapter_block_bytes
+        self.head_bytes = model.head_bytes + model.head_class_bytes * len(course.labels)
+        self.token_bytes = course.hidden_size * self._item_bytes
+        self._head = course.head
+
+    def trained_bytes(self, unit: int) -> int:
+        """What trains of a unit: the adapter of a block, or the head."""
+        return self.head_bytes if unit == self._head else self.adapter_bytes
+
+    def tensor_bytes(self, tokens: float) -> float:
+        """A hidden state or gradient of so many padded tokens."""
+        return tokens * self.token_bytes
+
+    def kept_bytes(self, tokens: float) -> float:
+        """What one block keeps of them for its backward; about that is its work space too."""
+        return tokens * self._activation_token_bytes
+
+    def head_work_bytes(self, tokens: float) -> float:
+        """What the head holds while it runs: the hidden state with its gradient, and the logits."""
+        logits = logits_peak_bytes(math.ceil(tokens), self._token_logits, self._item_bytes)
+        return 2 * self.tensor_bytes(tokens) + logits
+
+
+def memory_estimate(course: Course, share: Share, sizes: Sizes) -> MemoryEstimate:
+    """What a node with this share holds at most during the whole run, whatever the timing."""
+    return MemoryEstimate(tuple(term for term in _terms(course, share, sizes) if term.number and term.each_bytes))
 
 
 def node_memory(
@@ -80,52 +180,96 @@ def node_memory(
     model: ModelFacts,
     *,
     optimizer: str,
-    activation_block_bytes: int,
+    activation_token_bytes: float,
     dtype: str = "float32",
 ) -> MemoryEstimate:
-    """What ``node`` holds at most during the run of ``plan``.
+    """What ``node`` holds at most during the run of ``plan``; arguments as for ``Sizes``."""
+    sizes = Sizes(plan.course, model, optimizer=optimizer, dtype=dtype, activation_token_bytes=activation_token_bytes)
+    return memory_estimate(plan.course, Share.of(plan, node), sizes)
 
-    Args:
-        plan: the plan; the largest micro-batch follows from it.
-        node: which node.
-        model: sizes of the model.
-        optimizer: a key of ``MOMENTS``.
-        activation_block_bytes: kept for backward by one block for one micro-batch of full length; measured
-            there, or from ``estimate_activation_block_bytes``.
-        dtype: of the computation, a key of ``DTYPE_BYTES``.
-    """
-    piece, is_owner = plan.slice_of(node), plan.owner(node) is not None
-    lowest = lowest_trainable(unfrozen_soonest(plan), plan.num_steps - 1)
-    private = plan.private_blocks if is_owner else 0
-    hosted = piece.num_blocks + private
-    trained = max(0, piece.stop - max(piece.start, lowest)) if piece.num_blocks else 0
-    state = 1 + MOMENTS[optimizer]
-    largest = plan.microbatch_sizes()[0]
-    tensor = largest * plan.max_length * plan.hidden_size * DTYPE_BYTES[dtype]
-    in_flight = warm_up(plan, piece.start)
-    graphs = in_flight * trained * len(plan.microbatch_sizes()) * activation_block_bytes
-    return MemoryEstimate(
-        weights_bytes=hosted * model.block_bytes + (model.embedding_bytes if is_owner else 0),
-        adapters_bytes=(hosted + (in_flight - 1) * trained) * model.adapter_block_bytes,
-        optimizer_bytes=trained * state * model.adapter_block_bytes,
-        activations_bytes=graphs + (activation_block_bytes if hosted else 0),
-        head_bytes=_head_bytes(plan, model, state, tensor, DTYPE_BYTES[dtype]) if is_owner else 0,
-        buffers_bytes=_waiting_tensors(plan, node, lowest) * tensor,
+
+def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
+    reach, micro = ever_trained(course), course.microbatch_sizes()
+    tokens = micro[0] * course.max_length
+    num_hosted = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
+    num_trained = _overlap(reach.ranges, share.start, share.stop)
+    num_kept = max(0, share.stop - max(share.start, reach.lowest))
+    in_flight = course.method.in_flight_below(course, share.above + 1) if share.start < share.stop else 1
+    kept, tensor = round(sizes.kept_bytes(tokens)), round(sizes.tensor_bytes(tokens))
+    yield Term("weights", "frozen block", num_hosted, sizes.block_bytes)
+    yield Term("weights", "embedding", int(share.is_owner), sizes.embedding_bytes)
+    yield Term("adapters", "adapter of a block", num_hosted, sizes.adapter_bytes)
+    yield Term("adapters", "earlier version of an adapter", (in_flight - 1) * num_trained, sizes.adapter_bytes)
+    yield Term(
+        "optimizer", "gradient and moments of an adapter", num_trained, (1 + sizes.moments) * sizes.adapter_bytes
     )
+    yield Term("activations", "block's graph of a micro-batch", in_flight * num_kept * len(micro), kept)
+    yield Term("activations", "work space of a block", min(1, num_hosted), kept)
+    if share.is_owner:
+        yield Term("head", "head with gradient and moments", 1, (2 + sizes.moments) * sizes.head_bytes)
+        yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
+    yield Term("buffers", "tensor on its way or waiting", _waiting(course, share, reach.lowest, in_flight), tensor)
 
 
-def estimate_activation_block_bytes(
-    model: ModelFacts, *, rows: int, tokens: int, dropout: float, dtype: str = "float32"
-) -> int:
-    """What one block keeps for backward, where nothing was measured; about 10 % above measurements of BERT.
+def _overlap(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> int:
+    return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges)
 
-    In units of the hidden state (rows x tokens x width): queries, keys, values and attention output 4, inputs of
+
+def _waiting(course: Course, share: Share, lowest: int, in_flight: int) -> int:
+    """How many tensors of full size can wait here, sent or to be used, plus one being encoded or decoded."""
+    moved = share.credits * _hidden_links(course, share)
+    moved += len(course.microbatch_sizes()) * _gradients(course, share, lowest, in_flight)
+    is_bottom = share.start == share.private_blocks and share.start < share.stop
+    embeds_ahead = share.credits * (share.above + 1) if share.is_owner and is_bottom else 0
+    return moved + (1 if moved else 0) + embeds_ahead
+
+
+def _hidden_links(course: Course, share: Share) -> int:
+    """Links on which hidden states come and go."""
+    others = len(course.owners) - share.is_owner
+    is_host, is_top = share.start < share.stop, share.above == 0
+    is_bottom = share.start == share.private_blocks
+    count = 0
+    if is_host and course.operations is not None:  # any slice may be passed by
+        count += share.below + others + share.above + others
+    elif is_host:
+        count += (others if is_bottom else 1) + (others if is_top else 1)
+    if share.is_owner:
+        is_alone = course.operations is None
+        count += (0 if is_host and is_bottom and is_alone else 1) + (0 if is_host and is_top and is_alone else 1)
+    return count
+
+
+def _gradients(course: Course, share: Share, lowest: int, in_flight: int) -> int:
+    """Items whose gradients may wait, summed over the links; no more than their receiver has graphs that wait."""
+    others = len(course.owners) - share.is_owner
+    is_host, is_top = share.start < share.stop, share.above == 0
+
+    def below(hosts: int) -> int:
+        return course.method.in_flight_below(course, hosts)
+
+    count = 0
+    if is_host and share.stop > lowest:
+        links = others if is_top else 1
+        if course.operations is not None:
+            links = share.above + others
+        count += links * in_flight
+    if is_host and share.start > lowest:
+        count += (share.below if course.operations is not None else 1) * below(share.above + 2)
+    if share.is_owner and course.head > lowest and not (is_host and is_top and course.operations is None):
+        count += below(1)
+    return count
+
+
+def estimate_activation_token_bytes(model: ModelFacts, *, tokens: int, dropout: float, dtype: str = "float32") -> float:
+    """What one block keeps for backward per padded token, where nothing was measured; about 10 % above those of BERT.
+
+    In units of the hidden state (a token's width): queries, keys, values and attention output 4, inputs of
     the layer norms 3, adapter 2, and of the feed-forward part ``inner_kept * intermediate / hidden``. With dropout
     the attention probabilities are kept three times, and the masks 2.
 
     Args:
         model: sizes of the model.
-        rows: of the micro-batch.
         tokens: of the longest row.
         dropout: probability; above 0 it disables the attention kernel that keeps no probabilities.
         dtype: of the computation.
@@ -134,9 +278,8 @@ def estimate_activation_block_bytes(
     """
     inner_units = model.inner_kept * model.intermediate_size / model.hidden_size
     hidden_units = 4 + 3 + 2 + inner_units + (2 if dropout > 0 else 0)
-    hidden_state = rows * tokens * model.hidden_size
-    probabilities = 3 * rows * model.num_heads * tokens * tokens if dropout > 0 else 0
-    return round((hidden_units * hidden_state + probabilities) * DTYPE_BYTES[dtype])
+    probabilities = 3 * model.num_heads * tokens if dropout > 0 else 0
+    return (hidden_units * model.hidden_size + probabilities) * DTYPE_BYTES[dtype]
 
 
 def logits_fit(num_tokens: int, token_logits: int, item_bytes: int) -> bool:
@@ -156,27 +299,3 @@ def logits_peak_bytes(num_tokens: int, token_logits: int, item_bytes: int) -> in
     """What the logits of a micro-batch of at most so many tokens take at their peak; see ``logits_fit``."""
     each = token_logits * item_bytes
     return min(_LOGIT_COPIES * num_tokens * each, max(MOST_LOGIT_BYTES, each))
-
-
-def _head_bytes(plan: Plan, model: ModelFacts, state: int, tensor: int, item_bytes: int) -> int:
-    """Weights, gradients and moments, logits, and the hidden state with its gradient of one micro-batch."""
-    weights = model.head_bytes + model.head_class_bytes * len(plan.labels)
-    num_tokens = plan.microbatch_sizes()[0] * plan.max_length
-    logits = logits_peak_bytes(num_tokens, model.head_token_logits, item_bytes)
-    return weights * (1 + state) + 2 * tensor + logits
-
-
-def _waiting_tensors(plan: Plan, node: str, lowest: int) -> int:
-    """How many tensors of full size can wait at ``node``, sent or to be used, plus one being encoded or decoded."""
-    legs = {leg for owner in plan.owners for leg in lower(plan, owner.node, StepKind.TRAIN, lowest).get(node, ())}
-    moved = sum(_bound(plan, leg) for leg in legs if leg.op in (Op.SEND, Op.RECEIVE))
-    path = route(plan, node)
-    embeds_ahead = plan.owner(node) is not None and path[0].node == node and path[0].stop > plan.private_blocks
-    return moved + (1 if moved else 0) + (plan.credits * len(path) if embeds_ahead else 0)
-
-
-def _bound(plan: Plan, leg: Leg) -> int:
-    """Of a gradient no more than its receiver, which hosts the block below, has items that wait for it."""
-    if leg.payload == Payload.HIDDEN:
-        return plan.credits
-    return warm_up(plan, leg.start - 1) * len(plan.microbatch_sizes())

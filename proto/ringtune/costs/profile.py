@@ -9,9 +9,11 @@ from typing import Any
 
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, PlanError
-from ringtune.files.strict import read_dataclass
+from ringtune.files.strict import read_dataclass, read_value
 
-SCHEMA = 2
+SCHEMA = 3
+_TOKENS_SCHEMA = 2
+"""The one before: activations were counted per micro-batch of the measured shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,7 +166,7 @@ class NodeFacts:
         block_forward_s: one block, one micro-batch at full length, without graph; seconds, 0 = not measured.
         block_graph_s: the same with graph.
         block_backward_s: its backward.
-        activation_block_bytes: what that forward with graph keeps for backward.
+        activation_token_bytes: what a forward with graph keeps of one block for its backward, per padded token.
         model: sizes of the model.
         skipped_rows: rows of its files that can't be used (answers that are not in their context).
         hardware: processor and what it may use of it, as text; timings are used again only where it is equal.
@@ -187,7 +189,7 @@ class NodeFacts:
     block_forward_s: float
     block_graph_s: float
     block_backward_s: float
-    activation_block_bytes: int
+    activation_token_bytes: float
     model: ModelFacts
     skipped_rows: int = 0
     hardware: str = ""
@@ -200,12 +202,13 @@ class NodeFacts:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for name in ("train_rows", "eval_rows", "skipped_rows", "memory_bytes", "activation_block_bytes"):
+        for name in ("train_rows", "eval_rows", "skipped_rows", "memory_bytes"):
             _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
         for name in (
             "block_forward_s",
             "block_graph_s",
             "block_backward_s",
+            "activation_token_bytes",
             "cpu_cores",
             "train_tokens",
             "eval_tokens",
@@ -224,7 +227,9 @@ class NodeFacts:
         Raises:
             PlanError: another schema, a key is missing, unknown or mistyped.
         """
-        return read_dataclass(NodeFacts, _without_schema(value), where="", error=PlanError)
+        schema, fields = _schema_of(value)
+        fields = _per_token(fields) if schema == _TOKENS_SCHEMA else fields
+        return read_dataclass(NodeFacts, fields, where="", error=PlanError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -277,15 +282,43 @@ class Profile:
         Raises:
             PlanError: another schema, a key is missing, unknown or mistyped.
         """
-        return read_dataclass(Profile, _without_schema(value), where="", error=PlanError)
+        schema, fields = _schema_of(value)
+        nodes = fields.get("nodes")
+        if schema == _TOKENS_SCHEMA and isinstance(nodes, list):
+            fields["nodes"] = [_per_token(node) if isinstance(node, Mapping) else node for node in nodes]
+        return read_dataclass(Profile, fields, where="", error=PlanError)
 
 
-def _without_schema(value: Mapping[str, Any]) -> dict[str, Any]:
+def _schema_of(value: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """The schema of a table and its other fields.
+
+    Raises:
+        PlanError: it is none that can be read.
+    """
     if not isinstance(value, Mapping):
         raise PlanError("a profile has to be a table; measure anew with 'ringtune measure'")
-    if value.get("schema") != SCHEMA:
-        raise PlanError(f"profile schema {value.get('schema')!r} is not {SCHEMA}; measure anew with 'ringtune measure'")
-    return {key: item for key, item in value.items() if key != "schema"}
+    schema = value.get("schema")
+    if schema not in (_TOKENS_SCHEMA, SCHEMA):
+        raise PlanError(f"profile schema {schema!r} is not {SCHEMA}; measure anew with 'ringtune measure'")
+    return schema, {key: item for key, item in value.items() if key != "schema"}
+
+
+def _per_token(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A node of ringtune 0.1: its activations were those of the micro-batch that its shape names.
+
+    Raises:
+        PlanError: they are no number, or it names none.
+    """
+    fields, name = dict(node), "activation_block_bytes"
+    shape = read_dataclass(Shape, fields.get("shape", {}), where="shape", error=PlanError)
+    kept = read_value(float, fields.pop(name, None), where=name, error=PlanError)
+    tokens = read_value(float, shape.rows * shape.tokens, where="shape", error=PlanError)
+    if kept and tokens < 1:
+        raise PlanError(
+            f"the profile was written by ringtune 0.1 and does not say of which micro-batch its {name} are; "
+            "measure anew with 'ringtune measure'"
+        )
+    return {**fields, "activation_token_bytes": kept / tokens if kept else 0.0}
 
 
 def _check_at_least(name: str, value: float, least: float) -> None:

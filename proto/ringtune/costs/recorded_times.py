@@ -25,25 +25,26 @@ from typing import NamedTuple
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.seconds import padded_size, work_points
 from ringtune.costs.work_times import Work, WorkTable, WorkTime
-from ringtune.schedule.lowering import Action, Op, lowest_with_graph
-from ringtune.schedule.plan import Plan
+from ringtune.schedule.actions import Action, Scope
+from ringtune.schedule.course import Course
+from ringtune.schedule.lowering import lowest_units
 from ringtune.schedule.turns import Item, StepKind, Turn, items
+from ringtune.schedule.units import EMBEDDING
 
 _BLOCK_WORKS = (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST, Work.BACKWARD)
 LEAST_SAMPLES = 5
 KEPT_SAMPLES = 2000
 """Of each kind of work and node; the newest stay."""
 
-_OF_A_PART = frozenset({Op.EMBED, Op.FORWARD_FREE, Op.FORWARD, Op.HEAD, Op.BACKWARD})
-_OF_BLOCKS = frozenset({Op.FORWARD_FREE, Op.FORWARD, Op.BACKWARD, Op.UPDATE})
+_OF_A_PART = frozenset({Scope.MICRO, Scope.RANGE})
 _UNSIZED = frozenset({Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE})
 
 
 class _Open(NamedTuple):
-    """A granted item: its lowest block with graph, and the padded tokens of its micro-batches."""
+    """A granted item: per micro-batch the lowest unit that gets a gradient, and the padded tokens."""
 
     item: Item
-    lowest: int
+    lowest: tuple[int, ...]
     sizes: tuple[float, ...]
 
 
@@ -59,18 +60,18 @@ class RecordedProfile:
     """Collects the actions of a run.
 
     Args:
-        plan: of the run.
-        profile: that the run was planned with; has every node of the plan.
+        course: the run.
+        profile: that it was planned with; has every node of it.
     """
 
-    def __init__(self, plan: Plan, profile: Profile) -> None:
-        self._plan = plan
+    def __init__(self, course: Course, profile: Profile) -> None:
+        self._course = course
         self._profile = profile
         self._facts = profile.by_name
         points = {node: work_points(facts) for node, facts in self._facts.items()}
         self._tables = {node: WorkTable(found, where=f"node {node}") for node, found in points.items()}
         self._open: dict[int, _Open] = {}
-        self._embeds: dict[int, list[float]] = {}
+        self._shared: dict[int, list[float]] = {}
         self._samples: dict[tuple[str, Work], deque[_Sample]] = {}
         self._guesses: dict[tuple[str, Work], deque[_Sample]] = {}
 
@@ -78,21 +79,18 @@ class RecordedProfile:
 
     def granted(self, turn: Turn) -> None:
         """A turn's actions may come from now on."""
-        plan = self._plan.unfrozen_at(turn.unfreeze_at)
-        for item in items(self._plan, turn):
-            parts = self._plan.microbatch_sizes(item.rows) if item.kind is not StepKind.CHECKPOINT else ()
-            lowest = lowest_with_graph(plan, item.kind, item.step)
+        course = self._course.decided(turn.unfreeze_at)
+        for item in items(course, turn):
+            parts = course.microbatch_sizes(item.rows) if item.kind is not StepKind.CHECKPOINT else ()
             owner = self._facts[item.owner]
-            sizes = tuple(
-                padded_size(owner, max_length=self._plan.max_length, rows=rows, kind=item.kind) for rows in parts
-            )
-            self._open[item.seq] = _Open(item, lowest, sizes)
+            sizes = tuple(padded_size(owner, max_length=course.max_length, rows=rows, kind=item.kind) for rows in parts)
+            self._open[item.seq] = _Open(item, lowest_units(course, item), sizes)
 
     def turn_done(self, turn: Turn) -> None:
         """No more of a turn's actions come."""
         for seq in range(turn.first_seq, turn.end_seq):
             self._open.pop(seq, None)
-            self._embeds.pop(seq, None)
+            self._shared.pop(seq, None)
 
     def add(self, node: str, action: Action, seconds: float) -> None:
         """A node says that it carried an action out.
@@ -103,60 +101,56 @@ class RecordedProfile:
         entry = self._open.get(action.seq)
         if entry is None or node not in self._tables or not 0 <= seconds < math.inf or not self._fits(action, entry):
             return
-        if action.op is Op.EMBED:
-            self._add_embedding(node, entry, seconds)
+        if action.op.timing.is_shared:
+            self._add_shared(node, action, entry, seconds)
             return
-        size = entry.sizes[action.micro] if action.op in _OF_A_PART else 0.0
+        size = entry.sizes[action.micro] if action.op.scope in _OF_A_PART else 0.0
         shares = self._shares(node, action, entry, seconds, size)
         for work, share in shares:
             self._add(node, work, share, size, is_guess=len(shares) > 1)
 
     def _fits(self, action: Action, entry: _Open) -> bool:
-        if action.op in _OF_A_PART and not 0 <= action.micro < len(entry.sizes):
+        scope = action.op.scope
+        if scope in _OF_A_PART and not 0 <= action.micro < len(entry.sizes):
             return False
-        is_head = action.op is Op.UPDATE and action.start == self._plan.num_blocks
-        return action.op not in _OF_BLOCKS or is_head or 0 <= action.start < action.stop <= self._plan.num_blocks
+        if scope is Scope.RANGE and not 0 <= action.start < action.stop <= self._course.num_blocks:
+            return False
+        stop = self._course.head + (1 if action.start == self._course.head else 0)  # no update is of blocks and head
+        return scope is not Scope.UNITS or EMBEDDING <= action.start < action.stop <= stop
 
-    def _add_embedding(self, node: str, entry: _Open, seconds: float) -> None:
+    def _add_shared(self, node: str, action: Action, entry: _Open, seconds: float) -> None:
         """The first embedding of an item makes its batch too, so the mean of all of them counts."""
-        found = self._embeds.setdefault(entry.item.seq, [])
+        found = self._shared.setdefault(entry.item.seq, [])
         found.append(seconds)
         if len(found) == len(entry.sizes):
-            self._add(node, Work.EMBED, statistics.fmean(found), statistics.fmean(entry.sizes))
+            work = Work(action.op.timing.work)
+            self._add(node, work, statistics.fmean(found), statistics.fmean(entry.sizes))
 
     def _shares(
         self, node: str, action: Action, entry: _Open, seconds: float, size: float
     ) -> Sequence[tuple[Work, float]]:
-        """What one action says about which works."""
-        blocks = action.stop - action.start
-        match action.op:
-            case Op.FORWARD_FREE:
-                return [(Work.FORWARD, seconds / blocks)]
-            case Op.FORWARD:
-                return self._with_lowest(node, (Work.GRAPH, Work.GRAPH_LOWEST), action, entry, seconds, size)
-            case Op.BACKWARD:
-                return self._with_lowest(node, (Work.BACKWARD, Work.BACKWARD_LOWEST), action, entry, seconds, size)
-            case Op.HEAD:
-                return [(Work.HEAD if entry.item.kind.has_backward else Work.HEAD_FREE, seconds)]
-            case Op.UPDATE:
-                is_head = action.start == self._plan.num_blocks
-                return [(Work.UPDATE_HEAD, seconds) if is_head else (Work.UPDATE, seconds / blocks)]
-            case Op.SAVE:
-                return [(Work.SAVE, seconds)]
-        return []
+        """What one action says about which works; see ``NodeCosts.seconds`` for the way back."""
+        timing, count = action.op.timing, action.stop - action.start
+        if not timing.work:
+            return []
+        if timing.lowest and action.start <= entry.lowest[action.micro]:
+            return self._with_lowest(node, (Work(timing.work), Work(timing.lowest)), count, seconds, size)
+        if timing.head and action.start == self._course.head:
+            return [(Work(timing.head), seconds)]
+        if timing.evaluating and not entry.item.kind.has_backward:
+            return [(Work(timing.evaluating), seconds)]
+        return [(Work(timing.work), seconds / count if action.op.scope in (Scope.RANGE, Scope.UNITS) else seconds)]
 
     def _with_lowest(
-        self, node: str, works: tuple[Work, Work], action: Action, entry: _Open, seconds: float, size: float
+        self, node: str, works: tuple[Work, Work], count: int, seconds: float, size: float
     ) -> Sequence[tuple[Work, float]]:
+        """Shares of ``count`` blocks of which the lowest is the lowest with a graph."""
         above, lowest = works
-        blocks = action.stop - action.start
-        if action.start > entry.lowest:
-            return [(above, seconds / blocks)]
-        if blocks == 1:
+        if count == 1:
             return [(lowest, seconds)]
         usual, least = self._known(node, above, size), self._known(node, lowest, size)
         ratio = least / usual if usual > 0 and least > 0 else 1.0
-        each = seconds / (blocks - 1 + ratio)
+        each = seconds / (count - 1 + ratio)
         return [(above, each), (lowest, ratio * each)]
 
     def _known(self, node: str, work: Work, size: float) -> float:
@@ -186,7 +180,7 @@ class RecordedProfile:
             points[work] = self._moved(facts.node, work, points.get(work, []), found)
         kept = tuple(point for work in Work for point in points.get(work, ()))
         table = WorkTable(kept, where=f"node {facts.node}")
-        full = self._plan.microbatch_sizes()[0] * self._plan.max_length
+        full = self._course.microbatch_sizes()[0] * self._course.max_length
 
         def of_block(work: Work, before_s: float) -> float:
             return table.seconds(work, full) if work in changed else before_s
@@ -225,7 +219,7 @@ class RecordedProfile:
 
     def _rows(self, size: float) -> int:
         """The rows of a point at a mean size: those of the largest micro-batch, if that makes a length."""
-        rows = self._plan.microbatch_sizes()[0]
+        rows = self._course.microbatch_sizes()[0]
         return rows if size >= rows else 1
 
 

@@ -1,4 +1,4 @@
-"""What each action and message of a plan costs: seconds and bytes, from a profile.
+"""What each action and message of a run costs: seconds and bytes, from a profile.
 
 The planner's formulas and the simulator's clock use these same numbers. An action over several blocks costs the
 sum of its blocks; the lowest trainable block is cheaper than the others, because its graph begins at its adapter.
@@ -6,14 +6,14 @@ sum of its blocks; the lowest trainable block is cheaper than the others, becaus
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ringtune.costs.memory import MOMENTS
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, Shape
 from ringtune.costs.work_times import Work, WorkTable, WorkTime
 from ringtune.errors import PlanError
-from ringtune.schedule.lowering import Action, Op, Payload
-from ringtune.schedule.plan import Plan
+from ringtune.schedule.actions import Action, Op, Payload, Scope
+from ringtune.schedule.course import Course
 from ringtune.schedule.turns import StepKind
 
 WIRE_ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int8": 1}
@@ -67,80 +67,83 @@ class NodeCosts:
 
     Args:
         node: what was measured there.
-        num_blocks: of the model.
+        head: the unit of the head.
     """
 
-    def __init__(self, node: NodeFacts, num_blocks: int) -> None:
+    def __init__(self, node: NodeFacts, head: int) -> None:
         self._table = work_table(node)
-        self._num_blocks = num_blocks
+        self._head = head
 
     def seconds(self, op: Op, start: int, stop: int, *, size: float, lowest: int, kind: StepKind) -> float:
-        """The time of one action.
+        """The time of one action, as the table of operations says; messages are no compute and take nothing here.
 
         Args:
-            op: what it does; sends and receives are no compute and take nothing here.
-            start: first block.
-            stop: one past the last block.
+            op: what it does.
+            start: first unit.
+            stop: one past the last unit.
             size: padded tokens of the micro-batch.
-            lowest: the lowest block that keeps a graph in this item.
+            lowest: the lowest unit that gets a gradient for this micro-batch.
             kind: of the item.
 
         Raises:
             PlanError: that work was not measured.
         """
-        table, blocks = self._table, stop - start
-        if op is Op.FORWARD_FREE:
-            return blocks * table.seconds(Work.FORWARD, size)
-        if op in (Op.FORWARD, Op.BACKWARD):
-            each, bottom = (
-                (Work.GRAPH, Work.GRAPH_LOWEST) if op is Op.FORWARD else (Work.BACKWARD, Work.BACKWARD_LOWEST)
-            )
-            if start > lowest:
-                return blocks * table.seconds(each, size)
-            above = (blocks - 1) * table.seconds(each, size) if blocks > 1 else 0.0
-            return above + table.seconds(bottom, size)
-        if op is Op.UPDATE:
-            return table.seconds(Work.UPDATE_HEAD) if start == self._num_blocks else blocks * table.seconds(Work.UPDATE)
-        if op is Op.HEAD:
-            return table.seconds(Work.HEAD if kind.has_backward else Work.HEAD_FREE, size)
-        if op is Op.EMBED:
-            return table.seconds(Work.EMBED, size)
-        return table.seconds(Work.SAVE) if op is Op.SAVE and Work.SAVE in table else 0.0
+        timing = op.timing
+        work = timing.evaluating if timing.evaluating and not kind.has_backward else timing.work
+        if timing.head and start == self._head:
+            work = timing.head
+        if not work or (timing.is_optional and work not in self._table):
+            return 0.0
+        each_s = self._table.seconds(work, size if timing.is_sized else 0.0)
+        if op.scope is not Scope.RANGE:
+            return each_s * (stop - start) if op.scope is Scope.UNITS else each_s
+        if not timing.lowest or start > lowest:
+            return (stop - start) * each_s
+        return (stop - start - 1) * each_s + self._table.seconds(timing.lowest, size)
 
     def work(self, work: Work, size: float = 0.0) -> float:
         """The time of a work that is no action, 0 if it was not measured."""
         return self._table.seconds(work, size) if work in self._table else 0.0
 
 
-class PlanCosts:
-    """Seconds and bytes of everything that a plan does.
+class CourseCosts:
+    """Seconds and bytes of everything that a course has to do, on whatever nodes.
 
     Args:
-        plan: the plan.
-        profile: with every node of the plan, and every link that it uses unless it has no links at all (then
+        course: the run.
+        profile: with every node that is asked for, and every link that it uses unless it has no links at all (then
             messages take no time, as with nodes of one machine).
+        nodes: those that are needed; by default every node of the profile.
         optimizer: of the job; the head travels with its moments.
 
     Raises:
-        PlanError: a node or a link is missing, or a node was never measured; names it.
+        PlanError: a node is missing, or was never measured; names it.
     """
 
-    def __init__(self, plan: Plan, profile: Profile, *, optimizer: str = _DEFAULT_OPTIMIZER) -> None:
+    def __init__(
+        self,
+        course: Course,
+        profile: Profile,
+        *,
+        nodes: Sequence[str] | None = None,
+        optimizer: str = _DEFAULT_OPTIMIZER,
+    ) -> None:
         facts = profile.by_name
-        missing = [node for node in plan.nodes if node not in facts]
+        names = list(facts) if nodes is None else list(nodes)
+        missing = [node for node in names if node not in facts]
         if missing:
             raise PlanError(f"the profile lacks node {', '.join(missing)}; measure anew with 'ringtune measure'")
-        self.plan = plan
-        self.nodes: Mapping[str, NodeCosts] = {node: NodeCosts(facts[node], plan.num_blocks) for node in plan.nodes}
-        self._facts = {node: facts[node] for node in plan.nodes}
+        self.course = course
+        self.nodes: Mapping[str, NodeCosts] = {node: NodeCosts(facts[node], course.head) for node in names}
+        self._facts = {node: facts[node] for node in names}
         self._links = profile.link_by_pair
-        model = facts[plan.nodes[0]].model
-        weights = model.head_bytes + model.head_class_bytes * len(plan.labels)
+        model = facts[names[0]].model
+        weights = model.head_bytes + model.head_class_bytes * len(course.labels)
         self.head_bytes = weights * (1 + MOMENTS[optimizer])
 
     def size(self, owner: str, rows: int, kind: StepKind) -> float:
         """Padded tokens of a micro-batch of so many rows of ``owner``."""
-        return padded_size(self._facts[owner], max_length=self.plan.max_length, rows=rows, kind=kind)
+        return padded_size(self._facts[owner], max_length=self.course.max_length, rows=rows, kind=kind)
 
     def action_s(self, node: str, action: Action, *, size: float, lowest: int, kind: StepKind) -> float:
         """The time of a compute action; see ``NodeCosts.seconds``."""
@@ -148,15 +151,16 @@ class PlanCosts:
 
     def tensor_bytes(self, size: float, *, with_mask: bool) -> float:
         """Payload of a hidden state or gradient of ``size`` padded tokens."""
-        scales = _ROW_SCALE_BYTES if self.plan.wire_dtype == "int8" else 0
-        token_bytes = self.plan.hidden_size * WIRE_ITEM_BYTES[self.plan.wire_dtype] + scales
+        course = self.course
+        scales = _ROW_SCALE_BYTES if course.wire_dtype == "int8" else 0
+        token_bytes = course.hidden_size * WIRE_ITEM_BYTES[course.wire_dtype] + scales
         return size * (token_bytes + (1 if with_mask else 0))
 
     def message_bytes(self, payload: str, boundary: int, size: float) -> float:
         """Bytes of a message: a hidden state with its mask, a gradient, or the head with its moments."""
         if payload == Payload.HEAD:
             return self.head_bytes
-        return self.tensor_bytes(size, with_mask=payload == Payload.HIDDEN and boundary < self.plan.num_blocks)
+        return self.tensor_bytes(size, with_mask=payload == Payload.HIDDEN and boundary < self.course.head)
 
     def link(self, source: str, target: str) -> LinkFacts | None:
         """The measured link, None if the profile has no links at all.
@@ -197,12 +201,12 @@ class PlanCosts:
         return taken[0], taken[1]
 
 
-def check_profile(profile: Profile, plan: Plan, *, model_digest: str = "", shape: Shape | None = None) -> None:
+def check_profile(profile: Profile, course: Course, *, model_digest: str = "", shape: Shape | None = None) -> None:
     """Refuse a profile that was measured for something else.
 
     Args:
         profile: measured.
-        plan: to be timed with it.
+        course: to be timed with it.
         model_digest: of the job's model; empty = whatever the profile has, as long as it is one.
         shape: of the job; the rows of a micro-batch may differ, times are scaled.
 
@@ -216,10 +220,10 @@ def check_profile(profile: Profile, plan: Plan, *, model_digest: str = "", shape
             raise PlanError(
                 f"node {node.node} was profiled with another model ({model.digest[:12]}, not {digest[:12]})"
             )
-        if (model.num_blocks, model.hidden_size) != (plan.num_blocks, plan.hidden_size):
+        if (model.num_blocks, model.hidden_size) != (course.num_blocks, course.hidden_size):
             raise PlanError(
-                f"the profile is of a model with {model.num_blocks} blocks of width {model.hidden_size}, the plan has "
-                f"{plan.num_blocks} of {plan.hidden_size}"
+                f"the profile is of a model with {model.num_blocks} blocks of width {model.hidden_size}, the run has "
+                f"{course.num_blocks} of {course.hidden_size}"
             )
         if shape is not None and node.shape.is_measured:
             for name in ("tokens", "task", "adapter", "dtype", "wire_dtype", "optimizer", "dropout"):

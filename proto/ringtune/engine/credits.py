@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-Channel = tuple[str, int]
-"""The node that a hidden state goes to, and the boundary that it is for."""
+
+class Channel:
+    """Hidden states that go to one node for one boundary.
+
+    Args:
+        target: the node.
+        boundary: the unit that they enter there.
+        most: how many may be with the target, or on their way.
+
+    Attributes:
+        left: how many more may be sent now.
+    """
+
+    __slots__ = ("boundary", "left", "most", "target")
+
+    def __init__(self, target: str, boundary: int, most: int) -> None:
+        self.target, self.boundary = target, boundary
+        self.most = self.left = most
+
+    def came_back(self) -> None:
+        """The target took one out of its inbox; a credit that comes twice adds nothing."""
+        if self.left < self.most:
+            self.left += 1
 
 
 class Credits:
-    """What one node may still send.
+    """The channels of one node.
 
     Args:
-        most: hidden states of one channel that may be with the target, or on their way.
+        most: of each channel.
     """
 
-    __slots__ = ("_left", "_most")
+    __slots__ = ("_channels", "_most")
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._left: dict[Channel, int] = {}
+        self._channels: dict[tuple[str, int], Channel] = {}
 
-    def has(self, channel: Channel | None) -> bool:
-        """Whether there is room; a leg without a channel needs none."""
-        return channel is None or self._left.get(channel, self._most) > 0
-
-    def take(self, channel: Channel | None) -> None:
-        """A stretch has begun that ends in sending there."""
-        if channel is not None:
-            self._left[channel] = self._left.get(channel, self._most) - 1
-
-    def came_back(self, channel: Channel) -> None:
-        """The target took one out of its inbox; a credit that comes twice adds nothing."""
-        self._left[channel] = min(self._most, self._left.get(channel, self._most) + 1)
+    def channel(self, target: str, boundary: int) -> Channel:
+        """The channel to a node for a boundary; always the same object."""
+        found = self._channels.get((target, boundary))
+        if found is None:
+            found = self._channels[target, boundary] = Channel(target, boundary, self._most)
+        return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ringtune.schedule.lowering import Action
+from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.turns import Turn
 
 # ---- events: something happened ------------------------------------------------------------------
@@ -23,10 +23,7 @@ class TurnGranted(NamedTuple):
 class TensorArrived(NamedTuple):
     """A whole, checked tensor is in the inbox."""
 
-    payload: str  # Payload.HIDDEN or Payload.GRAD
-    seq: int
-    micro: int
-    boundary: int
+    key: TensorKey
     source: str
 
 
@@ -73,7 +70,7 @@ Event = TurnGranted | TensorArrived | HeadArrived | CreditArrived | ActionDone |
 
 
 class RunAction(NamedTuple):
-    """Carry one compute action out (E, f, F, S, H, B, U, C); at most one is under way at a time."""
+    """Carry one compute action out; at most one is under way at a time."""
 
     action: Action
 
@@ -81,20 +78,14 @@ class RunAction(NamedTuple):
 class Accept(NamedTuple):
     """Move a tensor from the inbox to its micro-batch; for a hidden state return a credit to ``source``."""
 
-    payload: str
-    seq: int
-    micro: int
-    boundary: int
+    key: TensorKey
     source: str
 
 
 class SendTensor(NamedTuple):
     """Send the micro-batch's hidden state or gradient, and forget it."""
 
-    payload: str
-    seq: int
-    micro: int
-    boundary: int
+    key: TensorKey
     target: str
 
 

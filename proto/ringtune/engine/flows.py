@@ -1,127 +1,114 @@
-"""Bookkeeping of the engine: a micro-batch's way through one node, and the item that it belongs to.
+"""A micro-batch's way through one node, precomputed, and how far it is.
 
-A :class:`Path` is the precomputed form of one lowering (``schedule.lower``): for each position it knows what the
-micro-batch needs to go on, so that the engine decides with a few comparisons.
+A :class:`Path` is a lowering (``schedule.lowering``) turned into a chain of places. A place is a compute action with
+all that it waits for and all that follows it at once, so that the engine decides with a few comparisons::
+
+    legs     <h2@a      f[2,3)   F[3,4)  >h4@c     <g4@c  B[3,4)
+    places   |__ f[2,3) __| -> |_ F[3,4) __| ->  |___ B[3,4) ___|
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Sequence
 
-from ringtune.schedule.lowering import (
-    Action,
-    Leg,
-    Op,
-    Payload,
-    awaited_forward,
-    forward_version,
-    item_updates,
-    num_microbatches,
-    weight_version,
-)
+from ringtune.engine.credits import Channel, Credits
+from ringtune.schedule.actions import Graph, Leg, Op, Payload
+from ringtune.schedule.lowering import item_updates
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item
+from ringtune.schedule.versions import awaited_forward, forward_version, in_flight, weight_version
 
-_FORWARD_OPS = frozenset({Op.EMBED, Op.FORWARD_FREE, Op.FORWARD, Op.SKIP, Op.HEAD})
-NO_RANK = 5
-_BELOW_ALL = -2
-_RANKS = {Op.HEAD: 1, Op.BACKWARD: 2, Op.FORWARD: 3, Op.SKIP: 4, Op.FORWARD_FREE: 4, Op.EMBED: 4}
+Message = tuple[str, int, str]
+"""Payload, boundary, and the node at the other end."""
 
 
-@dataclass(frozen=True, slots=True)
 class Place:
-    """What a micro-batch needs at one position to go on.
+    """One compute action on the way of a micro-batch.
 
     Attributes:
-        leg: the next compute leg.
-        position: of that leg.
-        op: of that leg.
-        rank: the lower, the sooner it is started; see ``engine``.
-        receive: (payload, boundary) of the tensor that has to be here before; None if it needs none.
-        end: one past the last block of a forward; earlier micro-batches have to be past it. Below every block for
-            head and backward, whose order is kept by counting.
-        frontier: where the next forward leg starts (-1: embedding, N: head, inf: none). A later micro-batch must
-            not overtake it.
-        credit: the (target, boundary) whose credit that leg takes, or None.
+        op: the operation.
+        start, stop: its units.
+        rank: the lower, the sooner it is started; see ``node_engine``.
+        receive: the tensor that has to be here before; None if it needs none.
+        send: the tensor that leaves when it is done; None if none does.
+        is_upward: whether earlier micro-batches have to be past its units before it starts.
+        keeps_graph, frees_graph: what it does to the graphs of its micro-batch.
+        frontier: its first unit, where it is upward; a later micro-batch must not overtake it.
+        credit: the channel whose credit it takes, or None.
+        next: the place after it, or None.
     """
 
-    leg: Leg
-    position: int
-    op: Op
-    rank: int
-    receive: tuple[str, int] | None
-    end: int
-    frontier: float
-    credit: tuple[str, int] | None
+    __slots__ = (
+        "credit",
+        "frees_graph",
+        "frontier",
+        "is_upward",
+        "keeps_graph",
+        "next",
+        "op",
+        "rank",
+        "receive",
+        "send",
+        "start",
+        "stop",
+    )
+
+    def __init__(self, leg: Leg, receive: Message | None, send: Message | None, credit: Channel | None) -> None:
+        self.op = op = leg.op
+        self.start, self.stop = leg.start, leg.stop
+        self.rank = op.rank
+        self.receive, self.send, self.credit = receive, send, credit
+        self.is_upward = op.is_forward and op is not Op.HEAD
+        self.keeps_graph, self.frees_graph = op.graph is Graph.KEEPS, op.graph is Graph.FREES
+        self.frontier = leg.start if self.is_upward else math.inf
+        self.next: Place | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Path:
-    """The legs of every micro-batch of one item at one node.
+    """The way of a micro-batch at one node, as a chain of places.
+
+    Args:
+        legs: in the order of the data flow; not empty.
+        private_blocks: of the plan.
+        room: of this node.
 
     Attributes:
-        legs: in the order of the data flow.
-        places: per position what comes next; None where that is a send, and at the end.
-        num_heads, num_backwards: compute legs of these kinds.
-        best_rank: the lowest rank of its places.
+        first: the first place.
+        num_backwards: places that go backward.
+        has_head: whether the head is here.
+        has_embedding: whether it begins here.
     """
 
-    legs: tuple[Leg, ...]
-    places: tuple[Place | None, ...]
-    num_heads: int
-    num_backwards: int
-    best_rank: int
+    __slots__ = ("first", "has_embedding", "has_head", "num_backwards")
 
-    @staticmethod
-    def of(legs: tuple[Leg, ...], num_blocks: int, private_blocks: int) -> Path:
-        """Precompute a path."""
-        credit = _credits(legs, private_blocks)
-        places: list[Place | None] = [None]
-        frontier = math.inf
-        for position in reversed(range(len(legs))):
-            leg, after = legs[position], places[-1]
-            if leg.op is Op.SEND:
-                places.append(None)
-            elif leg.op is Op.RECEIVE:
-                receive = (leg.payload, leg.start)
-                places.append(None if after is None else replace(after, receive=receive))
-            else:
-                end = _BELOW_ALL
-                if leg.op in _FORWARD_OPS:
-                    frontier, end = forward_range(leg, num_blocks)
-                    end = _BELOW_ALL if leg.op is Op.HEAD else end
-                places.append(
-                    Place(
-                        leg=leg,
-                        position=position,
-                        op=leg.op,
-                        rank=_RANKS[leg.op],
-                        receive=None,
-                        end=end,
-                        frontier=frontier,
-                        credit=credit[position],
-                    )
-                )
-        return Path(
-            legs=legs,
-            places=tuple(reversed(places)),
-            num_heads=sum(leg.op is Op.HEAD for leg in legs),
-            num_backwards=sum(leg.op is Op.BACKWARD for leg in legs),
-            best_rank=min((place.rank for place in places if place is not None), default=NO_RANK),
-        )
+    def __init__(self, legs: Sequence[Leg], private_blocks: int, room: Credits) -> None:
+        credits_at = _credits(legs, private_blocks, room)
+        places: list[Place] = []
+        receive: Message | None = None
+        for at, leg in enumerate(legs):
+            if leg.op is Op.RECEIVE:
+                receive = _message(leg)
+            elif leg.op is not Op.SEND:
+                after = legs[at + 1] if at + 1 < len(legs) else None
+                send = _message(after) if after is not None and after.op is Op.SEND else None
+                places.append(Place(leg, receive, send, credits_at[at]))
+                receive = None
+        for place, following in itertools.pairwise(places):
+            place.next = following
+        self.first = places[0]
+        self.num_backwards = sum(place.frees_graph for place in places)
+        self.has_head = any(place.op is Op.HEAD for place in places)
+        self.has_embedding = self.first.op is Op.EMBED
 
 
-def forward_range(leg: Leg, num_blocks: int) -> tuple[int, int]:
-    """Where a forward leg lies on the axis embedding (-1), blocks (0..N-1), head (N)."""
-    if leg.op is Op.EMBED:
-        return (-1, 0)
-    if leg.op is Op.HEAD:
-        return (num_blocks, num_blocks + 1)
-    return (leg.start, leg.stop)
+def _message(leg: Leg) -> Message:
+    return (leg.payload, leg.start, leg.peer)
 
 
-def _credits(legs: tuple[Leg, ...], private_blocks: int) -> tuple[tuple[str, int] | None, ...]:
+def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits) -> list[Channel | None]:
     """Which leg takes the credit of each stretch that ends in sending a hidden state.
 
     It is the stretch's first leg on hosted blocks: those are passed in order, so credits are taken in order
@@ -129,7 +116,7 @@ def _credits(legs: tuple[Leg, ...], private_blocks: int) -> tuple[tuple[str, int
     blocks are not kept in order with other owners' micro-batches; they take the credit only where no hosted
     block follows, because then all micro-batches of that channel are the owner's own.
     """
-    taken: list[tuple[str, int] | None] = [None] * len(legs)
+    taken: list[Channel | None] = [None] * len(legs)
     stretch: list[int] = []
     for position, leg in enumerate(legs):
         if leg.op is Op.RECEIVE:
@@ -138,123 +125,116 @@ def _credits(legs: tuple[Leg, ...], private_blocks: int) -> tuple[tuple[str, int
             stretch.append(position)
         elif leg.payload == Payload.HIDDEN:
             hosted = [at for at in stretch if legs[at].op is not Op.EMBED and legs[at].start >= private_blocks]
-            taken[(hosted or stretch)[0]] = (leg.peer, leg.start)
-    return tuple(taken)
+            taken[(hosted or stretch)[0]] = room.channel(leg.peer, leg.start)
+    return taken
 
 
-@dataclass(slots=True)
-class ItemState:
-    """How far one item is at this node; its slice is updated after the forward of step ``awaited_step``.
+class Flow:
+    """One micro-batch at this node, as far as it has come.
 
-    ``plan`` is the plan as it is for the item's turn.
+    Args:
+        seq: its item.
+        micro: which micro-batch.
+        path: its way here.
+
+    Attributes:
+        place: where it goes on; None if it is through.
+        source: who sent the tensor that it waits for, once that is here; empty before.
     """
 
-    plan: Plan
-    item: Item
-    path: Path
-    num_micro: int
-    updates: list[Action]
-    heads_left: int
-    backwards_left: int
-    flows_left: int
-    awaited_step: int
-    values: dict[str, float] = field(default_factory=dict)
-    versions: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    __slots__ = ("micro", "path", "place", "seq", "source", "state")
 
-    @staticmethod
-    def of(plan: Plan, item: Item, node: str, path: Path) -> ItemState:
-        """The state before anything happened."""
-        count = num_microbatches(plan, item)
-        return ItemState(
-            plan=plan,
-            item=item,
-            path=path,
-            num_micro=count,
-            updates=list(item_updates(plan, item, node)),
-            heads_left=count * path.num_heads,
-            backwards_left=count * path.num_backwards,
-            flows_left=count if path.legs else 0,
-            awaited_step=awaited_forward(plan, plan.slice_of(node).start, item),
-        )
+    def __init__(self, state: ItemState, micro: int, path: Path) -> None:
+        self.state, self.seq, self.micro, self.path = state, state.item.seq, micro, path
+        self.place: Place | None = path.first
+        self.source = ""
+
+    @property
+    def ready(self) -> Place | None:
+        """Where it goes on, if the tensor that it needs there is here."""
+        place = self.place
+        return place if place is None or place.receive is None or self.source else None
+
+    def awaited(self, *, is_running: bool) -> Message | None:
+        """The next tensor that it takes here; what an action that runs needed it has."""
+        place = self.place
+        if is_running and place is not None:
+            place = place.next
+        while place is not None and place.receive is None:
+            place = place.next
+        return None if place is None else place.receive
+
+
+class ItemState:
+    """How far one item is at this node.
+
+    Args:
+        plan: as it is for the item's turn.
+        item: the item.
+        node: this node.
+        paths: of each micro-batch here; None where it does not pass.
+
+    Attributes:
+        item: the item.
+        is_own: whether this node is its initiator.
+        updates: updates and saves that are still to come.
+        flows: its micro-batches here, in order.
+        flows_left: how many of them are not through.
+        heads: those whose head is still to come, in order; gradients are summed in a fixed order.
+        backwards: those that still go backward here, in order.
+        head_version: updates that the head must have had.
+        awaited_seq: the last item whose forward has to have passed this node's slice before the item's update here.
+        forward_versions: hosted units -> updates that a forward must see; empty if none has had any. More than these
+            they can't have had: no update comes before the last forward that must not see it.
+        backward_versions: the same for a backward.
+        values: numbers for the report, summed over micro-batches.
+    """
+
+    __slots__ = (
+        "awaited_seq",
+        "backward_versions",
+        "backwards",
+        "flows",
+        "flows_left",
+        "forward_versions",
+        "head_version",
+        "heads",
+        "is_own",
+        "item",
+        "updates",
+        "values",
+    )
+
+    def __init__(self, plan: Plan, item: Item, node: str, paths: Sequence[Path | None]) -> None:
+        course, piece = plan.course, plan.slice_of(node)
+        self.item = item
+        self.is_own = item.owner == node
+        self.updates = list(item_updates(plan, item, node))
+        self.flows = [Flow(self, micro, path) for micro, path in enumerate(paths) if path is not None]
+        self.flows_left = len(self.flows)
+        self.heads = deque(flow for flow in self.flows if flow.path.has_head)
+        self.backwards = deque(flow for flow in self.flows if flow.path.num_backwards)
+        self.head_version = weight_version(course, course.head, item.step)
+        self.awaited_seq = item.seq
+        if item.kind.has_update:
+            self.awaited_seq += awaited_forward(course, piece.start, item) - item.step
+        hosted = range(piece.start, piece.stop)
+        versions = {unit: forward_version(course, unit, item) for unit in hosted}
+        self.forward_versions = self.backward_versions = versions if any(versions.values()) else {}
+        if item.kind.has_update and in_flight(course, piece.start) > 1:
+            self.backward_versions = {unit: weight_version(course, unit, item.step) for unit in hosted}
+        self.values: dict[str, float] = {}
 
     @property
     def is_done(self) -> bool:
         """Whether this node has nothing left to do for the item."""
-        return self.flows_left == 0 and not self.updates
-
-    @property
-    def next_head(self) -> int:
-        """The micro-batch whose head is due: gradients are summed in a fixed order."""
-        return self.num_micro - self.heads_left
-
-    @property
-    def next_backward(self) -> int:
-        """The micro-batch whose backward is due."""
-        return self.num_micro - self.backwards_left
-
-    def uses_head(self, num_blocks: int) -> bool:
-        """Whether the head is still to be run or updated for this item."""
-        return self.heads_left > 0 or any(action.op is Op.SAVE or action.start == num_blocks for action in self.updates)
-
-    def needed_versions(self, place: Place) -> tuple[tuple[int, int], ...]:
-        """(block, updates that it must have had, neither more nor fewer) for the leg at ``place``."""
-        found = self.versions.get(place.position)
-        if found is None:
-            leg, item, plan = place.leg, self.item, self.plan
-            if leg.op is Op.BACKWARD:
-                found = ((leg.start, weight_version(plan, leg.start, item.step)),)
-            elif leg.op in (Op.FORWARD, Op.FORWARD_FREE):
-                found = tuple((block, forward_version(plan, block, item)) for block in range(leg.start, leg.stop))
-            else:
-                found = ()
-            self.versions[place.position] = found
-        return found
+        return not self.flows_left and not self.updates
 
     @property
     def holds_graph(self) -> bool:
         """Whether a graph of this item may still be needed, or its update is still to come."""
-        return self.backwards_left > 0 or bool(self.updates)
+        return bool(self.backwards) or bool(self.updates)
 
-    def ready_update(self, num_blocks: int, forward_step: int) -> Action | None:
-        """An update whose micro-batches are all through.
-
-        Args:
-            num_blocks: of the model; tells the head's update from the slice's.
-            forward_step: the last step whose forward has passed this node's slice.
-        """
-        for action in self.updates:
-            if action.op is Op.SAVE:
-                return action
-            if action.start == num_blocks:
-                if self.heads_left == 0:
-                    return action
-            elif self.backwards_left == 0 and self.awaited_step <= forward_step:
-                return action
-        return None
-
-
-class Flow:
-    """One micro-batch at this node: where it stands on its item's path.
-
-    Args:
-        state: of its item.
-        micro: which micro-batch.
-    """
-
-    __slots__ = ("_path", "micro", "place", "position", "seq", "state")
-
-    def __init__(self, state: ItemState, micro: int) -> None:
-        self.state, self.micro, self.seq = state, micro, state.item.seq
-        self._path = state.path
-        self.move(0)
-
-    def move(self, position: int) -> None:
-        """Go to a position on the path."""
-        self.position = position
-        self.place = self._path.places[position]
-
-    @property
-    def leg(self) -> Leg | None:
-        """The next leg, None if it is through."""
-        legs = self._path.legs
-        return legs[self.position] if self.position < len(legs) else None
+    def uses_head(self, head: int) -> bool:
+        """Whether the head is still to be run, updated or saved for this item."""
+        return bool(self.heads) or any(action.op is Op.SAVE or action.start == head for action in self.updates)

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from ringtune.engine import events as ev
-from ringtune.schedule.turns import Item, Turn
+from ringtune.engine.flows import ItemState
+from ringtune.schedule.turns import Turn
 
 
 class HeadKeeping:
@@ -18,24 +19,32 @@ class HeadKeeping:
 
     Args:
         node: whose.
-        step: optimizer steps done where the run begins.
-        is_holder: whether it has the head then.
+        is_holder: whether it has the head where the run begins.
     """
 
-    def __init__(self, node: str, *, step: int, is_holder: bool) -> None:
+    def __init__(self, node: str, *, is_holder: bool) -> None:
         self._node = node
-        self._version = step
+        self._version = 0
         self._held_since: int | None = -1 if is_holder else None
         self._holds_since: dict[int, int] = {-1: -1} if is_holder else {}
         self._arrived: dict[int, str] = {}
-        self._handovers: deque[tuple[Turn, int]] = deque()
+        self._handovers: deque[tuple[Turn, int, int]] = deque()
+        self._first_versions: dict[int, int] = {}
 
-    def granted(self, turn: Turn) -> None:
-        """A turn of ours needs the head; one of another owner after ours needs it from us."""
+    def begin(self, version: int) -> None:
+        """The run begins, or goes on, with so many updates of the head."""
+        self._version = version
+
+    def granted(self, turn: Turn, version: int) -> None:
+        """A turn may be worked on, whose first item needs a head of ``version``.
+
+        A turn of this node needs the head; one of another owner after it needs the head from here.
+        """
+        self._first_versions[turn.index] = version
         if turn.owner == self._node:
             self._holds_since[turn.index] = self._holds_since.get(turn.index - 1, turn.index)
         elif turn.index - 1 in self._holds_since:
-            self._handovers.append((turn, self._holds_since[turn.index - 1]))
+            self._handovers.append((turn, self._holds_since[turn.index - 1], version))
 
     def arrived(self, turn: int, source: str) -> None:
         """The head for ``turn`` is in the inbox."""
@@ -45,9 +54,9 @@ class HeadKeeping:
         """It had one more update."""
         self._version += 1
 
-    def counts_for(self, item: Item) -> bool:
-        """Whether the head that is here is the one that ``item`` needs, with the right number of updates."""
-        return self._version == item.step and self._held_since == self._holds_since.get(item.turn)
+    def counts_for(self, state: ItemState) -> bool:
+        """Whether the head that is here is the one that the item needs, with the right number of updates."""
+        return self._version == state.head_version and self._held_since == self._holds_since.get(state.item.turn)
 
     def take(
         self, turns: Mapping[int, Turn], is_used_before: Callable[[int], bool], commands: list[ev.Command]
@@ -67,14 +76,14 @@ class HeadKeeping:
             turn = turns.get(index)
             if turn is not None and not is_used_before(index):
                 commands.append(ev.AcceptHead(index, self._arrived.pop(index)))
-                self._version, self._held_since, taken = turn.first_step, index, True
+                self._version, self._held_since, taken = self._first_versions[index], index, True
         return taken
 
     def pass_on(self, commands: list[ev.Command]) -> None:
         """Send the head as soon as its version is what the next owner's turn needs."""
         while self._handovers:
-            turn, held_since = self._handovers[0]
-            if self._held_since != held_since or self._version != turn.first_step:
+            turn, held_since, version = self._handovers[0]
+            if self._held_since != held_since or self._version != version:
                 break
             self._handovers.popleft()
             commands.append(ev.SendHead(turn.index, turn.owner))
@@ -82,3 +91,4 @@ class HeadKeeping:
     def forget(self, turn: int) -> None:
         """A turn is long over."""
         self._holds_since.pop(turn, None)
+        self._first_versions.pop(turn, None)

@@ -31,7 +31,14 @@ _TYPE_NAMES = {
 }
 
 
-def read_dataclass(cls: type[T], value: object, *, where: str, error: type[InvalidInputError]) -> T:
+def read_dataclass(
+    cls: type[T],
+    value: object,
+    *,
+    where: str,
+    error: type[InvalidInputError],
+    given: Mapping[str, object] = types.MappingProxyType({}),
+) -> T:
     """Build ``cls`` from a dictionary whose keys are exactly its fields; fields with a default may be absent.
 
     Args:
@@ -40,6 +47,7 @@ def read_dataclass(cls: type[T], value: object, *, where: str, error: type[Inval
         value: what was read; anything but a dictionary is refused.
         where: the dotted name of the dictionary for messages, e.g. ``train``; empty at the top.
         error: which error to raise.
+        given: fields that the caller has read already, because they need more than their type says.
 
     Returns:
         The dataclass; its own checks have run.
@@ -50,11 +58,14 @@ def read_dataclass(cls: type[T], value: object, *, where: str, error: type[Inval
     if not isinstance(value, Mapping):
         raise error(f"{where or 'the file'} has to be a table, but is {describe(value)}")
     hints = _hints(typing.cast(Any, cls))
-    check_keys(value, hints, where=where, error=error)
+    fields = [field for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+    check_keys(value, [field.name for field in fields], where=where, error=error)
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+    for field in fields:
         name = join(where, field.name)
-        if field.name in value:
+        if field.name in given:
+            found[field.name] = given[field.name]
+        elif field.name in value:
             found[field.name] = read_value(hints[field.name], value[field.name], where=name, error=error)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise error(f"{name} is missing; add {_example(field.name, hints[field.name])}")

@@ -18,6 +18,7 @@ from ringtune.files.toml_text import write_toml
 from ringtune.jobs.later import refuse_unsupported
 from ringtune.jobs.sections import Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
 from ringtune.models.family import CLASS_TASKS
+from ringtune.schedule.methods import Method, method_class, method_names
 
 __all__ = [
     "Adapter",
@@ -34,6 +35,8 @@ __all__ = [
     "with_absolute_paths",
 ]
 
+METHOD_SECTIONS = {"unfreeze": Unfreeze}
+"""Sections that only some methods have; each method names its own."""
 
 _CLEARS = {
     "train.rounds": ("max_steps",),
@@ -51,13 +54,14 @@ class Job:
     data: Data = field(default_factory=Data)
     adapter: Adapter = field(default_factory=Adapter)
     train: Train = field(default_factory=Train)
-    unfreeze: Unfreeze = field(default_factory=Unfreeze)
+    unfreeze: Unfreeze | None = None
     wire: Wire = field(default_factory=Wire)
     privacy: Privacy = field(default_factory=Privacy)
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
-        """Check what concerns two sections: keys that the task has no use for."""
+        """Check what concerns two sections: settings of another method, keys that the task has no use for."""
+        self._check_method_sections()
         if self.model.task in CLASS_TASKS:
             return
         if self.data.labels:
@@ -68,10 +72,34 @@ class Job:
                 "use 'iid'"
             )
 
+    def _check_method_sections(self) -> None:
+        """Fill in the settings of the job's method, and refuse those of another one."""
+        section = method_class(self.train.method).section
+        for name, make in METHOD_SECTIONS.items():
+            if getattr(self, name) is None:
+                if name == section:
+                    object.__setattr__(self, name, make())
+            elif name != section:
+                owners = [method for method in method_names() if method_class(method).section == name]
+                raise JobError(
+                    f"[{name}] has settings of train.method = {' or '.join(map(repr, owners))}, but this job has "
+                    f"train.method = {self.train.method!r}; remove the section or change the method"
+                )
+
+    @property
+    def method(self) -> Method:
+        """The training method with its settings."""
+        kind = method_class(self.train.method)
+        return kind.from_settings(getattr(self, kind.section) if kind.section else None)
+
     def to_tables(self) -> dict[str, dict[str, object]]:
         """Sections with their keys, defaults included; ``None`` values left out."""
         tables = dataclasses.asdict(self)
-        return {name: {key: item for key, item in keys.items() if item is not None} for name, keys in tables.items()}
+        return {
+            name: {key: item for key, item in keys.items() if item is not None}
+            for name, keys in tables.items()
+            if keys is not None
+        }
 
     def to_toml(self) -> str:
         """The resolved job as TOML; ``parse_job`` of it gives an equal job."""
@@ -82,19 +110,24 @@ class Job:
 
         Args:
             overrides: dotted keys as in the file, e.g. ``{"train.seed": 1}``. Setting one of ``train.rounds``
-                and ``train.max_steps`` clears the other; so does one form of ``unfreeze``.
+                and ``train.max_steps`` clears the other; so does one form of ``unfreeze``. Another method leaves the
+                settings of this one behind.
 
         Raises:
             JobError: unknown key, wrong type, out of range; the same rules as in the file.
         """
         tables = self.to_tables()
+        wanted = overrides.get("train.method", self.train.method)
+        section = method_class(wanted).section if wanted in method_names() else ""
+        for name in METHOD_SECTIONS.keys() - {section}:
+            tables.pop(name, None)
         for name in overrides.keys() & _CLEARS.keys():
             for other in _CLEARS[name]:
-                tables[name.partition(".")[0]].pop(other, None)
+                tables.get(name.partition(".")[0], {}).pop(other, None)
         for name, value in overrides.items():
             section, _, key = name.partition(".")
-            check_keys([section], tables, where="", error=JobError)
-            tables[section][key] = value
+            check_keys([section], [entry.name for entry in dataclasses.fields(Job)], where="", error=JobError)
+            tables.setdefault(section, {})[key] = value
         return Job.from_tables(tables)
 
     @staticmethod

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 from ringtune.errors import JobError
 from ringtune.files.strict import nearest
+from ringtune.jobs.split import split_alpha
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.family import TASKS
-from ringtune.schedule.plan import METHODS, MIN_IMPROVEMENT, PATIENCE_STEPS, WIRE_DTYPES
+from ringtune.schedule.course import WIRE_DTYPES
+from ringtune.schedule.methods import method_class
+from ringtune.schedule.methods.patience import MIN_IMPROVEMENT, PATIENCE_STEPS
+from ringtune.schedule.methods.ringada import EVERY_STEPS
 
 MODEL_DTYPES = ("float32", "float64")
 OPTIMIZERS = ("adamw", "sgd")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 DEFAULT_ROUNDS = 5
-DEFAULT_EVERY_STEPS = 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +118,7 @@ class Train:
     """``[train]``: method, optimizer and sizes.
 
     Attributes:
-        method: one of ``plan.METHODS``.
+        method: the name of a training method (``schedule.methods``).
         optimizer: one of ``OPTIMIZERS``.
         learning_rate: the peak.
         lr_schedule: one of ``LR_SCHEDULES``.
@@ -160,7 +162,7 @@ class Train:
                 f"train.rounds = {self.rounds} and train.max_steps = {self.max_steps} both set the length of the "
                 "run; keep one"
             )
-        _check_choice("train.method", self.method, METHODS)
+        method_class(self.method, where="train.method", error=JobError)
         _check_choice("train.optimizer", self.optimizer, OPTIMIZERS)
         _check_choice("train.lr_schedule", self.lr_schedule, LR_SCHEDULES)
         for name in ("batch_size", "microbatches", "max_length", "local_iterations", "rounds", "max_steps"):
@@ -207,7 +209,7 @@ class Unfreeze:
                 f"unfreeze.every_steps = {self.every_steps} and unfreeze.at both say when to unfreeze; keep one"
             )
         if self.every_steps is None and self.at is None:
-            object.__setattr__(self, "every_steps", DEFAULT_EVERY_STEPS)
+            object.__setattr__(self, "every_steps", EVERY_STEPS)
         if self.every_steps is not None:
             _check_at_least("unfreeze.every_steps", self.every_steps, 1)
         if isinstance(self.at, str):
@@ -230,22 +232,13 @@ class Unfreeze:
         if not 0 <= (self.min_improvement or 0) < 1:
             raise JobError(f"unfreeze.min_improvement is {self.min_improvement}, it has to be in [0, 1)")
 
-    def plan_fields(self) -> dict[str, Any]:
-        """What a plan says of it: fields of ``plan.Plan`` by name."""
-        if self.every_steps is not None:
-            return {"unfreeze": "every", "every_steps": self.every_steps}
-        if not isinstance(self.at, str):
-            return {"unfreeze": "at", "unfreeze_at": self.at, "every_steps": DEFAULT_EVERY_STEPS}
-        auto = {"patience_steps": self.patience_steps, "min_improvement": self.min_improvement}
-        return {"unfreeze": "auto", "every_steps": DEFAULT_EVERY_STEPS, **auto}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wire:
     """``[wire]``: how tensors travel.
 
     Attributes:
-        dtype: one of ``plan.WIRE_DTYPES``.
+        dtype: one of ``course.WIRE_DTYPES``.
     """
 
     dtype: str = "float32"
@@ -292,24 +285,6 @@ class Runtime:
         for name in ("lease_s", "wait_s"):
             if not getattr(self, name) > 0:
                 raise JobError(f"runtime.{name} is {getattr(self, name)}, it has to be above 0")
-
-
-def split_alpha(split: str) -> float | None:
-    """The concentration of ``dirichlet:ALPHA``; None for ``iid``.
-
-    Raises:
-        JobError: neither of the two.
-    """
-    if split == "iid":
-        return None
-    kind, colon, text = split.partition(":")
-    try:
-        alpha = float(text) if kind == "dirichlet" and colon else 0.0
-    except ValueError:
-        alpha = 0.0
-    if not 0 < alpha < float("inf"):
-        raise JobError(f"data.split is {split!r}, it has to be 'iid' or 'dirichlet:ALPHA' with ALPHA above 0")
-    return alpha
 
 
 def _check_text(name: str, value: str) -> None:

@@ -10,13 +10,13 @@ decides the depth, the manifest has what it knows of its losses.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
+from ringtune.files.digests import json_digest
 from ringtune.files.strict import read_dataclass
 from ringtune.ids import check_node_name, check_run_id
 from ringtune.jobs.job import Job
@@ -84,7 +84,7 @@ class Manifest:
         value = dataclasses.asdict(self)
         if self.unfreezing == NOTHING_KNOWN:
             del value["unfreezing"]
-        return _digest(value)
+        return json_digest(value)
 
     def shard_of(self, node: str) -> Shard:
         """The shard of a node.
@@ -185,8 +185,8 @@ class Resume:
                 )
             if tuple(shard.node for shard in manifest.shards) != self.plan.nodes:
                 raise PlanError(f"{name} does not have a shard of every node of the plan")
-            StartPoint.of(self.plan, step=manifest.step, holder=manifest.holder)
-            manifest.unfreezing.check(self.plan, manifest.step)
+            StartPoint.of(self.plan.course, step=manifest.step, holder=manifest.holder)
+            manifest.unfreezing.check(self.plan.course, manifest.step)
         if len({manifest.run_id for manifest in self.manifests}) != 1:
             raise PlanError("the checkpoints are of different runs; keep those of one")
 
@@ -213,7 +213,7 @@ class Resume:
 
 def job_digest(job: Job) -> str:
     """SHA-256 of everything in a job that can change its result: all but ``[runtime]``."""
-    return _digest(_result_keys(job))
+    return json_digest(_result_keys(job))
 
 
 def changed_keys(before: Job, now: Job) -> tuple[str, ...]:
@@ -231,8 +231,3 @@ def _result_keys(job: Job) -> dict[str, object]:
         for key, value in keys.items()
         if section != "runtime"
     }
-
-
-def _digest(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -44,9 +44,9 @@ from ringtune.rounds.round_events import (
     TurnReported,
 )
 from ringtune.rounds.turn_depths import TurnDepths
-from ringtune.schedule.lowering import depth, unfreezing_steps
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
+from ringtune.schedule.versions import depth, unfreezing_steps
 
 __all__ = [
     "Collect",
@@ -185,8 +185,8 @@ class Rounds:
             self._make_plan(now_s, commands)
         elif phase == "preparing":
             self._enter("training", now_s, commands)
-            self._depths = TurnDepths(self._made_plan, self._start_point)
-            self._sequence = turn_sequence(self._made_plan, start=self._start_point)
+            self._depths = TurnDepths(self._made_plan.course, self._start_point)
+            self._sequence = turn_sequence(self._made_plan.course, start=self._start_point)
             self._grant_ahead(commands)
             self._end_training(now_s, commands)
         else:
@@ -228,12 +228,12 @@ class Rounds:
         """The steps at which one more block began to train, up to the last turn that was granted."""
         plan, last = self._made_plan, self._last_granted
         decided = last.unfreeze_at if last else self._start_point.unfreezing.unfreeze_at if self._start_point else ()
-        return unfreezing_steps(plan.unfrozen_at(decided))
+        return unfreezing_steps(plan.course.decided(decided))
 
     # ---- training ---------------------------------------------------------------------------------
 
     def _depth(self, turn: Turn, step: int) -> int:
-        return depth(self._made_plan.unfrozen_at(turn.unfreeze_at), step)
+        return depth(self._made_plan.course.decided(turn.unfreeze_at), step)
 
     def _grant_ahead(self, commands: list[Command]) -> None:
         granted: list[Turn] = []
@@ -335,9 +335,11 @@ class Rounds:
     def _collect(self, now_s: float, commands: list[Command]) -> None:
         self._enter("collecting", now_s, commands)
         plan = self._made_plan
-        holder = self._last_granted.owner if self._last_granted else (self._start_point or StartPoint.of(plan)).holder
+        holder = (
+            self._last_granted.owner if self._last_granted else (self._start_point or StartPoint.of(plan.course)).holder
+        )
         commands += [
-            Collect(node, with_head=node == holder, with_private=node == holder and plan.private_blocks > 0)
+            Collect(node, with_head=node == holder, with_private=node == holder and plan.placement.private_blocks > 0)
             for node in self._nodes
         ]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ringtune.errors import PlanError
-from ringtune.schedule.plan import Plan
+from ringtune.schedule.course import Course
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 
 ITEMS_AHEAD = 16
@@ -54,8 +54,8 @@ class Turn:
         num_items: how many items.
         first_step: optimizer steps done before its first item.
         first_batch: index of its first batch in the owner's own stream of batches.
-        unfreeze_at: all decisions of the run that hold for it, if the plan leaves them to the run; whoever works on
-            the turn goes by ``plan.unfrozen_at`` of them.
+        unfreeze_at: all decisions of the run that hold for it, if the course leaves them to the run; whoever works
+            on the turn goes by ``course.decided`` of them.
     """
 
     index: int
@@ -86,7 +86,7 @@ class StartPoint:
     Attributes:
         step: optimizer steps done; at a turn boundary.
         holder: the owner that has the head.
-        unfreezing: what the coordinator knows of the losses, if the plan leaves unfreezing to the run.
+        unfreezing: what the coordinator knows of the losses, if the course leaves unfreezing to the run.
     """
 
     step: int
@@ -94,19 +94,19 @@ class StartPoint:
     unfreezing: Unfreezing = NOTHING_KNOWN
 
     @staticmethod
-    def of(plan: Plan, *, step: int = 0, holder: str = "", unfreezing: Unfreezing = NOTHING_KNOWN) -> StartPoint:
-        """A start point that fits the plan; by default its very beginning.
+    def of(course: Course, *, step: int = 0, holder: str = "", unfreezing: Unfreezing = NOTHING_KNOWN) -> StartPoint:
+        """A start point that fits the course; by default its very beginning.
 
         Raises:
             PlanError: the step is not at a turn boundary, or the holder is no owner.
         """
-        if not 0 <= step <= plan.num_steps or (step % plan.local_iterations and step != plan.num_steps):
+        if not 0 <= step <= course.num_steps or (step % course.local_iterations and step != course.num_steps):
             raise PlanError(
-                f"step {step} is not at a turn boundary of {plan.local_iterations} steps within {plan.num_steps}"
+                f"step {step} is not at a turn boundary of {course.local_iterations} steps within {course.num_steps}"
             )
-        holder = holder or plan.owners[0].node
-        if plan.owner(holder) is None:
-            raise PlanError(f"node {holder!r} is no owner of the plan, so it can't hold the head")
+        holder = holder or course.owners[0].node
+        if course.owner(holder) is None:
+            raise PlanError(f"node {holder!r} is no owner of the run, so it can't hold the head")
         return StartPoint(step=step, holder=holder, unfreezing=unfreezing)
 
 
@@ -131,72 +131,70 @@ class Item:
     turn: int
 
 
-def items(plan: Plan, turn: Turn) -> tuple[Item, ...]:
+def items(course: Course, turn: Turn) -> tuple[Item, ...]:
     """Expand a turn into its items."""
-    owner = plan.owner(turn.owner)
-    eval_rows = owner.eval_rows if owner else 0
-    expanded = []
-    for offset in range(turn.num_items):
-        batch = turn.first_batch + offset
-        evaluates = turn.kind is StepKind.EVALUATE
-        rows = min(plan.batch_size, eval_rows - batch * plan.batch_size) if evaluates else plan.batch_size
-        step = turn.first_step + (offset if turn.kind.has_update else 0)
-        expanded.append(
-            Item(
-                seq=turn.first_seq + offset,
-                kind=turn.kind,
-                step=step,
-                owner=turn.owner,
-                batch=batch,
-                rows=rows,
-                turn=turn.index,
-            )
-        )
-    return tuple(expanded)
+    return tuple(item_of(course, turn, offset) for offset in range(turn.num_items))
 
 
-def turn_sequence(plan: Plan, *, start: StartPoint | None = None) -> Iterator[Turn]:
+def item_of(course: Course, turn: Turn, offset: int) -> Item:
+    """One item of a turn, counted from 0."""
+    batch, rows = turn.first_batch + offset, course.batch_size
+    if turn.kind is StepKind.EVALUATE:
+        owner = course.owner(turn.owner)
+        rows = min(rows, (owner.eval_rows if owner else 0) - batch * rows)
+    return Item(
+        seq=turn.first_seq + offset,
+        kind=turn.kind,
+        step=turn.first_step + (offset if turn.kind.has_update else 0),
+        owner=turn.owner,
+        batch=batch,
+        rows=rows,
+        turn=turn.index,
+    )
+
+
+def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterator[Turn]:
     """All turns of a run, in order: rounds of training turns, with the rest at turn boundaries.
 
     A checkpoint or an evaluation comes after the turn in which a multiple of ``checkpoint_every`` or
     ``eval_every`` steps was passed; both come at the end too. The checkpoint is first; the evaluation starts
-    at the owner that holds the head, then follows the initiator order. A plan of no steps is one evaluation.
+    at the owner that holds the head, then follows the initiator order. A course of no steps is one evaluation.
 
     Args:
-        plan: the plan.
+        course: of the run.
         start: continue a run from there. Indices and ``seq`` count from 0 again; the evaluation that was due
             at that step is repeated.
 
     Raises:
-        PlanError: ``start`` is not at a turn boundary of this plan.
+        PlanError: ``start`` is not at a turn boundary of this course.
     """
-    start = start or StartPoint.of(plan)
+    start = start or StartPoint.of(course)
     last: Turn | None = None
     step = start.step
-    num_turns = -(-step // plan.local_iterations)
-    before = max(0, step - 1 - (step - 1) % plan.local_iterations)
-    if (step or not plan.num_steps) and _evaluation_is_due(plan, before, step):
-        evaluation = _evaluation(plan, step, start.holder, max(0, num_turns - 1) // len(plan.owners), last)
+    num_turns = -(-step // course.local_iterations)
+    before = max(0, step - 1 - (step - 1) % course.local_iterations)
+    if (step or not course.num_steps) and _evaluation_is_due(course, before, step):
+        evaluation = _evaluation(course, step, start.holder, max(0, num_turns - 1) // len(course.owners), last)
         yield from evaluation
         last = evaluation[-1] if evaluation else last
-    while step < plan.num_steps:
-        round_index, position = divmod(num_turns, len(plan.owners))
+    while step < course.num_steps:
+        round_index, position = divmod(num_turns, len(course.owners))
         last = _next_turn(
             last,
             kind=StepKind.TRAIN,
-            owner=plan.owners[position].node,
+            owner=course.owners[position].node,
             round=round_index,
-            num_items=min(plan.local_iterations, plan.num_steps - step),
+            num_items=min(course.local_iterations, course.num_steps - step),
             first_step=step,
-            first_batch=round_index * plan.local_iterations,
+            first_batch=round_index * course.local_iterations,
         )
         yield last
         before, step, holder = step, last.end_step, last.owner
-        if _checkpoint_is_due(plan, before, step):
+        if _checkpoint_is_due(course, before, step):
             last = checkpoint_turn(last, holder=holder)
             yield last
-        if _evaluation_is_due(plan, before, step):
-            evaluation = _evaluation(plan, step, holder, round_index, last)
+        if _evaluation_is_due(course, before, step):
+            evaluation = _evaluation(course, step, holder, round_index, last)
             yield from evaluation
             last = evaluation[-1] if evaluation else last
         num_turns += 1
@@ -242,20 +240,20 @@ def _passes_multiple(every: int, before: int, after: int) -> bool:
     return every > 0 and before // every != after // every
 
 
-def _checkpoint_is_due(plan: Plan, before: int, after: int) -> bool:
-    return plan.checkpoint_every > 0 and (
-        after == plan.num_steps or _passes_multiple(plan.checkpoint_every, before, after)
+def _checkpoint_is_due(course: Course, before: int, after: int) -> bool:
+    return course.checkpoint_every > 0 and (
+        after == course.num_steps or _passes_multiple(course.checkpoint_every, before, after)
     )
 
 
-def _evaluation_is_due(plan: Plan, before: int, after: int) -> bool:
-    return after == plan.num_steps or _passes_multiple(plan.eval_every, before, after)
+def _evaluation_is_due(course: Course, before: int, after: int) -> bool:
+    return after == course.num_steps or _passes_multiple(course.eval_every, before, after)
 
 
-def _evaluation(plan: Plan, step: int, holder: str, round_index: int, last: Turn | None) -> list[Turn]:
+def _evaluation(course: Course, step: int, holder: str, round_index: int, last: Turn | None) -> list[Turn]:
     turns: list[Turn] = []
-    first = next((index for index, owner in enumerate(plan.owners) if owner.node == holder), 0)
-    for owner in plan.owners[first:] + plan.owners[:first]:
+    first = next((index for index, owner in enumerate(course.owners) if owner.node == holder), 0)
+    for owner in course.owners[first:] + course.owners[:first]:
         if owner.eval_rows == 0:
             continue
         last = _next_turn(
@@ -263,7 +261,7 @@ def _evaluation(plan: Plan, step: int, holder: str, round_index: int, last: Turn
             kind=StepKind.EVALUATE,
             owner=owner.node,
             round=round_index,
-            num_items=plan.eval_batches(owner),
+            num_items=course.eval_batches(owner),
             first_step=step,
             first_batch=0,
         )

@@ -24,10 +24,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ringtune.errors import PlanError
-from ringtune.schedule.plan import Plan
-
-TURNS_AHEAD = 2
-"""What a turn decides holds so many turns later."""
+from ringtune.schedule.course import Course
+from ringtune.schedule.methods.patience import TURNS_AHEAD, Patience
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,22 +46,23 @@ class Unfreezing:
     waited_steps: int = 0
     unfreeze_at: tuple[int, ...] = ()
 
-    def after(self, plan: Plan, loss: float) -> Unfreezing:
+    def after(self, course: Course, loss: float) -> Unfreezing:
         """The knowledge after one more train turn with this mean loss; one that is no number counts as the worst."""
+        patience = course.method.patience or Patience()
         loss = loss if math.isfinite(loss) else sys.float_info.max
-        turn, length = self.num_turns, plan.local_iterations
-        recent = (*self.recent, loss)[-len(plan.owners) :]
+        turn, length = self.num_turns, course.local_iterations
+        recent = (*self.recent, loss)[-len(course.owners) :]
         found = dataclasses.replace(self, num_turns=turn + 1, recent=recent)
-        if len(recent) < len(plan.owners):
+        if len(recent) < len(course.owners):
             return found
         judged = math.fsum(value / len(recent) for value in recent)
-        if self.best is None or judged < self.best - plan.min_improvement * abs(self.best):
+        if self.best is None or judged < self.best - patience.min_improvement * abs(self.best):
             return dataclasses.replace(found, best=judged, waited_steps=0)
         if self.unfreeze_at and turn * length < self.unfreeze_at[-1]:
             return found
-        waited = self.waited_steps + min(length, plan.num_steps - turn * length)
+        waited = self.waited_steps + min(length, course.num_steps - turn * length)
         step = (turn + TURNS_AHEAD) * length
-        if waited < plan.patience_steps or len(self.unfreeze_at) >= _most(plan) or step >= plan.num_steps:
+        if waited < patience.patience_steps or len(self.unfreeze_at) >= _most(course) or step >= course.num_steps:
             return dataclasses.replace(found, waited_steps=waited)
         return dataclasses.replace(found, waited_steps=0, unfreeze_at=(*self.unfreeze_at, step))
 
@@ -71,48 +70,34 @@ class Unfreezing:
         """The decisions that hold for a turn that begins at ``step``."""
         return tuple(at for at in self.unfreeze_at if at <= step)
 
-    def check(self, plan: Plan, step: int) -> None:
-        """Refuse knowledge that is not of a run of ``plan`` that has done ``step`` steps.
+    def check(self, course: Course, step: int) -> None:
+        """Refuse knowledge that is not of a run of ``course`` that has done ``step`` steps.
 
         Raises:
-            PlanError: it is not; where the plan leaves nothing to the run there is nothing to know.
+            PlanError: it is not; where the course leaves nothing to the run there is nothing to know.
         """
-        num_turns = -(-step // plan.local_iterations) if plan.is_auto else 0
-        fits = self.num_turns == num_turns and len(self.recent) == min(num_turns, len(plan.owners))
-        if not fits or any(at % plan.local_iterations for at in self.unfreeze_at):
+        num_turns = -(-step // course.local_iterations) if course.decides else 0
+        fits = self.num_turns == num_turns and len(self.recent) == min(num_turns, len(course.owners))
+        if not fits or any(at % course.local_iterations for at in self.unfreeze_at):
             raise PlanError(
                 f"what is known of the losses is of {self.num_turns} turns, step {step} comes after {num_turns}; the "
                 "checkpoint is of another run"
             )
-        plan.unfrozen_at(self.unfreeze_at)
+        course.decided(self.unfreeze_at)
 
 
 NOTHING_KNOWN = Unfreezing()
-"""At the beginning of a run, and where the plan leaves nothing to it."""
+"""At the beginning of a run, and where the course leaves nothing to it."""
 
 
-def unfreezing_after(plan: Plan, losses: Iterable[float]) -> Unfreezing:
+def unfreezing_after(course: Course, losses: Iterable[float]) -> Unfreezing:
     """What the rule says after train turns with these mean losses, from the first one on."""
     found = NOTHING_KNOWN
     for loss in losses:
-        found = found.after(plan, loss)
+        found = found.after(course, loss)
     return found
 
 
-def unfrozen_soonest(plan: Plan) -> Plan:
-    """The plan if the loss never improves: no run of it trains more blocks at any step. Itself where it is settled.
-
-    What has to hold for every course of the loss (memory, frames to be admitted) is asked of this plan.
-    """
-    if not plan.is_auto:
-        return plan
-    length = plan.local_iterations
-    turns = max(1, -(-plan.patience_steps // length))  # of the patience
-    first, every = len(plan.owners) - 1 + turns + TURNS_AHEAD, turns - 1 + TURNS_AHEAD
-    steps = range(first * length, plan.num_steps, every * length)
-    return plan.unfrozen_at(tuple(steps[: _most(plan)]))
-
-
-def _most(plan: Plan) -> int:
+def _most(course: Course) -> int:
     """Blocks that can be unfrozen besides the top one."""
-    return plan.num_blocks - plan.private_blocks - 1
+    return course.num_blocks - course.frozen_blocks - 1

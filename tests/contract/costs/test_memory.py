@@ -1,22 +1,30 @@
-"""The memory estimate, part by part, against sums written out by hand."""
+"""The memory estimate, part by part, against sums written out by hand and against what the lowering shows."""
 
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 
 from ringtune.costs.memory import (
+    DTYPE_BYTES,
+    MOMENTS,
     MOST_LOGIT_BYTES,
+    PARTS,
     MemoryEstimate,
-    estimate_activation_block_bytes,
+    Term,
+    estimate_activation_token_bytes,
     logits_fit,
     logits_peak_bytes,
     node_memory,
 )
 from ringtune.costs.profile import ModelFacts
+from ringtune.schedule.actions import Leg, Op, Payload
+from ringtune.schedule.lowering import lower, route
 from ringtune.schedule.plan import Plan
-from tests.support.plans import make_plan
+from ringtune.schedule.versions import in_flight
+from tests.support.plans import changed, make_method, make_plan, random_plan
 
 MODEL = ModelFacts(
     model_type="bert",
@@ -46,6 +54,7 @@ MINILM = ModelFacts(
     digest="d",
 )
 TENSOR = 2 * 16 * 32 * 4  # rows of a micro-batch x tokens x width x bytes
+KEPT = 2 * 16 * 7  # rows x tokens x what one block keeps for each of them
 MIB = 2**20
 
 
@@ -54,44 +63,51 @@ def _plan(slices: list[tuple[str, int, int]], owners: list[str], **more: object)
 
 
 def _memory(plan: Plan, node: str, optimizer: str = "adamw") -> MemoryEstimate:
-    return node_memory(plan, node, MODEL, optimizer=optimizer, activation_block_bytes=7)
+    return node_memory(plan, node, MODEL, optimizer=optimizer, activation_token_bytes=7)
+
+
+def _part(plan: Plan, node: str, part: str, optimizer: str = "adamw") -> int:
+    return _memory(plan, node, optimizer).parts()[part]
 
 
 def test_memory_of_a_host_counts_its_slice() -> None:
     """A host in the middle of the ring: blocks, adapters, moments, graphs, and six boundaries' tensors."""
     plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    assert _memory(plan, "b") == MemoryEstimate(
-        weights_bytes=2 * 1000,
-        adapters_bytes=2 * 10,
-        optimizer_bytes=2 * 3 * 10,  # gradient and two moments
-        activations_bytes=(2 * 2 + 1) * 7,  # two blocks x two micro-batches, and work space
-        head_bytes=0,
-        buffers_bytes=(3 + 3 + 2 + 2 + 1) * TENSOR,  # h in, h out, g in, g out, one being encoded
-    )
+    assert _memory(plan, "b").parts() == {
+        "weights": 2 * 1000,
+        "adapters": 2 * 10,
+        "optimizer": 2 * 3 * 10,  # gradient and two moments
+        "activations": (2 * 2 + 1) * KEPT,  # two blocks x two micro-batches, and work space
+        "head": 0,
+        "buffers": (3 + 3 + 2 + 2 + 1) * TENSOR,  # h in, h out, g in, g out, one being encoded
+    }
 
 
 def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
     """Embedding, head with its state, and the tensors of its two ends."""
     plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    assert _memory(plan, "c") == MemoryEstimate(
-        weights_bytes=5000,
-        head_bytes=4 * (300 + 2 * 50) + 2 * TENSOR,  # weights, gradient, two moments; hidden and its gradient
-        buffers_bytes=(3 + 3 + 2 + 1) * TENSOR,
-    )
+    assert _memory(plan, "c").parts() == {
+        "weights": 5000,
+        "adapters": 0,
+        "optimizer": 0,
+        "activations": 0,
+        "head": 4 * (300 + 2 * 50) + 2 * TENSOR,  # weights, gradient, two moments; hidden and its gradient
+        "buffers": (3 + 3 + 2 + 1) * TENSOR,
+    }
 
 
 def test_memory_of_one_node_alone_counts_what_is_embedded_ahead() -> None:
     """Method single: no message, but the engine embeds ``credits`` micro-batches ahead."""
     plan = _plan([("a", 0, 4)], ["a"], method="single")
-    estimate = _memory(plan, "a")
-    assert estimate.weights_bytes == 4 * 1000 + 5000
-    assert estimate.activations_bytes == (4 * 2 + 1) * 7
-    assert estimate.buffers_bytes == 3 * TENSOR
+    parts = _memory(plan, "a").parts()
+    assert parts["weights"] == 4 * 1000 + 5000
+    assert parts["activations"] == (4 * 2 + 1) * KEPT
+    assert parts["buffers"] == 3 * TENSOR
 
 
 def test_memory_of_an_owner_at_the_bottom_counts_what_is_embedded_ahead() -> None:
     """Its own first blocks need no credit before the embedding: up to ``credits`` per segment wait there."""
-    bottom = _memory(_plan([("a", 0, 2), ("b", 2, 4)], ["a"]), "a").buffers_bytes
+    bottom = _part(_plan([("a", 0, 2), ("b", 2, 4)], ["a"]), "a", "buffers")
     assert bottom == (3 + 3 + 2 + 2 + 1 + 2 * 3) * TENSOR  # h out, h back, g out, g back, one encoded, ahead
 
 
@@ -100,8 +116,9 @@ def test_memory_of_a_slice_that_never_trains_has_no_optimizer_and_no_gradients()
     plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
     short = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], credits_per_channel=3, num_steps=4, every_steps=2)
     frozen = _memory(short, "a")
-    assert (frozen.optimizer_bytes, frozen.activations_bytes) == (0, 7)
-    assert frozen.buffers_bytes == (3 + 3 + 1) * TENSOR
+    parts = frozen.parts()
+    assert (parts["optimizer"], parts["activations"]) == (0, KEPT)
+    assert parts["buffers"] == (3 + 3 + 1) * TENSOR
     assert frozen.total_bytes < _memory(plan, "a").total_bytes
 
 
@@ -117,36 +134,36 @@ def test_memory_of_a_run_that_decides_is_that_of_the_deepest_it_can_reach() -> N
 def test_memory_of_plain_sgd_has_no_moments() -> None:
     """Only the gradient."""
     plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    assert _memory(plan, "b", optimizer="sgd").optimizer_bytes == 2 * 10
+    assert _part(plan, "b", "optimizer", optimizer="sgd") == 2 * 10
 
 
 def test_memory_of_private_blocks_is_paid_by_every_owner() -> None:
     """Each owner holds the private blocks; no host does, and they have no state."""
     plan = _plan([("a", 1, 2), ("b", 2, 4)], ["c", "b"], private_blocks=1)
-    assert _memory(plan, "c").weights_bytes == 5000 + 1000
-    assert _memory(plan, "b").weights_bytes == 5000 + 3 * 1000
-    assert _memory(plan, "b").optimizer_bytes == 2 * 3 * 10
-    assert _memory(plan, "a").weights_bytes == 1000
+    assert _part(plan, "c", "weights") == 5000 + 1000
+    assert _part(plan, "b", "weights") == 5000 + 3 * 1000
+    assert _part(plan, "b", "optimizer") == 2 * 3 * 10
+    assert _part(plan, "a", "weights") == 1000
 
 
 def test_memory_grows_with_each_owner_that_sends_here() -> None:
     """Credits are per link: a second owner doubles what may wait at the first host."""
-    one = _memory(_plan([("a", 0, 2), ("b", 2, 4)], ["c"]), "a").buffers_bytes
-    two = _memory(_plan([("a", 0, 2), ("b", 2, 4)], ["c", "d"]), "a").buffers_bytes
+    one = _part(_plan([("a", 0, 2), ("b", 2, 4)], ["c"]), "a", "buffers")
+    two = _part(_plan([("a", 0, 2), ("b", 2, 4)], ["c", "d"]), "a", "buffers")
     assert two - one == 3 * TENSOR
 
 
 def test_memory_in_float64_doubles_the_buffers() -> None:
     """Checks in double precision need twice the room."""
     plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
-    single = node_memory(plan, "b", MODEL, optimizer="sgd", activation_block_bytes=0)
-    double = node_memory(plan, "b", MODEL, optimizer="sgd", activation_block_bytes=0, dtype="float64")
-    assert double.buffers_bytes == 2 * single.buffers_bytes
+    single = node_memory(plan, "b", MODEL, optimizer="sgd", activation_token_bytes=0)
+    double = node_memory(plan, "b", MODEL, optimizer="sgd", activation_token_bytes=0, dtype="float64")
+    assert double.parts()["buffers"] == 2 * single.parts()["buffers"]
 
 
 def test_memory_total_is_the_sum_and_prints_its_parts() -> None:
     """A capacity error shows where the bytes are."""
-    estimate = MemoryEstimate(weights_bytes=3 * MIB, head_bytes=MIB)
+    estimate = MemoryEstimate((Term("weights", "frozen block", 3, MIB), Term("head", "head", 1, MIB)))
     assert estimate.total_bytes == 4 * MIB
     assert str(estimate) == "4.0 MiB (weights 3.0 MiB, head 1.0 MiB)"
 
@@ -156,15 +173,17 @@ def test_memory_total_is_the_sum_and_prints_its_parts() -> None:
 )
 def test_activation_estimate_is_a_little_above_the_measurement(dropout: float, measured_bytes: float) -> None:
     """One MiniLM block with seq_bn at 16 x 128 tokens, as measured by saved-tensor hooks."""
-    estimate = estimate_activation_block_bytes(MINILM, rows=16, tokens=128, dropout=dropout)
+    estimate = 16 * 128 * estimate_activation_token_bytes(MINILM, tokens=128, dropout=dropout)
     assert measured_bytes <= estimate <= 1.15 * measured_bytes
 
 
-def test_activation_estimate_is_linear_in_rows() -> None:
+def test_activations_are_linear_in_rows() -> None:
     """Twice the rows, twice the bytes; twice the bytes per number as well."""
-    one = estimate_activation_block_bytes(MINILM, rows=4, tokens=64, dropout=0.1)
-    assert estimate_activation_block_bytes(MINILM, rows=8, tokens=64, dropout=0.1) == 2 * one
-    assert estimate_activation_block_bytes(MINILM, rows=4, tokens=64, dropout=0.1, dtype="float64") == 2 * one
+    slices, owners = [("a", 0, 2), ("b", 2, 4)], ["c"]
+    once, twice = (_plan(slices, owners, batch_size=batch_size) for batch_size in (4, 8))
+    assert _part(twice, "b", "activations") == 2 * _part(once, "b", "activations") > 0
+    one = estimate_activation_token_bytes(MINILM, tokens=64, dropout=0.1)
+    assert estimate_activation_token_bytes(MINILM, tokens=64, dropout=0.1, dtype="float64") == 2 * one
 
 
 def test_memory_of_a_language_models_owner_counts_logits() -> None:
@@ -173,7 +192,7 @@ def test_memory_of_a_language_models_owner_counts_logits() -> None:
     speaking = dataclasses.replace(MODEL, head_bytes=0, head_class_bytes=0, head_token_logits=100)
     silent = dataclasses.replace(speaking, head_token_logits=0)
     heads = [
-        node_memory(plan, "a", model, optimizer="adamw", activation_block_bytes=7).head_bytes
+        node_memory(plan, "a", model, optimizer="adamw", activation_token_bytes=7).parts()["head"]
         for model in (speaking, silent)
     ]
     assert heads == [2 * TENSOR + 3 * 2 * 16 * 100 * 4, 2 * TENSOR]
@@ -192,8 +211,8 @@ def test_memory_of_a_large_vocabulary_is_bounded_by_a_chunk() -> None:
 def test_estimate_of_a_gated_block_keeps_more_of_the_inner_width() -> None:
     """Gate, its activation, up and their product instead of one tensor."""
     gated = dataclasses.replace(MINILM, inner_kept=4)
-    plain, more = (estimate_activation_block_bytes(model, rows=2, tokens=8, dropout=0.0) for model in (MINILM, gated))
-    assert more - plain == 3 * 2 * 8 * 1536 * 4
+    plain, more = (estimate_activation_token_bytes(model, tokens=8, dropout=0.0) for model in (MINILM, gated))
+    assert more - plain == 3 * 1536 * 4
 
 
 def test_memory_of_pipeadapter_counts_items_in_flight() -> None:
@@ -201,13 +220,13 @@ def test_memory_of_pipeadapter_counts_items_in_flight() -> None:
     slices = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
     plan = _plan(slices, ["d"], method="pipeadapter", local_iterations=4)
     fresh = _plan(slices, ["d"], method="all", local_iterations=4)
-    lowest, plain = _memory(plan, "a"), _memory(fresh, "a")
-    assert lowest.adapters_bytes == (1 + 2) * 2 * 10
-    assert lowest.activations_bytes == (3 * 2 * 2 + 1) * 7  # items x blocks x micro-batches, and work space
-    assert lowest.buffers_bytes - plain.buffers_bytes == (3 - 1) * 2 * TENSOR  # gradients that come back
-    assert (lowest.weights_bytes, lowest.optimizer_bytes) == (plain.weights_bytes, plain.optimizer_bytes)
-    assert _memory(plan, "b").adapters_bytes == 2 * 10
-    assert _memory(plan, "c").activations_bytes == _memory(fresh, "c").activations_bytes
+    lowest, plain = _memory(plan, "a").parts(), _memory(fresh, "a").parts()
+    assert lowest["adapters"] == (1 + 2) * 2 * 10
+    assert lowest["activations"] == (3 * 2 * 2 + 1) * KEPT  # items x blocks x micro-batches, and work space
+    assert lowest["buffers"] - plain["buffers"] == (3 - 1) * 2 * TENSOR  # gradients that come back
+    assert (lowest["weights"], lowest["optimizer"]) == (plain["weights"], plain["optimizer"])
+    assert _part(plan, "b", "adapters") == 2 * 10
+    assert _part(plan, "c", "activations") == _part(fresh, "c", "activations")
     assert _memory(plan, "d") == _memory(fresh, "d")
 
 
@@ -216,3 +235,67 @@ def test_memory_of_pipeadapter_is_bounded_by_the_steps_of_a_turn() -> None:
     slices = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
     short = _plan(slices, ["d"], method="pipeadapter", local_iterations=1)
     assert _memory(short, "a") == _memory(_plan(slices, ["d"], method="all", local_iterations=1), "a")
+
+
+# ---- against the plan itself -------------------------------------------------------------------------
+
+
+def _slow_parts(plan: Plan, node: str, model: ModelFacts, *, optimizer: str, token_bytes: int, dtype: str) -> list[int]:
+    """The parts of a plan in which depth only grows, so that its last step has the maximum.
+
+    What waits is counted from the messages of the lowering, link by link.
+    """
+    course, piece = plan.course, plan.slice_of(node)
+    soonest = course.soonest()
+    lowest = soonest.method.trained(soonest, course.num_steps - 1).lowest
+    is_owner, item_bytes = plan.owner(node) is not None, DTYPE_BYTES[dtype]
+    hosted = piece.num_blocks + (plan.placement.private_blocks if is_owner else 0)
+    trained = max(0, piece.stop - max(piece.start, lowest)) if piece.num_blocks else 0
+    items, state, micro = in_flight(course, piece.start), 1 + MOMENTS[optimizer], course.microbatch_sizes()
+    tokens = micro[0] * course.max_length
+    tensor = tokens * course.hidden_size * item_bytes
+    head = model.head_bytes + model.head_class_bytes * len(course.labels)
+    logits = logits_peak_bytes(tokens, model.head_token_logits, item_bytes)
+    return [
+        hosted * model.block_bytes + is_owner * model.embedding_bytes,
+        (hosted + (items - 1) * trained) * model.adapter_block_bytes,
+        trained * state * model.adapter_block_bytes,
+        (items * trained * len(micro) + (1 if hosted else 0)) * tokens * token_bytes,
+        is_owner * (head * (1 + state) + 2 * tensor + logits),
+        _slowly_waiting(plan, node, lowest) * tensor,
+    ]
+
+
+def _slowly_waiting(plan: Plan, node: str, lowest: int) -> int:
+    """Tensors of full size that can wait at a node, one being encoded or decoded, and what is embedded ahead."""
+    legs = {leg for owner in plan.course.owners for leg in lower(plan, owner.node, lowest, "").get(node, ())}
+    moved = sum(_bound(plan, leg) for leg in legs if leg.op in (Op.SEND, Op.RECEIVE))
+    path = route(plan, node)
+    embeds_ahead = (
+        plan.owner(node) is not None and path[0].node == node and path[0].stop > plan.placement.private_blocks
+    )
+    return moved + (1 if moved else 0) + (plan.placement.credits * len(path) if embeds_ahead else 0)
+
+
+def _bound(plan: Plan, leg: Leg) -> int:
+    """Of a gradient no more than its receiver, which hosts the block below, has items that wait for it."""
+    if leg.payload == Payload.HIDDEN:
+        return plan.placement.credits
+    return in_flight(plan.course, leg.start - 1) * len(plan.course.microbatch_sizes())
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_memory_of_any_plan_is_what_its_lowering_shows(seed: int) -> None:
+    """Every part of every node, where no operation table lets anything be passed by."""
+    rng = random.Random(seed)
+    plan = random_plan(rng)
+    if plan.course.method.name == "ringada" and rng.random() < 0.3:
+        plan = changed(plan, method=make_method(unfreeze="auto", patience_steps=rng.randint(1, 8)))
+    model = dataclasses.replace(MODEL, head_token_logits=rng.choice([0, 100, 1_000_000]))
+    optimizer, dtype, token_bytes = rng.choice(list(MOMENTS)), rng.choice(list(DTYPE_BYTES)), rng.randint(0, 99)
+    for node in plan.nodes:
+        found = node_memory(
+            plan, node, model, optimizer=optimizer, activation_token_bytes=token_bytes, dtype=dtype
+        ).parts()
+        slow = _slow_parts(plan, node, model, optimizer=optimizer, token_bytes=token_bytes, dtype=dtype)
+        assert found == dict(zip(PARTS, slow, strict=True)), (seed, node)

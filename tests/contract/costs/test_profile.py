@@ -39,7 +39,7 @@ FACTS = NodeFacts(
     block_forward_s=0.018,
     block_graph_s=0.019,
     block_backward_s=0.02,
-    activation_block_bytes=10_000_000,
+    activation_token_bytes=4882.5,
     model=MODEL,
 )
 
@@ -47,7 +47,7 @@ FACTS = NodeFacts(
 def test_node_facts_json_has_schema_and_units() -> None:
     """The whole form of one node."""
     assert FACTS.to_json() == {
-        "schema": 2,
+        "schema": 3,
         "node": "jetson-2",
         "train_rows": 100,
         "eval_rows": 20,
@@ -59,7 +59,7 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "block_forward_s": 0.018,
         "block_graph_s": 0.019,
         "block_backward_s": 0.02,
-        "activation_block_bytes": 10000000,
+        "activation_token_bytes": 4882.5,
         "model": dataclasses.asdict(MODEL),
         "skipped_rows": 0,
         "hardware": "",
@@ -90,7 +90,7 @@ SECONDS = st.floats(0, 1e6)
         block_forward_s=SECONDS,
         block_graph_s=SECONDS,
         block_backward_s=SECONDS,
-        activation_block_bytes=COUNT,
+        activation_token_bytes=SECONDS,
         model=st.just(MODEL),
     )
 )
@@ -123,6 +123,41 @@ def test_node_facts_refuse_what_another_version_wrote(change: dict[str, Any], me
     assert message in str(caught.value)
 
 
+def of_version_01(**change: Any) -> dict[str, Any]:
+    """The table of a node as ringtune 0.1 wrote it: activations of the whole micro-batch that was timed."""
+    known = {key: value for key, value in FACTS.to_json().items() if key != "activation_token_bytes"}
+    shape = dataclasses.asdict(Shape(rows=4, tokens=128))
+    return {**known, "schema": 2, "activation_block_bytes": 1_000_000, "shape": shape, **change}
+
+
+def test_node_facts_of_the_schema_before_are_read() -> None:
+    """Of 4 rows of 128 tokens each token has its share; the rest is as it was. In a profile too."""
+    wanted = dataclasses.replace(FACTS, activation_token_bytes=1_000_000 / 512, shape=Shape(rows=4, tokens=128))
+    assert NodeFacts.from_json(of_version_01()) == wanted
+    node = {key: value for key, value in of_version_01().items() if key != "schema"}
+    assert Profile.from_json({"schema": 2, "nodes": [node], "links": []}) == Profile(nodes=(wanted,))
+    unmeasured = of_version_01(activation_block_bytes=0, shape=dataclasses.asdict(Shape()))
+    assert NodeFacts.from_json(unmeasured).activation_token_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": dataclasses.asdict(Shape())}, "does not say of which micro-batch its activation_block_bytes are"),
+        ({"activation_block_bytes": "1"}, "activation_block_bytes has to be a number, but is the text '1'"),
+        ({"activation_block_bytes": -1}, "activation_token_bytes is -0.001953125, it has to be at least 0"),
+        ({"shape": {"rows": "4", "tokens": 128}}, "shape.rows has to be a whole number"),
+        ({"shape": {"rows": 10**400, "tokens": 128}}, "shape is too large for a number"),
+        ({"schema": 3}, "unknown key 'activation_block_bytes'; did you mean 'activation_token_bytes'?"),
+    ],
+)
+def test_node_facts_of_the_schema_before_are_not_guessed(change: dict[str, Any], message: str) -> None:
+    """Memory that is not known is not taken for none, and a peer's JSON is not trusted here either."""
+    with pytest.raises(InvalidInputError) as caught:
+        NodeFacts.from_json(of_version_01(**change))
+    assert message in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -130,6 +165,7 @@ def test_node_facts_refuse_what_another_version_wrote(change: dict[str, Any], me
         ({"threads": 0}, "jetson-2.threads is 0, it has to be at least 1"),
         ({"memory_bytes": -1}, "jetson-2.memory_bytes is -1"),
         ({"block_backward_s": -0.1}, "jetson-2.block_backward_s is -0.1"),
+        ({"activation_token_bytes": -0.5}, "jetson-2.activation_token_bytes is -0.5"),
     ],
 )
 def test_node_facts_refuse_impossible_numbers(change: dict[str, Any], message: str) -> None:

@@ -9,12 +9,13 @@ import pytest
 
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.recorded_times import LEAST_SAMPLES, RecordedProfile
-from ringtune.costs.seconds import PlanCosts
+from ringtune.costs.seconds import CourseCosts
 from ringtune.costs.work_times import Work, WorkTable, WorkTime
-from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, turn_sequence
-from sim.action_times import Items, ProfileTimes
+from sim.action_times import ProfileTimes
+from sim.items import Items
 from sim.ring import VirtualRing
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, node, point, profile_of
@@ -61,17 +62,17 @@ def made_up(seed: int, *, lowest: float = 0.8) -> Profile:
 Recorded = list[tuple[str, Action, float]]
 
 
-def items_of(plan: Plan, costs: PlanCosts) -> Items:
+def items_of(plan: Plan, costs: CourseCosts) -> Items:
     """All items of a run."""
     items = Items(costs)
-    for turn in turn_sequence(plan):
+    for turn in turn_sequence(plan.course):
         items.granted(turn)
     return items
 
 
 def virtual_run(plan: Plan, true: Profile) -> Recorded:
     """Every action of a run whose costs are known."""
-    costs = PlanCosts(plan, true)
+    costs = CourseCosts(plan.course, true)
     run = VirtualRing(plan, action_s=ProfileTimes(costs, items_of(plan, costs))).run()
     assert run.finish is not None and run.finish.error == ""
     return [(name, span.action, span.end_s - span.start_s) for name, spans in run.spans.items() for span in spans]
@@ -79,8 +80,8 @@ def virtual_run(plan: Plan, true: Profile) -> Recorded:
 
 def corrected(plan: Plan, prior: Profile, recorded: Recorded) -> Profile:
     """The profile after a run with these actions."""
-    found = RecordedProfile(plan, prior)
-    for turn in turn_sequence(plan):
+    found = RecordedProfile(plan.course, prior)
+    for turn in turn_sequence(plan.course):
         found.granted(turn)
     for name, action, seconds in recorded:
         found.add(name, action, seconds)
@@ -89,7 +90,7 @@ def corrected(plan: Plan, prior: Profile, recorded: Recorded) -> Profile:
 
 def predictions(plan: Plan, profile: Profile, recorded: Recorded) -> list[float]:
     """What a profile says of each recorded action."""
-    costs = PlanCosts(plan, profile)
+    costs = CourseCosts(plan.course, profile)
     times = ProfileTimes(costs, items_of(plan, costs))
     return [times(name, action) for name, action, _ in recorded]
 
@@ -158,7 +159,7 @@ def test_recorded_profile_counts_the_batch_in_the_mean_of_its_embeddings() -> No
 
 def test_recorded_profile_tells_evaluations_from_training() -> None:
     """An H of an evaluation has no backward."""
-    turns = [turn for turn in turn_sequence(PLAN) if turn.kind is StepKind.EVALUATE]
+    turns = [turn for turn in turn_sequence(PLAN.course) if turn.kind is StepKind.EVALUATE]
     heads = [(turn.owner, Action(Op.HEAD, turn.first_seq, 0), 7.0) for turn in turns if turn.owner == "d"]
     found = corrected(PLAN, profile_of(PLAN), heads).by_name["d"]
     assert by_work(found, Work.HEAD_FREE).median_s == pytest.approx(7.0)
@@ -180,8 +181,8 @@ def test_recorded_profile_works_where_only_blocks_or_nothing_was_measured() -> N
 def test_recorded_profile_ignores_what_belongs_to_no_granted_turn() -> None:
     """A straggler's report after its turn, an unknown node, a clock that went back: nothing breaks, nothing counts."""
     prior = profile_of(PLAN)
-    found = RecordedProfile(PLAN, prior)
-    turn = next(turn_sequence(PLAN))
+    found = RecordedProfile(PLAN.course, prior)
+    turn = next(turn_sequence(PLAN.course))
     found.granted(turn)
     for _ in range(LEAST_SAMPLES):
         found.add("stranger", Action(Op.BACKWARD, 0, 0, 5, 6), 1.0)
@@ -197,8 +198,8 @@ def test_recorded_profile_ignores_what_belongs_to_no_granted_turn() -> None:
 def test_recorded_profile_leaves_out_what_is_no_time(seconds: float) -> None:
     """A node's clock can't spoil the profile of the run."""
     prior = profile_of(PLAN)
-    found = RecordedProfile(PLAN, prior)
-    found.granted(next(turn_sequence(PLAN)))
+    found = RecordedProfile(PLAN.course, prior)
+    found.granted(next(turn_sequence(PLAN.course)))
     for _ in range(LEAST_SAMPLES):
         found.add("c", Action(Op.BACKWARD, 0, 0, 5, 6), seconds)
     assert found.profile() == prior
@@ -211,16 +212,19 @@ def test_recorded_profile_leaves_out_what_is_no_time(seconds: float) -> None:
         Action(Op.FORWARD, 0, 0, 6, 5),
         Action(Op.FORWARD_FREE, 0, 0, 5, 99),
         Action(Op.BACKWARD, 0, 99, 5, 6),
-        Action(Op.HEAD, 0, -1, 0, 0),
-        Action(Op.EMBED, 0, 99, 0, 0),
+        Action(Op.HEAD, 0, -1, 6, 7),
+        Action(Op.EMBED, 0, 99, -1, 0),
         Action(Op.UPDATE, 0, -1, 3, 3),
+        Action(Op.UPDATE, 0, -1, 5, 7),
+        Action(Op.UPDATE, 0, -1, 5, 99),
+        Action(Op.SEND, 0, 99, 4, 0, "a", "g"),
     ],
 )
 def test_recorded_profile_leaves_out_actions_that_there_are_not(action: Action) -> None:
     """No block, too many, or another micro-batch: a node may report anything."""
     prior = profile_of(PLAN)
-    found = RecordedProfile(PLAN, prior)
-    found.granted(next(turn_sequence(PLAN)))
+    found = RecordedProfile(PLAN.course, prior)
+    found.granted(next(turn_sequence(PLAN.course)))
     for _ in range(LEAST_SAMPLES):
         found.add("c", action, 1.0)
     assert found.profile() == prior

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from ringtune.costs.profile import LinkFacts, Profile
-from ringtune.costs.seconds import PlanCosts
+from ringtune.costs.seconds import CourseCosts
 from ringtune.costs.work_times import Work
-from ringtune.schedule.lowering import Payload
+from ringtune.schedule.actions import Payload
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, profile_of
 
@@ -17,7 +17,7 @@ PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
 CODEC = {**TIMES, Work.ENCODE: 0.25, Work.DECODE: 0.5}
 
 
-def costs(*, cpu_cores: float, threads: int = 1, has_messages: bool = False) -> PlanCosts:
+def costs(*, cpu_cores: float, threads: int = 1, has_messages: bool = False) -> CourseCosts:
     """Two nodes; a byte takes 2 ms of the sender's processor and 3 ms of the receiver's."""
     profile = profile_of(PLAN, times=CODEC)
     nodes = tuple(
@@ -35,7 +35,7 @@ def costs(*, cpu_cores: float, threads: int = 1, has_messages: bool = False) -> 
         )
         for source, target in (("a", "b"), ("b", "a"))
     )
-    return PlanCosts(PLAN, Profile(nodes=nodes, links=links))
+    return CourseCosts(PLAN.course, Profile(nodes=nodes, links=links))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import PlanError
-from ringtune.schedule.lowering import Action, Op, Payload
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import turn_sequence
 from tests.support.plans import make_plan
@@ -28,7 +28,7 @@ class Driver:
         self.engine = NodeEngine(plan, node, wait_s=100.0)
         self.running: Action | None = None
         self.log: list[ev.Command] = []
-        for turn in list(turn_sequence(plan))[:grant]:
+        for turn in list(turn_sequence(plan.course))[:grant]:
             self.tell(ev.TurnGranted(turn))
 
     def tell(self, event: ev.Event, now_s: float = 0.0) -> list[ev.Command]:
@@ -43,7 +43,7 @@ class Driver:
 
     def arrive(self, payload: str, seq: int, micro: int, boundary: int, source: str) -> list[ev.Command]:
         """A tensor arrives."""
-        return self.tell(ev.TensorArrived(payload, seq, micro, boundary, source))
+        return self.tell(ev.TensorArrived(TensorKey(payload, seq, micro, boundary), source))
 
     def done(self, **values: float) -> list[ev.Command]:
         """The running action ends."""
@@ -76,9 +76,9 @@ def test_engine_host_does_one_step_in_the_order_of_the_lowering() -> None:
     driver.step(Op.UPDATE, 3, 4)
     told = [command for command in driver.log if not isinstance(command, (ev.RunAction, ev.SetTimer))]
     assert told == [
-        ev.Accept(HIDDEN, 0, 0, 2, "a"),
-        ev.SendTensor(HIDDEN, 0, 0, 4, "c"),
-        ev.Accept(GRAD, 0, 0, 4, "c"),
+        ev.Accept(TensorKey(HIDDEN, 0, 0, 2), "a"),
+        ev.SendTensor(TensorKey(HIDDEN, 0, 0, 4), "c"),
+        ev.Accept(TensorKey(GRAD, 0, 0, 4), "c"),
     ]
 
 
@@ -179,7 +179,7 @@ def test_engine_credit_is_returned_when_the_tensor_is_used() -> None:
     driver = Driver(host_plan(), "b")
     driver.arrive(HIDDEN, 0, 0, 2, "a")
     assert [type(c).__name__ for c in driver.arrive(HIDDEN, 1, 0, 2, "a")] == []
-    assert ev.Accept(HIDDEN, 1, 0, 2, "a") in driver.done() + driver.done() + driver.log
+    assert ev.Accept(TensorKey(HIDDEN, 1, 0, 2), "a") in driver.done() + driver.done() + driver.log
 
 
 def test_engine_owner_embeds_only_as_far_as_its_credits() -> None:
@@ -189,7 +189,7 @@ def test_engine_owner_embeds_only_as_far_as_its_credits() -> None:
     )
     driver = Driver(plan, "c")
     for _ in range(3):
-        driver.step(Op.EMBED)
+        driver.step(Op.EMBED, -1, 0)
     assert driver.running is None
     driver.tell(ev.CreditArrived(0, "a"))
     # the limit of embeddings in flight (credits x segments) holds it back until a head is done
@@ -197,20 +197,20 @@ def test_engine_owner_embeds_only_as_far_as_its_credits() -> None:
     driver.arrive(HIDDEN, 0, 0, 4, "a")
     assert driver.running is not None and driver.running.op is Op.HEAD
     driver.done(loss_sum=1.0, count=4.0)
-    driver.step(Op.UPDATE, 4, 4)
-    driver.step(Op.EMBED)
+    driver.step(Op.UPDATE, 4, 5)
+    driver.step(Op.EMBED, -1, 0)
 
 
 def test_engine_owner_reports_a_step_after_the_head_is_updated() -> None:
     """Numbers of the micro-batches are summed; the report comes once."""
     plan = make_plan([("a", 0, 4)], ["c"], num_steps=1, microbatches=2, eval_rows=0)
     driver = Driver(plan, "c")
-    driver.step(Op.EMBED)
-    driver.step(Op.EMBED)
+    driver.step(Op.EMBED, -1, 0)
+    driver.step(Op.EMBED, -1, 0)
     for micro in range(2):
         driver.arrive(HIDDEN, 0, micro, 4, "a")
         driver.done(loss_sum=1.5, count=2.0)
-    driver.step(Op.UPDATE, 4, 4)
+    driver.step(Op.UPDATE, 4, 5)
     reports = [command for command in driver.log if isinstance(command, ev.ReportStep)]
     assert reports == [ev.ReportStep(0, 0, "train", (("count", 4.0), ("loss_sum", 3.0)))]
     assert driver.log.index(reports[0]) > max(
@@ -222,11 +222,11 @@ def test_engine_head_is_handed_over_after_the_last_update_of_the_turn() -> None:
     """The next initiator gets the head once, with the version that its first step needs."""
     plan = make_plan([("a", 0, 4)], ["c", "d"], num_steps=2, local_iterations=1, microbatches=1, eval_rows=0)
     driver = Driver(plan, "c")
-    driver.step(Op.EMBED)
+    driver.step(Op.EMBED, -1, 0)
     driver.arrive(HIDDEN, 0, 0, 4, "a")
     driver.done(loss_sum=0.0, count=4.0)
     assert not any(isinstance(command, ev.SendHead) for command in driver.log)
-    driver.step(Op.UPDATE, 4, 4)
+    driver.step(Op.UPDATE, 4, 5)
     assert [command for command in driver.log if isinstance(command, ev.SendHead)] == [ev.SendHead(1, "d")]
 
 
@@ -234,7 +234,7 @@ def test_engine_next_initiator_waits_for_the_head() -> None:
     """Its batch may come back through the ring before the head does; then the head action waits."""
     plan = make_plan([("a", 0, 4)], ["c", "d"], num_steps=2, local_iterations=1, microbatches=1, eval_rows=0)
     driver = Driver(plan, "d")
-    driver.step(Op.EMBED)
+    driver.step(Op.EMBED, -1, 0)
     driver.arrive(HIDDEN, 1, 0, 4, "a")
     assert driver.running is None
     assert "the head of step 1" in driver.engine.waiting_for() and "node c" in driver.engine.waiting_for()
@@ -255,26 +255,26 @@ def test_engine_head_that_was_passed_on_is_not_used_for_a_later_turn() -> None:
         eval_rows=1,
         eval_every=1,
     )
-    turns = list(turn_sequence(plan))[:5]
+    turns = list(turn_sequence(plan.course))[:5]
     assert "".join(f"{turn.kind[0]}{turn.owner} " for turn in turns) == "tc ec ed ee td "
     driver = Driver(plan, "d", grant=5)
-    driver.step(Op.EMBED)
+    driver.step(Op.EMBED, -1, 0)
     driver.tell(ev.HeadArrived(2, "c"))
-    driver.step(Op.EMBED)
+    driver.step(Op.EMBED, -1, 0)
     assert ev.AcceptHead(2, "c") in driver.log and ev.SendHead(3, "e") in driver.log
     driver.arrive(HIDDEN, turns[2].first_seq, 0, 4, "a")
-    driver.step(Op.HEAD)
+    driver.step(Op.HEAD, 4, 5)
     driver.arrive(HIDDEN, turns[4].first_seq, 0, 4, "a")
     assert driver.running is None and "from node e" in driver.engine.waiting_for()
     driver.tell(ev.HeadArrived(4, "e"))
-    driver.step(Op.HEAD)
+    driver.step(Op.HEAD, 4, 5)
 
 
 def test_engine_repeated_grant_changes_nothing() -> None:
     """A turn that is granted twice is worked on once."""
     plan = host_plan()
     driver = Driver(plan, "b")
-    assert driver.tell(ev.TurnGranted(next(turn_sequence(plan)))) == []
+    assert driver.tell(ev.TurnGranted(next(turn_sequence(plan.course)))) == []
 
 
 def test_engine_wrong_completion_is_refused() -> None:
@@ -290,7 +290,7 @@ def test_engine_wait_ends_with_what_was_awaited() -> None:
     driver = Driver(host_plan(), "b")
     timers = [command for command in driver.log if isinstance(command, ev.SetTimer)]
     assert timers == [ev.SetTimer("wait", 100.0)]
-    driver.tell(ev.TensorArrived(HIDDEN, 0, 0, 2, "a"), 40.0)
+    driver.tell(ev.TensorArrived(TensorKey(HIDDEN, 0, 0, 2), "a"), 40.0)
     assert driver.tell(ev.TimerFired("wait"), 100.0) == [ev.SetTimer("wait", 200.0)]
     driver.done()
     driver.done()
@@ -306,14 +306,14 @@ def test_engine_owner_that_hosts_nothing_gives_up_only_in_its_own_turn() -> None
     """While another owner trains there is nothing to see for node d; once its own turn has begun it waits like all."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c", "d"], num_steps=4, local_iterations=2, microbatches=1)
     driver = Driver(plan, "d", grant=2)
-    driver.step(Op.EMBED)
-    driver.step(Op.EMBED)
+    driver.step(Op.EMBED, -1, 0)
+    driver.step(Op.EMBED, -1, 0)
     for at_s in (100.0, 200.0, 300.0):
         assert driver.tell(ev.TimerFired("wait"), at_s) == [ev.SetTimer("wait", at_s + 100.0)]
     driver.tell(ev.HeadArrived(1, "c"), 310.0)
     driver.arrive(HIDDEN, 2, 0, 4, "b")
-    driver.step(Op.HEAD)
-    driver.step(Op.UPDATE, 4, 4)
+    driver.step(Op.HEAD, 4, 5)
+    driver.step(Op.UPDATE, 4, 5)
     (failure,) = driver.tell(ev.TimerFired("wait"), 500.0)
     assert isinstance(failure, ev.Fail)
     assert "hidden state of step 3" in failure.message

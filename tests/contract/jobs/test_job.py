@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from ringtune.errors import JobError
 from ringtune.jobs.job import Adapter, Data, Job, Model, Privacy, Runtime, Train, Unfreeze, Wire, parse_job
-from ringtune.jobs.sections import LR_SCHEDULES, MODEL_DTYPES, OPTIMIZERS, split_alpha
+from ringtune.jobs.sections import LR_SCHEDULES, MODEL_DTYPES, OPTIMIZERS
 from ringtune.models.family import CLASS_TASKS
-from ringtune.schedule.plan import METHODS, WIRE_DTYPES
+from ringtune.schedule.course import WIRE_DTYPES
+from ringtune.schedule.methods import Everything, RingAda, method_names
 
 JOB = Job(model=Model(path="models/tiny"))
 
@@ -100,7 +101,7 @@ def trains(draw: st.DrawFn) -> Train:
     batch = draw(POSITIVE)
     in_rounds = draw(st.booleans())
     return Train(
-        method=draw(st.sampled_from(METHODS)),
+        method=draw(st.sampled_from(method_names())),
         optimizer=draw(st.sampled_from(OPTIMIZERS)),
         learning_rate=draw(RATE),
         lr_schedule=draw(st.sampled_from(LR_SCHEDULES)),
@@ -119,10 +120,14 @@ def trains(draw: st.DrawFn) -> Train:
     )
 
 
-JOBS = st.builds(
-    Job,
-    model=st.builds(Model, path=TEXT, task=st.sampled_from(CLASS_TASKS), dtype=st.sampled_from(MODEL_DTYPES)),
-    data=st.builds(
+UNFREEZINGS = (
+    st.builds(Unfreeze, every_steps=POSITIVE)
+    | st.builds(Unfreeze, at=st.sets(POSITIVE, max_size=5).map(lambda steps: tuple(sorted(steps))))
+    | st.builds(Unfreeze, at=st.just("auto"), patience_steps=POSITIVE, min_improvement=st.floats(0, 0.99))
+)
+SECTIONS: dict[str, st.SearchStrategy[Any]] = {
+    "model": st.builds(Model, path=TEXT, task=st.sampled_from(CLASS_TASKS), dtype=st.sampled_from(MODEL_DTYPES)),
+    "data": st.builds(
         Data,
         train=st.text(st.characters(exclude_categories=["Cs"])),
         text=TEXT.map(lambda text: f"t{text}"),
@@ -136,24 +141,28 @@ JOBS = st.builds(
         stride=COUNT,
         owners=COUNT,
     ),
-    adapter=st.builds(Adapter, config=st.sampled_from(["seq_bn", "lora[r=4]|ia3", "lora[attn_matrices=['q','k']]"])),
-    train=trains(),
-    unfreeze=st.builds(Unfreeze, every_steps=POSITIVE)
-    | st.builds(Unfreeze, at=st.sets(POSITIVE, max_size=5).map(lambda steps: tuple(sorted(steps))))
-    | st.builds(Unfreeze, at=st.just("auto"), patience_steps=POSITIVE, min_improvement=st.floats(0, 0.99)),
-    wire=st.builds(Wire, dtype=st.sampled_from(WIRE_DTYPES)),
-    privacy=st.builds(Privacy, private_blocks=COUNT),
-    runtime=st.builds(
+    "adapter": st.builds(Adapter, config=st.sampled_from(["seq_bn", "lora[r=4]|ia3", "lora[attn_matrices=['q','k']]"])),
+    "wire": st.builds(Wire, dtype=st.sampled_from(WIRE_DTYPES)),
+    "privacy": st.builds(Privacy, private_blocks=COUNT),
+    "runtime": st.builds(
         Runtime,
         threads=COUNT,
         lease_s=st.floats(0.001, 1e6),
         wait_s=st.floats(0.001, 1e6),
         record=st.booleans(),
     ),
-)
+}
 
 
-@given(job=JOBS)
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    """Any valid job; its method has its own settings and no others."""
+    train = draw(trains())
+    sections = {name: draw(section) for name, section in SECTIONS.items()}
+    return Job(train=train, unfreeze=draw(UNFREEZINGS) if train.method == "ringada" else None, **sections)
+
+
+@given(job=jobs())
 def test_job_survives_toml(job: Job) -> None:
     """Whatever the job, reading its resolved form gives an equal job."""
     assert parse_job(job.to_toml(), source="job") == job
@@ -265,7 +274,35 @@ def test_job_with_overrides_refuses_what_the_file_would(overrides: dict[str, obj
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(("split", "alpha"), [("iid", None), ("dirichlet:0.3", 0.3), ("dirichlet:2", 2.0)])
-def test_split_alpha_reads_the_concentration(split: str, alpha: float | None) -> None:
-    """Two rules of splitting are known."""
-    assert split_alpha(split) == alpha
+@pytest.mark.parametrize("method", ["all", "pipeadapter", "single"])
+def test_job_with_settings_of_another_method_is_refused(method: str) -> None:
+    """Settings that nobody reads would be ignored; both are named. A job that never said them has none."""
+    with pytest.raises(JobError) as caught:
+        Job(model=Model(path="m"), train=Train(method=method), unfreeze=Unfreeze(every_steps=7))
+    assert str(caught.value) == (
+        f"[unfreeze] has settings of train.method = 'ringada', but this job has train.method = '{method}'; "
+        "remove the section or change the method"
+    )
+    for job, overrides in (
+        (JOB, {"train.method": method, "unfreeze.at": "auto"}),
+        (Job(model=Model(path="m"), train=Train(method=method)), {"unfreeze.every_steps": 7}),
+    ):
+        with pytest.raises(JobError, match=f"train.method = 'ringada', but this job has train.method = '{method}'"):
+            job.with_overrides(overrides)
+
+
+@pytest.mark.parametrize("method", ["all", "pipeadapter", "single"])
+def test_job_with_another_method_leaves_the_settings_of_its_own_behind(method: str) -> None:
+    """One job file serves a comparison of methods; the way back begins with the defaults."""
+    for job in (JOB, JOB.with_overrides({"unfreeze.every_steps": 7}), JOB.with_overrides({"unfreeze.at": "auto"})):
+        other = job.with_overrides({"train.method": method})
+        assert other.unfreeze is None
+        assert "[unfreeze]" not in other.to_toml()
+        assert other.with_overrides({"train.method": "ringada"}) == JOB
+        assert job.with_overrides({"train.method": "ringada"}) == job
+
+
+def test_job_method_has_the_settings_of_the_job() -> None:
+    """A value for the course; methods without settings are their name."""
+    assert JOB.with_overrides({"unfreeze.every_steps": 7}).method == RingAda(every_steps=7)
+    assert JOB.with_overrides({"train.method": "all"}).method == Everything()

@@ -9,6 +9,8 @@ import pytest
 
 from ringtune.errors import JobError
 from ringtune.jobs.job import Job, Train, load_job, parse_job
+from ringtune.schedule.methods import RingAda
+from ringtune.schedule.methods.patience import Patience
 
 DOCUMENTED = """
 [model]
@@ -64,21 +66,21 @@ def test_job_file_as_documented_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("", {"unfreeze": "every", "every_steps": 40}),
-        ("every_steps = 7", {"unfreeze": "every", "every_steps": 7}),
-        ("at = [40, 100]", {"unfreeze": "at", "every_steps": 40, "unfreeze_at": (40, 100)}),
-        ("at = []", {"unfreeze": "at", "every_steps": 40, "unfreeze_at": ()}),
-        ("at = 'auto'", {"unfreeze": "auto", "every_steps": 40, "patience_steps": 20, "min_improvement": 0.01}),
+        ("", RingAda(every_steps=40)),
+        ("every_steps = 7", RingAda(every_steps=7)),
+        ("at = [40, 100]", RingAda(every_steps=0, at=(40, 100))),
+        ("at = []", RingAda(every_steps=0, at=())),
+        ("at = 'auto'", RingAda(every_steps=0, auto=Patience(patience_steps=20, min_improvement=0.01))),
         (
             "at = 'auto'\npatience_steps = 50\nmin_improvement = 0",
-            {"unfreeze": "auto", "every_steps": 40, "patience_steps": 50, "min_improvement": 0.0},
+            RingAda(every_steps=0, auto=Patience(patience_steps=50, min_improvement=0.0)),
         ),
     ],
 )
-def test_job_file_has_three_forms_of_unfreezing(text: str, found: dict[str, object]) -> None:
-    """Each becomes fields of the plan, and is written back as itself."""
+def test_job_file_has_three_forms_of_unfreezing(text: str, found: RingAda) -> None:
+    """Each becomes a value of the method, and is written back as itself."""
     job = _parse(f"[unfreeze]\n{text}")
-    assert job.unfreeze.plan_fields() == found
+    assert job.method == found
     assert parse_job(job.to_toml(), source="job") == job
 
 
@@ -110,6 +112,10 @@ def _parse(text: str) -> Job:
         ("[train]\nmethod = 'hift'", "train.method = 'hift' is not supported yet"),
         ("[unfreeze]\nevery_steps = 'auto'", "unfreeze.every_steps has to be a whole number, but is the text 'auto'"),
         ("[unfreeze]\nevery_steps = 9\nat = [1]", "unfreeze.every_steps = 9 and unfreeze.at both say when to unfreeze"),
+        (
+            "[train]\nmethod = 'all'\n[unfreeze]",
+            "[unfreeze] has settings of train.method = 'ringada', but this job has",
+        ),
         ("[unfreeze]\nat = 'never'", "unfreeze.at = 'never' is neither a list of steps nor 'auto'"),
         ("[unfreeze]\nat = 40", "unfreeze.at has to be a list or a text, but is the whole number 40"),
         ("[unfreeze]\nat = [1, 'b']", "unfreeze.at[1] has to be a whole number, but is the text 'b'"),

@@ -12,7 +12,7 @@ from ringtune.errors import IntegrityError, PlanError, UsageError
 from ringtune.jobs.job import Job, Model
 from ringtune.rounds.checkpoint import Manifest, Resume, Shard, changed_keys, job_digest
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing, unfreezing_after
-from tests.support.plans import make_plan
+from tests.support.plans import changed, make_method, make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20)
 JOB = Job(model=Model(path="model"))
@@ -49,8 +49,8 @@ def test_manifest_keeps_what_is_known_of_the_losses() -> None:
 
 def test_resume_of_a_run_that_decides_needs_its_losses() -> None:
     """A manifest without them, or with those of another step, is of another run."""
-    plan = dataclasses.replace(PLAN, unfreeze="auto")
-    known = unfreezing_after(plan, [1.0, 0.5])
+    plan = changed(PLAN, method=make_method(unfreeze="auto"))
+    known = unfreezing_after(plan.course, [1.0, 0.5])
     fits = manifest(plan_digest=plan.digest, unfreezing=known)
     Resume(plan=plan, manifests=(fits,)).check(JOB)
     for wrong in (dataclasses.replace(fits, unfreezing=NOTHING_KNOWN), dataclasses.replace(fits, step=6)):

@@ -93,7 +93,7 @@ def test_rounds_grant_ahead_at_least_one_turn(items_ahead: int, expected: int) -
 def test_rounds_whole_run_logs_every_turn_in_order_and_collects_once() -> None:
     """Turns close in order even if nodes report them out of order; the last owner gives the head."""
     rounds = trained_rounds(items_ahead=100)
-    turns = list(turn_sequence(PLAN))
+    turns = list(turn_sequence(PLAN.course))
     log: list[rd.Command] = []
     for turn in turns:
         for seq in range(turn.first_seq, turn.end_seq):
@@ -161,7 +161,7 @@ def test_rounds_evaluation_is_summed_in_the_order_of_items(order: list[int]) -> 
     """Whichever item is reported first, the sums are bit-equal; a repeated report counts once."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, eval_rows=12)
     rounds = trained_rounds(plan, items_ahead=100)
-    turns = list(turn_sequence(plan))
+    turns = list(turn_sequence(plan.course))
     losses = [1e17, 0.1, -1e17]
     for index in order:
         rounds.handle(rd.StepReported("a", turns[-1].first_seq + index, 2, "evaluate", (("loss", losses[index]),)), 1.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import random
 from typing import Any
@@ -13,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import PlanError
-from ringtune.schedule.plan import Owner, Phase, Plan, Slice
-from tests.support.plans import make_plan, random_plan
+from ringtune.files.digests import json_digest
+from ringtune.schedule.course import Course
+from ringtune.schedule.extent import Owner
+from ringtune.schedule.methods import Everything, PipeAdapter, RingAda, method_class
+from ringtune.schedule.methods.patience import Patience
+from ringtune.schedule.operations import BatchOperations, Operations
+from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.plan import SCHEMA, Plan
+from tests.support.plans import changed, make_method, make_plan, random_plan
 
 SLICES = [("a", 0, 2), ("b", 2, 4)]
 
@@ -40,7 +46,7 @@ def test_plan_slice_of_a_node_without_blocks_is_empty() -> None:
 )
 def test_plan_microbatches_share_rows_evenly(rows: int | None, sizes: tuple[int, ...]) -> None:
     """The first micro-batches take the remainder; a very short batch has fewer of them."""
-    assert make_plan(SLICES, ["a"], batch_size=16, microbatches=4).microbatch_sizes(rows) == sizes
+    assert make_plan(SLICES, ["a"], batch_size=16, microbatches=4).course.microbatch_sizes(rows) == sizes
 
 
 @given(batch=st.integers(1, 64), parts=st.integers(1, 64), rows=st.integers(1, 64))
@@ -48,18 +54,18 @@ def test_plan_microbatches_cover_every_batch(batch: int, parts: int, rows: int) 
     """Sizes add up, differ by one at most, descend, and none is empty."""
     plan = make_plan(SLICES, ["a"], batch_size=batch, microbatches=min(parts, batch))
     rows = min(rows, batch)
-    sizes = plan.microbatch_sizes(rows)
+    sizes = plan.course.microbatch_sizes(rows)
     assert sum(sizes) == rows
     assert min(sizes) >= max(1, max(sizes) - 1)
     assert list(sizes) == sorted(sizes, reverse=True)
-    assert len(sizes) == min(plan.microbatches, rows)
+    assert len(sizes) == min(plan.course.microbatches, rows)
 
 
 @pytest.mark.parametrize(("rows", "batches"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2)])
 def test_plan_eval_batches_count_a_short_last_one(rows: int, batches: int) -> None:
     """Evaluation passes every row once."""
     plan = make_plan(SLICES, ["a"], eval_rows=rows)
-    assert plan.eval_batches(plan.owners[0]) == batches
+    assert plan.course.eval_batches(plan.course.owners[0]) == batches
 
 
 def test_plan_digest_is_that_of_the_written_form() -> None:
@@ -74,73 +80,123 @@ def test_plan_digest_is_that_of_the_written_form() -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_plan_of_any_shape_survives_json(seed: int) -> None:
     """Whatever the shape of the run, reading what was written gives an equal plan."""
-    plan = random_plan(random.Random(seed))
+    plan = random_plan(random.Random(seed), with_operations=seed % 2 > 0)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
+OPERATIONS = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1131", "1211")),))
 OTHER: dict[str, Any] = {
-    "method": "all",
+    "method": Everything(),
     "num_blocks": 5,
     "num_steps": 9,
     "local_iterations": 3,
-    "every_steps": 3,
     "batch_size": 5,
     "microbatches": 3,
     "max_length": 17,
     "hidden_size": 33,
     "eval_every": 1,
     "checkpoint_every": 1,
-    "credits": 3,
     "wire_dtype": "int8",
-    "private_blocks": 1,
     "labels": ("neg",),
     "seed": 1,
-    "unfreeze": "auto",
-    "unfreeze_at": (3,),
-    "patience_steps": 21,
-    "min_improvement": 0.0,
+    "frozen_blocks": 1,
+    "operations": OPERATIONS,
     "owners": (Owner(node="b", train_rows=10, eval_rows=3), Owner(node="a", train_rows=10, eval_rows=3)),
-    "phases": (Phase(slices=(Slice(node="a", start=0, stop=1), Slice(node="b", start=1, stop=4))),),
+    "slices": (Slice(node="a", start=0, stop=1), Slice(node="b", start=1, stop=4)),
+    "private_blocks": 1,
+    "credits": 3,
+    "epoch": 1,
+    "first_turn": 2,
 }
+FITTING: dict[str, Any] = {
+    "num_blocks": {"slices": (Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=5))},
+    "private_blocks": {
+        "slices": (Slice(node="a", start=1, stop=2), Slice(node="b", start=2, stop=4)),
+        "frozen_blocks": 1,
+    },
+}
+"""What has to change with a field."""
 
 
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Plan)])
-def test_plan_digest_changes_with_every_field(name: str) -> None:
-    """Two parties with equal digests agree on everything."""
+def _fields(*classes: Any) -> list[tuple[str, str]]:
+    return [(cls.__name__, field.name) for cls in classes for field in dataclasses.fields(cls) if field.compare]
+
+
+@pytest.mark.parametrize(("part", "name"), _fields(Course, Placement))
+def test_plan_digest_changes_with_every_field(part: str, name: str) -> None:
+    """Two parties with equal digests agree on everything; those of equal courses agree on the result."""
     plan = make_plan(SLICES, ["a", "b"])
-    changes = {name: OTHER[name]}
-    if name == "num_blocks":
-        changes["phases"] = (Phase(slices=(Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=5))),)
     if name == "private_blocks":
-        changes["phases"] = (Phase(slices=(Slice(node="a", start=1, stop=2), Slice(node="b", start=2, stop=4))),)
-    if name == "unfreeze_at":
-        plan = dataclasses.replace(plan, unfreeze="at")
-    assert dataclasses.replace(plan, **changes).digest != plan.digest
+        plan = changed(plan, frozen_blocks=1)
+    other = changed(plan, **{name: OTHER[name]}, **FITTING.get(name, {}))
+    assert other.digest != plan.digest
+    assert (other.course.digest != plan.course.digest) == (part == "Course")
+    assert (other.placement.digest != plan.placement.digest) == (part == "Placement" or name == "num_blocks")
 
 
-def test_plan_of_an_older_version_keeps_its_digest() -> None:
-    """A plan that was written before there were other ways to unfreeze reads, with the digest it had."""
-    written = make_plan(SLICES, ["a", "b"]).to_json()
-    for name in ("unfreeze", "unfreeze_at", "patience_steps", "min_improvement"):
-        del written[name]
-    fields = {name: value for name, value in written.items() if name != "digest"}
-    digest = hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    assert Plan.from_json({**fields, "digest": digest}) == make_plan(SLICES, ["a", "b"])
+METHODS = (
+    RingAda(every_steps=2),
+    RingAda(every_steps=3),
+    RingAda(every_steps=0),
+    RingAda(every_steps=0, at=(3,)),
+    RingAda(every_steps=0, at=(4,)),
+    RingAda(every_steps=0, auto=Patience()),
+    RingAda(every_steps=0, auto=Patience(patience_steps=21)),
+    RingAda(every_steps=0, auto=Patience(min_improvement=0.0)),
+    Everything(),
+    PipeAdapter(hosts_above=(2, 2, 1, 1)),
+    PipeAdapter(hosts_above=(2, 2, 2, 2)),
+)
 
 
-def test_plan_unfrozen_at_is_the_plan_with_those_steps() -> None:
+def test_plan_digest_changes_with_every_setting_of_a_method() -> None:
+    """Whatever decides what trains when is part of the course."""
+    course = make_plan(SLICES, ["a", "b"]).course
+    digests = {dataclasses.replace(course, method=method).digest for method in METHODS}
+    assert len(digests) == len(METHODS)
+    for method in METHODS:
+        value = dataclasses.replace(course, method=method)
+        assert Course.from_json(json.loads(json.dumps(value.to_json()))) == value
+
+
+def test_plan_of_a_version_without_a_field_keeps_its_digest() -> None:
+    """What came later is left out where it says nothing: a plan that was written before reads, with its digest."""
+    plan = make_plan(SLICES, ["a", "b"])
+    written = plan.to_json()
+    assert "operations" not in written["course"]
+    fields = {name: value for name, value in written["course"].items() if name != "digest"}
+    assert json_digest(fields) == plan.course.digest
+    assert Plan.from_json(json.loads(json.dumps(written))) == plan
+    assert "operations" in changed(plan, operations=OPERATIONS).to_json()["course"]
+
+
+def test_plan_of_version_0_1_is_refused_by_name() -> None:
+    """Its fields were others: what wrote it is named, and what to do."""
+    written = {"method": "ringada", "num_blocks": 4, "phases": [{"slices": []}], "digest": "0" * 64}
+    with pytest.raises(PlanError) as caught:
+        Plan.from_json(written)
+    assert str(caught.value) == (
+        "the plan was written by ringtune 0.1, which this version can't read; make it anew with 'ringtune plan', "
+        "or use ringtune 0.1"
+    )
+
+
+def test_plan_decided_is_the_plan_with_those_steps() -> None:
     """Under auto a turn's decisions make a plan of the form ``at``; equal decisions give one object."""
     plan = make_plan(SLICES, ["a"], unfreeze="auto")
-    assert plan.unfrozen_at(()) is plan
-    assert plan.unfrozen_at((4, 8)) == make_plan(SLICES, ["a"], unfreeze="at", unfreeze_at=(4, 8))
-    assert plan.unfrozen_at((4, 8)) is plan.unfrozen_at((4, 8))
+    assert plan.decided(()) is plan
+    assert plan.decided((4, 8)) == make_plan(SLICES, ["a"], unfreeze="at", unfreeze_at=(4, 8))
+    assert plan.decided((4, 8)) is plan.decided((4, 8))
 
 
 @pytest.mark.parametrize("changes", [{}, {"unfreeze": "at"}, {"unfreeze": "auto", "method": "all"}])
 def test_plan_that_settles_unfreezing_refuses_decisions_of_a_turn(changes: dict[str, Any]) -> None:
     """A turn can't overrule the plan."""
-    with pytest.raises(PlanError, match="the plan settles that itself"):
-        make_plan(SLICES, ["a"], **changes).unfrozen_at((4,))
+    plan = make_plan(SLICES, ["a"], **changes)
+    with pytest.raises(PlanError) as caught:
+        plan.decided((4,))
+    name = plan.course.method.name
+    assert str(caught.value) == f"a turn says that more is trained from steps [4] on, but {name} decides nothing"
 
 
 @pytest.mark.parametrize(
@@ -166,44 +222,105 @@ def test_plan_refuses_slices_that_do_not_cover_the_model(slices: list[tuple[str,
 def test_plan_allows_empty_slices_anywhere() -> None:
     """A node in the ring may host nothing."""
     plan = make_plan([("a", 0, 0), ("b", 0, 4), ("c", 4, 4)], ["a"])
-    assert [piece.num_blocks for piece in plan.slices] == [0, 4, 0]
+    assert [piece.num_blocks for piece in plan.placement.slices] == [0, 4, 0]
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("method", "magic", "method 'magic' is not one of ringada, all, pipeadapter, single"),
         ("wire_dtype", "int4", "wire dtype 'int4' is not one of"),
         ("num_steps", -1, "num_steps is -1, it has to be at least 0"),
         ("local_iterations", 0, "local_iterations is 0"),
-        ("every_steps", 0, "every_steps is 0"),
         ("microbatches", 0, "microbatches is 0"),
         ("microbatches", 5, "5 micro-batches do not fit a batch of 4 rows"),
         ("credits", 0, "credits is 0"),
+        ("epoch", -1, "epoch is -1"),
+        ("first_turn", -1, "first_turn is -1"),
         ("max_length", 0, "max_length is 0"),
         ("hidden_size", -1, "hidden_size is -1"),
         ("eval_every", -1, "eval_every is -1"),
         ("checkpoint_every", -1, "checkpoint_every is -1"),
-        ("private_blocks", 4, "private_blocks is 4, it has to be in [0, 4)"),
-        ("private_blocks", -1, "private_blocks is -1"),
+        ("frozen_blocks", 4, "frozen_blocks is 4, it has to be in [0, 4)"),
+        ("frozen_blocks", -1, "frozen_blocks is -1"),
+        ("private_blocks", -1, "is -1, it has to be at least 0"),
         ("owners", (), "owners have to be at least one and distinct, not []"),
         ("owners", (Owner(node="a", train_rows=0),), "owner a has no rows"),
         ("owners", (Owner(node="a", train_rows=1, eval_rows=-1),), "owner a has -1 evaluation rows"),
         ("owners", (Owner(node="a", train_rows=1), Owner(node="a", train_rows=2)), "distinct, not ['a', 'a']"),
-        ("unfreeze", "never", "unfreeze 'never' is not one of every, at, auto"),
-        ("unfreeze_at", (3,), "unfreeze_at is [3], it has to be empty where unfreeze is 'every'"),
-        ("patience_steps", 0, "patience_steps is 0"),
-        ("min_improvement", -0.1, "min_improvement is -0.1, it has to be in [0, 1)"),
-        ("min_improvement", 1.0, "min_improvement is 1.0"),
-        ("phases", (), "exactly one phase for now, this one has 0"),
-        ("phases", (Phase(slices=()), Phase(slices=())), "this one has 2"),
+        ("method", PipeAdapter(hosts_above=(1, 1)), "hosts_above of pipeadapter has [1, 1] for 4 blocks"),
+        ("method", PipeAdapter(hosts_above=(1, 1, 1, 0)), "hosts_above of pipeadapter has [1, 1, 1, 0] for 4 blocks"),
     ],
 )
 def test_plan_refuses_values_out_of_range(field: str, value: object, message: str) -> None:
     """A plan that breaks a rule does not exist."""
     with pytest.raises(PlanError) as caught:
-        dataclasses.replace(make_plan(SLICES, ["a"]), **{field: value})  # type: ignore[arg-type]
+        changed(make_plan(SLICES, ["a"]), **{field: value})
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"every_steps": -1}, "every_steps is -1, it has to be at least 1"),
+        ({"every_steps": 3, "at": (3,)}, "every_steps, at and auto each say when blocks are unfrozen; keep one"),
+        ({"every_steps": 0, "at": (3,), "auto": Patience()}, "every_steps, at and auto each say"),
+        ({"every_steps": 3, "auto": Patience()}, "every_steps, at and auto each say"),
+    ],
+)
+def test_method_refuses_more_than_one_form(settings: dict[str, Any], message: str) -> None:
+    """One of three forms says when blocks are unfrozen."""
+    with pytest.raises(PlanError) as caught:
+        RingAda(**settings)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"patience_steps": 0}, "patience_steps is 0"),
+        ({"min_improvement": -0.1}, "min_improvement is -0.1, it has to be in [0, 1)"),
+        ({"min_improvement": 1.0}, "min_improvement is 1.0"),
+    ],
+)
+def test_method_refuses_a_patience_out_of_range(settings: dict[str, Any], message: str) -> None:
+    """A patience of nothing never ends; an improvement by everything never comes."""
+    with pytest.raises(PlanError) as caught:
+        make_method(unfreeze="auto", **settings)
+    assert message in str(caught.value)
+
+
+def test_method_that_there_is_not_is_refused() -> None:
+    """All of them are named."""
+    with pytest.raises(PlanError) as caught:
+        method_class("magic")
+    assert str(caught.value) == "method = 'magic' is not one of all, pipeadapter, ringada, single"
+
+
+@pytest.mark.parametrize("placements", [0, 2])
+def test_plan_has_exactly_one_placement(placements: int) -> None:
+    """More are for later."""
+    plan = make_plan(SLICES, ["a"])
+    with pytest.raises(PlanError, match=f"exactly one placement for now, this one has {placements}"):
+        Plan(plan.course, plan.placements * placements)
+
+
+def test_plan_refuses_private_blocks_that_train() -> None:
+    """What each owner runs itself is the same for all owners to the end."""
+    plan = make_plan([("a", 1, 4)], ["a"], private_blocks=1)
+    with pytest.raises(PlanError, match="private_blocks is 1, but only the lowest 0 blocks never train"):
+        changed(plan, private_blocks=1, frozen_blocks=0)
+
+
+def test_plan_refuses_slices_of_another_ring_where_the_result_depends_on_it() -> None:
+    """PipeAdapter's numbers of items in flight are those of its hosts: a slice has one."""
+    plan = make_plan(SLICES, ["a"], method="pipeadapter")
+    assert plan.course.method == PipeAdapter(hosts_above=(2, 2, 1, 1))
+    pieces = (Slice(node="a", start=0, stop=3), Slice(node="b", start=3, stop=4))
+    with pytest.raises(PlanError, match=r"the blocks \[0, 3\) of node a may have \[1, 2\] items in flight"):
+        Plan(plan.course, (dataclasses.replace(plan.placement, slices=pieces),))
+    assert Plan.of(plan.course, dataclasses.replace(plan.placement, slices=pieces)).course.method == PipeAdapter(
+        hosts_above=(2, 2, 2, 1)
+    )
 
 
 @pytest.mark.parametrize("steps", [(0,), (-1, 2), (2, 2), (3, 2)])
@@ -216,9 +333,9 @@ def test_plan_refuses_unfreezing_steps_out_of_order(steps: tuple[int, ...]) -> N
 def test_plan_refuses_more_unfreezing_steps_than_blocks() -> None:
     """A step at which nothing is left to unfreeze would be ignored; private blocks stay frozen."""
     make_plan(SLICES, ["a"], unfreeze="at", unfreeze_at=(1, 2, 3))
-    with pytest.raises(PlanError, match="4 steps, but of 4 blocks no more than 3 can be unfrozen"):
+    with pytest.raises(PlanError, match="4 steps, but of 4 blocks no more than 3 can be, as the top one trains"):
         make_plan(SLICES, ["a"], unfreeze="at", unfreeze_at=(1, 2, 3, 4))
-    with pytest.raises(PlanError, match="3 steps, but of 4 blocks, 1 of them private, no more than 2"):
+    with pytest.raises(PlanError, match="3 steps, but of 4 blocks, 1 of them frozen, no more than 2"):
         make_plan([("a", 1, 4)], ["a"], private_blocks=1, unfreeze="at", unfreeze_at=(1, 2, 3))
 
 
@@ -235,15 +352,26 @@ def _tamper(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("seed", 7, "digest does not match"),
-        ("owners.0.train_rows", 11, "digest does not match"),
+        ("course.seed", 7, "digest does not match"),
+        ("course.owners.0.train_rows", 11, "digest does not match"),
+        ("course.method.every_steps", 9, "digest does not match"),
+        ("placements.0.credits", 5, "digest does not match"),
         ("digest", "0" * 64, "digest does not match"),
-        ("num_steps", "8", "num_steps has to be a whole number, but is the text '8'"),
-        ("num_steps", 8.0, "num_steps has to be a whole number, but is the number 8.0"),
-        ("labels", "ab", "labels has to be a list"),
-        ("owners.0.rows", 3, "unknown key 'owners[0].rows'; did you mean 'eval_rows'?"),
-        ("phases.0.slices.1.stop", None, "phases[0].slices[1].stop has to be a whole number, but is nothing"),
-        ("num_step", 3, "unknown key 'num_step'; did you mean 'num_steps'?"),
+        ("course.digest", "0" * 64, "digest does not match"),
+        ("placements.0.digest", "0" * 64, "digest does not match"),
+        ("course.num_steps", "8", "num_steps has to be a whole number, but is the text '8'"),
+        ("course.num_steps", 8.0, "num_steps has to be a whole number, but is the number 8.0"),
+        ("course.labels", "ab", "labels has to be a list"),
+        ("course.owners.0.rows", 3, "unknown key 'course.owners[0].rows'; did you mean 'eval_rows'?"),
+        ("placements.0.slices.1.stop", None, "placements[0].slices[1].stop has to be a whole number, but is nothing"),
+        ("course.num_step", 3, "unknown key 'course.num_step'; did you mean 'num_steps'?"),
+        ("course.method", "ringada", "method has to be a table with a name"),
+        ("course.method.name", "magic", "method = 'magic' is not one of"),
+        ("course.method.every_step", 3, "unknown key 'method.every_step'; did you mean 'every_steps'?"),
+        ("course.method.auto", "never", "method.auto has to be a table, but is the text 'never'"),
+        ("course.operations", {"batches": 3}, "operations.batches has to be a list"),
+        ("placements", 3, "the plan has no list of placements"),
+        ("schema", 1, f"plan schema 1 is not {SCHEMA}; make it anew with 'ringtune plan'"),
     ],
 )
 def test_plan_that_was_tampered_with_is_refused(path: str, value: object, message: str) -> None:
@@ -254,7 +382,19 @@ def test_plan_that_was_tampered_with_is_refused(path: str, value: object, messag
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [[], "plan", None, {}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        "plan",
+        None,
+        {},
+        {"schema": SCHEMA},
+        {"schema": SCHEMA, "placements": []},
+        {"schema": SCHEMA, "placements": [3], "course": 3},
+        {"schema": [], "placements": [], "course": {}},
+    ],
+)
 def test_plan_refuses_what_is_no_plan(value: Any) -> None:
     """Whatever arrives in place of a plan is an error of the tree."""
     with pytest.raises(PlanError):

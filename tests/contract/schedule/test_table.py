@@ -7,9 +7,10 @@ import random
 import pytest
 
 from ringtune.errors import PlanError
-from ringtune.schedule.lowering import Action, Op
-from ringtune.schedule.table import build_table, format_action, format_table, parse_action, parse_table, validate_table
+from ringtune.schedule.actions import Action, Op, Scope, operations
+from ringtune.schedule.table import build_table, format_action, format_table, parse_action, parse_table
 from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.validate import validate_table
 from tests.support.plans import make_plan, random_plan
 
 TWO_HOSTS = [("a", 0, 2), ("b", 2, 4)]
@@ -76,22 +77,22 @@ THREE_STEPS_TABLE = """\
 
 def test_table_one_step_of_two_hosts_prints_as_drawn() -> None:
     """Backward stops at the lowest trainable block; the lower host gets no gradient."""
-    turns = list(turn_sequence(ONE_STEP))
-    assert format_table(build_table(ONE_STEP, turns), ONE_STEP.num_blocks) == ONE_STEP_TABLE
+    turns = list(turn_sequence(ONE_STEP.course))
+    assert format_table(build_table(ONE_STEP, turns), ONE_STEP.course.num_blocks) == ONE_STEP_TABLE
 
 
 def test_table_of_pipeadapter_is_one_forward_one_backward() -> None:
     """The lower host has two items in flight, the upper one, and everything is updated at the end."""
-    turns = list(turn_sequence(THREE_STEPS))
-    assert format_table(build_table(THREE_STEPS, turns), THREE_STEPS.num_blocks) == THREE_STEPS_TABLE
+    turns = list(turn_sequence(THREE_STEPS.course))
+    assert format_table(build_table(THREE_STEPS, turns), THREE_STEPS.course.num_blocks) == THREE_STEPS_TABLE
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_table_parses_back_to_itself(seed: int) -> None:
     """Whatever is printed is read back action by action."""
     plan = random_plan(random.Random(seed))
-    table = build_table(plan, turn_sequence(plan))
-    assert parse_table(format_table(table, plan.num_blocks), plan.num_blocks) == table
+    table = build_table(plan, turn_sequence(plan.course))
+    assert parse_table(format_table(table, plan.course.num_blocks), plan.course.num_blocks) == table
 
 
 @pytest.mark.parametrize(
@@ -103,10 +104,28 @@ def test_table_word_that_is_no_action_is_refused(text: str) -> None:
         parse_action(text, 4)
 
 
-@pytest.mark.parametrize("word", ["C3.1[2,4)", "S3.1[2,4)", "U7[head]", "U7[1,2)", "<t12@node-1", ">g3.0#4@a.b_c"])
+@pytest.mark.parametrize(
+    "word", ["S3.1[2,4)", "U7[head]", "U7[embedding]", "U7[1,2)", "K12", "B3.1[-1,0)", "<t12@node-1", ">g3.0#4@a.b_c"]
+)
 def test_table_every_kind_of_word_round_trips(word: str) -> None:
-    """Also the operations of later parts have a word."""
+    """Whatever its scope."""
     assert format_action(parse_action(word, 4), 4) == word
+
+
+def test_table_every_operation_has_a_word() -> None:
+    """Also those of later parts: an operation is a row of one table, and prints and parses as its scope says."""
+    ship = Op(letter="C", name="ship", scope=Scope.RANGE)
+    try:
+        action = Action(ship, 3, 1, 2, 4)
+        assert (format_action(action, 4), parse_action("C3.1[2,4)", 4)) == ("C3.1[2,4)", action)
+        assert ship in operations()
+        with pytest.raises(ValueError, match="operation 'C' is there already"):
+            Op(letter="C", name="ship again", scope=Scope.ITEM)
+    finally:
+        ship.forget()
+    with pytest.raises(PlanError, match=r"'C3.1\[2,4\)' is not an action"):
+        parse_action("C3.1[2,4)", 4)
+    assert [str(op) for op in operations()] == list("EfFSHBUK><")
 
 
 def test_table_row_with_missing_cell_is_refused() -> None:
@@ -118,7 +137,7 @@ def test_table_row_with_missing_cell_is_refused() -> None:
 def refusal(changed: str) -> str:
     """What the validator says about a changed table of the one-step plan."""
     with pytest.raises(PlanError) as error:
-        validate_table(ONE_STEP, turn_sequence(ONE_STEP), parse_table(changed, ONE_STEP.num_blocks))
+        validate_table(ONE_STEP, turn_sequence(ONE_STEP.course), parse_table(changed, ONE_STEP.course.num_blocks))
     assert "<-- here" in str(error.value)
     return str(error.value)
 
@@ -140,32 +159,32 @@ def test_table_validator_refuses_a_doubled_action() -> None:
 
 def test_table_validator_refuses_deadlock() -> None:
     """Two nodes that wait for each other are found, and the first stuck cell is marked."""
-    table = build_table(ONE_STEP, turn_sequence(ONE_STEP))
+    table = build_table(ONE_STEP, turn_sequence(ONE_STEP.course))
     receive = next(action for action in table["c"] if action.op is Op.RECEIVE)
     table["c"].remove(receive)
     table["c"].insert(0, receive)
     with pytest.raises(PlanError, match="deadlock"):
-        validate_table(ONE_STEP, turn_sequence(ONE_STEP), table)
+        validate_table(ONE_STEP, turn_sequence(ONE_STEP.course), table)
 
 
 def test_table_validator_refuses_an_update_before_its_backward() -> None:
     """The update has to wait for every micro-batch."""
-    table = build_table(ONE_STEP, turn_sequence(ONE_STEP))
+    table = build_table(ONE_STEP, turn_sequence(ONE_STEP.course))
     table["b"][-1], table["b"][-2] = table["b"][-2], table["b"][-1]
     with pytest.raises(PlanError, match="update before 1 of its backwards"):
-        validate_table(ONE_STEP, turn_sequence(ONE_STEP), table)
+        validate_table(ONE_STEP, turn_sequence(ONE_STEP.course), table)
 
 
 def test_table_validator_refuses_a_stale_forward() -> None:
     """A forward of step 1 before the update of step 0 sees the wrong version."""
     plan = make_plan(TWO_HOSTS, ["c"], num_steps=2, every_steps=9, microbatches=1, eval_rows=0)
-    table = build_table(plan, turn_sequence(plan))
+    table = build_table(plan, turn_sequence(plan.course))
     column = table["b"]
     early = column.index(Action(Op.FORWARD, 1, 0, 3, 4))
     update = column.index(Action(Op.UPDATE, 0, -1, 3, 4))
     column.insert(early, column.pop(update))
     with pytest.raises(PlanError, match="block 3 has version 0, step 1 must see 1"):
-        validate_table(plan, turn_sequence(plan), table)
+        validate_table(plan, turn_sequence(plan.course), table)
 
 
 @pytest.mark.parametrize(
@@ -179,9 +198,9 @@ def test_table_validator_refuses_a_stale_forward() -> None:
 )
 def test_table_validator_refuses_what_breaks_pipeadapters_rule(moved: str, before: str, message: str) -> None:
     """A forward sees neither more nor fewer updates than the rule says, and gradients of two items never mix."""
-    table = build_table(THREE_STEPS, turn_sequence(THREE_STEPS))
+    table = build_table(THREE_STEPS, turn_sequence(THREE_STEPS.course))
     words = [format_action(action, 4) for action in table["a"] if format_action(action, 4) not in moved.split()]
     at = words.index(before)
     table["a"] = [parse_action(word, 4) for word in [*words[:at], *moved.split(), *words[at:]]]
     with pytest.raises(PlanError, match=message):
-        validate_table(THREE_STEPS, turn_sequence(THREE_STEPS), table)
+        validate_table(THREE_STEPS, turn_sequence(THREE_STEPS.course), table)

@@ -17,7 +17,7 @@ def _show(plan: Plan) -> list[str]:
     return [
         f"{turn.index:>2} r{turn.round} {turn.kind:<8} {turn.owner} seq [{turn.first_seq:>2},{turn.end_seq:>2}) "
         f"steps [{turn.first_step},{turn.end_step}) batch {turn.first_batch}"
-        for turn in turn_sequence(plan)
+        for turn in turn_sequence(plan.course)
     ]
 
 
@@ -52,7 +52,7 @@ def test_turns_evaluate_at_the_boundary_after_every_multiple() -> None:
 def test_turns_without_evaluation_rows_only_train() -> None:
     """An owner without evaluation rows has no evaluation turn."""
     plan = make_plan(RING, ["a", "b"], eval_rows=0, num_steps=4)
-    assert {turn.kind for turn in turn_sequence(plan)} == {StepKind.TRAIN}
+    assert {turn.kind for turn in turn_sequence(plan.course)} == {StepKind.TRAIN}
 
 
 def test_turns_of_no_steps_are_one_evaluation() -> None:
@@ -69,16 +69,16 @@ def test_turns_count_steps_and_items_without_gaps(seed: int) -> None:
     """For any plan: indices, seqs and steps are consecutive, and each owner's batches are its own stream."""
     plan = random_plan(random.Random(seed))
     index = seq = step = 0
-    batch = dict.fromkeys([owner.node for owner in plan.owners], 0)
-    for turn in turn_sequence(plan):
+    batch = dict.fromkeys([owner.node for owner in plan.course.owners], 0)
+    for turn in turn_sequence(plan.course):
         assert (turn.index, turn.first_seq, turn.first_step) == (index, seq, step)
         assert turn.num_items > 0
         if turn.kind is StepKind.TRAIN:
             assert turn.first_batch == batch[turn.owner]
             batch[turn.owner] += turn.num_items
         index, seq, step = index + 1, turn.end_seq, turn.end_step
-    assert step == plan.num_steps
-    assert sum(batch.values()) == plan.num_steps
+    assert step == plan.course.num_steps
+    assert sum(batch.values()) == plan.course.num_steps
 
 
 def test_items_of_a_training_turn_are_full_batches() -> None:
@@ -87,7 +87,7 @@ def test_items_of_a_training_turn_are_full_batches() -> None:
     turn = Turn(
         index=3, kind=StepKind.TRAIN, owner="a", round=1, first_seq=10, num_items=2, first_step=6, first_batch=4
     )
-    expanded = [(item.seq, item.step, item.batch, item.rows, item.turn) for item in items(plan, turn)]
+    expanded = [(item.seq, item.step, item.batch, item.rows, item.turn) for item in items(plan.course, turn)]
     assert expanded == [(10, 6, 4, 4, 3), (11, 7, 5, 4, 3)]
 
 
@@ -97,7 +97,7 @@ def test_items_of_an_evaluation_end_with_a_short_batch() -> None:
     turn = Turn(
         index=3, kind=StepKind.EVALUATE, owner="a", round=1, first_seq=10, num_items=3, first_step=6, first_batch=0
     )
-    assert [(item.seq, item.step, item.batch, item.rows) for item in items(plan, turn)] == [
+    assert [(item.seq, item.step, item.batch, item.rows) for item in items(plan.course, turn)] == [
         (10, 6, 0, 4),
         (11, 6, 1, 4),
         (12, 6, 2, 1),

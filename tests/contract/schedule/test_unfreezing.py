@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -10,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import PlanError
-from ringtune.schedule.lowering import depth
-from ringtune.schedule.plan import Phase, Plan, Slice
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
-from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing, unfreezing_after, unfrozen_soonest
-from tests.support.plans import make_plan
+from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing, unfreezing_after
+from ringtune.schedule.versions import depth
+from tests.support.plans import changed, make_plan
 
 LOSSES = st.lists(st.floats(0, 10), max_size=40)
 
@@ -48,23 +47,23 @@ PLANS = st.builds(
 def test_unfreezing_table_of_the_docstring() -> None:
     """Three owners, turns of 10 steps, a patience of 20, a loss that never improves."""
     plan = auto_plan(3)
-    known = [unfreezing_after(plan, [1.0] * count) for count in range(1, 9)]
+    known = [unfreezing_after(plan.course, [1.0] * count) for count in range(1, 9)]
     assert [entry.waited_steps for entry in known] == [0, 0, 0, 10, 0, 0, 10, 0]
     assert known[-1].unfreeze_at == (60, 90)
-    view = plan.unfrozen_at(known[-1].unfreeze_at)
-    assert [depth(view, turn * 10) for turn in range(10)] == [1, 1, 1, 1, 1, 1, 2, 2, 2, 3]
+    view = plan.decided(known[-1].unfreeze_at)
+    assert [depth(view.course, turn * 10) for turn in range(10)] == [1, 1, 1, 1, 1, 1, 2, 2, 2, 3]
 
 
 def test_unfreezing_of_a_loss_that_improves_never_comes() -> None:
     """Two percent a turn is more than one percent."""
     plan = auto_plan()
-    assert unfreezing_after(plan, [0.98**turn for turn in range(40)]).unfreeze_at == ()
+    assert unfreezing_after(plan.course, [0.98**turn for turn in range(40)]).unfreeze_at == ()
 
 
 def test_unfreezing_of_a_loss_that_improves_too_little_comes() -> None:
     """Half a percent a turn beats the best loss by one percent only every third turn; a patience of 20 steps is two."""
     plan = auto_plan()
-    found = unfreezing_after(plan, [0.995**turn for turn in range(40)])
+    found = unfreezing_after(plan.course, [0.995**turn for turn in range(40)])
     assert found.unfreeze_at[0] == 40 and len(found.unfreeze_at) == 5
 
 
@@ -72,84 +71,83 @@ def test_unfreezing_comes_two_turns_after_the_patience_is_over() -> None:
     """The loss of turn 5 is the second one without improvement; turn 6 is granted already, so turn 7 is deeper."""
     plan = auto_plan()
     losses = [1.0, 0.9, 0.8, 0.7, 0.7, 0.7]
-    assert unfreezing_after(plan, losses[:-1]).unfreeze_at == ()
-    assert unfreezing_after(plan, losses).unfreeze_at == (70,)
+    assert unfreezing_after(plan.course, losses[:-1]).unfreeze_at == ()
+    assert unfreezing_after(plan.course, losses).unfreeze_at == (70,)
 
 
 def test_unfreezing_counts_patience_anew_after_each_block() -> None:
     """Turns that still trained the old depth do not count; then 20 steps more have to pass."""
     plan = auto_plan()
-    assert unfreezing_after(plan, [1.0] * 9).unfreeze_at == (40, 70, 100)
+    assert unfreezing_after(plan.course, [1.0] * 9).unfreeze_at == (40, 70, 100)
     better = [1.0, 1.0, 1.0, 1.0, 0.5, 0.4, 0.4, 0.4]
-    assert unfreezing_after(plan, better).unfreeze_at == (40, 90)
+    assert unfreezing_after(plan.course, better).unfreeze_at == (40, 90)
 
 
 def test_unfreezing_judges_whole_rounds() -> None:
     """An owner with harder rows is no plateau: the mean over the last turn of every owner falls all the time."""
     hard_and_easy = [(2.0 if turn % 3 else 0.5) * 0.97**turn for turn in range(40)]
-    assert unfreezing_after(auto_plan(3), hard_and_easy).unfreeze_at == ()
-    assert unfreezing_after(auto_plan(1), hard_and_easy).unfreeze_at != ()
+    assert unfreezing_after(auto_plan(3).course, hard_and_easy).unfreeze_at == ()
+    assert unfreezing_after(auto_plan(1).course, hard_and_easy).unfreeze_at != ()
 
 
 def test_unfreezing_of_a_diverged_run_goes_on() -> None:
     """A loss that is no number is no improvement, and what is known stays a number that JSON has."""
-    found = unfreezing_after(auto_plan(), [1.0, math.nan, math.inf, math.nan])
+    found = unfreezing_after(auto_plan().course, [1.0, math.nan, math.inf, math.nan])
     assert found.unfreeze_at == (40,)
     assert all(math.isfinite(value) for value in (*found.recent, found.best or 0.0))
 
 
 def test_unfreezing_stops_at_private_blocks_and_at_the_end() -> None:
     """What can't train any more, or would only begin after the run, is not decided."""
-    private = dataclasses.replace(
-        auto_plan(), phases=(Phase(slices=(Slice(node="a", start=4, stop=6),)),), private_blocks=4
-    )
-    assert unfreezing_after(private, [1.0] * 40).unfreeze_at == (40,)
+    private = changed(auto_plan(), slices=[("a", 4, 6)], private_blocks=4)
+    assert unfreezing_after(private.course, [1.0] * 40).unfreeze_at == (40,)
     short = auto_plan(num_steps=40)
-    assert unfreezing_after(short, [1.0] * 4).unfreeze_at == ()
-    assert unfreezing_after(auto_plan(num_steps=41), [1.0] * 5).unfreeze_at == (40,)
+    assert unfreezing_after(short.course, [1.0] * 4).unfreeze_at == ()
+    assert unfreezing_after(auto_plan(num_steps=41).course, [1.0] * 5).unfreeze_at == (40,)
 
 
 @given(PLANS, LOSSES, LOSSES)
 def test_unfreezing_decisions_are_only_ever_added(plan: Plan, losses: list[float], more: list[float]) -> None:
     """Later losses change no earlier decision, and each one holds two turns after the last loss that it rests on."""
-    losses = losses[: -(-plan.num_steps // plan.local_iterations)]
-    before, after = unfreezing_after(plan, losses), unfreezing_after(plan, losses + more)
+    losses = losses[: -(-plan.course.num_steps // plan.course.local_iterations)]
+    before, after = unfreezing_after(plan.course, losses), unfreezing_after(plan.course, losses + more)
     assert after.unfreeze_at[: len(before.unfreeze_at)] == before.unfreeze_at
     assert all(
-        step >= (len(losses) + 2) * plan.local_iterations for step in after.unfreeze_at[len(before.unfreeze_at) :]
+        step >= (len(losses) + 2) * plan.course.local_iterations
+        for step in after.unfreeze_at[len(before.unfreeze_at) :]
     )
-    assert all(step <= (len(losses) + 1) * plan.local_iterations for step in before.unfreeze_at)
-    plan.unfrozen_at(after.unfreeze_at)
+    assert all(step <= (len(losses) + 1) * plan.course.local_iterations for step in before.unfreeze_at)
+    plan.decided(after.unfreeze_at)
 
 
 @given(PLANS, LOSSES)
 def test_unfreezing_is_never_sooner_than_without_any_improvement(plan: Plan, losses: list[float]) -> None:
     """The plan that memory is checked for is the deepest at every step, and a constant loss gives it exactly."""
-    num_turns = -(-plan.num_steps // plan.local_iterations)
-    soonest = unfrozen_soonest(plan)
-    assert plan.unfrozen_at(unfreezing_after(plan, [1.0] * num_turns).unfreeze_at) == soonest
-    found = plan.unfrozen_at(unfreezing_after(plan, losses[:num_turns]).unfreeze_at)
-    assert all(depth(found, step) <= depth(soonest, step) for step in range(plan.num_steps))
+    num_turns = -(-plan.course.num_steps // plan.course.local_iterations)
+    soonest = plan.soonest()
+    assert plan.decided(unfreezing_after(plan.course, [1.0] * num_turns).unfreeze_at) == soonest
+    found = plan.decided(unfreezing_after(plan.course, losses[:num_turns]).unfreeze_at)
+    assert all(depth(found.course, step) <= depth(soonest.course, step) for step in range(plan.course.num_steps))
 
 
 def test_unfrozen_soonest_of_a_settled_plan_is_itself() -> None:
     """Where the plan says when, that is when."""
     plan = make_plan([("a", 0, 4)], ["a"], unfreeze="at", unfreeze_at=(3,))
-    assert unfrozen_soonest(plan) is plan
+    assert plan.soonest() is plan
     ignored = make_plan([("a", 0, 4)], ["a"], unfreeze="auto", method="all")
-    assert unfrozen_soonest(ignored) is ignored
+    assert ignored.soonest() is ignored
 
 
 @given(PLANS, LOSSES)
 def test_unfreezing_fits_the_step_that_it_knows_of(plan: Plan, losses: list[float]) -> None:
     """What a checkpoint keeps is accepted at its own step alone."""
-    losses = losses[: plan.num_steps // plan.local_iterations]
-    step = len(losses) * plan.local_iterations
-    known = unfreezing_after(plan, losses)
-    known.check(plan, step)
-    if step < plan.num_steps:
+    losses = losses[: plan.course.num_steps // plan.course.local_iterations]
+    step = len(losses) * plan.course.local_iterations
+    known = unfreezing_after(plan.course, losses)
+    known.check(plan.course, step)
+    if step < plan.course.num_steps:
         with pytest.raises(PlanError, match="the checkpoint is of another run"):
-            known.check(plan, min(plan.num_steps, step + plan.local_iterations))
+            known.check(plan.course, min(plan.course.num_steps, step + plan.course.local_iterations))
 
 
 @pytest.mark.parametrize(
@@ -164,13 +162,13 @@ def test_unfreezing_fits_the_step_that_it_knows_of(plan: Plan, losses: list[floa
 def test_unfreezing_that_can_not_be_is_refused(known: Unfreezing) -> None:
     """A manifest of another run, or a damaged one."""
     with pytest.raises(PlanError):
-        known.check(auto_plan(), 20)
+        known.check(auto_plan().course, 20)
 
 
 def test_unfreezing_is_not_asked_for_where_the_plan_settles_it() -> None:
     """A run of the first form has nothing to remember, and a checkpoint that does is of another one."""
     plan = make_plan([("a", 0, 4)], ["a"])
-    NOTHING_KNOWN.check(plan, 4)
-    assert StartPoint.of(plan, step=4).unfreezing is NOTHING_KNOWN
+    NOTHING_KNOWN.check(plan.course, 4)
+    assert StartPoint.of(plan.course, step=4).unfreezing is NOTHING_KNOWN
     with pytest.raises(PlanError, match="of another run"):
-        Unfreezing(num_turns=2, recent=(1.0,)).check(plan, 4)
+        Unfreezing(num_turns=2, recent=(1.0,)).check(plan.course, 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,11 @@ import pytest
 
 from coordinator.screen.prediction_text import write_files
 from ringtune.costs.work_times import Work
+from ringtune.schedule.methods import RingAda
+from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.turns import StartPoint
 from sim.prediction import predict
+from tests.support.plans import changed
 from tests.support.predictions import PLAN, PROFILE, Change, ringtune, write_json, write_pair, write_run
 from tests.support.profiles import profile_of
 
@@ -32,7 +34,9 @@ def test_sim_prints_the_prediction_as_json(tmp_path: Path) -> None:
     """One line with everything, beside the plan's digest."""
     plan, profile = write_pair(tmp_path)
     value = predicted(plan, "--profile", profile)
-    assert value == json.loads(json.dumps({"plan_digest": PLAN.digest, "method": PLAN.method, **EXPECTED.to_json()}))
+    assert value == json.loads(
+        json.dumps({"plan_digest": PLAN.digest, "method": PLAN.course.method.name, **EXPECTED.to_json()})
+    )
 
 
 def test_sim_prints_tables_for_people(tmp_path: Path) -> None:
@@ -106,7 +110,7 @@ def test_sim_replays_a_run_with_its_own_times(tmp_path: Path) -> None:
 
 def test_sim_of_a_resumed_run_has_the_steps_that_it_did(tmp_path: Path) -> None:
     """A trace of the last four steps is compared with the last four steps."""
-    start = StartPoint.of(PLAN, step=4, holder="bob")
+    start = StartPoint.of(PLAN.course, step=4, holder="bob")
     real = predict(PLAN, PROFILE, start=start, keep_spans=True)
     write_run(tmp_path / "run")
     write_files(tmp_path / "run", PLAN, real, {})
@@ -127,8 +131,8 @@ def test_sim_of_a_run_that_did_not_end_is_a_prediction_only(missing: str, tmp_pa
 @pytest.mark.parametrize("steps", [(), (4,), (2, 6)])
 def test_sim_of_a_run_that_unfroze_by_itself_does_as_the_run_did(steps: tuple[int, ...], tmp_path: Path) -> None:
     """Under ``auto`` the report says when; without a run it is the soonest, and the text says so."""
-    plan = dataclasses.replace(PLAN, unfreeze="auto", patience_steps=2)
-    real = write_run(tmp_path / "run", plan=dataclasses.replace(PLAN, unfreeze="at", unfreeze_at=steps))
+    plan = changed(PLAN, method=RingAda(every_steps=0, auto=Patience(patience_steps=2)))
+    real = write_run(tmp_path / "run", plan=changed(PLAN, method=RingAda(every_steps=0, at=steps)))
     write_json(tmp_path / "run/plan.json", plan.to_json())
     report = json.loads((tmp_path / "run/report.json").read_text())
     write_json(tmp_path / "run/report.json", {**report, "unfreeze_at": list(steps)})
@@ -142,7 +146,7 @@ def test_sim_of_a_run_that_unfroze_by_itself_does_as_the_run_did(steps: tuple[in
 def test_sim_draws_times_for_another_plan(tmp_path: Path) -> None:
     """A recording of one plan serves another one; the seed decides what is drawn."""
     write_run(tmp_path / "run", slower=2.0)
-    other = dataclasses.replace(PLAN, every_steps=8)
+    other = changed(PLAN, method=RingAda(every_steps=8))
     plan, profile = write_pair(tmp_path / "other", plan=other)
     value = predicted(plan, "--profile", profile, "--trace", tmp_path / "run", "--seed", "1")
     assert value["wall_s"] > 1.5 * predict(other, PROFILE).wall_s
@@ -177,11 +181,12 @@ def drop_node(value: dict[str, Any]) -> None:
 
 
 def slices(*pieces: tuple[str, int, int]) -> Change:
-    """A plan with other slices, without digest."""
+    """A plan with other slices, without digests."""
 
     def change(value: dict[str, Any]) -> None:
-        del value["digest"]
-        value["phases"][0]["slices"] = [{"node": n, "start": start, "stop": stop} for n, start, stop in pieces]
+        (placement,) = value["placements"]
+        del value["digest"], placement["digest"]
+        placement["slices"] = [{"node": n, "start": start, "stop": stop} for n, start, stop in pieces]
 
     return change
 
@@ -198,7 +203,7 @@ def whole_model(key: str, new: object) -> Change:
 
 BAD_PROFILES: list[tuple[Change, str, int]] = [
     (put("nodes.1.model.digest", "e" * 64), "node bob was profiled with another model", 5),
-    (whole_model("num_blocks", 6), "a model with 6 blocks of width 8, the plan has 4 of 8", 5),
+    (whole_model("num_blocks", 6), "a model with 6 blocks of width 8, the run has 4 of 8", 5),
     (whole_model("hidden_size", 16), "a model with 4 blocks of width 16", 5),
     (put("nodes.0.shape.tokens", 64), "node alice was profiled with tokens 64, the job has 8", 5),
     (put("nodes.1.shape.wire_dtype", "int8"), "node bob was profiled with wire_dtype int8, the job has float32", 5),
@@ -224,10 +229,11 @@ BAD_PLANS: list[tuple[Change, str, int]] = [
     (slices(("alice", 0, 2)), "blocks [2, 4) have no host", 5),
     (slices(("alice", 0, 2), ("bobby", 2, 4)), "names node 'bobby', which the profile lacks; did you mean 'bob'?", 5),
     (slices(("alice", 0, 2), ("alice", 2, 4)), "a node hosts more than one slice", 5),
-    (put("batch_size", 6), "the plan's digest does not match its content", 5),
-    (put("wire_dtype", "int7"), "wire dtype 'int7' is not one of", 5),
+    (put("course.batch_size", 6), "the plan's digest does not match its content", 5),
+    (put("course.wire_dtype", "int7"), "wire dtype 'int7' is not one of", 5),
     (put("color", "red"), "unknown key 'color'", 5),
-    (put("num_blocks", "four"), "num_blocks has to be a whole number", 5),
+    (put("course.color", "red"), "unknown key 'course.color'", 5),
+    (put("course.num_blocks", "four"), "num_blocks has to be a whole number", 5),
 ]
 
 
@@ -289,7 +295,7 @@ def test_sim_refuses_a_trace_that_is_cut_off(share: float, tmp_path: Path) -> No
 def test_sim_refuses_times_of_other_micro_batches(tmp_path: Path) -> None:
     """A recording of batches half as large says nothing about these."""
     write_run(tmp_path / "run")
-    plan, profile = write_pair(tmp_path / "other", plan=dataclasses.replace(PLAN, microbatches=4))
+    plan, profile = write_pair(tmp_path / "other", plan=changed(PLAN, microbatches=4))
     error, code = check_refused(tmp_path, plan, profile, "--trace", tmp_path / "run")
     assert "micro-batches of 2 x 8 tokens, the plan has 4 and 1 x 8; its times say nothing about it" in error
     assert code == 5

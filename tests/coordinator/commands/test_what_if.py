@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from sim.prediction import predict
+from tests.support.plans import changed
 from tests.support.predictions import PLAN, PROFILE, ringtune, tiny_job, write_pair, write_run
 from tests.support.profiles import profile_of
 
@@ -44,7 +44,7 @@ def test_what_if_compares_before_and_after(pair: tuple[str, ...]) -> None:
     assert value["after"]["wall_s"] > EXPECTED.wall_s
     assert value["ratio"] == value["after"]["wall_s"] / EXPECTED.wall_s
     assert value["after"]["plan_digest"] == PLAN.digest
-    assert value["before"]["rows_per_s"] == PLAN.batch_size * PLAN.num_steps / EXPECTED.wall_s
+    assert value["before"]["rows_per_s"] == PLAN.course.batch_size * PLAN.course.num_steps / EXPECTED.wall_s
 
 
 def test_what_if_prints_tables_for_people(pair: tuple[str, ...]) -> None:
@@ -246,7 +246,7 @@ def test_sweep_names_the_extra_for_pictures(
 
 def test_what_if_sees_a_plan_that_is_not_the_profiles(tmp_path: Path) -> None:
     """A plan of longer rows was not measured."""
-    plan, profile = write_pair(tmp_path, plan=dataclasses.replace(PLAN, max_length=64))
+    plan, profile = write_pair(tmp_path, plan=changed(PLAN, max_length=64))
     result = ringtune("what-if", plan, "--profile", profile, "--set", "bob.compute=2")
     assert "was profiled with tokens 8, the job has 64" in result.stderr
     assert result.exit_code == 5

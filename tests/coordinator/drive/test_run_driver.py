@@ -82,8 +82,9 @@ def test_run_metrics_have_a_line_for_each_step(tmp_path: Path) -> None:
     assert {line["loss"] for line in lines} == {0.5}
     assert {line["lr"] for line in lines} == {1e-3}
     assert [line["seconds"] for line in lines[1:]] == [1.0] * 7
-    assert lines[0]["bytes"] == {"a>b": 20, "b>a": 10}
-    assert lines[0]["gradient_bytes"] == {"a>b": 10}
+    # two micro-batches: a sends a hidden state and a gradient of each, b a hidden state
+    assert lines[0]["bytes"] == {"a>b": 40, "b>a": 20}
+    assert lines[0]["gradient_bytes"] == {"a>b": 20}
 
 
 def test_run_that_decides_unfreezes_by_its_losses(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_run_plan_only_prepares_nobody() -> None:
         came = client.run(job(), progress=SilentProgress(), folder=None, plan_only=True)
         logs = [agent.log for agent in cluster.agents.values()]
     assert came.plan is not None
-    assert [(piece.node, piece.start, piece.stop) for piece in came.plan.slices] == [("a", 0, 2), ("b", 2, 4)]
+    assert [(piece.node, piece.start, piece.stop) for piece in came.plan.placement.slices] == [("a", 0, 2), ("b", 2, 4)]
     assert set(came.memory) == {"a", "b"}
     assert logs == [["inspect", "release"]] * 2
 

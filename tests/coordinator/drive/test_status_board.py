@@ -36,7 +36,7 @@ def test_run_status_follows_the_events() -> None:
     board = StatusBoard("r1", clock=clock)
     clock.now_s = 103.0
     board.take(control_pb2.RunEvent(state="training"))
-    board.take(control_pb2.RunEvent(plan_json='{"num_steps": 8}'))
+    board.take(control_pb2.RunEvent(plan_json='{"course": {"num_steps": 8}}'))
     board.take(step())
     clock.now_s = 105.0
     found = board.read()

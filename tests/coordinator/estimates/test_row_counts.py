@@ -171,4 +171,4 @@ def test_plan_command_says_that_rows_are_estimated(tmp_path: Path) -> None:
     assert "rows are an estimate: windows" in shown.output
     value = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
     assert value["note"].startswith("rows are an estimate")
-    assert [owner["node"] for owner in value["plan"]["owners"]] == ["node-0", "node-1"]
+    assert [owner["node"] for owner in value["plan"]["course"]["owners"]] == ["node-0", "node-1"]

@@ -86,7 +86,7 @@ def test_run_corrects_the_profile_by_its_own_actions(tmp_path: Path) -> None:
     assert [point for point in found.by_name["a"].work_times if point.work == Work.FORWARD] == [
         point for point in POINTS if point.work == Work.FORWARD
     ]
-    assert json.loads((tmp_path / "run" / "profile.json").read_text())["schema"] == 2
+    assert json.loads((tmp_path / "run" / "profile.json").read_text())["schema"] == 3
 
 
 def test_run_without_a_profile_asks_nodes_to_measure_beside_their_neighbours(tmp_path: Path) -> None:

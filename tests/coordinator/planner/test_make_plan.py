@@ -22,15 +22,15 @@ def plan_for(wanted: Job, *nodes: NodeFacts) -> Plan:
 
 def slices(plan: Plan) -> dict[str, tuple[int, int]]:
     """Blocks by node."""
-    return {piece.node: (piece.start, piece.stop) for piece in plan.slices}
+    return {piece.node: (piece.start, piece.stop) for piece in plan.placement.slices}
 
 
 def test_plan_orders_ring_and_owners_by_name() -> None:
     """Hosts and owners come in the order of their names, whatever the order of the answers."""
     plan = plan_for(job(), facts("c"), facts("a"), facts("b", rows=0))
-    assert [piece.node for piece in plan.slices] == ["a", "b", "c"]
-    assert [owner.node for owner in plan.owners] == ["a", "c"]
-    assert plan.num_steps == 2 * 2 * 2
+    assert [piece.node for piece in plan.placement.slices] == ["a", "b", "c"]
+    assert [owner.node for owner in plan.course.owners] == ["a", "c"]
+    assert plan.course.num_steps == 2 * 2 * 2
 
 
 def times(seconds: float) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_plan_weighs_what_trains_longest() -> None:
         job(unfreeze__every_steps=1, train__rounds=20), facts("a", **times(0.003)), facts("b", **times(0.001))
     )
     assert slices(plan) == {"b": (0, 4)}
-    assert [owner.node for owner in plan.owners] == ["a", "b"]
+    assert [owner.node for owner in plan.course.owners] == ["a", "b"]
 
 
 def test_plan_of_equal_machines_ignores_noise() -> None:
@@ -71,12 +71,12 @@ def test_plan_moves_blocks_away_from_a_small_node() -> None:
     need = make_plan(job(), {"a": facts("a"), "b": facts("b")}).memory["a"].total_bytes
     plan = plan_for(job(), facts("a", memory_bytes=need - 1), facts("b"))
     assert slices(plan) == {"b": (0, 3), "a": (3, 4)}
-    assert plan.credits == 8
+    assert plan.placement.credits == 8
 
 
 def test_plan_that_fits_nowhere_is_refused_with_both_numbers() -> None:
     """The error names a node, what it needs for which blocks, and what it has."""
-    small: dict[str, Any] = {"memory_bytes": 15_000, "activation_block_bytes": 20_000}
+    small: dict[str, Any] = {"memory_bytes": 15_000, "activation_token_bytes": 20_000}
     with pytest.raises(CapacityError, match=r"node a needs .*KiB.* for blocks \[0, 2\) but has 14.6 KiB, and no other"):
         plan_for(job(), facts("a", **small), facts("b", **small))
 
@@ -85,7 +85,7 @@ def test_plan_takes_fewer_credits_before_it_gives_up() -> None:
     """Where nothing fits with 8 tensors in flight, fewer may do; the other decisions stay."""
     need = make_plan(job(), {"a": facts("a")}).memory["a"].total_bytes
     made = make_plan(job(), {"a": facts("a", memory_bytes=need - 1)})
-    assert made.plan.credits == 4
+    assert made.plan.placement.credits == 4
     assert made.memory["a"].total_bytes < need
 
 
@@ -111,7 +111,7 @@ def test_plan_of_pipeadapter_has_room_for_an_item_between_two_hosts() -> None:
     wanted: dict[str, Any] = {"train.batch_size": 16, "train.microbatches": 12}
     pipe = plan_for(job().with_overrides({"train.method": "pipeadapter", **wanted}), *nodes)
     other = plan_for(job().with_overrides(wanted), *nodes)
-    assert (pipe.credits, other.credits) == (12, 8)
+    assert (pipe.placement.credits, other.placement.credits) == (12, 8)
 
 
 def test_plan_of_pipeadapter_counts_the_versions_of_the_lower_hosts() -> None:
@@ -144,13 +144,13 @@ def test_plan_of_an_evaluation_needs_no_room_for_graphs() -> None:
     with pytest.raises(CapacityError):
         make_plan(wanted, small)
     made = make_plan(wanted, small, evaluation_only=True)
-    assert (made.plan.num_steps, made.memory["a"].optimizer_bytes) == (0, 0)
+    assert (made.plan.course.num_steps, made.memory["a"].parts()["optimizer"]) == (0, 0)
 
 
 def test_plan_agrees_on_labels() -> None:
     """Without labels in the job the classes are the sorted union of what the owners have."""
     plan = plan_for(job(), facts("a", labels=("neg",), eval_labels=("neg",)), facts("b", labels=("pos", "so-so")))
-    assert plan.labels == ("neg", "pos", "so-so")
+    assert plan.course.labels == ("neg", "pos", "so-so")
 
 
 def test_plan_refuses_labels_that_do_not_agree() -> None:

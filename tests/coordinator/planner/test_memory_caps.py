@@ -8,7 +8,7 @@ import random
 import pytest
 
 from coordinator.planner.memory_caps import MemoryCaps
-from ringtune.schedule.plan import Phase, Slice
+from ringtune.schedule.placement import Slice
 from tests.support.planner_rings import class_ring, draft_for, random_counts, random_kinds
 
 
@@ -29,7 +29,7 @@ def test_memory_caps_equal_node_memory_for_every_slice(seed: int) -> None:
         method=rng.choice(["ringada", "ringada", "all", "pipeadapter"]),
     )
     facts = {
-        name: dataclasses.replace(node, activation_block_bytes=rng.randint(1, 10**7))
+        name: dataclasses.replace(node, activation_token_bytes=rng.randint(1, 10**7))
         for name, node in profile.by_name.items()
     }
     caps = MemoryCaps(draft, facts, optimizer="adamw", dtype="float32")
@@ -40,7 +40,7 @@ def test_memory_caps_equal_node_memory_for_every_slice(seed: int) -> None:
         for name, count in zip(hosts, counts, strict=True):
             slices.append(Slice(node=name, start=at, stop=at + count))
             at += count
-        plan = dataclasses.replace(draft, phases=(Phase(slices=tuple(slices)),))
+        plan = draft.placed(slices)
         for above, piece in zip(reversed(range(len(slices))), slices, strict=True):
             wanted = caps.estimate(plan, piece.node).total_bytes
             assert caps.needed_bytes(piece.node, piece.start, piece.stop, above) == wanted

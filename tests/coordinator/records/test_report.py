@@ -10,13 +10,14 @@ import pytest
 from coordinator.records.report import RunLedger, mean
 from coordinator.records.trace_file import Span
 from ringtune.errors import IntegrityError
-from ringtune.schedule.lowering import depth
+from ringtune.schedule.table import parse_action
 from ringtune.schedule.turns import Turn, turn_sequence
+from ringtune.schedule.versions import depth
 from tests.support.fake_agents import job
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"])
-TURNS = list(turn_sequence(PLAN))
+TURNS = list(turn_sequence(PLAN.course))
 
 
 def ledger() -> RunLedger:
@@ -30,7 +31,7 @@ def step(books: RunLedger, turn: Turn, offset: int, loss: float, ended_unix_s: f
     """One train step of a turn with four rows."""
     number = turn.first_step + offset
     values = {"loss_sum": 4 * loss, "count": 4.0, "correct": 3.0}
-    books.step_done(turn, turn.first_seq + offset, number, depth(PLAN, number), values, ended_unix_s)
+    books.step_done(turn, turn.first_seq + offset, number, depth(PLAN.course, number), values, ended_unix_s)
 
 
 def test_ledger_lines_have_bytes_and_seconds() -> None:
@@ -74,7 +75,8 @@ def test_ledger_report_has_units_and_totals() -> None:
     step(books, turn, 0, 0.5, 101.0)
     books.turn_done(turn)
     books.add_traffic("a", 0, "b", "h", 100)
-    books.add_spans("a", [Span("f0.0[0,1)", 1.0, 1.5), Span(">h0.0#2@b", 1.5, 9.0)])
+    forward, send = parse_action("f0.0[0,1)", 4), parse_action(">h0.0#2@b", 4)
+    books.add_spans("a", [Span(forward, 1.0, 1.5), Span(send, 1.5, 9.0)])
     versions = {"peak_versions": 3, "peak_version_bytes": 40}
     books.add_totals("a", {"peak_rss_bytes": 1000, "hosted_bytes": 500, "cpu_s": 2, **versions})
     books.evaluation_done(4, {"loss_sum": 5.0, "count": 10.0, "correct": 6.0})

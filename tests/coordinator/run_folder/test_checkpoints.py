@@ -14,6 +14,7 @@ from coordinator.run_folder.checkpoints import RunCheckpoints, cut_metrics, find
 from coordinator.run_folder.folder import RunFolder
 from ringtune.errors import IntegrityError, JobError, PlanError, StorageError, UsageError
 from tests.contract.rounds.test_checkpoint import JOB, PLAN, manifest
+from tests.support.plans import changed
 
 
 def write_run(path: Path, *steps: int) -> RunCheckpoints:
@@ -109,9 +110,7 @@ def test_find_resume_refuses_another_job_by_its_keys(tmp_path: Path) -> None:
 def test_find_resume_refuses_a_checkpoint_of_another_plan(tmp_path: Path) -> None:
     """A plan.json that was copied from another run."""
     write_run(tmp_path, 4)
-    value = {**PLAN.to_json(), "seed": 7}
-    del value["digest"]
-    (tmp_path / "plan.json").write_text(json.dumps(value))
+    (tmp_path / "plan.json").write_text(json.dumps(changed(PLAN, seed=7).to_json()))
     with pytest.raises(PlanError, match="step 4 is of plan"):
         find_resume(tmp_path, JOB, print)
 

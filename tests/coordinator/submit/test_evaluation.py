@@ -34,8 +34,8 @@ def test_evaluation_loads_everywhere_and_counts_one_owner(tmp_path: Path) -> Non
         assert came.report["eval"] == {"accuracy": 0.4, "loss": 0.5, "count": 5}
         assert came.report["steps"] == 0
         assert came.plan is not None
-        assert [owner.node for owner in came.plan.owners] == ["b"]
-        assert {piece.node for piece in came.plan.slices} == {"a", "b", "c"}
+        assert [owner.node for owner in came.plan.course.owners] == ["b"]
+        assert {piece.node for piece in came.plan.placement.slices} == {"a", "b", "c"}
         for agent in cluster.agents.values():
             assert agent.released.wait(5)
             assert agent.log == ["inspect", "prepare", "load", "grant", "collect", "release"]

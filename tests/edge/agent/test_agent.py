@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -25,12 +25,12 @@ from ringtune.errors import (
 )
 from ringtune.files.chunks import ADAPTER_FILES, cut_file
 from ringtune.jobs.job import Job, Model
-from ringtune.schedule.lowering import Payload
+from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import turn_sequence
+from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.v1 import control_pb2
 from tests.support.fakes import WAIT_S, FakeExecutor
-from tests.support.plans import make_plan
+from tests.support.plans import changed, make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=4)
 TIMING = Timing()
@@ -46,6 +46,16 @@ class FakeServicer:
     def __init__(self) -> None:
         self.active: ActiveRun | None = None
         self.network: dict[str, FakeServicer] = {}
+        self.turns: list[Turn] = []
+        self.done_turns = 0
+
+    def granted(self, turns: Iterable[Turn]) -> None:
+        """Frames of these turns may come."""
+        self.turns += turns
+
+    def done_before(self, index: int) -> None:
+        """No more frames of earlier turns."""
+        self.done_turns = index
 
     def forget(self, sink: ActiveRun | None = None) -> None:
         """Take nothing any more of this run, or of any."""
@@ -74,10 +84,10 @@ class FakeLink:
         if active is None or active.run_id != self._source.run_id:
             raise FrameError("no such run here")
 
-    def send_tensor(self, kind: str, seq: int, micro: int, boundary: int, tensor: Any, mask: Any) -> int:
+    def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
         """Deliver."""
         if self._target.active is not None:
-            self._target.active.on_tensor(kind, seq, micro, boundary, self._source.node, tensor, mask)
+            self._target.active.on_tensor(key, self._source.node, tensor, mask)
         return 10
 
     def send_blob(self, kind: str, seq: int, data: bytes) -> int:
@@ -194,7 +204,7 @@ def test_agent_goes_through_a_whole_run(ring: Ring) -> None:
         agent.inspect(RUN, JOB, TIMING, timeout_s=WAIT_S)
     ring.prepare_all()
     assert [ring.shops[name].built for name in "ab"] == [["rows of a"], ["rows of b"]]
-    turns = tuple(turn_sequence(PLAN))
+    turns = tuple(turn_sequence(PLAN.course))
     for agent in ring.agents.values():
         agent.grant(RUN, 0, turns)
     wanted = {(name, turn.index) for name in "ab" for turn in turns}
@@ -206,6 +216,8 @@ def test_agent_goes_through_a_whole_run(ring: Ring) -> None:
     assert totals["hosted_bytes"] == 7
     assert (totals["peak_versions"], totals["peak_version_bytes"]) == (2, 5)
     assert totals["sent_bytes"]["b"] > 0
+    for servicer in ring.network.values():
+        assert (servicer.turns, servicer.done_turns) == (list(turns), len(turns))
     for agent in ring.agents.values():
         agent.release(RUN, "done")
         assert agent.current_run == ""
@@ -278,8 +290,9 @@ def test_agent_refuses_calls_for_a_run_that_it_does_not_have(ring: Ring) -> None
         ({"addresses": {**ADDRESSES, "b": "10.0.0.7:1"}}, ConnectionFailedError),
         ({"plan_json": "{"}, RingTuneError),
         ({"plan_json": json.dumps({**PLAN.to_json(), "seed": 1})}, PlanError),
+        ({"plan_json": json.dumps({**PLAN.to_json(), "course": changed(PLAN, seed=1).course.to_json()})}, PlanError),
     ],
-    ids=["no address", "address beyond this machine", "not JSON", "another digest"],
+    ids=["no address", "address beyond this machine", "not JSON", "unknown key", "another digest"],
 )
 def test_agent_refuses_a_plan_that_it_can_not_follow(
     ring: Ring, options: dict[str, Any], error: type[Exception]
@@ -329,7 +342,7 @@ def test_agent_close_does_not_wait_for_a_long_action(ring: Ring) -> None:
 
     ring.shops["a"].executor = FakeExecutor(hold)
     ring.prepare_all()
-    ring.agents["a"].grant(RUN, 0, tuple(turn_sequence(PLAN)))
+    ring.agents["a"].grant(RUN, 0, tuple(turn_sequence(PLAN.course)))
     assert started.wait(WAIT_S)
     assert not ring.agents["a"].close(0.0)
     go_on.set()
@@ -412,7 +425,7 @@ def test_agent_ignores_what_comes_after_the_release(ring: Ring) -> None:
     active = ring.network["b"].active
     assert active is not None
     ring.agents["b"].release(RUN, "done")
-    active.on_tensor(Payload.HIDDEN, 0, 0, 2, "a", "late", None)
+    active.on_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), "a", "late", None)
     active.on_blob(Payload.HEAD, 1, "a", b"late")
     assert active.run is None or active.run.num_waiting == 0
 

@@ -10,8 +10,9 @@ import torch
 
 from edge.compute.executor import NodeExecutor
 from ringtune.errors import DataError, IntegrityError, ModelError, PlanError
-from ringtune.schedule.lowering import Op, lowest_trainable
+from ringtune.schedule.actions import Op, TensorKey
 from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.versions import trained
 from tests.support import hand_ring as ring
 from tests.support import reference, tiny
 
@@ -157,8 +158,8 @@ def test_executor_comparison_can_fail(model_folder: Path, tmp_path: Path) -> Non
     plan = ring.make_plan(job, datasets, TWO)
     hand = ring.HandRing(plan, job, model_folder, datasets)
     put = hand.nodes["c"].put_tensor
-    blind = lambda payload, seq, micro, tensor, mask: put(  # noqa: E731
-        payload, seq, micro, tensor, None if mask is None else torch.ones_like(mask)
+    blind = lambda key, tensor, mask: put(  # noqa: E731
+        key, tensor, None if mask is None else torch.ones_like(mask)
     )
     hand.nodes["c"].put_tensor = blind  # type: ignore[method-assign]
     expected = reference.train(job, plan, model_folder, datasets)
@@ -189,9 +190,9 @@ def _pass_frozen(hand: ring.HandRing, seq: int, micro: int) -> int:
     """Run node b's frozen blocks for one micro-batch up to sending; what b holds while it has the hidden state."""
     owner, host = hand.nodes["a"], hand.nodes["b"]
     owner.run(ring.action(Op.EMBED, seq, micro))
-    hidden, mask = owner.take_tensor("h", seq, micro)
+    hidden, mask = owner.take_tensor(TensorKey("h", seq, micro, 0))
     assert mask is not None
-    host.put_tensor("h", seq, micro, hidden, mask.clone())
+    host.put_tensor(TensorKey("h", seq, micro, 0), hidden, mask.clone())
     for block in range(2):
         host.run(ring.action(Op.FORWARD_FREE, seq, micro, block, block + 1))
     return host.live_bytes()
@@ -208,7 +209,7 @@ def test_executor_keeps_nothing_of_frozen_batches(model_folder: Path, tmp_path: 
     for seq in range(6):
         for micro in range(2):
             held = _pass_frozen(hand, seq, micro)
-            hidden, mask = host.take_tensor("h", seq, micro)
+            hidden, mask = host.take_tensor(TensorKey("h", seq, micro, 2))
             assert mask is not None
             assert not hidden.requires_grad
             assert hidden.grad_fn is None
@@ -225,18 +226,18 @@ def test_executor_frees_a_graph_after_its_backward(model_folder: Path, tmp_path:
     hand = ring.HandRing(plan, job, model_folder, datasets)
     _forward_turn(hand, 1)
     _pass_frozen(hand, 0, 0)
-    hidden, mask = hand.nodes["b"].take_tensor("h", 0, 0)
+    hidden, mask = hand.nodes["b"].take_tensor(TensorKey("h", 0, 0, 2))
     top = hand.nodes["c"]
-    top.put_tensor("h", 0, 0, hidden, mask)
+    top.put_tensor(TensorKey("h", 0, 0, 2), hidden, mask)
     top.run(ring.action(Op.FORWARD_FREE, 0, 0, 2, 3))
     top.run(ring.action(Op.FORWARD, 0, 0, 3, 4))
-    out, _ = top.take_tensor("h", 0, 0)
+    out, _ = top.take_tensor(TensorKey("h", 0, 0, 4))
     assert top.live_bytes() > 3 * out.nbytes
-    top.put_tensor("g", 0, 0, torch.ones_like(out), None)
+    top.put_tensor(TensorKey("g", 0, 0, 4), torch.ones_like(out), None)
     top.run(ring.action(Op.BACKWARD, 0, 0, 3, 4))
     assert top.live_bytes() == 0
     with pytest.raises(PlanError, match="nothing to send"):
-        top.take_tensor("g", 0, 0)
+        top.take_tensor(TensorKey("g", 0, 0, 2))
 
 
 @pytest.mark.parametrize("kind", [StepKind.SCORE, StepKind.MEASURE])
@@ -261,7 +262,7 @@ def test_executor_leaves_no_gradient_of_an_item_without_update(
             first_batch=step,
         )
         mixed.start_turn(turn)
-        for item in items(plan, turn):
+        for item in items(plan.course, turn):
             mixed.run_item(item)
     assert _difference(mixed.tensors(), plain.tensors()) == 0.0
 
@@ -346,7 +347,7 @@ def test_executor_trains_only_what_the_schedule_unfroze(model_folder: Path, tmp_
     hand = ring.HandRing(plan, job, model_folder, datasets)
     before = hand.tensors()
     after = hand.train().tensors()
-    assert lowest_trainable(plan, 5) == 2
+    assert trained(plan.course, StepKind.TRAIN, 5).lowest == 2
     changed = {
         int(name.split(".layer.")[1].split(".")[0])
         for name in before

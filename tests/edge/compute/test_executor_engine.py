@@ -12,7 +12,7 @@ import torch
 
 from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
-from ringtune.schedule.lowering import Payload
+from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import turn_sequence
 from tests.support import hand_ring as ring
@@ -39,9 +39,7 @@ class Post:
     rng: random.Random
     engines: dict[str, NodeEngine] = field(default_factory=dict)
     links: dict[tuple[str, str], deque[ev.Event]] = field(default_factory=lambda: defaultdict(deque))
-    tensors: dict[tuple[str, str, int, int, int], tuple[torch.Tensor, torch.Tensor | None]] = field(
-        default_factory=dict
-    )
+    tensors: dict[tuple[str, TensorKey], tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
     heads: dict[int, bytes] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     losses: dict[int, float] = field(default_factory=dict)
@@ -49,7 +47,7 @@ class Post:
     def run(self, plan: Plan) -> None:
         """Grant every turn at once and deliver until nothing is left."""
         self.engines = {node: NodeEngine(plan, node) for node in plan.nodes}
-        turns = list(turn_sequence(plan))
+        turns = list(turn_sequence(plan.course))
         for node in plan.nodes:
             for turn in turns:
                 self.hand.nodes[node].grant(turn)
@@ -66,15 +64,15 @@ class Post:
         match command:
             case ev.RunAction(action):
                 self.links[node, node].append(ev.ActionDone(action, executor.run(action)))
-            case ev.SendTensor(payload, seq, micro, boundary, target):
-                tensor, mask = executor.take_tensor(payload, seq, micro)
+            case ev.SendTensor(key, target):
+                tensor, mask = executor.take_tensor(key)
                 copy = None if mask is None else mask.to(torch.int8)
-                self.tensors[target, payload, seq, micro, boundary] = (tensor.clone(), copy)
-                self.links[node, target].append(ev.TensorArrived(payload, seq, micro, boundary, node))
-            case ev.Accept(payload, seq, micro, boundary, source):
-                executor.put_tensor(payload, seq, micro, *self.tensors.pop((node, payload, seq, micro, boundary)))
-                if payload == Payload.HIDDEN:
-                    self.links[node, source].append(ev.CreditArrived(boundary, node))
+                self.tensors[target, key] = (tensor.clone(), copy)
+                self.links[node, target].append(ev.TensorArrived(key, node))
+            case ev.Accept(key, source):
+                executor.put_tensor(key, *self.tensors.pop((node, key)))
+                if key.is_hidden:
+                    self.links[node, source].append(ev.CreditArrived(key.boundary, node))
             case ev.SendHead(turn, target):
                 self.heads[turn] = executor.head_blob()
                 self.links[node, target].append(ev.HeadArrived(turn, node))

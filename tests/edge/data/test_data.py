@@ -109,10 +109,10 @@ def test_data_batch_is_what_the_tokenizer_pads(model_folder: Path, tmp_path: Pat
     dataset.set_labels(tiny.LABELS)
     plan = ring.make_plan(job, {"a": dataset}, {"b": (0, 4)})
     rows = tiny.make_rows(25, seed=1)
-    stream = BatchStream(25, 6, plan.seed, "a")
+    stream = BatchStream(25, 6, plan.course.seed, "a")
     widths = set()
     for index in range(9):
-        batch = dataset.batch(plan, _item(StepKind.TRAIN, index, 6))
+        batch = dataset.batch(plan.course, _item(StepKind.TRAIN, index, 6))
         picked = [rows[row] for row in stream.rows(index)]
         want = tokenizer(
             [text for text, _ in picked], padding="longest", truncation=True, max_length=12, return_tensors="pt"
@@ -135,7 +135,7 @@ def test_data_evaluation_ends_with_a_short_batch(model_folder: Path, tmp_path: P
     labels = [
         label
         for index, rows in enumerate((6, 6, 2))
-        for label in dataset.batch(plan, _item(StepKind.EVALUATE, index, rows)).labels.tolist()
+        for label in dataset.batch(plan.course, _item(StepKind.EVALUATE, index, rows)).labels.tolist()
     ]
     assert labels == [tiny.LABELS.index(label) for _, label in tiny.make_rows(14, seed=2)]
 

@@ -245,4 +245,4 @@ def test_questions_evaluation_of_a_run_is_scored_by_question(model_folder: Path,
     assert hand.values[1]["count"] == dataset.eval_rows
     empty = Item(seq=0, kind=StepKind.EVALUATE, step=0, owner="a", batch=0, rows=1, turn=0)
     with pytest.raises(DataError, match="without evaluation rows"):
-        OwnerDataset.load(job, path, None, tokenizer_folder=model_folder).batch(plan, empty)
+        OwnerDataset.load(job, path, None, tokenizer_folder=model_folder).batch(plan.course, empty)

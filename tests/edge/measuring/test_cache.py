@@ -22,13 +22,13 @@ from ringtune.costs.profile import NodeFacts
 from ringtune.costs.work_times import Work, WorkTime
 from ringtune.jobs.job import Job
 from ringtune.schedule.batches import BatchStream, eval_rows
-from ringtune.schedule.plan import Owner
+from ringtune.schedule.extent import Owner
 from ringtune.schedule.turns import StepKind, Turn, items
 from tests.support import hand_ring as ring
 from tests.support import tiny
 
 POINT = WorkTime(work=Work.HEAD, rows=2, tokens=8, median_s=0.02, low_s=0.01, high_s=0.03, samples=4)
-MEASURED = Measured((POINT,), 77)
+MEASURED = Measured((POINT,), 77.0)
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +63,13 @@ def test_cache_keeps_the_newest_entries(tmp_path: Path) -> None:
         b"",
         b"{",
         b"[]",
-        b'{"schema": 1}',
-        b'{"schema": 1, "entries": {"a": 3}}',
-        b'{"schema": 1, "entries": {"a": {"budget_s": 9}}}',
-        b'{"schema": 1, "entries": {"a": {"budget_s": 9, "activation_bytes": 1, "work_times": [{"work": "walk"}]}}}',
-        b'{"schema": 1, "entries": {"a": {"budget_s": 9, "activation_bytes": 1e999, "work_times": []}}}',
-        b'{"schema": 1, "entries": {"a": {"budget_s": 9, "activation_bytes": -1, "work_times": []}}}',
-        b'{"schema": 1, "entries": {"a": {"budget_s": NaN, "activation_bytes": 1, "work_times": []}}}',
+        b'{"schema": 2}',
+        b'{"schema": 2, "entries": {"a": 3}}',
+        b'{"schema": 2, "entries": {"a": {"budget_s": 9}}}',
+        b'{"schema": 2, "entries": {"a": {"budget_s":9, "activation_token_bytes":1, "work_times": [{"work":"walk"}]}}}',
+        b'{"schema": 2, "entries": {"a": {"budget_s": 9, "activation_token_bytes": 1e999, "work_times": []}}}',
+        b'{"schema": 2, "entries": {"a": {"budget_s": 9, "activation_token_bytes": -1, "work_times": []}}}',
+        b'{"schema": 2, "entries": {"a": {"budget_s": NaN, "activation_token_bytes": 1, "work_times": []}}}',
         b"\xff\xfe",
     ],
 )
@@ -82,6 +82,18 @@ def test_cache_that_is_damaged_is_ignored_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert cache.find("a", budget_s=1.0) is None
     assert "measured again" in caplog.text
+    cache.put("a", MEASURED, budget_s=1.0)
+    assert cache.find("a", budget_s=1.0) == MEASURED
+
+
+def test_cache_of_an_earlier_version_is_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Schema 1 had bytes of a block instead of a token's; nothing is wrong with the file, so nothing is said."""
+    entry = {"budget_s": 9.0, "activation_bytes": 1, "work_times": []}
+    (tmp_path / CACHE_FILE).write_text(json.dumps({"schema": 1, "entries": {"a": entry}}))
+    cache = ProfileCache(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert cache.find("a", budget_s=1.0) is None
+    assert caplog.text == ""
     cache.put("a", MEASURED, budget_s=1.0)
     assert cache.find("a", budget_s=1.0) == MEASURED
 
@@ -154,7 +166,7 @@ def test_inspection_tells_hardware_shape_and_times(
     assert facts.work_times == (half, *points)
     assert facts.hardware.endswith("1 thread")
     assert (facts.block_forward_s, facts.block_graph_s, facts.block_backward_s) == (0.02, 0.02, 0.02)
-    assert facts.activation_block_bytes == 77
+    assert facts.activation_token_bytes == 77
 
 
 def test_inspection_without_timing_has_rows_but_no_times(model_folder: Path, tmp_path: Path) -> None:
@@ -171,13 +183,15 @@ def test_mean_tokens_are_those_of_the_batches_of_a_run(model_folder: Path, tmp_p
     plan = ring.make_plan(job, datasets, {"a": (0, 4)})
     dataset = datasets["a"]
     found = dataset.mean_tokens(job.train.batch_size, job.train.seed, "a")
-    dataset.set_labels(plan.labels)
+    dataset.set_labels(plan.course.labels)
     owner = plan.owner("a")
     assert isinstance(owner, Owner)
     means = []
     for kind, count in ((StepKind.TRAIN, 4), (StepKind.EVALUATE, 2)):
         turn = Turn(index=0, kind=kind, owner="a", round=0, first_seq=0, num_items=count, first_step=0, first_batch=0)
-        means.append(statistics.fmean(dataset.batch(plan, item).mask.shape[1] for item in items(plan, turn)))
+        means.append(
+            statistics.fmean(dataset.batch(plan.course, item).mask.shape[1] for item in items(plan.course, turn))
+        )
     assert BatchStream(20, job.train.batch_size, 0, "a").num_batches == 4
     assert eval_rows(7, job.train.batch_size, 1) == (6,)
     assert found == MeanTokens(*means)

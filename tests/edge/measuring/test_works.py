@@ -18,7 +18,7 @@ from ringtune.costs.work_times import Work, WorkTime
 from ringtune.jobs.job import Job
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
-from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.actions import Action, Op
 from tests.support import hand_ring as ring
 from tests.support import tiny
 from tests.support.torch_ring import Case, write_family_inputs
@@ -64,7 +64,7 @@ def test_measure_times_every_work_of_an_owner_at_two_sizes(model_folder: Path, t
     assert set(points(measured.work_times)) == wanted
     assert {work for work, _, _ in wanted} == set(Work)
     assert all(point.samples == 3 and point.median_s > 0 for point in measured.work_times)
-    assert measured.activation_bytes > 0
+    assert measured.activation_token_bytes > 0
     assert list((tmp_path / "state").iterdir()) == []
 
 
@@ -110,7 +110,7 @@ def test_measure_takes_a_block_that_has_an_adapter(model_folder: Path) -> None:
     job = ring.make_job(model_folder, adapter__config="seq_bn[leave_out=[2,3]]")
     measured = Bench(model_folder, job, None).measure(QUICK, budget_s=0.0, disk=None)
     plain = Bench(model_folder, ring.make_job(model_folder), None).measure(QUICK, budget_s=0.0, disk=None)
-    assert measured.activation_bytes == plain.activation_bytes
+    assert measured.activation_token_bytes == plain.activation_token_bytes
 
 
 def test_measure_of_one_block_bounds_what_it_does_not_have(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from edge.compute.executor import NodeExecutor
 from edge.model.dropout import block_unit, unit_seed
-from ringtune.schedule.lowering import Op
+from ringtune.schedule.actions import Op, TensorKey
 from ringtune.schedule.turns import StepKind, Turn
 from tests.support import hand_ring as ring
 from tests.support import tiny
@@ -31,13 +31,13 @@ def _host(model_folder: Path, folder: Path, *, kind: StepKind = StepKind.TRAIN, 
     executor.grant(Turn(index=0, kind=kind, owner="a", round=0, first_seq=0, num_items=1, first_step=0, first_batch=0))
     hidden = torch.randn(3, 5, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     for micro in range(2):
-        executor.put_tensor("h", 0, micro, hidden, torch.ones(3, 5, dtype=torch.int8))
+        executor.put_tensor(TensorKey("h", 0, micro, 0), hidden, torch.ones(3, 5, dtype=torch.int8))
     return executor
 
 
 def _run(executor: NodeExecutor, op: Op, micro: int, start: int, stop: int) -> torch.Tensor:
     executor.run(ring.action(op, 0, micro, start, stop))
-    return executor.take_tensor("h", 0, micro)[0]
+    return executor.take_tensor(TensorKey("h", 0, micro, stop))[0]
 
 
 def test_dropout_seed_is_the_documented_one() -> None:

@@ -12,6 +12,7 @@ from ringtune.errors import IntegrityError
 from ringtune.schedule.plan import Plan
 from tests.support import hand_ring as ring
 from tests.support import tiny
+from tests.support.plans import changed
 
 SPLITS = ({"b": (0, 2), "c": (2, 4)}, {"a": (0, 4)}, {"c": (0, 1), "a": (1, 3), "b": (3, 4)})
 
@@ -63,13 +64,9 @@ def test_loading_gives_the_evaluation_of_the_trained_ring(
     for node, executor in hand.nodes.items():
         executor.load_saved(saved[0])
         assert node in plan.nodes
-    hand.plan = plan.__class__.from_json({**_without_digest(plan), "num_steps": 0})
+    hand.plan = changed(plan, num_steps=0)
     hand.train()
     assert hand.evaluations[0] == pytest.approx(saved[1], rel=1e-12)
-
-
-def _without_digest(plan: Plan) -> dict[str, object]:
-    return {key: value for key, value in plan.to_json().items() if key != "digest"}
 
 
 def test_loading_fills_the_private_blocks_of_an_owner(model_folder: Path, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_saving_loads_with_nothing_of_ours(
     plain = AutoAdapterModel.from_pretrained(str(model_folder))
     plain.load_adapter(str(folder), use_safetensors=True, set_active=True)
     plain.to(getattr(torch, dtype)).eval()
-    batch = datasets["a"].batch(plan, _first_item(plan))
+    batch = datasets["a"].batch(plan.course, _first_item(plan))
     inputs = {"input_ids": batch.ids, "attention_mask": batch.mask, "token_type_ids": batch.token_type_ids}
     with torch.no_grad():
         got, want = plain(**inputs).logits, trained.model.eval()(**inputs).logits
@@ -82,7 +82,7 @@ def test_saving_loads_with_nothing_of_ours(
 
 
 def _first_item(plan: Plan) -> Item:
-    return items(plan, next(turn_sequence(plan)))[0]
+    return items(plan.course, next(turn_sequence(plan.course)))[0]
 
 
 def test_saving_holds_no_local_path(model_folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from adapters import AdapterConfig, AutoAdapterModel, BertAdapterModel
 from transformers import BertConfig
 
 from edge.measuring.works import Bench
-from ringtune.costs.memory import estimate_activation_block_bytes
+from ringtune.costs.memory import estimate_activation_token_bytes
 from ringtune.jobs.job import Job, Model
 from ringtune.models.adapter_config import adapter_block_params
 from ringtune.models.families import FAMILIES
@@ -104,6 +104,6 @@ def test_sizes_of_activations_are_near_the_measured_ones(tmp_path: Path, model_t
     job = Job(model=Model(path=str(folder), task=task)).with_overrides(
         {"train.max_length": 50, "train.batch_size": 8, "train.microbatches": 1, "train.dropout": dropout}
     )
-    measured = Bench(folder, job, None).activation_bytes()
-    estimated = estimate_activation_block_bytes(model_facts(folder, job), rows=8, tokens=50, dropout=dropout)
+    measured = Bench(folder, job, None).activation_token_bytes()
+    estimated = estimate_activation_token_bytes(model_facts(folder, job), tokens=50, dropout=dropout)
     assert 0.93 * measured <= estimated <= 1.33 * measured

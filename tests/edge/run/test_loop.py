@@ -12,8 +12,9 @@ import pytest
 from edge.run import reporter as rp
 from edge.run.recorder import replay
 from ringtune.errors import DeadlineError, ModelError
-from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import turn_sequence
 from tests.support.fakes import WAIT_S, FakeExecutor, FakeRing
 from tests.support.plans import make_plan
 
@@ -159,10 +160,10 @@ def test_run_sees_what_came_during_an_action_before_choosing_the_next() -> None:
         ring.start("b")
         ring.grant_all()
         run = ring.runs["b"]
-        run.on_tensor("h", 0, 0, 2, "a", "x", None)
+        run.on_tensor(TensorKey("h", 0, 0, 2), "a", "x", None)
         assert started.wait(WAIT_S)
-        run.on_tensor("h", 0, 1, 2, "a", "x", None)
-        run.on_tensor("h", 0, 2, 2, "a", "x", None)
+        run.on_tensor(TensorKey("h", 0, 1, 2), "a", "x", None)
+        run.on_tensor(TensorKey("h", 0, 2, 2), "a", "x", None)
         go_on.set()
         assert ring.reports["b"].wait_for(lambda entries: len(_events(entries, "ActionDone")) >= 1)
         names = [type(entry.event).__name__ for entry in ring.reports["b"].of(rp.Handled)]
@@ -190,14 +191,34 @@ def test_run_drops_a_tensor_that_came_twice() -> None:
     """A second copy after the first was taken is forgotten with its turn, not kept for ever."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, local_iterations=2, eval_rows=0)
     with ring_of(plan) as ring:
-        ring.runs["b"].on_tensor("h", 0, 0, 2, "a", "first", None)
+        ring.runs["b"].on_tensor(TensorKey("h", 0, 0, 2), "a", "first", None)
         ring.start("b")
         ring.grant_all()
         assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, rp.Spanned) for entry in entries))
-        ring.runs["b"].on_tensor("h", 0, 0, 2, "a", "again", None)
+        ring.runs["b"].on_tensor(TensorKey("h", 0, 0, 2), "a", "again", None)
         ring.start("a")
         assert ring.wait_done(1)
         assert ring.runs["b"].num_waiting == 0
+
+
+def test_run_takes_a_tensor_that_came_twice_for_no_other() -> None:
+    """A second copy that comes while the micro-batch waits for its gradient does not stand for that gradient."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=8, local_iterations=2, eval_rows=0)
+    first, *later = turn_sequence(plan.course)
+    with ring_of(plan) as ring:
+        run = ring.runs["b"]
+        run.on_tensor(TensorKey("h", 0, 0, 2), "a", "first", None)
+        ring.start("b")
+        run.grant([first])
+        assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, rp.Sent) for entry in entries))
+        run.on_tensor(TensorKey("h", 0, 0, 2), "a", "again", None)
+        run.grant(later)  # whenever a turn comes, the engine looks for what can go backward
+        assert run.call(lambda: "alive", timeout_s=WAIT_S, what="an answer") == "alive"
+        assert ring.reports["b"].of(rp.Failed) == []
+        ring.start("a")
+        ring.runs["a"].grant([first, *later])
+        assert ring.wait_done(1 + len(later))
+        assert run.num_waiting == 0
 
 
 def test_run_call_after_the_end_is_refused() -> None:

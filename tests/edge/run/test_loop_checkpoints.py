@@ -104,7 +104,7 @@ def test_run_that_can_not_save_fails_with_a_name_of_its_own(
 
 def test_recording_of_a_resumed_run_replays(savers: dict[str, DiskSaver]) -> None:
     """The start point is part of the recording."""
-    start = StartPoint.of(PLAN, step=4, holder="b")
+    start = StartPoint.of(PLAN.course, step=4, holder="b")
     ring = FakeRing(PLAN, savers=savers, start=start, record=True)
     ring.start()
     assert ring.wait_done(len(ring.grant_all()))
@@ -112,4 +112,4 @@ def test_recording_of_a_resumed_run_replays(savers: dict[str, DiskSaver]) -> Non
     for node, reports in ring.reports.items():
         lines = [entry.line for entry in reports.of(rp.HeaderLine)]
         lines += [record_line(*entry) for entry in reports.of(rp.Handled)]
-        assert replay(lines, PLAN, node) > len(list(turn_sequence(PLAN, start=start)))
+        assert replay(lines, PLAN, node) > len(list(turn_sequence(PLAN.course, start=start)))

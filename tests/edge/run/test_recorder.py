@@ -11,7 +11,7 @@ from edge.run.recorder import event_from_json, header_line, record_line, replay,
 from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import IntegrityError
-from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.turns import turn_sequence
 from tests.support.plans import make_plan
 
@@ -22,7 +22,7 @@ def recording() -> list[str]:
     """A complete recording of one node that does everything itself."""
     engine = NodeEngine(PLAN, "a", wait_s=9.0)
     lines = [header_line(PLAN, "a", 9.0)]
-    waiting: list[ev.Event] = [ev.TurnGranted(turn) for turn in turn_sequence(PLAN)]
+    waiting: list[ev.Event] = [ev.TurnGranted(turn) for turn in turn_sequence(PLAN.course)]
     now_s = 0.25
     while waiting:
         event = waiting.pop(0)
@@ -37,9 +37,9 @@ def recording() -> list[str]:
 @pytest.mark.parametrize(
     "event",
     [
-        ev.TurnGranted(next(turn_sequence(PLAN))),
-        ev.TurnGranted(dataclasses.replace(next(turn_sequence(PLAN)), unfreeze_at=(4, 8))),
-        ev.TensorArrived("h", 3, 1, 2, "b"),
+        ev.TurnGranted(next(turn_sequence(PLAN.course))),
+        ev.TurnGranted(dataclasses.replace(next(turn_sequence(PLAN.course)), unfreeze_at=(4, 8))),
+        ev.TensorArrived(TensorKey("h", 3, 1, 2), "b"),
         ev.HeadArrived(2, "b"),
         ev.CreditArrived(2, "b"),
         ev.ActionDone(Action(Op.HEAD, 3, 1), (("count", 4.0), ("loss_sum", 1 / 3))),

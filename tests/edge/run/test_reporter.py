@@ -10,7 +10,7 @@ import pytest
 
 from edge.run import reporter as rp
 from ringtune.engine import events as ev
-from ringtune.schedule.lowering import Action, Op
+from ringtune.schedule.actions import Action, Op
 from ringtune.v1 import control_pb2
 
 WAIT_S = 20.0

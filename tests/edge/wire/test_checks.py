@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,20 +13,26 @@ import torch
 
 from edge.wire import frames, tensors
 from edge.wire.checks import FrameCheck, check_hello
+from edge.wire.known_turns import KnownTurns
 from ringtune.errors import FrameError
-from ringtune.schedule.lowering import Op, Payload, item_legs, num_microbatches
-from ringtune.schedule.plan import Owner, Phase, Plan, Slice
-from ringtune.schedule.turns import StartPoint, items, turn_sequence
+from ringtune.schedule.actions import Op, Payload, TensorKey
+from ringtune.schedule.extent import Owner
+from ringtune.schedule.lowering import legs
+from ringtune.schedule.methods import Everything, RingAda
+from ringtune.schedule.methods.patience import Patience
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, Turn, items, turn_sequence
 from ringtune.v1 import ring_pb2
-from tests.support.wire_parts import expectation, hello, plan
+from tests.support.plans import random_operations
+from tests.support.wire_parts import expectation, hello, plan, tensor_header
 
 
 def _header(of: Plan | None = None, source: str = "a", **changes: Any) -> ring_pb2.FrameHeader:
     """The hidden state of item 0, micro-batch 0, that enters block 2 of the plan: a good header for node b."""
     of = of or plan()
     mask = torch.ones(2, 6, dtype=torch.int64)
-    encoded = tensors.encode(torch.zeros(2, 6, 8), mask, of.wire_dtype)
-    header = frames.tensor_header(hello(of, source), Payload.HIDDEN, 0, 0, 2, encoded)
+    encoded = tensors.encode(torch.zeros(2, 6, 8), mask, of.course.wire_dtype)
+    header = frames.tensor_header(hello(of, source), TensorKey(Payload.HIDDEN, 0, 0, 2), encoded)
     for name, value in changes.items():
         if name == "shape":
             del header.shape[:]
@@ -34,22 +42,42 @@ def _header(of: Plan | None = None, source: str = "a", **changes: Any) -> ring_p
     return header
 
 
-def _check(of: Plan | None = None, source: str = "a", node: str = "b") -> FrameCheck:
-    return FrameCheck(expectation(of, node), source)
+def _check(
+    of: Plan | None = None, source: str = "a", node: str = "b", *, turns: KnownTurns | None = None
+) -> FrameCheck:
+    return FrameCheck(expectation(of, node), source, turns)
 
 
-def _sent(of: Plan, node: str, source: str) -> Iterator[ring_pb2.FrameHeader]:
-    """Every tensor that ``source`` sends to ``node`` in a run, item by item, in the lowering's order."""
-    for turn in turn_sequence(of):
-        for item in items(of, turn):
-            for micro in range(num_microbatches(of, item)):
-                for leg in item_legs(of, item, node):
+def _known(of: Plan) -> KnownTurns:
+    """The turns of a run from its beginning, none of them granted."""
+    return KnownTurns(of, StartPoint.of(of.course))
+
+
+def _begin(turns: KnownTurns, turn: Turn) -> None:
+    """The coordinator grants a turn, and the node is done with all before it."""
+    turns.granted(turn)
+    turns.done_before(turn.index)
+
+
+def _num_known(turns: KnownTurns) -> int:
+    first, last = turns.span()
+    return last + 1 - first
+
+
+def _sent(of: Plan, node: str, source: str, turns: KnownTurns | None = None) -> Iterator[ring_pb2.FrameHeader]:
+    """Every tensor that ``source`` sends to ``node`` in a run, item by item, in the lowering's order.
+
+    With ``turns`` each turn begins before its first tensor.
+    """
+    for turn in turn_sequence(of.course):
+        if turns is not None:
+            _begin(turns, turn)
+        for item in items(of.course, turn):
+            for micro, found in enumerate(legs(of, item, node)):
+                for leg in found:
                     if leg.op is Op.RECEIVE and leg.peer == source:
-                        rows = of.microbatch_sizes(item.rows)[micro]
-                        has_mask = leg.payload == Payload.HIDDEN and leg.start < of.num_blocks
-                        mask = torch.ones(rows, 3) if has_mask else None
-                        encoded = tensors.encode(torch.zeros(rows, 3, of.hidden_size), mask, of.wire_dtype)
-                        yield frames.tensor_header(hello(of, source), leg.payload, item.seq, micro, leg.start, encoded)
+                        key = TensorKey(leg.payload, item.seq, micro, leg.start)
+                        yield tensor_header(of, source, key, of.course.microbatch_sizes(item.rows)[micro])
 
 
 @pytest.mark.parametrize(
@@ -57,11 +85,12 @@ def _sent(of: Plan, node: str, source: str) -> Iterator[ring_pb2.FrameHeader]:
     [
         {},
         {"wire_dtype": "int8"},
-        {"private_blocks": 1, "phases": (Phase(slices=(Slice(node="b", start=1, stop=4),)),)},
+        {"private_blocks": 1, "slices": [("b", 1, 4)]},
         {"batch_size": 5, "microbatches": 3, "local_iterations": 1, "eval_every": 1},
         {"owners": tuple(Owner(node=name, train_rows=4, eval_rows=3) for name in "abcdef"), "eval_every": 1},
-        {"method": "all"},
-        {"unfreeze": "at", "unfreeze_at": (3, 4)},
+        {"method": Everything()},
+        {"method": RingAda(every_steps=0, at=(3, 4))},
+        {"operations": random_operations(random.Random(0), plan().course)},
     ],
 )
 def test_checks_admit_all_that_the_plan_foresees(changes: dict[str, Any]) -> None:
@@ -70,13 +99,14 @@ def test_checks_admit_all_that_the_plan_foresees(changes: dict[str, Any]) -> Non
     admitted = 0
     for node in of.nodes:
         for source in of.nodes:
-            check = _check(of, source, node)
-            for header in _sent(of, node, source):
+            turns = _known(of)
+            check = _check(of, source, node, turns=turns)
+            for header in _sent(of, node, source, turns):
                 check.admit(header)
                 admitted += 1
                 if header.kind == ring_pb2.FRAME_KIND_HIDDEN:
                     check.credit_returned(header.boundary, 1)
-    assert admitted > of.num_steps
+    assert admitted > of.course.num_steps
 
 
 @pytest.mark.parametrize(
@@ -88,8 +118,8 @@ def test_checks_admit_all_that_the_plan_foresees(changes: dict[str, Any]) -> Non
         ({"kind": ring_pb2.FRAME_KIND_HELLO}, "kind 1"),
         ({"kind": ring_pb2.FRAME_KIND_GRAD}, "not foreseen"),
         ({"kind": 99}, "kind 99"),
-        ({"seq": -1}, "no turn near"),
-        ({"seq": 10**12}, "no turn near"),
+        ({"seq": -1}, "is of a turn that is none of turns 0 to 6"),
+        ({"seq": 10**12}, "is of a turn that is none of turns 0 to 6"),
         ({"boundary": 1}, "not foreseen"),
         ({"micro": 2}, "has 2 micro-batches"),
         ({"micro": 2**32 - 1}, "micro-batches"),
@@ -143,13 +173,15 @@ def test_checks_hold_the_sender_to_its_credits() -> None:
 def test_checks_refuse_old_turns() -> None:
     """Once the run is many turns on, a frame of the beginning is refused even if it never came before."""
     of = plan(num_steps=400, local_iterations=1)
-    check = _check(of)
-    for seq in range(100):
-        check.admit(_header(of, seq=seq))
+    turns = _known(of)
+    check = _check(of, turns=turns)
+    for turn in itertools.islice(turn_sequence(of.course), 100):
+        _begin(turns, turn)
+        check.admit(_header(of, seq=turn.first_seq))
         check.credit_returned(2, 1)
-    with pytest.raises(FrameError, match="turn 99 that is on now"):
+    with pytest.raises(FrameError, match="none of turns 98 to 125, which may come now"):
         check.admit(_header(of, seq=3, micro=1))
-    with pytest.raises(FrameError, match="no turn near turn 99"):
+    with pytest.raises(FrameError, match="none of turns 98 to 125, which may come now"):
         check.admit(_header(of, seq=200))
 
 
@@ -164,19 +196,21 @@ def test_checks_let_a_head_pass_to_the_next_initiator_only() -> None:
         header = frames.blob_header(hello(source=source), Payload.HEAD, turn, b"head")
         with pytest.raises(FrameError, match="that turn's head goes from"):
             _check(source=source, node=node).admit(header)
-    with pytest.raises(FrameError, match="far from turn 0"):
+    with pytest.raises(FrameError, match="is of turn 1000000000 that is none of turns 0 to 6"):
         _check(source="c", node="d").admit(frames.blob_header(hello(source="c"), Payload.HEAD, 10**9, b""))
 
 
 def test_checks_of_a_run_that_decides_admit_what_any_decision_brings() -> None:
     """Frames may come before the grant that says what trains: gradients pass as deep as the loss could make it."""
-    of = plan(unfreeze="auto", patience_steps=2, num_steps=40)  # soonest at steps 8, 12, 16
+    of = plan(
+        method=RingAda(every_steps=0, auto=Patience(patience_steps=2)), num_steps=40
+    )  # soonest at steps 8, 12, 16
     check = _check(of, "b", "a")
-    late = list(_sent(of.unfrozen_at((10, 14, 18)), "a", "b"))
+    late = list(_sent(of.decided((10, 14, 18)), "a", "b"))
     assert {header.seq for header in late} == set(range(14, 40))
     for header in late:
         check.admit(header)
-    too_soon = next(_sent(of.unfrozen_at((8, 10, 16)), "a", "b"))
+    too_soon = next(_sent(of.decided((8, 10, 16)), "a", "b"))
     with pytest.raises(FrameError, match="not foreseen"):
         _check(of, "b", "a").admit(too_soon)
 
@@ -184,8 +218,8 @@ def test_checks_of_a_run_that_decides_admit_what_any_decision_brings() -> None:
 def test_checks_of_a_resumed_run_take_the_head_from_who_holds_it() -> None:
     """The first turn after a checkpoint may be another owner's: its head comes from the one that saved it."""
     of = plan()
-    first, second = of.owners[0].node, of.owners[1].node
-    start = StartPoint.of(of, step=of.local_iterations, holder=first)
+    first, second = of.course.owners[0].node, of.course.owners[1].node
+    start = StartPoint.of(of.course, step=of.course.local_iterations, holder=first)
     header = frames.blob_header(hello(of, first), Payload.HEAD, 0, b"head")
     FrameCheck(expectation(of, second, start=start), first).admit(header)
     with pytest.raises(FrameError, match="that turn's head goes from node"):
@@ -228,36 +262,46 @@ def test_checks_hello_of_another_run_is_refused(change: Callable[[ring_pb2.Frame
 def test_checks_of_a_long_run_stay_small_and_quick() -> None:
     """A run of a million steps is not expanded ahead: memory follows the window, not the run."""
     of = plan(num_steps=1_000_000, local_iterations=10)
-    check = _check(of)
+    turns = _known(of)
+    check = _check(of, turns=turns)
     began_s = time.process_time()
-    for seq in range(2000):
-        check.admit(_header(of, seq=seq))
-        check.credit_returned(2, 1)
+    for turn in itertools.islice(turn_sequence(of.course), 200):
+        _begin(turns, turn)
+        for seq in range(turn.first_seq, turn.end_seq):
+            check.admit(_header(of, seq=seq))
+            check.credit_returned(2, 1)
     assert time.process_time() - began_s < 5.0
     assert len(check._seen) <= 30
-    assert len(check._turns) < 300
+    assert _num_known(turns) < 300
 
 
 def test_checks_forget_the_turns_of_long_ago() -> None:
-    """Turns are kept around the newest one only, and still every frame of the run passes and none of long ago."""
+    """Turns are kept around those that are on only, and still every frame of the run passes and none of long ago."""
     of = plan(num_steps=3000, local_iterations=1)
-    check, most = _check(of), 0
-    for seq in range(2900):
-        check.admit(_header(of, seq=seq))
+    turns, most = _known(of), 0
+    check = _check(of, turns=turns)
+    for turn in itertools.islice(turn_sequence(of.course), 2900):
+        _begin(turns, turn)
+        check.admit(_header(of, seq=turn.first_seq))
         check.credit_returned(2, 1)
-        most = max(most, len(check._turns))
-    assert most <= 3 * check._window + 2 < 200
-    with pytest.raises(FrameError, match="of no turn near"):
+        most = max(most, _num_known(turns))
+    assert most < 200
+    with pytest.raises(FrameError, match="none of turns 2898 to"):
         check.admit(_header(of, seq=3))
 
 
 def test_checks_know_who_held_the_head_before_the_turns_that_are_kept() -> None:
     """Late in a run the head still has to come from the owner of the turn before."""
     of = plan(num_steps=3000, local_iterations=1)
-    check = _check(of, source="c", node="d")
-    heads = [turn for turn in turn_sequence(of) if turn.owner == "d"]
-    for turn in heads[:1200]:
-        check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, turn.index, b"head"))
-    assert len(check._turns) < 200
+    turns = _known(of)
+    check = _check(of, source="c", node="d", turns=turns)
+    heads = [turn for turn in turn_sequence(of.course) if turn.owner == "d"]
+    for turn in turn_sequence(of.course):
+        if turn.index > heads[1199].index:
+            break
+        _begin(turns, turn)
+        if turn.owner == "d":
+            check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, turn.index, b"head"))
+    assert _num_known(turns) < 200
     with pytest.raises(FrameError, match="that turn's head goes from"):
         check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, heads[1200].index - 1, b"head"))

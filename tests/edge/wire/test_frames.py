@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edge.wire import frames, tensors
 from edge.wire.frames import Assembler, Fed
 from ringtune.errors import FrameError, IntegrityError
-from ringtune.schedule.lowering import Payload
+from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.v1 import ring_pb2
 from tests.support.wire_parts import hello, hidden
 
@@ -86,7 +86,7 @@ def test_frames_keep_a_single_message_in_place_and_aligned() -> None:
     """A payload in one message is not copied, and starts where torch's own tensors would."""
     tensor, mask = hidden(8, 64, 384)
     encoded = tensors.encode(tensor, mask, "float32")
-    header = frames.tensor_header(hello(), Payload.HIDDEN, 0, 0, 2, encoded)
+    header = frames.tensor_header(hello(), TensorKey(Payload.HIDDEN, 0, 0, 2), encoded)
     (message,) = frames.messages(header, encoded.parts)
     offset = len(message) - encoded.payload_bytes
     assert offset % frames.ALIGNMENT_BYTES == 16
@@ -192,7 +192,7 @@ def test_frames_lengths_are_written_as_protobuf_does(value: int) -> None:
 def test_frames_describe_what_they_carry() -> None:
     """A refusal names kind, item, micro-batch, block and source."""
     encoded = tensors.encode(torch.zeros(1, 1, 1), None, "float32")
-    header = frames.tensor_header(hello(), Payload.GRAD, 12, 3, 4, encoded)
+    header = frames.tensor_header(hello(), TensorKey(Payload.GRAD, 12, 3, 4), encoded)
     assert frames.describe(header) == "the gradient of item 12, micro-batch 3, block 4, from node a"
     head = frames.blob_header(hello(), Payload.HEAD, 2, b"")
     assert frames.describe(head) == "the head for turn 2 from node a"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -17,7 +18,8 @@ from edge.wire.link import METHOD
 from edge.wire.options import NodeServer, open_channel
 from edge.wire.server import RingServicer
 from ringtune.errors import ConnectionFailedError, DeadlineError, FrameError, PeerLostError, RingTuneError
-from ringtune.schedule.lowering import Payload
+from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.turns import turn_sequence
 from ringtune.v1 import ring_pb2
 from tests.support.wire_parts import (
     WAIT_S,
@@ -42,10 +44,10 @@ def test_link_delivers_hidden_state_with_mask() -> None:
     """A float32 hidden state and its mask arrive bit for bit, with their place in the schedule."""
     tensor, mask = hidden()
     with receiver(expectation()) as node, sender(node.address) as out:
-        sent_bytes = out.link.send_tensor(Payload.HIDDEN, 0, 1, 2, tensor, mask)
+        sent_bytes = out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 1, 2), tensor, mask)
         came = node.sink.next()
     assert isinstance(came, TensorCame)
-    assert came[:5] == ("h", 0, 1, 2, "a")
+    assert (came.key, came.source) == (TensorKey("h", 0, 1, 2), "a")
     assert torch.equal(came.tensor, tensor)
     assert came.mask is not None
     assert came.mask.dtype == torch.int64
@@ -62,15 +64,15 @@ def test_link_delivers_gradient_and_head_in_order() -> None:
         came = node.sink.next()
     assert came == BlobCame("t", 1, "c", blob)
     with receiver(expectation()) as node, sender(node.address, hello(source="c")) as out:
-        out.link.send_tensor(Payload.GRAD, 0, 0, 4, gradient, None)
-        out.link.send_tensor(Payload.GRAD, 0, 1, 4, gradient, None)
-        assert [node.sink.next().micro, node.sink.next().micro] == [0, 1]
+        out.link.send_tensor(TensorKey(Payload.GRAD, 0, 0, 4), gradient, None)
+        out.link.send_tensor(TensorKey(Payload.GRAD, 0, 1, 4), gradient, None)
+        assert [node.sink.next().key.micro, node.sink.next().key.micro] == [0, 1]
 
 
 def test_link_carries_credits_back() -> None:
     """A credit arrives with its boundary and the name of the node that gave it."""
     with receiver(expectation()) as node, sender(node.address) as out:
-        out.link.send_tensor(Payload.HIDDEN, 0, 0, 2, *hidden())
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
         node.sink.next()
         node.servicer.ack("a", 2)
         assert out.acks.get(timeout=WAIT_S) == ("b", frames.Ack(1, 2))
@@ -81,7 +83,7 @@ def test_link_returns_credits_a_quarter_at_a_time() -> None:
     of = plan(credits=8)
     with receiver(expectation(of)) as node, sender(node.address, hello(of)) as out:
         for micro in (0, 1):
-            out.link.send_tensor(Payload.HIDDEN, 0, micro, 2, *hidden())
+            out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, micro, 2), *hidden())
             node.sink.next()
             assert out.acks.empty()
             node.servicer.ack("a", 2)
@@ -114,13 +116,13 @@ def test_link_goes_on_after_a_refusal() -> None:
     """A bad frame is refused at both ends and dropped; the next good one arrives."""
     tensor, mask = hidden()
     with receiver(expectation()) as node, sender(node.address) as out:
-        out.link.send_tensor(Payload.HIDDEN, 0, 0, 2, torch.zeros(3, 6, 8), torch.ones(3, 6))
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), torch.zeros(3, 6, 8), torch.ones(3, 6))
         refused = node.sink.next()
         assert isinstance(refused, Refused)
         assert "shape [3, 6, 8], expected [2, 1..6, 8]" in str(refused.error)
         _, ack = out.acks.get(timeout=WAIT_S)
         assert (ack.error, ack.refusal) == ("FrameError", str(refused.error))
-        out.link.send_tensor(Payload.HIDDEN, 0, 0, 2, tensor, mask)
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor, mask)
         assert isinstance(node.sink.next(), TensorCame)
         assert out.broken.empty()
 
@@ -129,9 +131,9 @@ def test_link_refuses_nan_and_takes_the_same_frame_again() -> None:
     """NaN never reaches the sink; the credit it took is free again."""
     tensor, mask = hidden()
     with receiver(expectation(plan(credits=1))) as node, sender(node.address, hello(plan(credits=1))) as out:
-        out.link.send_tensor(Payload.HIDDEN, 0, 0, 2, tensor * float("nan"), mask)
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor * float("nan"), mask)
         assert "NaN" in str(node.sink.next().error)
-        out.link.send_tensor(Payload.HIDDEN, 0, 0, 2, tensor, mask)
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor, mask)
         assert isinstance(node.sink.next(), TensorCame)
 
 
@@ -162,7 +164,7 @@ def test_link_waits_for_a_peer_that_still_prepares() -> None:
         thread.start()
         node.servicer.expect(expectation(), node.sink)
         thread.join(WAIT_S)
-        out.link.send_tensor(Payload.HIDDEN, 0, 0, 2, *hidden())
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
         assert isinstance(node.sink.next(), TensorCame)
         out.link.close()
 
@@ -203,7 +205,7 @@ def test_link_can_be_opened_again_after_close() -> None:
         with sender(node.address):
             pass
         with sender(node.address) as out:
-            out.link.send_tensor(Payload.HIDDEN, 0, 0, 2, *hidden())
+            out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
             assert isinstance(node.sink.next(), TensorCame)
 
 
@@ -218,7 +220,7 @@ def test_link_that_breaks_is_told_at_both_ends() -> None:
         assert isinstance(lost, Lost)
         assert lost.source == "a"
         with pytest.raises(PeerLostError, match="node b"):
-            out.link.send_tensor(Payload.HIDDEN, 0, 0, 2, *hidden())
+            out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
         assert out.broken.empty()
 
 
@@ -246,7 +248,7 @@ def test_link_sink_hears_nothing_after_forget() -> None:
     """Once ``forget`` has returned, the sink of the old run is not called."""
     with receiver(expectation()) as node, sender(node.address) as out:
         for micro in (0, 1):
-            out.link.send_tensor(Payload.HIDDEN, 0, micro, 2, *hidden())
+            out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, micro, 2), *hidden())
         node.servicer.forget()
         count = node.sink.came.qsize()
         out.link.close()
@@ -261,7 +263,7 @@ def test_link_close_is_quick_with_a_frozen_peer() -> None:
         out.link.open(WAIT_S)
         proxy.freeze()
         for micro in (0, 1):
-            out.link.send_tensor(Payload.HIDDEN, 0, micro, 2, *hidden(2, 512, 4096))
+            out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, micro, 2), *hidden(2, 512, 4096))
         began_s = time.monotonic()
         out.link.close()
         assert time.monotonic() - began_s < 6.0
@@ -279,19 +281,19 @@ def test_link_slow_receiver_holds_the_sender_back() -> None:
     ):
         tensor, mask = hidden(2, 1024, 1024)
         places = [(seq, micro) for seq in range(8) for micro in range(2)]
-        total_bytes = sum(out.link.send_tensor(Payload.HIDDEN, *place, 2, tensor, mask) for place in places)
+        total_bytes = sum(out.link.send_tensor(TensorKey(Payload.HIDDEN, *place, 2), tensor, mask) for place in places)
         sent_bytes = _when_still(lambda: len(proxy.sent))
         assert 0 < sent_bytes < total_bytes / 2
         release.set()
         came = [node.sink.next() for _ in places]
-        assert [(tensor.seq, tensor.micro) for tensor in came] == places
+        assert [(tensor.key.seq, tensor.key.micro) for tensor in came] == places
 
 
 def test_link_traffic_can_be_tapped() -> None:
     """The bytes on the socket are the tensor's own: neither compressed nor doubled."""
     tensor, mask = hidden()
     with receiver(expectation()) as node, tap(node.address) as proxy, sender(proxy.address) as out:
-        out.link.send_tensor(Payload.HIDDEN, 0, 0, 2, tensor, mask)
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor, mask)
         node.sink.next()
         payload = tensor.numpy().tobytes() + mask.to(torch.uint8).numpy().tobytes()
         assert proxy.sent.count(payload) == 1
@@ -301,7 +303,7 @@ def test_link_leaves_no_thread() -> None:
     """After ``close`` and ``stop`` every thread of both ends is gone, gRPC's included."""
     before = set(threading.enumerate())
     with receiver(expectation()) as node, sender(node.address) as out:
-        out.link.send_tensor(Payload.HIDDEN, 0, 0, 2, *hidden())
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
         node.sink.next()
     left = [thread for thread in threading.enumerate() if thread not in before]
     for thread in left:
@@ -342,10 +344,25 @@ def test_server_forgets_only_the_run_of_the_sink_that_asks() -> None:
         former = RecordingSink()
         node.servicer.forget(former)
         with sender(node.address) as opened:
-            opened.link.send_tensor(Payload.HIDDEN, 0, 1, 2, *hidden())
+            opened.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 1, 2), *hidden())
             assert isinstance(node.sink.next(), TensorCame)
         node.servicer.forget(node.sink)
         assert node.servicer._run is None
+
+
+def test_server_admits_the_turns_that_are_granted_and_not_done() -> None:
+    """A frame of a turn far ahead is refused before its grant and taken after it; one of a turn that is done is not."""
+    of = plan(num_steps=400, local_iterations=1)
+    far, done = TensorKey(Payload.HIDDEN, 200, 0, 2), TensorKey(Payload.HIDDEN, 3, 0, 2)
+    with receiver(expectation(of)) as node, sender(node.address, hello(of)) as out:
+        out.link.send_tensor(far, *hidden())
+        assert "may come now" in str(node.sink.next().error)
+        node.servicer.granted(itertools.islice(turn_sequence(of.course), 200))
+        out.link.send_tensor(far, *hidden())
+        assert node.sink.next().key == far
+        node.servicer.done_before(200)
+        out.link.send_tensor(done, *hidden())
+        assert "may come now" in str(node.sink.next().error)
 
 
 def test_server_second_one_on_a_port_fails() -> None:
@@ -371,7 +388,7 @@ def test_server_survives_garbage() -> None:
         acks = _raw(node, [hello().message(), *garbage, hello().goodbye()])
         assert [ack.welcome for ack in acks] == [True, False, False]
         with sender(node.address) as out:
-            out.link.send_tensor(Payload.HIDDEN, 0, 0, 2, *hidden())
+            out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
             while not isinstance(came := node.sink.next(), TensorCame):
                 assert isinstance(came.error, RingTuneError)
 

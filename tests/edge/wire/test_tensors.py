@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edge.wire import tensors
 from ringtune.errors import FrameError
-from ringtune.schedule.plan import WIRE_DTYPES
+from ringtune.schedule.course import WIRE_DTYPES
 from tests.support.wire_parts import hidden
 
 

@@ -8,6 +8,7 @@ import statistics
 import pytest
 
 from coordinator.planner.choose import plan_of
+from coordinator.planner.draft import Draft
 from coordinator.planner.predict.judge import simulated_job_s, simulated_step_s
 from coordinator.planner.predict.ring_costs import (
     RingCosts,
@@ -18,11 +19,11 @@ from coordinator.planner.predict.ring_costs import (
 )
 from coordinator.planner.predict.step_time import Ring, job_s, step_times
 from ringtune.costs.profile import Profile
-from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import Units
 from tests.support.planner_rings import class_ring, device, draft_for, random_counts, random_kinds
 
 
-def random_case(rng: random.Random) -> tuple[Profile, Plan, RingCosts, Ring]:
+def random_case(rng: random.Random) -> tuple[Profile, Draft, RingCosts, Ring]:
     """Any small ring: 1 to 5 nodes of any class, some of them left out, with or without links."""
     num_nodes = rng.randint(1, 5)
     num_blocks = rng.randint(max(3, num_nodes), 10)
@@ -48,13 +49,13 @@ def test_step_time_is_near_the_simulated_steady_state() -> None:
                 simulated_step_s(
                     plan,
                     profile,
-                    depth,
+                    Units.top(costs.stop, depth),
                     optimizer="adamw",
                     owner=owner.node,
                     warm_up=max(4, 24 // micro),
                     measured=max(6, 24 // micro),
                 )
-                for owner in plan.owners
+                for owner in plan.course.owners
             ]
             errors.append(abs(predicted[depth] / statistics.mean(simulated) - 1))
     errors.sort()
@@ -103,7 +104,7 @@ def test_step_time_of_pipeadapter_is_the_busiest_node_and_a_drain_a_turn() -> No
     fresh = ring_costs(draft_for(Profile(nodes=nodes), method="all"), Profile(nodes=nodes), optimizer="sgd")
     critical = step_times(fresh, ring)[4]
     plan = plan_of(draft_for(Profile(nodes=nodes), method="pipeadapter"), stale, ring)
-    simulated = simulated_step_s(plan, Profile(nodes=nodes), 4, optimizer="sgd", owner="a")
+    simulated = simulated_step_s(plan, Profile(nodes=nodes), Units.top(4, 4), optimizer="sgd", owner="a")
     assert step_times(stale, ring)[4] == pytest.approx(simulated, rel=0.05)
     assert step_times(stale, ring)[4] < critical
 
@@ -111,9 +112,9 @@ def test_step_time_of_pipeadapter_is_the_busiest_node_and_a_drain_a_turn() -> No
 def test_steps_by_depth_are_those_of_the_schedule() -> None:
     """40 steps a depth, the rest at the last one; plain training has one depth; an evaluation counts as one step."""
     profile = Profile(nodes=(device("a", num_blocks=3),))
-    assert steps_by_depth(draft_for(profile, num_steps=100)) == (0, 40, 40, 20)
-    assert steps_by_depth(draft_for(profile, num_steps=100, method="all")) == (0, 0, 0, 100)
-    assert steps_by_depth(draft_for(profile, num_steps=0)) == (0, 1, 0, 0)
+    assert steps_by_depth(draft_for(profile, num_steps=100).course) == (0, 40, 40, 20)
+    assert steps_by_depth(draft_for(profile, num_steps=100, method="all").course) == (0, 0, 0, 100)
+    assert steps_by_depth(draft_for(profile, num_steps=0).course) == (0, 1, 0, 0)
 
 
 def test_coarser_costs_keep_steps_and_are_near() -> None:

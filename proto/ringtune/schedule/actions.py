@@ -1,0 +1,284 @@
+"""One table of operations: what an action of a node can be, with everything that others have to know of it.
+
+Printing, costs, recorded times, the memory ledger and the engine read the facts of an operation here. A new operation
+is one more row of ``Op``, and one more method of the executor that carries it out.
+
+============ ====== =========== ==== ===== ============================================================
+operation    letter scope       rank graph what a node does
+============ ====== =========== ==== ===== ============================================================
+EMBED        E      micro-batch 4          owner: token ids to hidden state
+FORWARD_FREE f      range       4          forward without graph
+FORWARD      F      range       3    keeps forward with graph
+SKIP         S      range       4          passes blocks by: the hidden state stays as it is
+HEAD         H      micro-batch 1          owner: head, loss, and the head's backward
+BACKWARD     B      range       2    frees backward through what F kept
+UPDATE       U      units       0          one optimizer step of the units in its range
+SAVE         K      item        0          checkpoint: what this node trained, with its optimizer state
+SEND         >      message                a tensor leaves
+RECEIVE      <      message                a tensor is taken
+============ ====== =========== ==== ===== ============================================================
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import ClassVar, Final, NamedTuple
+
+from ringtune.errors import PlanError
+
+
+class Scope(enum.Enum):
+    """What one action belongs to, which is also how it prints."""
+
+    MICRO = enum.auto()  # a micro-batch: E12.0
+    RANGE = enum.auto()  # a micro-batch and a range of blocks: f12.0[0,1)
+    UNITS = enum.auto()  # a whole item and a range of units: U12[3,4), U12[head]
+    ITEM = enum.auto()  # a whole item: K12
+    MESSAGE = enum.auto()  # a tensor between two nodes: >h12.0#2@b
+
+
+class Graph(enum.Enum):
+    """What an action does to the graphs of its micro-batch."""
+
+    NONE = enum.auto()
+    KEEPS = enum.auto()  # a graph of its blocks, for the backward that is to come
+    FREES = enum.auto()  # that graph
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """Which measured work (``costs.work_times``) an action is timed as; empty where it takes no time.
+
+    Attributes:
+        work: of each block in its range, or of the whole action if it has no range.
+        lowest: of the lowest block with a graph, whose graph begins at its adapter; empty: as ``work``.
+        evaluating: in an item without backward; empty: as ``work``.
+        head: of the head; empty: as ``work``.
+        is_sized: whether it grows with the tokens of the micro-batch.
+        is_optional: whether a node that was not measured for it counts as taking no time.
+        is_shared: whether the first of an item does work for all of them, so that only their mean says something.
+    """
+
+    work: str = ""
+    lowest: str = ""
+    evaluating: str = ""
+    head: str = ""
+    is_sized: bool = True
+    is_optional: bool = False
+    is_shared: bool = False
+
+
+_OPERATIONS: dict[str, Op] = {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Op:
+    """An operation: a row of the table. Rows are compared by identity, which makes them fast keys.
+
+    Attributes:
+        letter: its name in tables and files.
+        name: its name in messages.
+        scope: what an action of it belongs to.
+        rank: among the actions that could start now, the lowest rank goes first; see ``engine``.
+        is_forward: whether it moves the hidden state up, so that micro-batches pass each unit in their order.
+        graph: what it does to graphs.
+        has_work_space: whether it holds about one block's activations while it runs.
+        timing: what it is timed as.
+    """
+
+    EMBED: ClassVar[Op]
+    FORWARD_FREE: ClassVar[Op]
+    FORWARD: ClassVar[Op]
+    SKIP: ClassVar[Op]
+    HEAD: ClassVar[Op]
+    BACKWARD: ClassVar[Op]
+    UPDATE: ClassVar[Op]
+    SAVE: ClassVar[Op]
+    SEND: ClassVar[Op]
+    RECEIVE: ClassVar[Op]
+
+    letter: str
+    name: str
+    scope: Scope
+    rank: int = 0
+    is_forward: bool = False
+    graph: Graph = Graph.NONE
+    has_work_space: bool = False
+    timing: Timing = field(default=Timing())
+
+    def __post_init__(self) -> None:
+        """Make it known by its letter.
+
+        Raises:
+            ValueError: another operation has that letter.
+        """
+        if self.letter in _OPERATIONS:
+            raise ValueError(f"operation {self.letter!r} is there already")
+        _OPERATIONS[self.letter] = self
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        """In another process it is the row of that process."""
+        return op_of, (self.letter,)
+
+    def __lt__(self, other: Op) -> bool:
+        """By letter, for reports."""
+        return self.letter < other.letter
+
+    def __str__(self) -> str:
+        """Its letter."""
+        return self.letter
+
+    def forget(self) -> None:
+        """Take it out of the table again (a test that added it)."""
+        del _OPERATIONS[self.letter]
+
+
+def op_of(letter: str) -> Op:
+    """The operation with a letter.
+
+    Raises:
+        PlanError: there is none.
+    """
+    found = _OPERATIONS.get(letter)
+    if found is None:
+        raise PlanError(f"{letter!r} is not an operation; known are {' '.join(sorted(_OPERATIONS))}")
+    return found
+
+
+def operations() -> tuple[Op, ...]:
+    """Every operation, in the order of the table."""
+    return tuple(_OPERATIONS.values())
+
+
+Op.EMBED = Op(
+    letter="E",
+    name="embedding",
+    scope=Scope.MICRO,
+    rank=4,
+    is_forward=True,
+    timing=Timing(work="embed", is_shared=True),
+)
+Op.FORWARD_FREE = Op(
+    letter="f",
+    name="forward without graph",
+    scope=Scope.RANGE,
+    rank=4,
+    is_forward=True,
+    has_work_space=True,
+    timing=Timing(work="forward"),
+)
+Op.FORWARD = Op(
+    letter="F",
+    name="forward with graph",
+    scope=Scope.RANGE,
+    rank=3,
+    is_forward=True,
+    graph=Graph.KEEPS,
+    has_work_space=True,
+    timing=Timing(work="graph", lowest="graph_lowest"),
+)
+Op.SKIP = Op(letter="S", name="skip", scope=Scope.RANGE, rank=4, is_forward=True)
+Op.HEAD = Op(
+    letter="H",
+    name="head",
+    scope=Scope.MICRO,
+    rank=1,
+    is_forward=True,
+    timing=Timing(work="head", evaluating="head_free"),
+)
+Op.BACKWARD = Op(
+    letter="B",
+    name="backward",
+    scope=Scope.RANGE,
+    rank=2,
+    graph=Graph.FREES,
+    has_work_space=True,
+    timing=Timing(work="backward", lowest="backward_lowest"),
+)
+Op.UPDATE = Op(
+    letter="U",
+    name="update",
+    scope=Scope.UNITS,
+    timing=Timing(work="update", head="update_head", is_sized=False),
+)
+Op.SAVE = Op(letter="K", name="save", scope=Scope.ITEM, timing=Timing(work="save", is_sized=False, is_optional=True))
+Op.SEND = Op(letter=">", name="send", scope=Scope.MESSAGE)
+Op.RECEIVE = Op(letter="<", name="receive", scope=Scope.MESSAGE)
+
+
+class Payload(enum.StrEnum):
+    """What a message carries."""
+
+    __hash__ = str.__hash__  # equal to its letter, so of the same hash; and a fast one
+
+    HIDDEN = "h"
+    GRAD = "g"
+    HEAD = "t"  # head, moments and step counts, at a hand-over
+
+
+class TensorKey(NamedTuple):
+    """Which tensor of a run: it is unique, and the same for its sender and its receiver.
+
+    Attributes:
+        payload: ``Payload.HIDDEN`` or ``Payload.GRAD``.
+        seq: the item.
+        micro: the micro-batch.
+        boundary: the unit that a hidden state enters; of a gradient the unit above the blocks that it is for.
+    """
+
+    payload: str
+    seq: int
+    micro: int
+    boundary: int
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether it is a hidden state, which takes a credit."""
+        return self.payload == Payload.HIDDEN
+
+    def __str__(self) -> str:
+        """``hidden state 12.0 at block 2``."""
+        name = "hidden state" if self.is_hidden else "gradient"
+        return f"{name} {self.seq}.{self.micro} at block {self.boundary}"
+
+
+class Action(NamedTuple):
+    """One thing that one node does.
+
+    ``micro`` is -1 where the action belongs to the whole item. ``[start, stop)`` are units: those that are computed or
+    updated; the embedding's are [-1, 0), the head's [N, N + 1). For a message ``start`` is its boundary, and for a
+    hand-over the index of the turn.
+    """
+
+    op: Op
+    seq: int
+    micro: int = -1
+    start: int = 0
+    stop: int = 0
+    peer: str = ""
+    payload: str = ""
+
+    @property
+    def key(self) -> TensorKey:
+        """Of a message the tensor that it carries."""
+        return TensorKey(self.payload, self.seq, self.micro, self.start)
+
+
+_NEW: Final = tuple.__new__
+
+
+class Leg(NamedTuple):
+    """An action of a micro-batch's way through one node, not yet bound to an item and a micro-batch."""
+
+    op: Op
+    start: int = 0
+    stop: int = 0
+    peer: str = ""
+    payload: str = ""
+
+    def bind(self, seq: int, micro: int) -> Action:
+        """The action for one micro-batch."""
+        op, start, stop, peer, payload = self
+        # what Action(...) does in the end, in a third of the time: this is every action of every node
+        return _NEW(Action, (op, seq, micro, start, stop, peer, payload))

@@ -1,0 +1,196 @@
+"""The course of a run: everything that its result depends on, as a value with a digest.
+
+Who carries it out is a :class:`~ringtune.schedule.placement.Placement`; no result depends on that. Two parties that
+hold courses of equal digests train the same weights, whatever their slices.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ringtune.errors import PlanError
+from ringtune.files.digests import json_digest
+from ringtune.files.strict import read_dataclass
+from ringtune.schedule.batches import BatchStream
+from ringtune.schedule.extent import Extent, Owner
+from ringtune.schedule.methods import Method, method_from_json
+from ringtune.schedule.operations import Operations
+
+WIRE_DTYPES: Final = ("float32", "bfloat16", "float16", "int8", "float64")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course(Extent):
+    """Everything that the result of a run depends on; see also ``Extent``.
+
+    Attributes:
+        method: what trains when.
+        batch_size: rows of one step.
+        microbatches: parts of one batch; at most ``batch_size``.
+        max_length: longest sequence in tokens; bounds the shape of every frame.
+        hidden_size: width of the hidden state; bounds the shape of every frame.
+        eval_every: steps between evaluations (at turn boundaries); 0 = at the end only.
+        checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = none.
+        wire_dtype: one of ``WIRE_DTYPES``; hidden states and gradients are rounded to it.
+        labels: agreed class names, sorted.
+        seed: of the run.
+        operations: what each block does for each micro-batch; None = everything is full.
+    """
+
+    method: Method
+    batch_size: int
+    microbatches: int
+    max_length: int
+    hidden_size: int
+    eval_every: int = 0
+    checkpoint_every: int = 0
+    wire_dtype: str = "float32"
+    labels: tuple[str, ...] = ()
+    seed: int = 0
+    operations: Operations | None = None
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse what breaks a rule, whoever carries it out.
+
+        Raises:
+            PlanError: names the field and its value.
+        """
+        _check(self)
+        values = (getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare)
+        object.__setattr__(self, "_hash", hash(tuple(values)))  # it is in the key of many caches
+
+    def __hash__(self) -> int:
+        """Of all fields."""
+        return self._hash
+
+    # ---- owners and batches -----------------------------------------------------------------------
+
+    def owner(self, node: str) -> Owner | None:
+        """The owner entry of ``node``, or None if it has no data."""
+        return next((owner for owner in self.owners if owner.node == node), None)
+
+    def microbatch_sizes(self, rows: int | None = None) -> tuple[int, ...]:
+        """Rows of each micro-batch of a batch of ``rows``; the first ones take the remainder.
+
+        A short evaluation batch keeps the number of micro-batches unless it has fewer rows.
+        """
+        return _parts(self.batch_size if rows is None else rows, self.microbatches)
+
+    def eval_batches(self, owner: Owner) -> int:
+        """Evaluation batches of one owner; the last one may be short."""
+        return -(-owner.eval_rows // self.batch_size)
+
+    def operations_of(self, owner: str, batch: int) -> tuple[str, ...]:
+        """The rows of the operation table for an owner's batch at this position of its stream; empty = all full."""
+        if self.operations is None:
+            return ()
+        return _rows_of(self).get((owner, _stream(self, owner).batch_id(batch)), ())
+
+    # ---- decisions --------------------------------------------------------------------------------
+
+    @property
+    def decides(self) -> bool:
+        """Whether the run itself decides what trains when; each turn then says what holds for it."""
+        return self.method.patience is not None
+
+    def decided(self, steps: tuple[int, ...]) -> Course:
+        """The course as it is where the run has decided at ``steps`` (``Turn.unfreeze_at``); none: itself.
+
+        Equal steps give one object.
+
+        Raises:
+            PlanError: the method leaves nothing to the run, or the steps break a rule.
+        """
+        return _decided(self, steps) if steps else self
+
+    def soonest(self) -> Course:
+        """The course if the run decides as soon as it can: no run of it trains more at any step."""
+        method = self.method.soonest(self)
+        return self if method == self.method else dataclasses.replace(self, method=method)
+
+    # ---- files ------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form; what came later is left out where it says nothing, so that digests last."""
+        value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
+        value["method"] = self.method.to_json()
+        value["owners"] = [dataclasses.asdict(owner) for owner in self.owners]
+        operations = value.pop("operations")
+        return value if operations is None else {**value, "operations": dataclasses.asdict(operations)}
+
+    @staticmethod
+    def from_json(value: object) -> Course:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: a field is missing or unknown, or a rule is broken.
+        """
+        method = method_from_json(value.get("method")) if isinstance(value, Mapping) else None
+        return read_dataclass(Course, value, where="course", error=PlanError, given={"method": method})
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON form."""
+        return json_digest(self.to_json())
+
+
+@functools.lru_cache(maxsize=1024)
+def _parts(rows: int, microbatches: int) -> tuple[int, ...]:
+    parts = min(microbatches, rows)
+    small, extra = divmod(rows, parts)
+    return tuple(small + (1 if index < extra else 0) for index in range(parts))
+
+
+@functools.lru_cache(maxsize=256)
+def _decided(course: Course, steps: tuple[int, ...]) -> Course:
+    return dataclasses.replace(course, method=course.method.decided(steps))
+
+
+@functools.lru_cache(maxsize=64)
+def _rows_of(course: Course) -> dict[tuple[str, int], tuple[str, ...]]:
+    return course.operations.by_batch() if course.operations else {}
+
+
+@functools.lru_cache(maxsize=256)
+def _stream(course: Course, node: str) -> BatchStream:
+    owner = course.owner(node)
+    return BatchStream(owner.train_rows if owner else 0, course.batch_size, course.seed, node)
+
+
+def _check(course: Course) -> None:
+    if course.wire_dtype not in WIRE_DTYPES:
+        raise PlanError(f"wire dtype {course.wire_dtype!r} is not one of {', '.join(WIRE_DTYPES)}")
+    for name in ("num_blocks", "local_iterations", "batch_size", "microbatches", "max_length", "hidden_size"):
+        _check_at_least(course, name, 1)
+    for name in ("num_steps", "eval_every", "checkpoint_every", "frozen_blocks"):
+        _check_at_least(course, name, 0)
+    if course.microbatches > course.batch_size:
+        raise PlanError(f"{course.microbatches} micro-batches do not fit a batch of {course.batch_size} rows")
+    if course.frozen_blocks >= course.num_blocks:
+        raise PlanError(f"frozen_blocks is {course.frozen_blocks}, it has to be in [0, {course.num_blocks})")
+    _check_owners(course.owners)
+    course.method.check(course)
+    if course.operations is not None:
+        owners = tuple(owner.node for owner in course.owners)
+        course.operations.check(num_blocks=course.num_blocks, microbatches=course.microbatches, owners=owners)
+
+
+def _check_at_least(course: Course, name: str, least: int) -> None:
+    if getattr(course, name) < least:
+        raise PlanError(f"{name} is {getattr(course, name)}, it has to be at least {least}")
+
+
+def _check_owners(owners: tuple[Owner, ...]) -> None:
+    names = [owner.node for owner in owners]
+    if not names or len(set(names)) != len(names):
+        raise PlanError(f"owners have to be at least one and distinct, not {names}")
+    for owner in owners:
+        if owner.train_rows < 1:
+            raise PlanError(f"owner {owner.node} has no rows; give it data or leave it out")
+        if owner.eval_rows < 0:
+            raise PlanError(f"owner {owner.node} has {owner.eval_rows} evaluation rows, it has to be at least 0")

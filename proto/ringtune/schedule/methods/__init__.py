@@ -1,0 +1,19 @@
+"""The training methods, a file each; see ``base`` for what one is."""
+
+from ringtune.schedule.methods.base import Method, method, method_class, method_from_json, method_names
+from ringtune.schedule.methods.everything import Everything
+from ringtune.schedule.methods.pipeadapter import PipeAdapter
+from ringtune.schedule.methods.ringada import RingAda
+from ringtune.schedule.methods.single import Single
+
+__all__ = [
+    "Everything",
+    "Method",
+    "PipeAdapter",
+    "RingAda",
+    "Single",
+    "method",
+    "method_class",
+    "method_from_json",
+    "method_names",
+]

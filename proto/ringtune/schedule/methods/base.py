@@ -1,0 +1,174 @@
+"""What a training method is: a value with a few pure functions of (extent, step); all else follows from them.
+
+A method says which units train at a step, how many updates a unit has had by then, how many items may be between a
+unit's forward and its update, and which step the learning rate counts. Where backward stops, which version a forward
+must see, what keeps a graph and how deep a run is are derived in ``schedule.versions`` and ``schedule.lowering``.
+
+A method is one file with one frozen record, registered by its name. Nobody else compares that name.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from ringtune.errors import JobError, PlanError
+from ringtune.files.strict import nearest, read_dataclass
+from ringtune.schedule.extent import Extent
+from ringtune.schedule.methods.patience import Patience
+from ringtune.schedule.placement import Slice
+from ringtune.schedule.units import Units
+
+M = TypeVar("M", bound="type[Method]")
+
+_METHODS: dict[str, type[Method]] = {}
+
+
+class Method(abc.ABC):
+    """A training method with its settings; subclasses are frozen dataclasses.
+
+    Attributes:
+        name: as in ``train.method``.
+        max_hosts: it wants so many hosts at most; 0 = any number.
+        section: the section of ``job.toml`` that has its settings; empty = it has none.
+    """
+
+    name: ClassVar[str]
+    max_hosts: ClassVar[int] = 0
+    section: ClassVar[str] = ""
+
+    # ---- what trains ------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def trained(self, extent: Extent, step: int) -> Units:
+        """The units that are updated at ``step``; at least one, and none that stays frozen."""
+
+    def reach(self, extent: Extent) -> Units:
+        """Every unit that trains at some step of the run; here all steps are asked."""
+        kinds = {self.trained(extent, step) for step in range(extent.num_steps)}
+        return Units.of(extent.num_blocks, itertools.chain.from_iterable(kinds))
+
+    def updates(self, extent: Extent, unit: int, step: int) -> int:
+        """How many updates ``unit`` has had when all steps before ``step`` are done; here they are counted."""
+        return _counted(self, extent, unit)(step)
+
+    # ---- how stale a forward may be ---------------------------------------------------------------
+
+    def in_flight(self, extent: Extent, unit: int) -> int:
+        """How many train items may be between forward and update at ``unit``; with 1 no weight is ever stale."""
+        return 1
+
+    def in_flight_below(self, extent: Extent, hosts: int) -> int:
+        """The same for a host from which so many hosts, itself included, lead to the head; for planning."""
+        return 1
+
+    def fitted(self, slices: Sequence[Slice]) -> Method:
+        """The method for a ring with these slices, if the result depends on them; by default it does not."""
+        return self
+
+    # ---- what else follows the steps --------------------------------------------------------------
+
+    def rate_at(self, extent: Extent, step: int) -> tuple[int, int]:
+        """Where the learning rate stands: updates before this one, and how many the whole schedule has."""
+        return step, extent.num_steps
+
+    # ---- decisions that a run takes itself --------------------------------------------------------
+
+    @property
+    def patience(self) -> Patience | None:
+        """When the run itself decides to train more; each turn then says what holds. None: it decides nothing."""
+        return None
+
+    def decided(self, steps: tuple[int, ...]) -> Method:
+        """The method as it is where the run has decided to change at these steps.
+
+        Raises:
+            PlanError: it leaves nothing to the run.
+        """
+        raise PlanError(
+            f"a turn says that more is trained from steps {list(steps)} on, but {self.name} decides nothing"
+        )
+
+    def soonest(self, extent: Extent) -> Method:
+        """The method if the run decides as soon as it can: no run trains more at any step. By default itself."""
+        return self
+
+    def expected(self) -> Method:
+        """The method that a prediction assumes where the run decides; by default itself."""
+        return self
+
+    # ---- from the job, to files and for people ----------------------------------------------------
+
+    @classmethod
+    def from_settings(cls, settings: Any) -> Method:
+        """The method with the settings of its section; None if the job has none."""
+        return cls()
+
+    def check(self, extent: Extent) -> None:  # noqa: B027 - most methods have nothing to refuse
+        """Refuse settings that do not fit the extent.
+
+        Raises:
+            PlanError: they do not; says which.
+        """
+
+    def changes(self, extent: Extent) -> tuple[int, ...]:
+        """The steps of the run at which more units begin to train than before, where that is settled."""
+        return ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Its name and settings."""
+        return {"name": self.name, **dataclasses.asdict(self)}  # type: ignore[call-overload]
+
+
+def method(cls: M) -> M:
+    """Register a method by its name."""
+    _METHODS[cls.name] = cls
+    return cls
+
+
+def method_names() -> tuple[str, ...]:
+    """Every known method, in the order of registration."""
+    return tuple(_METHODS)
+
+
+def method_class(name: str, *, where: str = "method", error: type[PlanError | JobError] = PlanError) -> type[Method]:
+    """The method of a name.
+
+    Raises:
+        PlanError: there is none (or ``error``); names the nearest.
+    """
+    found = _METHODS.get(name)
+    if found is None:
+        advice = nearest(name, _METHODS)
+        close = f"; {advice}" if advice.startswith("did") else ""
+        raise error(f"{where} = {name!r} is not one of {', '.join(_METHODS)}{close}")
+    return found
+
+
+def method_from_json(value: object) -> Method:
+    """Read what ``Method.to_json`` wrote.
+
+    Raises:
+        PlanError: an unknown method, or settings that it does not have.
+    """
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise PlanError("method has to be a table with a name")
+    settings = {key: item for key, item in value.items() if key != "name"}
+    return read_dataclass(method_class(value["name"]), settings, where="method", error=PlanError)
+
+
+@functools.lru_cache(maxsize=4096)
+def _counted(method: Method, extent: Extent, unit: int) -> Callable[[int], int]:
+    """A counter of one unit's updates that goes on from where it was asked last."""
+    counts = [0]
+
+    def count(step: int) -> int:
+        while len(counts) <= step:
+            counts.append(counts[-1] + (unit in method.trained(extent, len(counts) - 1)))
+        return counts[max(0, step)]
+
+    return count

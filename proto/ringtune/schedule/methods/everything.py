@@ -1,0 +1,29 @@
+"""``all``: the head and every block that is not frozen train from the first step on; no weight is ever stale."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringtune.schedule.extent import Extent
+from ringtune.schedule.methods.base import Method, method
+from ringtune.schedule.units import Units
+
+
+@method
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Everything(Method):
+    """Everything trains at every step; micro-batches fill the ring."""
+
+    name = "all"
+
+    def trained(self, extent: Extent, step: int) -> Units:
+        """All units that may train."""
+        return extent.trainable
+
+    def reach(self, extent: Extent) -> Units:
+        """The same at every step."""
+        return extent.trainable
+
+    def updates(self, extent: Extent, unit: int, step: int) -> int:
+        """One a step."""
+        return max(0, step) if unit in extent.trainable else 0

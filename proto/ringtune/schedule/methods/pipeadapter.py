@@ -1,0 +1,59 @@
+"""``pipeadapter``: everything trains, batches overlap, and forwards see stale weights; a baseline of RingAda's paper.
+
+Host p of P, bottom to top, has P - p items between forward and update, the head one. Item k = 0, 1, ... of a turn
+sees the updates of the turn's items before ``k - w + 1``, w being that number; a turn ends with everything updated.
+
+Source: RingAda, section IV, baseline PipeAdapter (1F1B across batches with stale weights).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringtune.errors import PlanError
+from ringtune.schedule.extent import Extent
+from ringtune.schedule.methods.base import Method, method
+from ringtune.schedule.methods.everything import Everything
+from ringtune.schedule.placement import Slice
+
+
+@method
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PipeAdapter(Everything):
+    """Everything trains at every step, with stale weights on purpose.
+
+    Attributes:
+        hosts_above: per block, from 0 on, how many hosts lead from it to the head, its own included; the result depends
+            on them. Empty until a ring was chosen.
+    """
+
+    name = "pipeadapter"
+
+    hosts_above: tuple[int, ...] = ()
+
+    def in_flight(self, extent: Extent, unit: int) -> int:
+        """As many as there are hosts up to the head, but no more than a turn has steps."""
+        hosts = self.hosts_above[unit] if 0 <= unit < len(self.hosts_above) else 1
+        return self.in_flight_below(extent, hosts)
+
+    def in_flight_below(self, extent: Extent, hosts: int) -> int:
+        """One for each host on the way to the head."""
+        return max(1, min(hosts, extent.local_iterations))
+
+    def fitted(self, slices: Sequence[Slice]) -> Method:
+        """With the hosts of this ring; blocks below the first slice count as on it."""
+        hosts = [piece for piece in slices if piece.num_blocks]
+        stop = hosts[-1].stop if hosts else 0
+        above = tuple(sum(1 for piece in hosts if piece.stop > block) for block in range(stop))
+        return dataclasses.replace(self, hosts_above=above)
+
+    def check(self, extent: Extent) -> None:
+        """Every block has its number.
+
+        Raises:
+            PlanError: some have none, or less than one.
+        """
+        if self.hosts_above and (len(self.hosts_above) != extent.num_blocks or min(self.hosts_above) < 1):
+            raise PlanError(f"hosts_above of pipeadapter has {list(self.hosts_above)} for {extent.num_blocks} blocks")

@@ -1,0 +1,121 @@
+"""A placement: who carries a course out, from which turn on, as a value with a digest.
+
+No result depends on it: every split of the blocks among nodes gives the weights that one process would have given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringtune.errors import PlanError
+from ringtune.files.digests import json_digest
+from ringtune.files.strict import read_dataclass
+
+CREDITS = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """The blocks ``[start, stop)`` that one node hosts; empty if ``start == stop``."""
+
+    node: str
+    start: int
+    stop: int
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks the slice holds."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Who hosts what, from a turn on.
+
+    Attributes:
+        slices: in ring order; they cover ``[private_blocks, N)`` without gaps.
+        private_blocks: blocks ``[0, private_blocks)`` are run by each owner for its own rows; they never train.
+        credits: hidden states in flight per (link, boundary).
+        epoch: counts the placements of a run from 0.
+        first_turn: the turn from which on it holds.
+    """
+
+    slices: tuple[Slice, ...]
+    private_blocks: int = 0
+    credits: int = CREDITS
+    epoch: int = 0
+    first_turn: int = 0
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse slices with a gap, an overlap, or two of one node.
+
+        Raises:
+            PlanError: names the block.
+        """
+        _check(self)
+        values = (self.slices, self.private_blocks, self.credits, self.epoch, self.first_turn)
+        object.__setattr__(self, "_hash", hash(values))  # it is in the key of many caches
+
+    def __hash__(self) -> int:
+        """Of all fields."""
+        return self._hash
+
+    @property
+    def stop(self) -> int:
+        """One past the highest block that is placed."""
+        return max((piece.stop for piece in self.slices if piece.num_blocks), default=self.private_blocks)
+
+    @property
+    def hosts(self) -> tuple[Slice, ...]:
+        """The slices that are not empty, in ring order."""
+        return tuple(piece for piece in self.slices if piece.num_blocks)
+
+    def slice_of(self, node: str) -> Slice:
+        """The slice of ``node``; an empty one above all blocks if it hosts nothing."""
+        for piece in self.slices:
+            if piece.node == node:
+                return piece
+        return Slice(node=node, start=self.stop, stop=self.stop)
+
+    def hosts_above(self, block: int) -> int:
+        """Hosts that a micro-batch passes from ``block`` to the head, the block's own included; 0 for the head."""
+        return sum(1 for piece in self.slices if piece.num_blocks and piece.stop > block)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able form."""
+        value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
+        return {**value, "slices": [dataclasses.asdict(piece) for piece in self.slices]}
+
+    @staticmethod
+    def from_json(value: object, *, where: str = "placement") -> Placement:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: a field is missing or unknown, or a rule is broken.
+        """
+        return read_dataclass(Placement, value, where=where, error=PlanError)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON form."""
+        return json_digest(self.to_json())
+
+
+def _check(placement: Placement) -> None:
+    for name, least in (("private_blocks", 0), ("credits", 1), ("epoch", 0), ("first_turn", 0)):
+        if getattr(placement, name) < least:
+            raise PlanError(f"{name} is {getattr(placement, name)}, it has to be at least {least}")
+    names = [piece.node for piece in placement.slices]
+    if len(set(names)) != len(names):
+        raise PlanError(f"a node hosts more than one slice: {names}")
+    at = placement.private_blocks
+    for piece in placement.slices:
+        if piece.num_blocks < 0:
+            raise PlanError(f"node {piece.node} has the reversed range [{piece.start}, {piece.stop})")
+        if piece.num_blocks and piece.start != at:
+            kind = "gap" if piece.start > at else "overlap"
+            raise PlanError(f"{kind} before block {piece.start} of node {piece.node}: expected block {at}")
+        at = piece.stop if piece.num_blocks else at

@@ -1,0 +1,155 @@
+"""Whether a table of actions carries turns out correctly; a refusal prints the whole table with the bad cell marked.
+
+Precedent: the validator of torch.distributed.pipelining.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ringtune.errors import PlanError
+from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope
+from ringtune.schedule.course import Course
+from ringtune.schedule.lowering import legs, lowest_units
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.table import Table, build_table, format_action, format_table, message_of, replay
+from ringtune.schedule.turns import Item, StartPoint, Turn, items
+from ringtune.schedule.versions import forward_version, weight_version
+
+
+def validate_table(plan: Plan, turns: Iterable[Turn], table: Table, *, start: StartPoint | None = None) -> None:
+    """Check that a table carries these turns out correctly, in whatever order it runs ahead.
+
+    Every node has exactly the actions of the lowering; each receive has its send; nothing deadlocks; every
+    forward sees its ``forward_version``, every head all updates; a backward follows its forward and the update of the
+    item before, an update its backwards.
+
+    Raises:
+        PlanError: with the whole table and the bad cell marked.
+    """
+    granted = tuple(turns)
+    expected = build_table(plan, granted, start=start)
+    for node, actions in table.items():
+        _check_actions(plan, table, node, actions, expected.get(node, []))
+    _check_messages(plan, table)
+    for node in table:
+        _check_versions(plan, granted, table, node, start.holder if start else granted[0].owner)
+
+
+def _refuse(plan: Plan, table: Table, node: str, position: int, why: str) -> PlanError:
+    text = format_table(table, plan.course.num_blocks, marked=(node, position))
+    return PlanError(f"node {node}: {why}\n{text}")
+
+
+def _check_actions(plan: Plan, table: Table, node: str, actions: Sequence[Action], expected: Sequence[Action]) -> None:
+    wanted = set(expected)
+    seen: set[Action] = set()
+    for position, action in enumerate(actions):
+        if action not in wanted or action in seen:
+            word = format_action(action, plan.course.num_blocks)
+            raise _refuse(plan, table, node, position, f"{word} {'twice' if action in seen else 'is not in the plan'}")
+        seen.add(action)
+    missing = [action for action in expected if action not in seen]
+    if missing:
+        word = format_action(missing[0], plan.course.num_blocks)
+        raise _refuse(plan, table, node, len(actions) - 1, f"{word} is missing")
+
+
+def _check_messages(plan: Plan, table: Table) -> None:
+    sent = {message_of(node, action) for node in table for action in table[node] if action.op is Op.SEND}
+    for node, actions in table.items():
+        for position, action in enumerate(actions):
+            if action.op is Op.RECEIVE and message_of(node, action) not in sent:
+                raise _refuse(plan, table, node, position, "this receive has no send")
+    _, stuck = replay(table)
+    if stuck:
+        node, position = next(iter(stuck.items()))
+        raise _refuse(plan, table, node, position, "deadlock: this action never becomes possible")
+
+
+class _Column:
+    """Walks one node's column with the number of updates that each of its units has had."""
+
+    def __init__(self, plan: Plan, turns: Sequence[Turn], node: str, holder: str) -> None:
+        self._node = node
+        self._first_steps = {turn.index: (plan.decided(turn.unfreeze_at).course, turn.first_step) for turn in turns}
+        course, step = self._first_steps[turns[0].index]
+        piece = plan.slice_of(node)
+        self._hosted = (piece.start, piece.stop)
+        self._versions = {unit: weight_version(course, unit, step) for unit in range(piece.start, piece.stop)}
+        self._head: int | None = weight_version(course, course.head, step) if node == holder else None
+        self._forwarded: set[tuple[int, int]] = set()
+        self._backwards: dict[int, int] = {}
+
+    def hand_over(self, action: Action) -> None:
+        """A head leaves, or comes for a turn."""
+        if action.op is Op.RECEIVE:
+            course, step = self._first_steps[action.start]
+            self._head = weight_version(course, course.head, step)
+
+    def problem(self, plan: Plan, item: Item, action: Action) -> str:
+        """What is wrong with an action of an item, ``plan`` being as it is for its turn; empty = nothing."""
+        op, course = action.op, plan.course
+        if op is Op.HEAD:
+            return self._of_head(course, item, "sees")
+        if op is Op.UPDATE:
+            return self._update(plan, item, action)
+        if op is Op.SAVE:
+            saved = Action(Op.FORWARD_FREE, item.seq, -1, *self._hosted)
+            return self._stale(course, item, saved) or (
+                self._of_head(course, item, "saves") if self._node == item.owner else ""
+            )
+        if op.graph is Graph.FREES:
+            return self._backward(course, item, action)
+        if op.scope is Scope.RANGE and op.is_forward and op is not Op.SKIP:
+            self._forwarded.add((action.seq, action.micro))
+            return self._stale(course, item, action)
+        return ""
+
+    def _of_head(self, course: Course, item: Item, does: str) -> str:
+        wanted = weight_version(course, course.head, item.step)
+        return (
+            "" if self._head == wanted else f"{does} a head of version {self._head} at step {item.step}, not {wanted}"
+        )
+
+    def _backward(self, course: Course, item: Item, action: Action) -> str:
+        self._backwards[action.seq] = self._backwards.get(action.seq, 0) + 1
+        if (action.seq, action.micro) not in self._forwarded:
+            return "backward before forward"
+        units = range(action.start, action.stop)
+        if any(self._versions.get(unit, 0) != weight_version(course, unit, item.step) for unit in units):
+            return "backward before the update of the item before"
+        return ""
+
+    def _update(self, plan: Plan, item: Item, action: Action) -> str:
+        if action.start == plan.course.head:
+            self._head = weight_version(plan.course, plan.course.head, item.step + 1)
+            return ""
+        for unit in range(action.start, action.stop):
+            self._versions[unit] += 1
+        expected = sum(leg.op.graph is Graph.FREES for way in legs(plan, item, self._node) for leg in way)
+        missing = expected - self._backwards.get(action.seq, 0)
+        return f"update before {missing} of its backwards" if missing else ""
+
+    def _stale(self, course: Course, item: Item, action: Action) -> str:
+        lowest = min(lowest_units(course, item), default=course.head)
+        if action.op.graph is Graph.KEEPS and action.start < lowest:
+            return f"keeps a graph below block {lowest}, the lowest that trains"
+        for unit in range(action.start, action.stop):
+            wanted = forward_version(course, unit, item)
+            if self._versions.get(unit, 0) != wanted:
+                return f"block {unit} has version {self._versions.get(unit, 0)}, step {item.step} must see {wanted}"
+        return ""
+
+
+def _check_versions(plan: Plan, turns: tuple[Turn, ...], table: Table, node: str, holder: str) -> None:
+    by_seq = {item.seq: (item, plan.decided(turn.unfreeze_at)) for turn in turns for item in items(plan.course, turn)}
+    column = _Column(plan, turns, node, holder)
+    for position, action in enumerate(table[node]):
+        if action.payload == Payload.HEAD:
+            column.hand_over(action)
+        elif action.op.scope is not Scope.MESSAGE and action.seq in by_seq:
+            item, decided = by_seq[action.seq]
+            why = column.problem(decided, item, action)
+            if why:
+                raise _refuse(plan, table, node, position, why)

@@ -1,0 +1,82 @@
+"""Which version of a unit a forward must see, derived from the method: pure functions of (course, step).
+
+A version is the number of updates that a unit has had. Except where a method is stale on purpose, a forward sees all
+earlier ones. Example: two items in flight at a unit, a turn of four steps::
+
+    step              0  1  2  3 | 4  5
+    forward sees      0  0  1  2 | 4  4      the turn ends with everything updated
+"""
+
+from __future__ import annotations
+
+import functools
+
+from ringtune.schedule.course import Course
+from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.units import Units
+
+
+@functools.lru_cache(maxsize=4096)
+def trained(course: Course, kind: StepKind, step: int) -> Units:
+    """The units whose weights get a gradient in an item of this kind; none if it has no backward."""
+    if not kind.has_backward:
+        return Units(course.num_blocks)
+    return course.trainable if kind is StepKind.SCORE else course.method.trained(course, step)
+
+
+def depth(course: Course, step: int) -> int:
+    """How many blocks train at ``step``; where the run decides, ask the course that was decided."""
+    return len(course.method.trained(course, step).blocks)
+
+
+@functools.lru_cache(maxsize=256)
+def ever_trained(course: Course) -> Units:
+    """Every unit that trains at some step; where the run decides, as soon as it can."""
+    soonest = course.soonest()
+    return soonest.method.reach(soonest) if course.num_steps else Units(course.num_blocks)
+
+
+def weight_version(course: Course, unit: int, step: int) -> int:
+    """Updates that ``unit`` has had when all steps before ``step`` are done."""
+    return course.method.updates(course, unit, step)
+
+
+def in_flight(course: Course, unit: int) -> int:
+    """How many train items may be between forward and update at ``unit``; 1 = no weight is ever stale."""
+    return course.method.in_flight(course, unit)
+
+
+@functools.lru_cache(maxsize=256)
+def is_stale(course: Course) -> bool:
+    """Whether any unit may have several items in flight."""
+    return any(in_flight(course, unit) > 1 for unit in course.trainable)
+
+
+def may_be_stale(course: Course) -> bool:
+    """Whether some ring would have several items in flight at a unit; asked before a ring is chosen."""
+    return course.method.in_flight_below(course, course.num_blocks) > 1
+
+
+def forward_version(course: Course, unit: int, item: Item) -> int:
+    """Updates of ``unit`` that a forward of ``item`` must see, neither more nor fewer.
+
+    All earlier ones; with w items in flight, item k = 0, 1, ... of a turn sees ``max(0, k - w + 1)`` of that turn's.
+    """
+    stale = 0
+    if item.kind.has_update:
+        stale = min(item.step % course.local_iterations, in_flight(course, unit) - 1)
+    return weight_version(course, unit, item.step - stale)
+
+
+def awaited_forward(course: Course, unit: int, item: Item) -> int:
+    """The step whose forward has to have passed ``unit`` before the update of ``item`` there.
+
+    It is the last one that must not see this update, so that no timing changes what a forward sees.
+    """
+    end_of_turn = min(course.num_steps, (item.step // course.local_iterations + 1) * course.local_iterations)
+    return min(item.step + in_flight(course, unit), end_of_turn) - 1
+
+
+def unfreezing_steps(course: Course) -> tuple[int, ...]:
+    """The steps of the run at which more begins to train; as ``unfreeze.at`` they give the same run."""
+    return course.method.changes(course)

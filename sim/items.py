@@ -1,0 +1,63 @@
+"""The items that are under way on the virtual clock: kind and sizes of each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ringtune.costs.seconds import CourseCosts
+from ringtune.schedule.lowering import lowest_units
+from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.units import Units
+from ringtune.schedule.versions import trained
+
+
+class ItemKind(NamedTuple):
+    """What an action's time and memory depend on besides the action: equal for the items of a turn at one depth.
+
+    Attributes:
+        number: of its own for each kind that occurs, so that it is quick to look up by.
+        kind: of the item.
+        trained: the units whose weights get a gradient.
+        lowest: per micro-batch the lowest unit that gets a gradient.
+        sizes: padded tokens of each micro-batch.
+    """
+
+    number: int
+    kind: StepKind
+    trained: Units
+    lowest: tuple[int, ...]
+    sizes: tuple[float, ...]
+
+
+class Items:
+    """Kind and sizes of every item that was granted and is not done.
+
+    Args:
+        costs: of the plan.
+
+    Attributes:
+        by_seq: the kind of each; asked for every action and message, so it is looked up without a call.
+    """
+
+    def __init__(self, costs: CourseCosts) -> None:
+        self._costs = costs
+        self._course = costs.course
+        self.by_seq: dict[int, ItemKind] = {}
+        self._known: dict[tuple[str, StepKind, Units, tuple[int, ...], int], ItemKind] = {}
+
+    def granted(self, turn: Turn) -> None:
+        """Note the items of a turn."""
+        course = self._course.decided(turn.unfreeze_at)
+        for item in items(course, turn):
+            units, lowest = trained(course, item.kind, item.step), lowest_units(course, item)
+            key = (item.owner, item.kind, units, lowest, item.rows)
+            if key not in self._known:
+                rows = () if item.kind is StepKind.CHECKPOINT else course.microbatch_sizes(item.rows)
+                sizes = tuple(self._costs.size(item.owner, count, item.kind) for count in rows)
+                self._known[key] = ItemKind(len(self._known), item.kind, units, lowest, sizes)
+            self.by_seq[item.seq] = self._known[key]
+
+    def forget(self, turn: Turn) -> None:
+        """Drop the items of a turn that is done."""
+        for seq in range(turn.first_seq, turn.end_seq):
+            self.by_seq.pop(seq, None)
