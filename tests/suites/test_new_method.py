@@ -1,0 +1,258 @@
+"""A method that nobody knew before needs its own file and nothing else: it is trained, planned, simulated and resumed.
+
+Its rule is odd on purpose: at even steps two blocks in the middle train without the head, at odd steps everything does.
+So what trains is no top of the model, a gradient passes blocks that do not train, and the head skips every other step.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from coordinator.planner.make_plan import make_plan
+from ringtune.costs.profile import Profile
+from ringtune.errors import JobError
+from ringtune.jobs.job import parse_job
+from ringtune.jobs.learning_rate import learning_rate
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.actions import Op
+from ringtune.schedule.extent import Extent
+from ringtune.schedule.methods import Method, RingAda, base
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
+from ringtune.schedule.units import Units
+from ringtune.schedule.validate import validate_table
+from ringtune.schedule.versions import depth, weight_version
+from sim.prediction import predict
+from sim.ring import VirtualRing
+from sim.ring_result import RingResult
+from tests.support.fake_agents import facts, job
+from tests.support.plans import changed, make_method
+from tests.support.plans import make_plan as plan_by_hand
+from tests.support.profiles import all_pairs, profile_of
+from tests.support.reference import inputs_of, targets_of, whole_model
+from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, shard_metadata, write_inputs
+
+Slices = tuple[tuple[str, int, int], ...]
+NUM_BLOCKS = 6
+SPLITS: dict[str, Slices] = {
+    "one": (("a", 0, 6),),
+    "two": (("b", 0, 3), ("a", 3, 6)),
+    "three": (("a", 0, 1), ("b", 1, 2), ("c", 2, 6)),
+    "four": (("d", 0, 2), ("c", 2, 3), ("b", 3, 4), ("a", 4, 6)),
+    "owner-hosts-nothing": (("c", 0, 3), ("d", 3, 6)),
+}
+
+
+@dataclass(frozen=True)
+class MiddleOut(Method):
+    """At even steps blocks 2 and 3, at odd steps everything."""
+
+    name = "middle-out"
+
+    def trained(self, extent: Extent, step: int) -> Units:
+        """The two blocks, or all units."""
+        return extent.trainable if step % 2 else Units.of(extent.num_blocks, (2, 3))
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The method is known while a test runs; as ``@method`` makes it known for good."""
+    monkeypatch.setitem(base._METHODS, MiddleOut.name, MiddleOut)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model and its rows."""
+    return write_inputs(tmp_path_factory.mktemp("inputs"), num_blocks=NUM_BLOCKS)
+
+
+# ---- training equals a literal loop ----------------------------------------------------------------
+
+
+def case_of(folder: Path, **changes: Any) -> Case:
+    """20 AdamW steps of the method with two owners and two micro-batches."""
+    values = {"method": MiddleOut.name, "num_steps": 20, "microbatches": 2, "owners": ("a", "b"), **changes}
+    return Case(folder=folder, num_blocks=NUM_BLOCKS, **values)
+
+
+def one_process(case: Case) -> dict[str, torch.Tensor]:
+    """The rule as anybody would write it: one model, one optimizer, ``requires_grad`` by hand."""
+    plan = case.plan(SPLITS["one"])
+    datasets = case.datasets()
+    model = whole_model(case.job, plan, case.folder / "model").eval()
+    blocks = [list(block.parameters()) for _, block in model.iter_layers()]
+    adapters = [[value for value in block if value.requires_grad] for block in blocks]
+    head = list(model.heads[model.active_head].parameters())
+    optimizer = torch.optim.AdamW([*itertools.chain(*adapters), *head], lr=1.0, weight_decay=case.weight_decay)
+    train_items = [item for turn in turn_sequence(plan.course) for item in items(plan.course, turn)]
+    for item in train_items:
+        if item.kind is not StepKind.TRAIN:
+            continue
+        everything = item.step % 2 == 1
+        for index, parameters in enumerate(adapters):
+            for value in parameters:
+                value.requires_grad_(everything or index in (2, 3))
+        for value in head:
+            value.requires_grad_(everything)
+        batch = datasets[item.owner].batch(plan.course, item)
+        for micro in range(case.microbatches):
+            size = item.rows // case.microbatches
+            rows = batch.rows(micro * size, (micro + 1) * size)
+            targets, _ = targets_of(case.task, rows)
+            (model(**inputs_of(model, rows), **targets).loss / case.microbatches).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(case.job.train, item.step, case.num_steps)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return {name: value for name, value in model.state_dict().items() if ".ringtune." in name}
+
+
+def run(plan: Plan, carrier: TorchCarrier, seed: int = 0, start: StartPoint | None = None) -> RingResult:
+    """With any delays."""
+    rng = random.Random(seed)
+    result = VirtualRing(
+        plan,
+        action_s=lambda node, action: rng.random(),
+        message_s=lambda source, target, payload: rng.choice([0.0, 2.0]) * rng.random(),
+        carrier=carrier,
+        start=start,
+    ).run()
+    assert result.finish == rd.Finish("", ""), result.finish
+    return result
+
+
+def collected(plan: Plan, carrier: TorchCarrier) -> dict[str, torch.Tensor]:
+    """Adapters and head at the end."""
+    return carrier.collected(plan, list(turn_sequence(plan.course))[-1].owner)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("adapter", ["seq_bn", "lora"])
+def test_new_method_on_a_ring_equals_a_literal_loop(folder: Path, split: str, adapter: str) -> None:
+    """20 AdamW steps in float64, two owners, two micro-batches: 1e-9."""
+    case = case_of(folder, adapter=adapter)
+    plan = case.plan(SPLITS[split])
+    carrier = make_carrier(case, plan)
+    run(plan, carrier)
+    assert distance(collected(plan, carrier), one_process(case)) < 1e-9
+
+
+def test_new_method_differs_from_the_known_ones(folder: Path) -> None:
+    """Negative control: the comparison above tells the methods apart."""
+    other = case_of(folder, method="all")
+    plan = other.plan(SPLITS["two"])
+    carrier = make_carrier(other, plan)
+    run(plan, carrier)
+    assert distance(collected(plan, carrier), one_process(case_of(folder))) > 1e-4
+
+
+def test_new_method_resumed_from_any_checkpoint_gives_the_same_bits(folder: Path) -> None:
+    """Shards carry what a unit has had of updates; the rest of the run follows from the step."""
+    changes: dict[str, Any] = {"num_steps": 10, "checkpoint_every": 3, "local_iterations": 3, "dropout": 0.1}
+    case = case_of(folder, owners=("a", "c"), **changes)
+    plan = case.plan(SPLITS["three"])
+    whole = make_carrier(case, plan)
+    saved = [entry for entry in run(plan, whole).logged if isinstance(entry, rd.LogCheckpoint)]
+    wanted = collected(plan, whole)
+    assert [entry.step for entry in saved] == [3, 6, 9, 10]
+    for checkpoint in saved[:-1]:
+        again = make_carrier(case, plan)
+        for node, executor in again.executors.items():
+            shard = whole.shards[checkpoint.step][node]
+            with_head = node == checkpoint.holder
+            executor.load_shard(shard, shard_metadata(node, checkpoint.step), with_head=with_head)
+        run(plan, again, 1, StartPoint.of(plan.course, step=checkpoint.step, holder=checkpoint.holder))
+        found = collected(plan, again)
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted), checkpoint
+
+
+def test_new_method_moves_nothing_that_it_does_not_need(folder: Path) -> None:
+    """At even steps no gradient goes below block 2, and the head is updated at odd steps only."""
+    case = case_of(folder, owners=("a",), microbatches=1, num_steps=4)
+    plan = case.plan(SPLITS["four"])
+    carrier = make_carrier(case, plan, keep_messages=True)
+    result = run(plan, carrier)
+    gradients = [boundary for _, payload, boundary, _ in carrier.messages if payload == "g"]
+    assert gradients == [4, 3, 4, 3, 2] * 2
+    updates = [span.action for spans in result.spans.values() for span in spans if span.action.op is Op.UPDATE]
+    assert sorted(action.seq for action in updates if action.start == plan.course.head) == [1, 3]
+
+
+# ---- the rest of the house -------------------------------------------------------------------------
+
+
+def plan_by_hand_of(slices: Slices) -> Plan:
+    """A plan of the method without tensors."""
+    values: dict[str, Any] = {"num_steps": 9, "checkpoint_every": 4, "method": MiddleOut()}
+    return plan_by_hand(list(slices), ["a", "b"], num_blocks=NUM_BLOCKS, **values)
+
+
+def test_new_method_is_planned_from_a_job() -> None:
+    """Its name in the job is enough; the plan is read back equal, and nobody hosts too much."""
+    wanted = job(train__method=MiddleOut.name)
+    made = make_plan(wanted, {name: facts(name) for name in ("alice", "bob", "carol")}).plan
+    assert made.course.method == MiddleOut()
+    assert [piece.num_blocks for piece in made.placement.slices] == [2, 1, 1]
+    assert Plan.from_json(made.to_json()) == made
+    assert [depth(made.course, step) for step in range(4)] == [2, 4, 2, 4]
+    assert [weight_version(made.course, made.course.head, step) for step in range(5)] == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_new_method_is_simulated(split: str) -> None:
+    """The prediction of each split runs to its end and counts the actions of the method."""
+    plan = plan_by_hand_of(SPLITS[split])
+    profile = profile_of(plan, links=all_pairs(plan.nodes, 1e6, 0.01))
+    found = predict(plan, profile, keep_spans=True)
+    backwards = [action for _, action, _, _ in found.spans if action.op is Op.BACKWARD]
+    assert sum(action.stop - action.start for action in backwards) == 2 * (5 * 4 + 4 * 6)
+    assert found.wall_s > 0
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_new_method_is_printed_as_a_table(split: str) -> None:
+    """The table is valid, and is read back equal."""
+    plan = plan_by_hand_of(SPLITS[split])
+    turns = tuple(turn_sequence(plan.course))
+    table = build_table(plan, turns)
+    validate_table(plan, turns, table)
+    assert parse_table(format_table(table, plan.course.num_blocks), plan.course.num_blocks) == table
+
+
+def test_new_method_is_predicted_faster_than_training_everything() -> None:
+    """Less backward is less time, so a planner that compares methods sees it."""
+    slices = SPLITS["two"]
+    ours = plan_by_hand_of(slices)
+    everything = changed(ours, method=make_method("all"))
+    profile: Profile = profile_of(ours, links=all_pairs(ours.nodes, 1e6, 0.01))
+    assert predict(ours, profile).wall_s < predict(everything, profile).wall_s
+
+
+# ---- bad input -------------------------------------------------------------------------------------
+
+
+def test_settings_of_another_method_are_refused_with_both_names() -> None:
+    """``[unfreeze]`` belongs to RingAda; the message names it and the method that was asked for."""
+    with pytest.raises(JobError) as caught:
+        parse_job(
+            f"""
+            [model]
+            path = "model"
+            [train]
+            method = "{MiddleOut.name}"
+            [unfreeze]
+            every_steps = 3
+            """,
+            source="test",
+        )
+    assert "[unfreeze]" in str(caught.value)
+    assert RingAda.name in str(caught.value)
+    assert MiddleOut.name in str(caught.value)

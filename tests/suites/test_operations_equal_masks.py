@@ -1,0 +1,216 @@
+"""Operation tables: a ring that skips work gives what one process gives that masks the same work and throws it away.
+
+The reference runs every block for every micro-batch. Where a table says "forward-only", the block's contribution is
+added without its gradient; where it says "shortcut", the block's input is its output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ringtune.jobs.learning_rate import learning_rate
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.actions import Op
+from ringtune.schedule.batches import BatchStream
+from ringtune.schedule.operations import FORWARD_ONLY, FULL, SHORTCUT, BatchOperations, Operations
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind, items, turn_sequence
+from sim.ring import VirtualRing
+from sim.ring_result import RingResult
+from tests.support.reference import inputs_of, targets_of, whole_model
+from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_inputs
+
+Slices = tuple[tuple[str, int, int], ...]
+SPLITS: dict[str, Slices] = {
+    "one": (("a", 0, 4),),
+    "two": (("b", 0, 2), ("a", 2, 4)),
+    "four": (("d", 0, 1), ("c", 1, 2), ("b", 2, 3), ("a", 3, 4)),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model and its rows."""
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def random_table(seed: int, owners: tuple[str, ...], codes: str) -> Operations:
+    """Other operations for every micro-batch of every batch; no two rows of a batch are equal."""
+    rng = random.Random(seed)
+    rows = ["".join(row) for row in itertools.product(sorted(set(codes)), repeat=4)]
+    weights = [functools.reduce(lambda product, code: product * codes.count(code), row, 1) for row in rows]
+    entries = []
+    for owner in owners:
+        for batch_id in range(4):
+            chosen: dict[str, None] = {}
+            while len(chosen) < 4:
+                chosen.setdefault(rng.choices(rows, weights)[0])
+            entries.append(BatchOperations(owner=owner, batch_id=batch_id, rows=tuple(chosen)))
+    return Operations(batches=tuple(entries))
+
+
+def case_of(folder: Path, codes: str = "11123", **changes: Any) -> Case:
+    """20 steps, four micro-batches, two owners, each batch with its own operations."""
+    values = {"num_steps": 20, "microbatches": 4, "owners": ("a", "b"), "every_steps": 4, **changes}
+    operations = random_table(3, values["owners"], codes)
+    return Case(folder=folder, **{"operations": operations, **values})
+
+
+# ---- the reference ---------------------------------------------------------------------------------
+
+
+class Masks:
+    """Hooks on the blocks of a whole model that do what the row of the current micro-batch says."""
+
+    def __init__(self, model: Any) -> None:
+        self.row = ""
+        for index, block in model.iter_layers():
+            block.register_forward_hook(functools.partial(self._masked, index), with_kwargs=True)
+
+    def _masked(self, index: int, block: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        after = output[0] if isinstance(output, tuple) else output
+        code = self.row[index] if self.row else FULL
+        if code == SHORTCUT:
+            after = hidden
+        elif code == FORWARD_ONLY:
+            after = hidden + (after - hidden).detach()
+        return (after, *output[1:]) if isinstance(output, tuple) else after
+
+
+def one_process(case: Case) -> dict[str, torch.Tensor]:
+    """The whole model, all blocks run, the masks applied, one optimizer."""
+    plan = case.plan(SPLITS["one"])
+    datasets = case.datasets()
+    model = whole_model(case.job, plan, case.folder / "model").eval()
+    masks = Masks(model)
+    blocks = [list(block.parameters()) for _, block in model.iter_layers()]
+    adapters = [[value for value in block if value.requires_grad] for block in blocks]
+    head = list(model.heads[model.active_head].parameters())
+    optimizer = torch.optim.AdamW([*itertools.chain(*adapters), *head], lr=1.0, weight_decay=case.weight_decay)
+    rows_of = {(entry.owner, entry.batch_id): entry.rows for entry in (case.operations or Operations()).batches}
+    batch_ids = {name: BatchStream(data.train_rows, 8, 0, name) for name, data in datasets.items()}
+    for item in train_items(plan):
+        lowest = 0 if case.method == "all" else max(0, 3 - item.step // case.every_steps)
+        for index, parameters in enumerate(adapters):
+            for value in parameters:
+                value.requires_grad_(index >= lowest)
+        batch = datasets[item.owner].batch(plan.course, item)
+        for micro, row in enumerate(rows_of[item.owner, batch_ids[item.owner].batch_id(item.batch)]):
+            masks.row = row
+            rows = batch.rows(micro * 2, micro * 2 + 2)
+            targets, _ = targets_of(case.task, rows)
+            (model(**inputs_of(model, rows), **targets).loss / 4).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(case.job.train, item.step, case.num_steps)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return {name: value for name, value in model.state_dict().items() if ".ringtune." in name}
+
+
+def train_items(plan: Plan) -> Iterator[Any]:
+    """The train items of a plan, in order."""
+    for turn in turn_sequence(plan.course):
+        yield from (item for item in items(plan.course, turn) if item.kind is StepKind.TRAIN)
+
+
+# ---- the ring --------------------------------------------------------------------------------------
+
+
+def run(case: Case, plan: Plan, seed: int = 0) -> tuple[RingResult, TorchCarrier]:
+    """With any delays."""
+    rng = random.Random(seed)
+    carrier = make_carrier(case, plan, keep_messages=True)
+    result = VirtualRing(
+        plan,
+        action_s=lambda node, action: rng.random(),
+        message_s=lambda source, target, payload: rng.choice([0.0, 2.0]) * rng.random(),
+        carrier=carrier,
+    ).run()
+    assert result.finish == rd.Finish("", ""), result.finish
+    return result, carrier
+
+
+def collected(plan: Plan, carrier: TorchCarrier) -> dict[str, torch.Tensor]:
+    """Adapters and head at the end."""
+    return carrier.collected(plan, list(turn_sequence(plan.course))[-1].owner)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("adapter", ["seq_bn", "lora"])
+@pytest.mark.parametrize("method", ["ringada", "all"])
+def test_table_of_operations_on_a_ring_equals_masks(folder: Path, split: str, adapter: str, method: str) -> None:
+    """Every micro-batch of every batch has other operations; 20 AdamW steps in float64: 1e-9."""
+    case = case_of(folder, adapter=adapter, method=method)
+    plan = case.plan(SPLITS[split])
+    _, carrier = run(case, plan)
+    assert distance(collected(plan, carrier), one_process(case)) < 1e-9
+
+
+def test_table_of_operations_changes_the_result(folder: Path) -> None:
+    """Negative control: without the table, and with forward-only taken for full, the result is another one."""
+    case = case_of(folder)
+    plan = case.plan(SPLITS["two"])
+    found = collected(plan, run(case, plan)[1])
+    batches = case.operations.batches if case.operations else ()
+    full = tuple(
+        dataclasses.replace(entry, rows=tuple(row.replace(FORWARD_ONLY, FULL) for row in entry.rows))
+        for entry in batches
+    )
+    for other in (None, Operations(batches=full)):
+        changed = dataclasses.replace(case, operations=other)
+        plan = changed.plan(SPLITS["two"])
+        assert distance(collected(plan, run(changed, plan)[1]), found) > 1e-4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_timing_changes_no_bit_of_a_run_with_operations(folder: Path, seed: int) -> None:
+    """Other delays, same bits in float32 with dropout."""
+    case = case_of(folder, dtype="float32", dropout=0.1, num_steps=8)
+    plan = case.plan(SPLITS["four"])
+    first = collected(plan, run(case, plan, seed=100)[1])
+    other = collected(plan, run(case, plan, seed=seed)[1])
+    assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_skipped_slices_get_no_bytes_and_do_nothing(folder: Path) -> None:
+    """Slices with nothing but shortcuts: no message comes or goes there, and no block is run."""
+    row = SHORTCUT * 2 + FULL * 2
+    entries = tuple(BatchOperations(owner="a", batch_id=at, rows=(row,) * 4) for at in range(8))
+    case = case_of(folder, owners=("a",), method="all", num_steps=6)
+    case = dataclasses.replace(case, operations=Operations(batches=entries))
+    plan = case.plan((("b", 0, 1), ("c", 1, 2), ("d", 2, 4)))
+    result, carrier = run(case, plan)
+    trained = {item.seq for item in train_items(plan)}
+    messages = [message for message in result.messages if message.key.seq in trained]
+    assert {(message.source, message.target) for message in messages} == {("a", "d"), ("d", "a")}
+    for node in ("b", "c"):
+        assert {action.op for action in result.order[node] if action.seq in trained} <= {Op.UPDATE}
+    assert distance(collected(plan, carrier), one_process(case)) < 1e-9
+
+
+def test_backward_stops_at_the_lowest_full_block_of_each_micro_batch(folder: Path) -> None:
+    """One micro-batch each: all full, the top half, the top block, none; counted on the wire."""
+    rows = (FULL * 4, SHORTCUT + FORWARD_ONLY + FULL * 2, FORWARD_ONLY * 3 + FULL, FORWARD_ONLY * 4)
+    entries = tuple(BatchOperations(owner="a", batch_id=at, rows=rows) for at in range(8))
+    case = case_of(folder, owners=("a",), method="all", num_steps=1)
+    case = dataclasses.replace(case, operations=Operations(batches=entries))
+    plan = case.plan((("b", 0, 1), ("c", 1, 2), ("d", 2, 3), ("e", 3, 4)))
+    result, _ = run(case, plan)
+    gradients = sorted(
+        (message.key.micro, message.source, message.target) for message in result.messages if message.payload == "g"
+    )
+    assert gradients == [
+        *((0, source, target) for source, target in (("a", "e"), ("c", "b"), ("d", "c"), ("e", "d"))),
+        *((1, source, target) for source, target in (("a", "e"), ("e", "d"))),
+        (2, "a", "e"),
+    ]
