@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from platformdirs import user_cache_path, user_state_path
 
 from ringtune.errors import DataError, UsageError
 from ringtune.ids import check_node_name, node_name_from_host
@@ -114,12 +115,13 @@ def default_name() -> str:
 
 
 def default_cache() -> Path:
-    """This user's folder for what can be fetched again.
+    """This user's folder for what can be fetched again, as the XDG base directory specification has it."""
+    return user_cache_path("ringtune")
 
-    Source: XDG Base Directory Specification.
-    """
-    told = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (told if told.is_absolute() else Path("~/.cache").expanduser()) / "ringtune"
+
+def default_state(name: str) -> Path:
+    """Where a node keeps its shards unless it is told, as the XDG base directory specification has it."""
+    return user_state_path("ringtune") / name
 
 
 def parse_share(text: str) -> tuple[int, int]:

@@ -15,7 +15,6 @@ harmless characters only.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import re
@@ -24,6 +23,8 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from edge.weights.files import PARTIAL, CheckedFile, safetensors_header, tensor_header, write_whole, writing
 from ringtune.errors import CapacityError, DeadlineError, IntegrityError, InterruptedRunError
@@ -71,17 +72,18 @@ class ModelCache:
             DeadlineError: another process fetches for too long.
             InterruptedRunError: stopped.
         """
+        lock = FileLock(self._folder / "lock", thread_local=False, fallback_to_soft=False)
+        wait_s = max(0.0, deadline_s - time.monotonic())
         with writing(self._root):
-            file = (self._folder / "lock").open("wb")
-        with file:
-            while True:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                if time.monotonic() > deadline_s:
-                    raise DeadlineError(f"another process has been fetching into {self._folder}; give --cache DIR")
-                if stop.wait(_LOCK_RETRY_S):
-                    raise InterruptedRunError("the run was released while its weights were fetched")
+            try:
+                held = lock.acquire(wait_s, poll_interval=_LOCK_RETRY_S, cancel_check=stop.is_set)
+            except Timeout as error:
+                if stop.is_set():
+                    raise InterruptedRunError("the run was released while its weights were fetched") from error
+                raise DeadlineError(
+                    f"another process has been fetching into {self._folder}; give --cache DIR"
+                ) from error
+        with held:
             yield
 
     # ---- files --------------------------------------------------------------------------------------
