@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from coordinator.estimates.row_counts import RowCounts, count_rows
 from coordinator.submit.local import LocalSetup, node_name
 from ringtune.costs.memory import estimate_activation_block_bytes
+from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import NodeFacts
 from ringtune.jobs.job import Job
-from ringtune.models.folder import model_facts
 from ringtune.schedule.batches import split_rows
 
 _DEFAULT_NODES = 2

@@ -28,9 +28,9 @@ from filelock import FileLock, Timeout
 
 from edge.weights.files import PARTIAL, CheckedFile, safetensors_header, tensor_header, write_whole, writing
 from ringtune.errors import CapacityError, DeadlineError, IntegrityError, InterruptedRunError
-from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE
+from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE, sample_start
 from ringtune.quantities import format_bytes
-from ringtune.weights.manifest import FileEntry, Manifest, TensorEntry, sample_start
+from ringtune.weights.manifest import FileEntry, Manifest, TensorEntry
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _LOCK_RETRY_S = 0.1
