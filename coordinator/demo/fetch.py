@@ -62,11 +62,8 @@ def fetch(cache: Path, packages: Sequence[Package] = PACKAGES, *, download: Down
 
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file's content, in hex."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_right(cache: Path, file: PinnedFile) -> bool:

@@ -336,7 +336,7 @@ class Submission:
 
     def _take_file(self, file: control_pb2.FileChunk) -> None:
         if self._folder is not None:
-            self._folder.add_chunk(file.path, file.chunk, last=file.last, sha256=file.sha256)
+            self._folder.add_chunk(file)
 
     def _write_text(self, name: str, text: str) -> None:
         if self._folder is not None:

@@ -5,7 +5,7 @@ The ring's servicer needs torch, which is loaded after the agent has joined, so 
 
 from __future__ import annotations
 
-import hashlib
+import io
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -19,6 +19,7 @@ from edge.weights.serve import WeightsServicer
 from edge.wire.options import NodeServer, abort
 from edge.wire.probe import add_probe_sink
 from ringtune.errors import RingTuneError
+from ringtune.files.chunks import cut_file
 from ringtune.rpc.codec import turn_from_proto
 from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2_grpc
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-_CHUNK_BYTES = 1 << 20
 # A stream of a peer holds a thread for a whole run; control calls need some beside them.
 _MAX_WORKERS = 128
 _LONGEST_CALL_S = 3600.0
@@ -129,7 +129,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
 
     def Collect(  # noqa: N802
         self, request: control_pb2.CollectRequest, context: grpc.ServicerContext
-    ) -> Iterator[control_pb2.CollectChunk]:
+    ) -> Iterator[control_pb2.FileChunk]:
         """Stream the trained tensors."""
         files = _answer(
             context,
@@ -141,7 +141,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             ),
         )
         for name, content in sorted(files.items()):
-            yield from collect_chunks(name, content)
+            yield from cut_file(name, io.BytesIO(content))
 
     def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
         """Forget a run."""
@@ -159,20 +159,6 @@ def _goes_on(request: control_pb2.PrepareRequest) -> GoesOn | None:
     if not request.HasField("shard"):
         return None
     return GoesOn(request.checkpoint_run, ShardAsked(request.shard.step, request.shard.sha256), request.start_holder)
-
-
-def collect_chunks(name: str, content: bytes) -> Iterator[control_pb2.CollectChunk]:
-    """Cut one file into messages; the last one has the digest."""
-    digest = hashlib.sha256(content).hexdigest()
-    starts = range(0, max(1, len(content)), _CHUNK_BYTES)
-    for start in starts:
-        is_last = start == starts[-1]
-        yield control_pb2.CollectChunk(
-            name=name if start == 0 else "",
-            chunk=content[start : start + _CHUNK_BYTES],
-            last=is_last,
-            sha256=digest if is_last else "",
-        )
 
 
 class AgentServer:

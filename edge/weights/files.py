@@ -150,12 +150,8 @@ class CheckedFile:
 
     def _is_intact(self) -> bool:
         with self.path.open("rb") as file:
-            if file.read(len(self._header)) != self._header:
-                return False
-            digest = hashlib.sha256()
-            while data := file.read(_READ_BYTES):
-                digest.update(data)
-        return digest.hexdigest() == self.sha256
+            has_header = file.read(len(self._header)) == self._header
+            return has_header and hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
 
     def _count(self, file: BinaryIO) -> bool:
         while data := file.read(_READ_BYTES):

@@ -457,18 +457,6 @@ class CollectRequest(_message.Message):
     with_private: bool
     def __init__(self, run_id: _Optional[str] = ..., with_head: _Optional[bool] = ..., with_private: _Optional[bool] = ...) -> None: ...
 
-class CollectChunk(_message.Message):
-    __slots__ = ("name", "chunk", "last", "sha256")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    SHA256_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    chunk: bytes
-    last: bool
-    sha256: str
-    def __init__(self, name: _Optional[str] = ..., chunk: _Optional[bytes] = ..., last: _Optional[bool] = ..., sha256: _Optional[str] = ...) -> None: ...
-
 class ReleaseRequest(_message.Message):
     __slots__ = ("run_id", "reason")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
