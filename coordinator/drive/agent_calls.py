@@ -17,8 +17,9 @@ import grpc
 
 from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
 from ringtune.files.chunks import ADAPTER_FILES, cut_folder, read_files
-from ringtune.rpc.channel_options import CLIENT_OPTIONS
-from ringtune.rpc.codec import error_of_status, turn_to_proto
+from ringtune.rpc.codec import turn_to_proto
+from ringtune.rpc.connections import open_channel
+from ringtune.rpc.statuses import error_of_status
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -45,7 +46,7 @@ class AgentCalls:
         self.address = address
         self._run_id = run_id
         self._on_failure = on_failure
-        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._channel = open_channel(address)
         self._stub = control_pb2_grpc.AgentStub(self._channel)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"calls-{node}")
         self._lock = threading.Lock()

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import grpc
 
 from coordinator.drive.answers import read_object
-from coordinator.members.addresses import require_private
 from coordinator.planner.make_plan import plan_memory
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
@@ -21,8 +20,9 @@ from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRu
 from ringtune.files.chunks import ADAPTER_FILES, cut_folder
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Manifest, Resume
-from ringtune.rpc.channel_options import CLIENT_OPTIONS
-from ringtune.rpc.codec import error_of_status
+from ringtune.rpc.addresses import require_private
+from ringtune.rpc.connections import open_channel
+from ringtune.rpc.statuses import error_of_call
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -47,7 +47,7 @@ class Client:
     def __init__(self, address: str, *, insecure: bool = False) -> None:
         require_private(address, option="--coordinator", insecure=insecure)
         self._address = address
-        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._channel = open_channel(address)
         self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
         try:
             grpc.channel_ready_future(self._channel).result(timeout=CONNECT_S)
@@ -207,10 +207,7 @@ class Client:
         try:
             return call()
         except grpc.RpcError as error:
-            if not isinstance(error, grpc.Call):
-                raise ConnectionFailedError(f"coordinator {self._address}: {error}") from error
-            peer = f"coordinator {self._address}"
-            raise error_of_status(error.code().name, error.details() or "", peer=peer) from error
+            raise error_of_call(error, peer=f"coordinator {self._address}") from error
 
 
 def _follow(call: Any, submission: Submission) -> None:

@@ -23,8 +23,8 @@ from typing import Protocol
 
 import grpc
 
-from edge.wire.options import error_of_call
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError
+from ringtune.rpc.statuses import error_of_call
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)

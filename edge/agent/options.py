@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from platformdirs import user_cache_path, user_state_path
 
 from ringtune.errors import DataError, UsageError
 from ringtune.ids import check_node_name, node_name_from_host
+from ringtune.rpc.addresses import join_address, require_private, split_address
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -61,12 +61,7 @@ class AgentOptions:
         """Refuse what makes no sense, and whatever would leave this machine unencrypted by accident."""
         check_node_name(self.name)
         for option, address in (("--coordinator", self.coordinator), ("--bind", self.bind)):
-            split_address(option, address)
-            if not self.insecure and not is_loopback(address):
-                raise UsageError(
-                    f"{option} {address} reaches beyond this machine, and connections are not encrypted yet; "
-                    "add --insecure if the network is trusted"
-                )
+            require_private(address, option=option, insecure=self.insecure)
         if self.device not in DEVICES:
             raise UsageError(f"--device {self.device!r} is not one of {', '.join(DEVICES)}")
         if self.threads < 0:
@@ -84,29 +79,6 @@ class AgentOptions:
         for option, rows in (("--data", self.data), ("--eval-data", self.eval_data)):
             if rows is not None and not rows.exists():
                 raise DataError(f"{option} {rows} is not there; correct the path")
-
-
-def split_address(option: str, address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; IPv6 hosts stand in brackets.
-
-    Raises:
-        UsageError: not of that form.
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{option} {address!r} is not HOST:PORT, e.g. 127.0.0.1:7000")
-    return host.strip("[]"), int(port)
-
-
-def is_loopback(address: str) -> bool:
-    """Whether ``host:port`` is on this machine."""
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def default_name() -> str:
@@ -141,10 +113,10 @@ def advertised_address(options: AgentOptions, port: int) -> str:
     if options.advertise:
         host, colon, told = options.advertise.rpartition(":")
         return options.advertise if colon and told.isdigit() else f"{options.advertise}:{port}"
-    host, _ = split_address("--bind", options.bind)
+    host, _ = split_address(options.bind, option="--bind")
     if host in ("0.0.0.0", "::"):  # noqa: S104 - it is what was asked for, and it can't be advertised
-        host = _address_towards(*split_address("--coordinator", options.coordinator))
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        host = _address_towards(*split_address(options.coordinator, option="--coordinator"))
+    return join_address(host, port)
 
 
 def _address_towards(host: str, port: int) -> str:

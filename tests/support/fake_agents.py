@@ -21,8 +21,9 @@ from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import RingTuneError
 from ringtune.files.chunks import cut_file
 from ringtune.jobs.job import Job, parse_job
-from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
-from ringtune.rpc.codec import status_of_error, turn_from_proto
+from ringtune.rpc.codec import turn_from_proto
+from ringtune.rpc.options import CLIENT_OPTIONS, SERVER_OPTIONS
+from ringtune.rpc.statuses import abort
 from ringtune.schedule.lowering import item_legs
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
@@ -287,8 +288,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.log.append(what)
         error = self._fails_at.get(what)
         if error is not None:
-            status = status_of_error(error)
-            context.abort(grpc.StatusCode[status.name], status.details)
+            abort(context, error)
 
 
 class Cluster:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from edge.weights.patience import Wanted
-from edge.weights.serve import WeightsServicer
-from edge.wire.options import NodeServer
+from ringtune.rpc.connections import Server
+from ringtune.rpc.weights_servicer import WeightsServicer
 from ringtune.v1 import weights_pb2_grpc
 from ringtune.weights.source import Offers
 from tests.support.model_folder import bert_shapes, with_header
@@ -67,13 +67,13 @@ def write_bert(
 
 
 @contextlib.contextmanager
-def serving(folder: Path | None, *, run_id: str = RUN, offers: Offers | None = None) -> Iterator[NodeServer]:
+def serving(folder: Path | None, *, run_id: str = RUN, offers: Offers | None = None) -> Iterator[Server]:
     """A real server on loopback that offers a folder to a run."""
     if offers is None:
         offers = Offers()
         offers.put(run_id, folder)
     servicer = WeightsServicer(offers)
-    server = NodeServer(
+    server = Server(
         "127.0.0.1:0", lambda grpc_server: weights_pb2_grpc.add_WeightsServicer_to_server(servicer, grpc_server)
     )
     try:

@@ -6,7 +6,7 @@ import pytest
 
 from coordinator.drive.agent_calls import node_error
 from ringtune.errors import DataError, DeadlineError, PeerLostError
-from ringtune.rpc.codec import status_of_error
+from ringtune.rpc.statuses import status_of_error
 
 
 @pytest.mark.parametrize("status", ["UNAVAILABLE", "DEADLINE_EXCEEDED"])

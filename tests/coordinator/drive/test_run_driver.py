@@ -13,6 +13,7 @@ import pytest
 from safetensors import deserialize
 
 from coordinator.drive import agent_calls
+from coordinator.drive.run_driver import RunRequest
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import SilentProgress
 from coordinator.submit.client import Client, Submission
@@ -268,7 +269,7 @@ def test_run_is_refused_while_another_goes_on() -> None:
     """One run at a time: the second submitter is told which one goes on."""
     silent = {"on_grant": lambda agent, turns: None}
     with Cluster("a", agents={"a": silent}) as cluster:
-        first = cluster.server.coordinator.run(job(), plan_only=False, num_nodes=1, join_s=1)
+        first = cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=1))
         with pytest.raises(BusyError, match=first.run_id):
             run(cluster, num_nodes=1)
         first.stop("test")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.drive.evaluation_request import Evaluation, invited
+from coordinator.drive.run_driver import RunRequest
 from coordinator.members.registry import Member
 from coordinator.run_folder.saved_run import evaluation_job, read_run
 from coordinator.screen.progress import SilentProgress
@@ -80,7 +81,7 @@ def test_evaluation_of_a_busy_coordinator_starts_nothing(tmp_path: Path) -> None
     run = read_run(write_run(tmp_path / "run"))
     hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
     with Cluster("a", agents={"a": hold}) as cluster:
-        cluster.server.coordinator.run(job(), plan_only=False, num_nodes=1, join_s=5.0)
+        cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=5.0))
         assert cluster.agents["a"].granted.wait(5)
         with pytest.raises(BusyError, match=r"drives run .* \(training\)"):
             evaluate_on_ring(
