@@ -47,8 +47,9 @@ def measure(
     import json as json_module
 
     from coordinator.commands.overrides import parse_changes
+    from coordinator.screen.output import make_progress
     from coordinator.screen.profile_text import profile_json, profile_text
-    from coordinator.screen.progress import SilentProgress, make_progress
+    from coordinator.screen.progress import Progress
     from coordinator.submit.measurement import MeasureOptions, measure_local, measure_remote
     from ringtune.errors import UsageError
     from ringtune.files.durable import write_durably
@@ -61,7 +62,7 @@ def measure(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     wanted = load_job(job).with_overrides(parse_changes(change or []))
     options = MeasureOptions(join_s=join_s, with_links=not no_links, is_fresh=fresh, one_by_one=not busy)
-    with SilentProgress() if json else make_progress(as_json=False, live=False) as progress:
+    with Progress() if json else make_progress(as_json=False, live=False) as progress:
         if local:
             found = measure_local(wanted, local, options, progress=progress)
         else:

@@ -50,7 +50,7 @@ def train(
     from coordinator.planner.given_profile import read_profile
     from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
     from coordinator.run_folder.folder import RunFolder
-    from coordinator.screen.progress import make_progress
+    from coordinator.screen.output import make_progress
     from coordinator.submit.interrupts import Interrupts
     from coordinator.submit.training import train_local, train_remote
     from ringtune.errors import RingTuneError, UsageError

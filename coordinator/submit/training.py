@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from coordinator.run_folder.folder import RunFolder
-from coordinator.screen.progress import Progress, SilentProgress
+from coordinator.screen.progress import Progress
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client, Submission
 from coordinator.submit.interrupts import Interrupts
@@ -121,9 +121,7 @@ def plan_remote(
         RingTuneError: whatever inspecting or planning failed with.
     """
     with Client(address, insecure=insecure) as client:
-        came = client.run(
-            job, progress=SilentProgress(), folder=None, plan_only=True, num_nodes=num_nodes, join_s=join_s
-        )
+        came = client.run(job, progress=Progress(), folder=None, plan_only=True, num_nodes=num_nodes, join_s=join_s)
     if came.plan is None or came.profile is None:
         raise IntegrityError("the coordinator sent no plan; use one version on all machines")
     return came.plan, {node.node: node for node in came.profile.nodes}

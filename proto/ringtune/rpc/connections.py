@@ -48,7 +48,7 @@ class Server:
         except RuntimeError as error:
             self._pool.shutdown()
             raise ConnectionFailedError(
-                f"can't listen on {address}: the port is in use or the host is not this machine's; choose another --bind"
+                f"can't listen on {address}: the port is in use or the host is not this machine's; take another --bind"
             ) from error
         self.address = join_address(host, self.port)
         self._server.start()

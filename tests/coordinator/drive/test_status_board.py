@@ -7,7 +7,7 @@ from typing import Any
 
 from coordinator.drive.run_driver import RunRequest
 from coordinator.drive.status_board import StatusBoard
-from coordinator.screen.progress import SilentProgress
+from coordinator.screen.progress import Progress
 from coordinator.screen.status_text import status_json, status_lines
 from coordinator.submit.client import Client
 from ringtune import __version__
@@ -77,7 +77,7 @@ def test_run_status_is_answered_by_a_coordinator() -> None:
         before = client.status()
         assert (before.version, before.HasField("run")) == (__version__, False)
         assert status_lines(before)[0] == "no run yet"
-        client.run(job(), progress=SilentProgress(), folder=None)
+        client.run(job(), progress=Progress(), folder=None)
         value = json.loads(status_json(client.status()))
     run = value["run"]
     assert (run["phase"], run["is_over"], run["message"]) == ("done", True, "")

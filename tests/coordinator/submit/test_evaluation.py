@@ -11,7 +11,7 @@ from coordinator.drive.evaluation_request import Evaluation, invited
 from coordinator.drive.run_driver import RunRequest
 from coordinator.members.registry import Member
 from coordinator.run_folder.saved_run import evaluation_job, read_run
-from coordinator.screen.progress import SilentProgress
+from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client, Submission
 from coordinator.submit.evaluation import evaluate_on_ring
 from ringtune.errors import BusyError, DataError, IntegrityError, RingTuneError
@@ -24,7 +24,7 @@ def evaluate(cluster: Cluster, folder: Path, owner: str) -> Submission:
     run = read_run(folder)
     with Client(cluster.server.address) as client:
         return client.evaluate(
-            evaluation_job(run, folder / "rows.csv"), owner=owner, saved=run.adapter, progress=SilentProgress()
+            evaluation_job(run, folder / "rows.csv"), owner=owner, saved=run.adapter, progress=Progress()
         )
 
 
@@ -70,9 +70,7 @@ def test_evaluation_of_damaged_files_is_refused_before_any_node_is_asked(tmp_pat
         run = read_run(folder)
         (run.adapter / "model_head.safetensors").unlink()
         with Client(cluster.server.address) as client, pytest.raises((RingTuneError, OSError)):
-            client.evaluate(
-                evaluation_job(run, folder / "rows.csv"), owner="a", saved=run.adapter, progress=SilentProgress()
-            )
+            client.evaluate(evaluation_job(run, folder / "rows.csv"), owner="a", saved=run.adapter, progress=Progress())
         assert cluster.agents["a"].log == []
 
 
@@ -88,7 +86,7 @@ def test_evaluation_of_a_busy_coordinator_starts_nothing(tmp_path: Path) -> None
                 run,
                 tmp_path / "rows.csv",
                 cluster.server.address,
-                progress=SilentProgress(),
+                progress=Progress(),
                 join_s=1.0,
                 model=None,
                 insecure=False,
