@@ -32,16 +32,12 @@ class Coordinator:
     Args:
         lease_s: a node that was not heard of for so long is lost.
         insecure: whether nodes may be on other machines.
-        clock: monotonic seconds.
     """
 
-    def __init__(
-        self, *, lease_s: float = 10.0, insecure: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, *, lease_s: float = 10.0, insecure: bool = False) -> None:
         self.lease_s = lease_s
         self.offers = Offers()
         self._insecure = insecure
-        self._clock = clock
         self._lock = threading.Lock()
         self._registry = Registry(lease_s)
         self._driver: RunDriver | MeasureDriver | None = None
@@ -64,13 +60,13 @@ class Coordinator:
                 "same version on both"
             )
         with self._lock:
-            self._registry.join(member, self._clock())
+            self._registry.join(member, time.monotonic())
         _LOG.info("node %s at %s joined", member.node, member.address)
 
     def heartbeat(self, node: str, instance: str, rss_bytes: int) -> tuple[bool, str]:
         """Renew a lease: whether the node is known, and the run that is driven."""
         with self._lock:
-            known = self._registry.heartbeat(node, instance, rss_bytes, self._clock())
+            known = self._registry.heartbeat(node, instance, rss_bytes, time.monotonic())
             return known, self._driver.run_id if self._driver else ""
 
     def leave(self, node: str, instance: str) -> None:
@@ -82,17 +78,17 @@ class Coordinator:
     def living(self) -> tuple[Member, ...]:
         """Living members by name."""
         with self._lock:
-            return self._registry.living(self._clock())
+            return self._registry.living(time.monotonic())
 
     def silent_for_s(self, node: str, instance: str) -> float:
         """Seconds since the last sign of life of a node's process; infinite if it is no member."""
         with self._lock:
-            return self._registry.silent_for_s(node, instance, self._clock())
+            return self._registry.silent_for_s(node, instance, time.monotonic())
 
     def members(self) -> tuple[tuple[Member, str, float], ...]:
         """Every member with its state (idle, running, lost) and the seconds since its last sign of life."""
         with self._lock:
-            now_s = self._clock()
+            now_s = time.monotonic()
             busy = self._driver.nodes if self._driver else frozenset()
             return tuple(
                 (member, self._state(member, busy, now_s), now_s - member.seen_at_s)
@@ -164,7 +160,7 @@ class Coordinator:
         """
         with self._lock:
             driver = self._driver
-            self._registry.touch(request.node, self._clock())
+            self._registry.touch(request.node, time.monotonic())
         if driver is None or driver.run_id != request.run_id:
             raise FrameError(f"run {request.run_id} is not driven here; forget it")
         driver.report(request)

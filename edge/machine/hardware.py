@@ -100,9 +100,9 @@ def describe(*, threads: int, accelerator: str = "", proc: Path = _PROC, cgroup:
     return ", ".join(parts)
 
 
-def cpu_cores(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> float:
+def cpu_cores() -> float:
     """Processor seconds that this process may use each second: its cores, or its quota if that is less."""
-    quota = cpu_quota(proc=proc, cgroup=cgroup)
+    quota = cpu_quota()
     return min(float(usable_cores()), quota.cores) if quota else float(usable_cores())
 
 

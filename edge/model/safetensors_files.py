@@ -15,9 +15,6 @@ from ringtune.models.tensors import read_headers
 class Checkpoint:
     """The tensors of a model folder, by name; a context manager.
 
-    Attributes:
-        names_read: every tensor that was read, in order.
-
     Raises:
         ModelError: the folder has no safetensors file, or its index is not readable.
         IntegrityError: a file is damaged.
@@ -25,7 +22,6 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.names_read: list[str] = []
         self._handles: dict[Path, Any] = {}
         self._file_of = {name: stored.path for name, stored in read_headers(folder).items()}
 
@@ -47,7 +43,6 @@ class Checkpoint:
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor, on the CPU, in the file's dtype; its bytes may still be the mapped file."""
-        self.names_read.append(name)
         tensor: torch.Tensor = self._open(self._file_of[name]).get_tensor(name)
         return tensor
 
