@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from coordinator.drive.measure_driver import MeasureDriver, MeasureRequest
-from coordinator.drive.run_driver import RunDriver, RunRequest
+from coordinator.drive.driver import Driver
+from coordinator.drive.measure_driver import MeasureDriver
+from coordinator.drive.requests import MeasureRequest, RunRequest
+from coordinator.drive.run_driver import RunDriver
 from coordinator.drive.status_board import StatusBoard
 from coordinator.members.registry import Member, Registry
 from ringtune import __version__
@@ -22,7 +24,7 @@ from ringtune.rpc.addresses import require_private
 from ringtune.v1 import control_pb2
 from ringtune.weights.source import Offers
 
-Driver = TypeVar("Driver", RunDriver, MeasureDriver)
+AnyDriver = TypeVar("AnyDriver", bound=Driver)
 _LOG = logging.getLogger(__name__)
 
 
@@ -40,7 +42,7 @@ class Coordinator:
         self._insecure = insecure
         self._lock = threading.Lock()
         self._registry = Registry(lease_s)
-        self._driver: RunDriver | MeasureDriver | None = None
+        self._driver: Driver | None = None
         self._board: StatusBoard | None = None
 
     # ---- members ----------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ class Coordinator:
             request.job, lambda run_id, on_end: MeasureDriver(run_id, request, self, lease_s=lease_s, on_end=on_end)
         )
 
-    def _begin(self, job: Job, make: Callable[[str, Callable[[], None]], Driver]) -> Driver:
+    def _begin(self, job: Job, make: Callable[[str, Callable[[], None]], AnyDriver]) -> AnyDriver:
         if job.runtime.lease_s < self.lease_s:
             raise JobError(
                 f"runtime.lease_s = {job.runtime.lease_s:g} is shorter than this coordinator's {self.lease_s:g}; "
@@ -139,7 +141,7 @@ class Coordinator:
                     f"this coordinator drives run {self._driver.run_id} already; wait for its end or stop it"
                 )
             run_id = make_run_id(time.time(), secrets.token_bytes(4))
-            driver: Driver = make(run_id, lambda: self._forget(driver))
+            driver: AnyDriver = make(run_id, lambda: self._forget(driver))
             self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
             self._driver, self._board = driver, driver.board
             self.offers.put(run_id, model_folder(job))
@@ -181,7 +183,7 @@ class Coordinator:
         """
         self._driver_of(run_id).noted(step)
 
-    def _driver_of(self, run_id: str) -> RunDriver | MeasureDriver:
+    def _driver_of(self, run_id: str) -> Driver:
         with self._lock:
             driver = self._driver
         if driver is None or driver.run_id != run_id:
@@ -204,7 +206,7 @@ class Coordinator:
         driver.stop(reason)
         return driver.join(timeout_s)
 
-    def _forget(self, driver: RunDriver | MeasureDriver) -> None:
+    def _forget(self, driver: Driver) -> None:
         with self._lock:
             if self._driver is driver:
                 self._driver = None

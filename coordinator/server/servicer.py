@@ -11,9 +11,9 @@ from pathlib import Path
 import grpc
 
 from coordinator.drive.answers import read_object
-from coordinator.drive.evaluation_request import Evaluation
-from coordinator.drive.measure_driver import MeasureDriver, MeasureRequest
-from coordinator.drive.run_driver import RunDriver, RunRequest
+from coordinator.drive.driver import Driver
+from coordinator.drive.requests import Evaluation, MeasureRequest, RunRequest
+from coordinator.drive.run_driver import RunDriver
 from coordinator.members.member_codec import entry_of, member_of
 from coordinator.server.coordinator import Coordinator
 from ringtune import __version__
@@ -144,7 +144,7 @@ def _measure_request(request: control_pb2.MeasureRequest) -> MeasureRequest:
     )
 
 
-def _follow(driver: RunDriver | MeasureDriver, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
+def _follow(driver: Driver, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
     gone = "the submitter stopped the run or is gone"
     if not context.add_callback(lambda: driver.stop(gone)):
         driver.stop(gone)

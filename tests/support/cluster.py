@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.drive.run_driver import RunDriver, RunRequest
+from coordinator.drive.requests import RunRequest
+from coordinator.drive.run_driver import RunDriver
 from coordinator.server.server import CoordinatorServer
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Manifest, Resume

@@ -13,7 +13,7 @@ import pytest
 from safetensors import deserialize
 
 from coordinator.drive import agent_calls
-from coordinator.drive.run_driver import RunRequest
+from coordinator.drive.requests import RunRequest
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client, Submission

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from coordinator.drive.run_driver import RunRequest
+from coordinator.drive.requests import RunRequest
 from coordinator.drive.status_board import StatusBoard
 from coordinator.screen.progress import Progress
 from coordinator.screen.status_text import status_json, status_lines

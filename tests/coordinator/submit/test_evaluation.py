@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.drive.evaluation_request import Evaluation, invited
-from coordinator.drive.run_driver import RunRequest
+from coordinator.drive.requests import Evaluation, RunRequest, invited
 from coordinator.members.registry import Member
 from coordinator.run_folder.saved_run import evaluation_job, read_run
 from coordinator.screen.progress import Progress
