@@ -160,6 +160,17 @@ class Client:
             raise IntegrityError("the coordinator sent no profile; use one version on all machines")
         return found
 
+    def plan(self, job: Job, *, num_nodes: int, join_s: float) -> tuple[Plan, Profile]:
+        """Let the nodes measure themselves, and plan for them; see ``run``.
+
+        Raises:
+            RingTuneError: whatever inspecting or planning failed with.
+        """
+        came = self.run(job, progress=Progress(), folder=None, plan_only=True, num_nodes=num_nodes, join_s=join_s)
+        if came.plan is None or came.profile is None:
+            raise IntegrityError("the coordinator sent no plan; use one version on all machines")
+        return came.plan, came.profile
+
     def _drain(self, run_id: str, progress: Progress) -> None:
         progress.note("stopping after the turns that are under way, with a checkpoint; Ctrl-C again stops at once")
         request = control_pb2.DrainRequest(run_id=run_id, reason="stopped by the user, with a checkpoint")
