@@ -7,6 +7,7 @@ them one after another. Links are measured when no node computes any more, a pai
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from ringtune.v1 import control_pb2
 
 T = TypeVar("T")
 MEASURE_S = 4.0
+_LINK_FIGURES = tuple(field.name for field in dataclasses.fields(LinkFacts) if field.name not in ("source", "target"))
 
 
 class _Answer(NamedTuple):
@@ -158,18 +160,7 @@ class MeasureDriver(Driver):
 
 
 def _link(pair: Pair, reply: control_pb2.MeasureLinkReply) -> LinkFacts:
-    return LinkFacts(
-        source=pair[0],
-        target=pair[1],
-        rate_bytes_per_s=reply.rate_bytes_per_s,
-        latency_s=reply.latency_s,
-        rate_low_bytes_per_s=reply.rate_low_bytes_per_s,
-        rate_high_bytes_per_s=reply.rate_high_bytes_per_s,
-        send_cpu_s_per_byte=reply.send_cpu_s_per_byte,
-        receive_cpu_s_per_byte=reply.receive_cpu_s_per_byte,
-        busy_source_s=reply.busy_source_s,
-        busy_target_s=reply.busy_target_s,
-    )
+    return LinkFacts(source=pair[0], target=pair[1], **{name: getattr(reply, name) for name in _LINK_FIGURES})
 
 
 def _name(key: object) -> str:

@@ -68,18 +68,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
                 request.target, request.address, request.message_bytes, timeout_s=_left_s(context)
             ),
         )
-        return control_pb2.MeasureLinkReply(
-            rate_bytes_per_s=found.rate_bytes_per_s,
-            rate_low_bytes_per_s=found.rate_low_bytes_per_s,
-            rate_high_bytes_per_s=found.rate_high_bytes_per_s,
-            latency_s=found.latency_s,
-            samples=found.samples,
-            bytes=found.sent_bytes,
-            send_cpu_s_per_byte=found.send_cpu_s_per_byte,
-            receive_cpu_s_per_byte=found.receive_cpu_s_per_byte,
-            busy_source_s=found.busy_source_s,
-            busy_target_s=found.busy_target_s,
-        )
+        return control_pb2.MeasureLinkReply(**found._asdict())  # fields have the same names
 
     def Prepare(  # noqa: N802
         self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
