@@ -26,8 +26,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from edge.weights.files import PARTIAL, CheckedFile, safetensors_header, tensor_header, write_whole, writing
+from edge.weights.files import PARTIAL, CheckedFile, tensor_header, write_whole, writing
 from ringtune.errors import CapacityError, DeadlineError, IntegrityError, InterruptedRunError
+from ringtune.files.safetensors_header import header_bytes
 from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE, sample_start
 from ringtune.quantities import format_bytes
 from ringtune.weights.manifest import FileEntry, Manifest, TensorEntry
@@ -122,7 +123,7 @@ class ModelCache:
             Its folder: reads like the model folder, but weights are holes.
         """
         path = self.outline / WEIGHTS_FILE
-        header = safetensors_header({entry.name: (entry.dtype, entry.shape) for entry in self.manifest.tensors})
+        header = header_bytes({entry.name: (entry.dtype, entry.shape) for entry in self.manifest.tensors})
         total_bytes = len(header) + sum(entry.nbytes for entry in self.manifest.tensors)
         if path.is_file() and path.stat().st_size == total_bytes:
             return self.outline
