@@ -64,9 +64,8 @@ def node(
     """
     from importlib.util import find_spec
 
-    from edge.agent.options import AgentOptions, default_cache, default_name, parse_share
+    from edge.agent.options import AgentOptions, default_cache, default_name, default_state, parse_share
     from edge.agent.process import run_agent
-    from edge.shards.state_folder import default_state
     from ringtune.errors import UsageError
     from ringtune.ids import check_node_name
     from ringtune.quantities import parse_bytes

@@ -27,7 +27,7 @@ def coordinator(
     json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Listen for nodes and jobs until stopped with Ctrl-C or SIGTERM."""
-    from coordinator.screen.progress import make_progress
+    from coordinator.screen.output import make_progress
     from coordinator.server.server import CoordinatorServer
 
     ended = threading.Event()

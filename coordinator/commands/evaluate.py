@@ -31,7 +31,8 @@ def evaluate(
     import json as json_module
 
     from coordinator.run_folder.saved_run import read_run
-    from coordinator.screen.progress import SilentProgress, figure
+    from coordinator.screen.progress import Progress
+    from coordinator.screen.progress_lines import figure
     from coordinator.submit.evaluation import evaluate_alone, evaluate_on_ring
     from ringtune.errors import DataError
 
@@ -39,7 +40,7 @@ def evaluate(
     if not data.exists():
         raise DataError(f"{data} is not there; give --data a file with the columns of the run's data.train")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
-    progress = SilentProgress()
+    progress = Progress()
     if coordinator:
         found = evaluate_on_ring(
             run, data, coordinator, progress=progress, join_s=join_s, model=model, insecure=insecure

@@ -47,9 +47,11 @@ def measure(
     import json as json_module
 
     from coordinator.commands.overrides import parse_changes
+    from coordinator.screen.output import make_progress
     from coordinator.screen.profile_text import profile_json, profile_text
-    from coordinator.screen.progress import SilentProgress, make_progress
-    from coordinator.submit.measurement import MeasureOptions, measure_local, measure_remote
+    from coordinator.screen.progress import Progress
+    from coordinator.submit.client import Client
+    from coordinator.submit.local_ring import local_ring
     from ringtune.errors import UsageError
     from ringtune.files.durable import write_durably
     from ringtune.jobs.job import load_job
@@ -60,12 +62,17 @@ def measure(
         raise UsageError("--nodes is for --coordinator; --local says how many nodes there are")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     wanted = load_job(job).with_overrides(parse_changes(change or []))
-    options = MeasureOptions(join_s=join_s, with_links=not no_links, is_fresh=fresh, one_by_one=not busy)
-    with SilentProgress() if json else make_progress(as_json=False, live=False) as progress:
-        if local:
-            found = measure_local(wanted, local, options, progress=progress)
-        else:
-            found = measure_remote(wanted, coordinator, options, progress=progress, num_nodes=nodes, insecure=insecure)
+    ring = local_ring(wanted, local) if local else Client(coordinator, insecure=insecure)
+    with Progress() if json else make_progress(as_json=False, live=False) as progress, ring as client:
+        found = client.measure(
+            wanted,
+            progress=progress,
+            num_nodes=local or nodes,
+            join_s=join_s,
+            with_links=not no_links,
+            is_fresh=fresh,
+            one_by_one=not busy,
+        )
     if out is not None:
         write_durably(out, (json_module.dumps(found.to_json(), indent=1) + "\n").encode())
     for line in [profile_json(found)] if json else profile_text(found):

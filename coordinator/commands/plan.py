@@ -74,12 +74,13 @@ def plan(
         planned = make_plan(wanted, measured.by_name, links=measured.links, microbatches=counts, wire_dtypes=dtypes)
         made, needs = planned.plan, dict(planned.memory)
     elif coordinator:
-        from coordinator.submit.training import plan_remote
+        from coordinator.submit.client import Client
 
         if memory:
             raise UsageError("--memory is for assumed nodes; with --coordinator every node says what it has")
-        made, facts = plan_remote(wanted, coordinator, num_nodes=nodes, join_s=join_s, insecure=insecure)
-        needs = plan_memory(wanted, made, facts)
+        with Client(coordinator, insecure=insecure) as client:
+            made, found = client.plan(wanted, num_nodes=nodes, join_s=join_s)
+        needs = plan_memory(wanted, made, found.by_name)
     else:
         from coordinator.estimates.facts import estimated_facts
         from coordinator.estimates.row_counts import estimate_note

@@ -50,9 +50,10 @@ def train(
     from coordinator.planner.given_profile import read_profile
     from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
     from coordinator.run_folder.folder import RunFolder
-    from coordinator.screen.progress import make_progress
+    from coordinator.screen.output import make_progress
+    from coordinator.submit.client import Client
     from coordinator.submit.interrupts import Interrupts
-    from coordinator.submit.training import train_local, train_remote
+    from coordinator.submit.local_ring import local_ring
     from ringtune.errors import RingTuneError, UsageError
     from ringtune.jobs.job import load_job
 
@@ -74,26 +75,19 @@ def train(
         for note in notes:
             progress.note(note)
         try:
-            if local:
-                train_local(
+            states, plan = folder.checkpoints.node_states(), start.plan if start else None
+            ring = (
+                local_ring(wanted, local, logs=out / "logs", states=states, goes_on=plan)
+                if local
+                else Client(coordinator, insecure=insecure)
+            )
+            with ring as client:
+                client.run(
                     wanted,
-                    local,
-                    folder=folder,
                     progress=progress,
-                    join_s=join_s,
-                    resume=start,
-                    profile=given,
-                    interrupts=interrupts,
-                )
-            else:
-                train_remote(
-                    wanted,
-                    coordinator,
                     folder=folder,
-                    progress=progress,
-                    num_nodes=nodes,
+                    num_nodes=local or nodes,
                     join_s=join_s,
-                    insecure=insecure,
                     resume=start,
                     profile=given,
                     interrupts=interrupts,

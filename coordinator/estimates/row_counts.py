@@ -7,15 +7,14 @@ characters. The files' own rules are those of a node; what is wrong inside a row
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from coordinator.estimates.npy_headers import Archive
 from ringtune.errors import DataError
+from ringtune.files.tables import table_rows
 from ringtune.jobs.job import Job
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 
@@ -71,14 +70,14 @@ def estimate_note(job: Job) -> str:
 
 def _count_labelled(path: Path, job: Job) -> RowCounts:
     needed = {"data.text": job.data.text, "data.label": job.data.label}
-    labels = tuple(str(row[job.data.label]) for row in _table(path, needed))
+    labels = tuple(str(row[job.data.label]) for _, row in table_rows(path, needed))
     return RowCounts(examples=(1,) * len(labels), labels=labels)
 
 
 def _count_texts(path: Path, job: Job) -> RowCounts:
     if path.suffix.lower() == ".txt":
         return RowCounts(examples=(1,) * _num_blocks(path, job.train.max_length))
-    return RowCounts(examples=(1,) * sum(1 for _ in _table(path, {"data.text": job.data.text})))
+    return RowCounts(examples=(1,) * sum(1 for _ in table_rows(path, {"data.text": job.data.text})))
 
 
 def _num_blocks(path: Path, max_length: int) -> int:
@@ -86,7 +85,7 @@ def _num_blocks(path: Path, max_length: int) -> int:
     try:
         tokens = round(len(path.read_text(encoding="utf-8-sig")) / CHARACTERS_PER_TOKEN)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise DataError(f"can't read {path}: {error.strerror}; set data.train and data.eval") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error}); convert it") from error
     whole, rest = divmod(tokens, max_length)
@@ -96,7 +95,7 @@ def _num_blocks(path: Path, max_length: int) -> int:
 def _count_questions(path: Path, job: Job) -> RowCounts:
     data = job.data
     needed = {"data.question": data.question, "data.context": data.context, "data.answer": data.answer}
-    usable = [row for row in _table(path, needed) if _has_answer(row[data.answer], str(row[data.context]))]
+    usable = [row for _, row in table_rows(path, needed) if _has_answer(row[data.answer], str(row[data.context]))]
     return RowCounts(
         examples=tuple(_num_windows(len(str(row[data.question])), len(str(row[data.context])), job) for row in usable)
     )
@@ -148,41 +147,3 @@ _COUNTERS: Mapping[str, Callable[[Path, Job], RowCounts]] = {
     CAUSAL_LM: _count_texts,
     IMAGE_CLASSIFICATION: _count_images,
 }
-
-
-# ---- tables ----------------------------------------------------------------------------------------
-
-
-def _table(path: Path, needed: Mapping[str, str]) -> Iterator[Mapping[str, Any]]:
-    """The rows of a csv or jsonl file, which have to have these columns (by key of the job)."""
-    readers = {".csv": _csv_rows, ".jsonl": _jsonl_rows}
-    if path.suffix.lower() not in readers:
-        raise DataError(f"{path} ends in {path.suffix!r}; rows are read from .csv or .jsonl")
-    try:
-        for number, row in enumerate(readers[path.suffix.lower()](path), start=1):
-            for key, name in needed.items():
-                if row.get(name) is None:
-                    known = ", ".join(map(str, row))
-                    raise DataError(f"{path}, row {number} has no column {name!r}, but {known}; set {key}")
-            yield row
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except (UnicodeDecodeError, ValueError, csv.Error) as error:
-        raise DataError(f"{path} is not readable: {error}") from error
-
-
-def _csv_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        yield from csv.DictReader(file)
-
-
-def _jsonl_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    with path.open(encoding="utf-8-sig") as file:
-        for line in file:
-            if line.strip():
-                row = json.loads(line)
-                yield row if isinstance(row, dict) else {}
-
-
-def _unreadable(path: Path, error: OSError) -> DataError:
-    return DataError(f"can't read {path}: {error.strerror}; set data.train and data.eval")

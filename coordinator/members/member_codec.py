@@ -1,41 +1,22 @@
-"""Members as messages, and back."""
+"""Members as messages, and back; fields have the names that they have in ``JoinRequest``."""
 
 from __future__ import annotations
+
+import dataclasses
 
 from coordinator.members.registry import Member
 from ringtune.v1 import control_pb2
 
+_SAID = tuple(field.name for field in dataclasses.fields(Member) if field.name not in ("seen_at_s", "rss_bytes"))
+_TOLD = tuple(name for name in _SAID if name != "instance")
+
 
 def member_of(request: control_pb2.JoinRequest) -> Member:
     """What an agent said of itself."""
-    return Member(
-        node=request.node,
-        address=request.address,
-        instance=request.instance,
-        version=request.version,
-        has_data=request.has_data,
-        memory_bytes=request.memory_bytes,
-        device=request.device,
-        threads=request.threads,
-        system=request.system,
-        is_guest=request.is_guest,
-    )
+    return Member(**{name: getattr(request, name) for name in _SAID})
 
 
 def entry_of(member: Member, state: str, seen_s: float) -> control_pb2.NodeEntry:
     """What users are told of it."""
-    return control_pb2.NodeEntry(joined=_joined(member), state=state, seen_s=seen_s, rss_bytes=member.rss_bytes)
-
-
-def _joined(member: Member) -> control_pb2.JoinRequest:
-    return control_pb2.JoinRequest(
-        node=member.node,
-        address=member.address,
-        version=member.version,
-        has_data=member.has_data,
-        memory_bytes=member.memory_bytes,
-        device=member.device,
-        threads=member.threads,
-        system=member.system,
-        is_guest=member.is_guest,
-    )
+    joined = control_pb2.JoinRequest(**{name: getattr(member, name) for name in _TOLD})
+    return control_pb2.NodeEntry(joined=joined, state=state, seen_s=seen_s, rss_bytes=member.rss_bytes)

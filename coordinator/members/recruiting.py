@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
-from coordinator.members.addresses import split_address
 from coordinator.members.registry import Member
 from ringtune.errors import CapacityError, DeadlineError, RingTuneError
+from ringtune.rpc.addresses import split_address
 
 
 class Members(Protocol):

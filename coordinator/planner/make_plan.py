@@ -22,12 +22,12 @@ from coordinator.planner.memory_caps import MemoryCaps
 from coordinator.planner.refusals import nothing_fits, refusal
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.memory import MemoryEstimate
+from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
 from ringtune.costs.seconds import CourseCosts, check_profile
 from ringtune.errors import DataError, ModelError, PeerLostError, PlanError
 from ringtune.jobs.job import Job
 from ringtune.models.family import CLASS_TASKS
-from ringtune.models.folder import model_facts
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.plan import Plan

@@ -13,21 +13,21 @@ alone grows under its own name, a whole line at a time. Paths come from another 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
 
 from coordinator.run_folder.checkpoints import FOLDER, RunCheckpoints, cut_metrics, force_to_disk
 from coordinator.run_folder.parts import FOLDER as PARTS
 from coordinator.run_folder.parts import RunParts
 from ringtune.errors import IntegrityError, UsageError
+from ringtune.files.chunks import FileJoiner
 from ringtune.files.durable import storage_errors, write_durably
 from ringtune.rounds.checkpoint import Manifest
+from ringtune.v1 import control_pb2
 
 _OWN_FILES = ("job.toml", "plan.json", "profile.json", "metrics.jsonl", "report.json", "trace.json")
 _OWN_FOLDERS = ("adapter", "recordings", "logs", FOLDER, PARTS)
@@ -58,7 +58,7 @@ class RunFolder:
         self.path = path
         self.checkpoints = RunCheckpoints(path)
         self._parts = RunParts(path)
-        self._open: dict[str, tuple[BinaryIO, Any]] = {}
+        self._growing: dict[str, FileJoiner] = {}
         self._prepare(replace, resume)
 
     def _prepare(self, replace: bool, resume: bool) -> None:
@@ -86,9 +86,9 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Close what is open; what is not complete keeps ``.part`` in its name."""
-        for file, _ in self._open.values():
-            file.close()
-        self._open.clear()
+        for growing in self._growing.values():
+            growing.file.close()
+        self._growing.clear()
 
     def write_text(self, name: str, text: str) -> None:
         """Write a whole small file at once.
@@ -133,14 +133,8 @@ class RunFolder:
         cut_metrics(self.path / _METRICS, step)
         self._parts.begin(step)
 
-    def add_chunk(self, name: str, chunk: bytes, *, last: bool, sha256: str) -> Path | None:
-        """Append to a result file.
-
-        Args:
-            name: relative path.
-            chunk: the next bytes.
-            last: whether the file is complete with them.
-            sha256: hex digest of the whole file, with the last chunk.
+    def add_chunk(self, chunk: control_pb2.FileChunk) -> Path | None:
+        """Append to a result file; several may grow together.
 
         Returns:
             The path of the file once it is complete.
@@ -148,21 +142,15 @@ class RunFolder:
         Raises:
             IntegrityError: the path leaves the folder, or the digest differs.
         """
-        target = self._target(name)
+        target = self._target(chunk.path)
         part = target.with_name(target.name + _PART)
         with storage_errors(target):
-            if name not in self._open:
-                self._open[name] = (part.open("wb"), hashlib.sha256())
-            file, digest = self._open[name]
-            file.write(chunk)
-            digest.update(chunk)
-            if not last:
+            if chunk.path not in self._growing:
+                self._growing[chunk.path] = FileJoiner(chunk.path, part.open("wb"), source="the coordinator")
+            if not self._growing[chunk.path].add(chunk):
                 return None
-            file.close()
-        del self._open[name]
-        if digest.hexdigest() != sha256:
-            raise IntegrityError(f"{name} arrived damaged: SHA-256 {digest.hexdigest()[:12]}…, sent was {sha256[:12]}…")
-        part.replace(target)
+            self._growing.pop(chunk.path).file.close()
+            part.replace(target)
         return target
 
     def _target(self, name: str) -> Path:

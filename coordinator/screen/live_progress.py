@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
+from rich import progress as bars
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from coordinator.screen.progress import evaluation_line, figure, listening_line, report_lines, unfreeze_line
+from coordinator.screen.progress import SpokenProgress
+from coordinator.screen.progress_lines import figure
 from ringtune.quantities import format_bytes
 from ringtune.schedule.plan import Plan
 
 
-class LiveProgress:
+class LiveProgress(SpokenProgress):
     """Shows a run on a terminal.
 
     Args:
@@ -26,13 +27,13 @@ class LiveProgress:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
+        self._bar = bars.Progress(
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("{task.fields[numbers]}"),
+            bars.TimeElapsedColumn(),
+            bars.TimeRemainingColumn(),
             console=self._console,
         )
         self._task = self._bar.add_task("starting", total=None, numbers="")
@@ -42,7 +43,7 @@ class LiveProgress:
         self._lowest = 0
         self._live = Live(console=self._console, refresh_per_second=5, get_renderable=self._render)
 
-    def __enter__(self) -> LiveProgress:
+    def __enter__(self) -> Self:
         """Take the terminal."""
         self._live.__enter__()
         return self
@@ -74,23 +75,6 @@ class LiveProgress:
             self._bar.update(self._task, completed=int(step["step"]) + 1, numbers=numbers)
         else:
             self._bar.update(self._task, numbers=f"{step['kind']}  loss {loss}")
-
-    def unfreeze(self, entry: Mapping[str, Any]) -> None:
-        """A line above the bar."""
-        self._console.print(unfreeze_line(entry), highlight=False)
-
-    def evaluation(self, entry: Mapping[str, Any]) -> None:
-        """A line above the bar."""
-        self._console.print(evaluation_line(entry), highlight=False)
-
-    def report(self, report: Mapping[str, Any]) -> None:
-        """The totals above the bar."""
-        for line in report_lines(report):
-            self._console.print(line, highlight=False)
-
-    def listening(self, address: str) -> None:
-        """The address above the bar."""
-        self.note(listening_line(address))
 
     def note(self, text: str) -> None:
         """A line above the bar."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from coordinator.screen.text_table import table_lines
 from ringtune.quantities import format_bytes
 from ringtune.v1 import control_pb2
 
@@ -37,9 +38,7 @@ def node_table(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
     """A table with a line for each member."""
     if not members:
         return ["no node has joined; start one with 'ringtune node --coordinator HOST:PORT'"]
-    rows = [_TITLES, *(_row(entry) for entry in members)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_TITLES))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return table_lines(_TITLES, [_row(entry) for entry in members], left=len(_TITLES))
 
 
 def _row(entry: control_pb2.NodeEntry) -> tuple[str, ...]:

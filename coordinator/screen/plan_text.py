@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.planner.explain import Explanation, explanation_text
-from coordinator.screen.progress import plan_lines
+from coordinator.screen.progress_lines import plan_lines
 from ringtune.costs.memory import MemoryEstimate
 from ringtune.errors import UsageError
 from ringtune.schedule.plan import Plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from coordinator.screen.text_table import table_lines
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.quantities import format_bytes, format_seconds
 
@@ -19,9 +20,9 @@ def profile_json(profile: Profile) -> str:
 
 def profile_text(profile: Profile) -> list[str]:
     """Two tables: nodes with the times of one block for the largest micro-batch, and links."""
-    lines = [_title(profile), *_table([_NODE_TITLES, *(_node(node) for node in profile.nodes)])]
+    lines = [_title(profile), *_table(_NODE_TITLES, [_node(node) for node in profile.nodes])]
     if profile.links:
-        lines += ["", *_table([_LINK_TITLES, *(_link(link) for link in profile.links)])]
+        lines += ["", *_table(_LINK_TITLES, [_link(link) for link in profile.links])]
     return lines
 
 
@@ -62,6 +63,5 @@ def _rate(bytes_per_s: float) -> str:
     return f"{format_bytes(round(bytes_per_s))}/s"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"  {line}" for line in table_lines(titles, rows, left=len(titles))]

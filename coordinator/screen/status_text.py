@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from coordinator.screen.node_list import node_lines, node_table
-from coordinator.screen.progress import figure
+from coordinator.screen.progress_lines import figure
 from ringtune.quantities import format_seconds
 from ringtune.v1 import control_pb2
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import grpc
 
 from coordinator.drive.answers import read_object
-from coordinator.members.addresses import require_private
 from coordinator.planner.make_plan import plan_memory
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
@@ -21,8 +20,9 @@ from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRu
 from ringtune.files.chunks import ADAPTER_FILES, cut_folder
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Manifest, Resume
-from ringtune.rpc.channel_options import CLIENT_OPTIONS
-from ringtune.rpc.codec import error_of_status
+from ringtune.rpc.addresses import require_private
+from ringtune.rpc.connections import open_channel
+from ringtune.rpc.statuses import error_of_call
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -47,7 +47,7 @@ class Client:
     def __init__(self, address: str, *, insecure: bool = False) -> None:
         require_private(address, option="--coordinator", insecure=insecure)
         self._address = address
-        self._channel = grpc.insecure_channel(address, options=CLIENT_OPTIONS)
+        self._channel = open_channel(address)
         self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
         try:
             grpc.channel_ready_future(self._channel).result(timeout=CONNECT_S)
@@ -160,6 +160,17 @@ class Client:
             raise IntegrityError("the coordinator sent no profile; use one version on all machines")
         return found
 
+    def plan(self, job: Job, *, num_nodes: int, join_s: float) -> tuple[Plan, Profile]:
+        """Let the nodes measure themselves, and plan for them; see ``run``.
+
+        Raises:
+            RingTuneError: whatever inspecting or planning failed with.
+        """
+        came = self.run(job, progress=Progress(), folder=None, plan_only=True, num_nodes=num_nodes, join_s=join_s)
+        if came.plan is None or came.profile is None:
+            raise IntegrityError("the coordinator sent no plan; use one version on all machines")
+        return came.plan, came.profile
+
     def _drain(self, run_id: str, progress: Progress) -> None:
         progress.note("stopping after the turns that are under way, with a checkpoint; Ctrl-C again stops at once")
         request = control_pb2.DrainRequest(run_id=run_id, reason="stopped by the user, with a checkpoint")
@@ -207,10 +218,7 @@ class Client:
         try:
             return call()
         except grpc.RpcError as error:
-            if not isinstance(error, grpc.Call):
-                raise ConnectionFailedError(f"coordinator {self._address}: {error}") from error
-            peer = f"coordinator {self._address}"
-            raise error_of_status(error.code().name, error.details() or "", peer=peer) from error
+            raise error_of_call(error, peer=f"coordinator {self._address}") from error
 
 
 def _follow(call: Any, submission: Submission) -> None:
@@ -336,7 +344,7 @@ class Submission:
 
     def _take_file(self, file: control_pb2.FileChunk) -> None:
         if self._folder is not None:
-            self._folder.add_chunk(file.path, file.chunk, last=file.last, sha256=file.sha256)
+            self._folder.add_chunk(file)
 
     def _write_text(self, name: str, text: str) -> None:
         if self._folder is not None:

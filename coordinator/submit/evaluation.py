@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from coordinator.members.addresses import is_loopback
 from coordinator.run_folder.saved_run import SavedRun, evaluation_job
 from coordinator.screen.progress import Progress
 from coordinator.server.server import CoordinatorServer
@@ -20,6 +19,7 @@ from coordinator.submit.client import Client
 from coordinator.submit.local import LocalNodes, LocalSetup
 from ringtune.errors import BusyError, DeadlineError, IntegrityError, RingTuneError
 from ringtune.jobs.job import Job
+from ringtune.rpc.addresses import is_loopback
 
 _POLL_S = 0.1
 _STOP_S = 8.0

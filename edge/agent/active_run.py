@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from edge.machine.memory_budget import give_memory_back
 from edge.run.loop import AgentRun
@@ -20,6 +20,9 @@ from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 
+if TYPE_CHECKING:
+    from edge.wire.frames import Ack  # loads torch
+
 _LOG = logging.getLogger(__name__)
 # When a run fails or is stopped, all nodes are released one after another; a peer that was first closes its
 # links. Only a link that is still missed after so long is a failure.
@@ -27,26 +30,6 @@ _LOST_GRACE_S = 0.25
 _CLOSE_S = 2.0
 # An action on a slow board takes longer; what is left of the run then ends behind the caller's back.
 _END_S = 1.0
-
-
-class AckLike(Protocol):
-    """``edge.wire.frames.Ack``."""
-
-    @property
-    def credits(self) -> int:
-        """Hidden states that left the peer's inbox."""
-
-    @property
-    def boundary(self) -> int:
-        """Of those credits."""
-
-    @property
-    def refusal(self) -> str:
-        """Why a frame of ours was dropped, or empty."""
-
-    @property
-    def error(self) -> str:
-        """The error class that goes with the refusal."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +76,7 @@ class ActiveRun:
         """A frame that claimed to be of ``source`` was dropped; the ring goes on."""
         _LOG.warning("node %s refused a frame from %s: %s", self.node, source, error)
 
-    def on_ack(self, target: str, ack: AckLike) -> None:
+    def on_ack(self, target: str, ack: Ack) -> None:
         """``target`` took hidden states out of its inbox, or dropped a frame of ours."""
         run = self._wanted()
         if run is None:

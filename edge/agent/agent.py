@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge.agent.active_run import ActiveRun
-from edge.agent.options import AgentOptions, is_loopback
+from edge.agent.options import AgentOptions
 from edge.machine import memory_budget
 from edge.machine.threads import ComputeThread
 from edge.measuring.wanted import Timing
@@ -33,6 +33,7 @@ from edge.wire.probe import LinkRate, measure_link
 from ringtune.errors import ConnectionFailedError, FrameError, IntegrityError, RingTuneError
 from ringtune.files.chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
 from ringtune.jobs.job import Job, parse_job
+from ringtune.rpc.addresses import is_loopback
 from ringtune.schedule.lowering import links as plan_links
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn

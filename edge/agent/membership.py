@@ -19,32 +19,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import grpc
 
-from edge.wire.options import error_of_call
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError
-from ringtune.v1 import control_pb2
+from ringtune.rpc.statuses import error_of_call
+from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
 _JOIN_CALL_S = 5.0
 _JOIN_RETRY_S = 0.5
-
-
-class Coordinator(Protocol):
-    """What a member needs from ``CoordinatorStub``; calls raise ``grpc.RpcError``."""
-
-    def Join(self, request: control_pb2.JoinRequest, *, timeout: float) -> control_pb2.JoinReply:  # noqa: N802
-        """Become a member."""
-
-    def Heartbeat(  # noqa: N802
-        self, request: control_pb2.HeartbeatRequest, *, timeout: float
-    ) -> control_pb2.HeartbeatReply:
-        """Renew the lease."""
-
-    def Leave(self, request: control_pb2.LeaveRequest, *, timeout: float) -> control_pb2.Empty:  # noqa: N802
-        """Leave in order."""
 
 
 class Membership:
@@ -65,7 +49,7 @@ class Membership:
     def __init__(
         self,
         *,
-        coordinator: Coordinator,
+        coordinator: control_pb2_grpc.CoordinatorStub,
         where: str,
         identity: control_pb2.JoinRequest,
         current_run: Callable[[], str],

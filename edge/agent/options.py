@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
-import os
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from platformdirs import user_cache_path, user_state_path
+
 from ringtune.errors import DataError, UsageError
 from ringtune.ids import check_node_name, node_name_from_host
+from ringtune.rpc.addresses import join_address, require_private, split_address
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -60,12 +61,7 @@ class AgentOptions:
         """Refuse what makes no sense, and whatever would leave this machine unencrypted by accident."""
         check_node_name(self.name)
         for option, address in (("--coordinator", self.coordinator), ("--bind", self.bind)):
-            split_address(option, address)
-            if not self.insecure and not is_loopback(address):
-                raise UsageError(
-                    f"{option} {address} reaches beyond this machine, and connections are not encrypted yet; "
-                    "add --insecure if the network is trusted"
-                )
+            require_private(address, option=option, insecure=self.insecure)
         if self.device not in DEVICES:
             raise UsageError(f"--device {self.device!r} is not one of {', '.join(DEVICES)}")
         if self.threads < 0:
@@ -85,41 +81,19 @@ class AgentOptions:
                 raise DataError(f"{option} {rows} is not there; correct the path")
 
 
-def split_address(option: str, address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``; IPv6 hosts stand in brackets.
-
-    Raises:
-        UsageError: not of that form.
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{option} {address!r} is not HOST:PORT, e.g. 127.0.0.1:7000")
-    return host.strip("[]"), int(port)
-
-
-def is_loopback(address: str) -> bool:
-    """Whether ``host:port`` is on this machine."""
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def default_name() -> str:
     """A node name made from this host's."""
     return node_name_from_host(socket.gethostname())
 
 
 def default_cache() -> Path:
-    """This user's folder for what can be fetched again.
+    """This user's folder for what can be fetched again, as the XDG base directory specification has it."""
+    return user_cache_path("ringtune")
 
-    Source: XDG Base Directory Specification.
-    """
-    told = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (told if told.is_absolute() else Path("~/.cache").expanduser()) / "ringtune"
+
+def default_state(name: str) -> Path:
+    """Where a node keeps its shards unless it is told, as the XDG base directory specification has it."""
+    return user_state_path("ringtune") / name
 
 
 def parse_share(text: str) -> tuple[int, int]:
@@ -139,10 +113,10 @@ def advertised_address(options: AgentOptions, port: int) -> str:
     if options.advertise:
         host, colon, told = options.advertise.rpartition(":")
         return options.advertise if colon and told.isdigit() else f"{options.advertise}:{port}"
-    host, _ = split_address("--bind", options.bind)
+    host, _ = split_address(options.bind, option="--bind")
     if host in ("0.0.0.0", "::"):  # noqa: S104 - it is what was asked for, and it can't be advertised
-        host = _address_towards(*split_address("--coordinator", options.coordinator))
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        host = _address_towards(*split_address(options.coordinator, option="--coordinator"))
+    return join_address(host, port)
 
 
 def _address_towards(host: str, port: int) -> str:

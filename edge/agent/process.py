@@ -26,9 +26,9 @@ from edge.machine import memory_budget
 from edge.machine.allocator import keep_freed_memory
 from edge.machine.threads import available_cores, limit_library_threads
 from edge.weights.borrow import Borrower
-from edge.wire.options import open_channel
 from ringtune import __version__
 from ringtune.errors import PeerLostError, RingTuneError
+from ringtune.rpc.connections import open_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _LOG = logging.getLogger(__name__)

@@ -5,29 +5,26 @@ The ring's servicer needs torch, which is loaded after the agent has joined, so 
 
 from __future__ import annotations
 
-import hashlib
+import io
 import itertools
-import logging
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from edge.measuring.wanted import DEFAULT_BUDGET_S, Timing
 from edge.shards.saver import GoesOn, ShardAsked
-from edge.weights.serve import WeightsServicer
-from edge.wire.options import NodeServer, abort
 from edge.wire.probe import add_probe_sink
-from ringtune.errors import RingTuneError
+from ringtune.files.chunks import cut_file
 from ringtune.rpc.codec import turn_from_proto
+from ringtune.rpc.connections import Server
+from ringtune.rpc.statuses import answer
+from ringtune.rpc.weights_servicer import WeightsServicer
 from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2_grpc
 
 if TYPE_CHECKING:
     from edge.agent.agent import Agent
 
-T = TypeVar("T")
-_LOG = logging.getLogger(__name__)
-_CHUNK_BYTES = 1 << 20
 # A stream of a peer holds a thread for a whole run; control calls need some beside them.
 _MAX_WORKERS = 128
 _LONGEST_CALL_S = 3600.0
@@ -43,12 +40,12 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         self, request: control_pb2.InspectRequest, context: grpc.ServicerContext
     ) -> control_pb2.InspectReply:
         """Facts for the planner."""
-        facts = _answer(
+        facts = answer(
             context,
             lambda: self._agent.inspect(request.run_id, request.job_toml, _timing(request), timeout_s=_left_s(context)),
         )
         return control_pb2.InspectReply(
-            facts_json=facts, shards=_answer(context, lambda: self._shards(request, context))
+            facts_json=facts, shards=answer(context, lambda: self._shards(request, context))
         )
 
     def _shards(
@@ -65,30 +62,19 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         self, request: control_pb2.MeasureLinkRequest, context: grpc.ServicerContext
     ) -> control_pb2.MeasureLinkReply:
         """How fast this node reaches another one."""
-        found = _answer(
+        found = answer(
             context,
             lambda: self._agent.measure_link(
                 request.target, request.address, request.message_bytes, timeout_s=_left_s(context)
             ),
         )
-        return control_pb2.MeasureLinkReply(
-            rate_bytes_per_s=found.rate_bytes_per_s,
-            rate_low_bytes_per_s=found.rate_low_bytes_per_s,
-            rate_high_bytes_per_s=found.rate_high_bytes_per_s,
-            latency_s=found.latency_s,
-            samples=found.samples,
-            bytes=found.sent_bytes,
-            send_cpu_s_per_byte=found.send_cpu_s_per_byte,
-            receive_cpu_s_per_byte=found.receive_cpu_s_per_byte,
-            busy_source_s=found.busy_source_s,
-            busy_target_s=found.busy_target_s,
-        )
+        return control_pb2.MeasureLinkReply(**found._asdict())  # fields have the same names
 
     def Prepare(  # noqa: N802
         self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
     ) -> control_pb2.PrepareReply:
         """Build what a plan wants from this node."""
-        hosted_bytes = _answer(
+        hosted_bytes = answer(
             context,
             lambda: self._agent.prepare(
                 request.run_id,
@@ -106,7 +92,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         self, request_iterator: Iterator[control_pb2.LoadChunk], context: grpc.ServicerContext
     ) -> control_pb2.Empty:
         """Take a saved adapter over."""
-        _answer(context, lambda: self._load(request_iterator, _left_s(context)))
+        answer(context, lambda: self._load(request_iterator, _left_s(context)))
         return control_pb2.Empty()
 
     def _load(self, chunks: Iterator[control_pb2.LoadChunk], timeout_s: float) -> None:
@@ -116,7 +102,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
 
     def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
         """Work on turns."""
-        _answer(
+        answer(
             context,
             lambda: self._agent.grant(
                 request.run_id,
@@ -129,9 +115,9 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
 
     def Collect(  # noqa: N802
         self, request: control_pb2.CollectRequest, context: grpc.ServicerContext
-    ) -> Iterator[control_pb2.CollectChunk]:
+    ) -> Iterator[control_pb2.FileChunk]:
         """Stream the trained tensors."""
-        files = _answer(
+        files = answer(
             context,
             lambda: self._agent.collect(
                 request.run_id,
@@ -141,11 +127,11 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             ),
         )
         for name, content in sorted(files.items()):
-            yield from collect_chunks(name, content)
+            yield from cut_file(name, io.BytesIO(content))
 
     def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
         """Forget a run."""
-        _answer(context, lambda: self._agent.release(request.run_id, request.reason or "released"))
+        answer(context, lambda: self._agent.release(request.run_id, request.reason or "released"))
         return control_pb2.Empty()
 
 
@@ -159,20 +145,6 @@ def _goes_on(request: control_pb2.PrepareRequest) -> GoesOn | None:
     if not request.HasField("shard"):
         return None
     return GoesOn(request.checkpoint_run, ShardAsked(request.shard.step, request.shard.sha256), request.start_holder)
-
-
-def collect_chunks(name: str, content: bytes) -> Iterator[control_pb2.CollectChunk]:
-    """Cut one file into messages; the last one has the digest."""
-    digest = hashlib.sha256(content).hexdigest()
-    starts = range(0, max(1, len(content)), _CHUNK_BYTES)
-    for start in starts:
-        is_last = start == starts[-1]
-        yield control_pb2.CollectChunk(
-            name=name if start == 0 else "",
-            chunk=content[start : start + _CHUNK_BYTES],
-            last=is_last,
-            sha256=digest if is_last else "",
-        )
 
 
 class AgentServer:
@@ -196,7 +168,7 @@ class AgentServer:
             if agent.models is not None:
                 weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(agent.models.offers), server)
 
-        self._server = NodeServer(bind, add, max_workers=_MAX_WORKERS)
+        self._server = Server(bind, add, max_workers=_MAX_WORKERS)
         self.port = self._server.port
 
     def add_ring(self, servicer: Any) -> None:
@@ -211,13 +183,3 @@ class AgentServer:
 def _left_s(context: grpc.ServicerContext) -> float:
     left = context.time_remaining()
     return _LONGEST_CALL_S if left is None else min(_LONGEST_CALL_S, max(0.0, left))
-
-
-def _answer(context: grpc.ServicerContext, call: Callable[[], T]) -> T:
-    """The result of ``call``, or its error as a status."""
-    try:
-        return call()
-    except Exception as error:
-        if not isinstance(error, RingTuneError):
-            _LOG.exception("a call failed")
-        abort(context, error)

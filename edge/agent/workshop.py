@@ -27,11 +27,11 @@ from edge.wire.frames import Hello
 from edge.wire.link import OutLink
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.costs.measuring import job_shape
+from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import NodeFacts, Shape
 from ringtune.costs.work_times import Work
 from ringtune.errors import DataError, UsageError
 from ringtune.jobs.job import Job
-from ringtune.models.folder import model_facts
 from ringtune.schedule.plan import Plan
 
 _LOG = logging.getLogger(__name__)

@@ -18,9 +18,9 @@ import torch
 
 from edge.data.examples import Rows, Values
 from edge.data.squad import exact_match, f1
-from edge.data.tables import Record, read_table, text_of
 from edge.data.tokens import Batch, Encoded, Padder, load_tokenizer
 from ringtune.errors import DataError, ModelError
+from ringtune.files.tables import Record, read_table, text_of
 from ringtune.jobs.job import Job
 
 LONGEST_ANSWER = 30

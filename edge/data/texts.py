@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from edge.data.examples import Rows, Unscored
-from edge.data.tables import class_of, read_table, text_of
 from edge.data.tokens import Batch, Encoder, Padder, load_tokenizer
 from edge.model.heads import IGNORED
 from ringtune.errors import ModelError
+from ringtune.files.tables import class_of, read_table, text_of
 from ringtune.jobs.job import Job
 from ringtune.models.folder import read_config
 

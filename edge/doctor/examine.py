@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge.agent.options import is_loopback, split_address
 from edge.doctor.check import Check, passed
 from edge.doctor.machine import check_cores, check_disk, check_memory, check_port, check_python, check_system
 from edge.doctor.versions import check_packages, check_protobuf, requirements
 from ringtune import __version__
 from ringtune.errors import UsageError
+from ringtune.rpc.addresses import require_private
 
 _EXTRAS = {"node": ("node",), "coordinator": ()}
 _BINDS = {"node": "127.0.0.1:0", "coordinator": "127.0.0.1:7070"}
@@ -54,10 +54,5 @@ def examine(role: str, *, model: Path | None, coordinator: str, bind: str, disk:
 def _coordinator(address: str, insecure: bool) -> list[Check]:
     from edge.doctor.remote import check_coordinator
 
-    split_address("--coordinator", address)
-    if not insecure and not is_loopback(address):
-        raise UsageError(
-            f"--coordinator {address} reaches beyond this machine, and connections are not encrypted yet; add "
-            "--insecure if the network is trusted"
-        )
+    require_private(address, option="--coordinator", insecure=insecure)
     return check_coordinator(address)

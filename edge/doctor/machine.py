@@ -12,11 +12,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from edge.agent.options import split_address
 from edge.doctor.check import Check, failed, passed, warned
 from edge.machine.memory_budget import RUNTIME_BYTES, cgroup_limits, memory_budget
 from edge.machine.threads import available_cores
 from ringtune.quantities import format_bytes, format_seconds
+from ringtune.rpc.addresses import split_address
 
 _LITTLE_MEMORY_BYTES = 256 << 20
 _NO_MEMORY_BYTES = 32 << 20
@@ -107,7 +107,7 @@ def _sync_s(folder: Path) -> float:
 
 def check_port(address: str) -> Check:
     """Whether ``host:port`` can be bound; port 0 stands for any."""
-    host, port = split_address("--bind", address)
+    host, port = split_address(address, option="--bind")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

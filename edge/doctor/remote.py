@@ -8,9 +8,9 @@ from typing import NamedTuple
 import grpc
 
 from edge.doctor.check import Check, failed, passed, warned
-from edge.wire.options import open_channel
 from ringtune import __version__
 from ringtune.quantities import format_seconds
+from ringtune.rpc.connections import open_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _CALL_S = 5.0

@@ -18,8 +18,8 @@ _M_TRIM_THRESHOLD: Final = -1  # of glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3
 
 
-def keep_freed_memory(kept_bytes: int = KEPT_BYTES) -> bool:
-    """Tell glibc to keep up to ``kept_bytes`` of freed memory.
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep up to ``KEPT_BYTES`` of freed memory.
 
     Returns:
         Whether it took effect; with another C library nothing changes.
@@ -29,5 +29,5 @@ def keep_freed_memory(kept_bytes: int = KEPT_BYTES) -> bool:
     except (OSError, AttributeError):
         return False
     mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
-    took = [mallopt(_M_MMAP_THRESHOLD, kept_bytes), mallopt(_M_TRIM_THRESHOLD, kept_bytes)]
+    took = [mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES), mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)]
     return all(took)

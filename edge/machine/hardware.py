@@ -1,9 +1,9 @@
 """The processor of this device, and what this process may use of it.
 
-A quota of a control group lets a process compute for a part of every period, and stops it for the rest. Both
-versions are read, and every group up to the root counts: a quota may be set on any of them.
+A quota of a control group lets a process compute for a part of every period, and stops it for the rest. Every group
+up to the root counts: a quota may be set on any of them.
 
-Source: Linux, Documentation/scheduler/sched-bwc.rst and Documentation/admin-guide/cgroup-v2.rst.
+Source: Linux, Documentation/scheduler/sched-bwc.rst.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import platform
 from pathlib import Path
 from typing import NamedTuple
 
-_PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+from edge.machine.control_groups import CGROUP, PROC, group_folders
+
 _MODEL_KEYS = ("model name", "Model", "Hardware", "cpu model", "CPU part")
 
 
@@ -24,36 +25,17 @@ class CpuQuota(NamedTuple):
     period_s: float
 
 
-def cpu_quota(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> CpuQuota | None:
+def cpu_quota(*, proc: Path = PROC, cgroup: Path = CGROUP) -> CpuQuota | None:
     """The tightest quota on this process; None if there is none.
 
     Args:
         proc: where procfs is mounted.
         cgroup: where the control groups are mounted.
     """
-    found = [quota for folder in _folders(proc, cgroup) if (quota := _read_quota(folder)) is not None]
+    found = [
+        quota for folder in group_folders("cpu", proc=proc, cgroup=cgroup) if (quota := _read_quota(folder)) is not None
+    ]
     return min(found, default=None)
-
-
-def _folders(proc: Path, cgroup: Path) -> list[Path]:
-    """Where quotas may be written: this process's groups and those above; in a container the mount is the group."""
-    groups = {cgroup: "", cgroup / "cpu": ""}
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            groups |= {cgroup: path, cgroup / "unified": path}
-        elif "cpu" in controllers.split(","):
-            groups |= {cgroup / "cpu": path, cgroup / controllers: path}
-    folders = []
-    for mount, path in groups.items():
-        group = mount / path.strip("/")
-        folders += [mount, group]
-        folders += [above for above in group.parents if above.is_relative_to(mount)]
-    return folders
 
 
 def _read_quota(folder: Path) -> CpuQuota | None:
@@ -70,7 +52,7 @@ def _read_quota(folder: Path) -> CpuQuota | None:
     return CpuQuota(limit_us / period_us, period_us / 1e6) if limit_us > 0 else None
 
 
-def cpu_model(*, proc: Path = _PROC) -> str:
+def cpu_model(*, proc: Path = PROC) -> str:
     """What the processor calls itself; its architecture where the kernel has no name for it."""
     try:
         lines = (proc / "cpuinfo").read_text(errors="replace").splitlines()
@@ -80,7 +62,7 @@ def cpu_model(*, proc: Path = _PROC) -> str:
     return next((found[key] for key in _MODEL_KEYS if found.get(key)), platform.machine() or "unknown processor")
 
 
-def describe(*, threads: int, accelerator: str = "", proc: Path = _PROC, cgroup: Path = _CGROUP) -> str:
+def describe(*, threads: int, accelerator: str = "", proc: Path = PROC, cgroup: Path = CGROUP) -> str:
     """Processor, cores, quota and threads as one line: where it is equal, timings are comparable.
 
     Args:
@@ -100,9 +82,9 @@ def describe(*, threads: int, accelerator: str = "", proc: Path = _PROC, cgroup:
     return ", ".join(parts)
 
 
-def cpu_cores(*, proc: Path = _PROC, cgroup: Path = _CGROUP) -> float:
+def cpu_cores() -> float:
     """Processor seconds that this process may use each second: its cores, or its quota if that is less."""
-    quota = cpu_quota(proc=proc, cgroup=cgroup)
+    quota = cpu_quota()
     return min(float(usable_cores()), quota.cores) if quota else float(usable_cores())
 
 

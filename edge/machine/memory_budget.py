@@ -1,7 +1,7 @@
 """How much memory a run may use on this node: the container's limit, not the host's.
 
 A process in a container sees the host's memory in ``/proc/meminfo``; the kernel kills it at the limit of
-its control group. Both versions are read, and every group up to the root counts.
+its control group. Every group up to the root counts.
 
 Source: Linux, Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
 """
@@ -16,12 +16,19 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge.machine.control_groups import CGROUP, PROC, group_folders
+
 # Interpreter, torch, transformers and gRPC, resident before a run has built anything; measured on x86-64.
 RUNTIME_BYTES = 448 << 20
 # A run needs some room in any case; less than this is reported as this, and the plan says that it does not fit.
 _LEAST_BYTES = 16 << 20
 # "No limit" is written as a number near 2**63 by cgroup v1.
 _NO_LIMIT_BYTES = 1 << 60
+# Of both versions: the limit, what is used, and how the page cache is called in memory.stat.
+_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +44,7 @@ class Limit:
         return max(0, self.limit_bytes - self.used_bytes)
 
 
-def memory_budget(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def memory_budget(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     """Bytes that a run may use here: what is free for this process, less its own runtime.
 
     Args:
@@ -51,37 +58,19 @@ def memory_budget(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cg
     return max(_LEAST_BYTES, free + own - max(own, RUNTIME_BYTES))
 
 
-def cgroup_limits(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[Limit, ...]:
-    """The memory limits of this process's control groups, innermost first; empty if there is none."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return ()
-    found: list[Limit] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            found += _limits(cgroup, path, "memory.max", "memory.current", "inactive_file")
-            found += _limits(cgroup / "unified", path, "memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            found += _limits(cgroup / "memory", path, *names)
-    return tuple(found)
+def cgroup_limits(*, proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[Limit, ...]:
+    """The memory limits of this process's control groups; empty if there is none."""
+    folders = group_folders("memory", proc=proc, cgroup=cgroup)
+    return tuple(limit for folder in folders if (limit := _read_limit(folder)) is not None)
 
 
-def _limits(mount: Path, path: str, limit_name: str, usage_name: str, cache_key: str) -> list[Limit]:
-    """Walk from the group up to the mount. In a container the path may be the host's: the mount then is the group."""
-    group = mount / path.strip("/")
-    groups = [group, *group.parents] if group.is_dir() else [mount]
-    found = []
-    for folder in groups:
+def _read_limit(folder: Path) -> Limit | None:
+    for limit_name, usage_name, cache_key in _FILES:
         limit = _read_int(folder / limit_name)
         if limit is not None and limit < _NO_LIMIT_BYTES:
             used = (_read_int(folder / usage_name) or 0) - _reclaimable(folder / "memory.stat", cache_key)
-            found.append(Limit(limit_bytes=limit, used_bytes=max(0, used)))
-        if folder == mount:
-            break
-    return found
+            return Limit(limit_bytes=limit, used_bytes=max(0, used))
+    return None
 
 
 def _read_int(path: Path) -> int | None:

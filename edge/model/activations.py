@@ -36,10 +36,3 @@ def saved_tensors(output: torch.Tensor) -> list[torch.Tensor]:
         kept += [item for item in getattr(node, "saved_tensors", ()) if torch.is_tensor(item)]
         stack += [following for following, _ in getattr(node, "next_functions", ())]
     return kept
-
-
-def graph_bytes(output: torch.Tensor, parameters: Iterable[torch.Tensor]) -> int:
-    """Bytes that the graph behind ``output`` keeps beyond ``parameters``; storages count once."""
-    weights = storage_bytes(parameters)
-    kept = storage_bytes([*saved_tensors(output), output])
-    return sum(size for address, size in kept.items() if address not in weights)

@@ -30,7 +30,7 @@ def load_saved(skeleton: Skeleton, folder: Path, *, with_head: bool) -> None:
     """
     from safetensors.torch import load
 
-    prefix = f"{skeleton.model.base_model_prefix}.{skeleton.family.blocks_path}."
+    prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
     hosted = tuple(f"{prefix}{index}." for index, block in enumerate(skeleton.blocks) if list(block.parameters()))
     own = adapter_folder(skeleton, without_blocks=(), with_head=with_head)
     present = skeleton.model.state_dict()

@@ -40,7 +40,7 @@ def adapter_folder(skeleton: Skeleton, *, without_blocks: Collection[int], with_
 
     model = skeleton.model
     tensors, config = _saved(AdapterLoader(model, use_safetensors=True), ADAPTER, CONFIG_FILE)
-    prefix = f"{model.base_model_prefix}.{skeleton.family.blocks_path}."
+    prefix = f"{model.base_model_prefix}.{skeleton.layout.blocks_path}."
     unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
     own = {name: value for name, value in tensors.items() if not name.startswith(unwanted)}
     files = {ADAPTER_FILE: _safetensors(own)} if own else {}

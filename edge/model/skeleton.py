@@ -25,6 +25,8 @@ from edge.model.dropout import set_dropout
 from edge.model.families import Family, family_of
 from ringtune.errors import JobError, ModelError
 from ringtune.jobs.job import Job
+from ringtune.models.families import family_named
+from ringtune.models.family import Family as Layout
 from ringtune.models.folder import read_config
 
 ADAPTER = "ringtune"
@@ -37,10 +39,12 @@ class Skeleton(NamedTuple):
     Attributes:
         model: an ``AutoAdapterModel``; adapters and head are real float32 tensors, frozen weights stride-0 zeros.
         family: how to run it.
+        layout: where its blocks and an owner's parts are.
     """
 
     model: Any
     family: Family
+    layout: Layout
 
     @property
     def base(self) -> Any:
@@ -50,9 +54,9 @@ class Skeleton(NamedTuple):
     @property
     def blocks(self) -> nn.ModuleList:
         """The list of blocks inside."""
-        blocks = self.base.get_submodule(self.family.blocks_path)
+        blocks = self.base.get_submodule(self.layout.blocks_path)
         if not isinstance(blocks, nn.ModuleList):
-            raise ModelError(f"{self.family.blocks_path} of {type(self.base).__name__} is not a list of blocks")
+            raise ModelError(f"{self.layout.blocks_path} of {type(self.base).__name__} is not a list of blocks")
         return blocks
 
 
@@ -69,14 +73,14 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
     from adapters import AutoAdapterModel
     from transformers import AutoConfig
 
-    family = family_of(str(read_config(folder)["model_type"]))
+    layout = family_named(read_config(folder)["model_type"])
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     config.name_or_path = folder.resolve().name  # ends up in adapter_config.json: no local path
     set_dropout(config, job.train.dropout)
     with without_weights():
         model = AutoAdapterModel.from_config(config)
     _fill_with_zeros(model)
-    skeleton = Skeleton(model=model, family=family)
+    skeleton = Skeleton(model=model, family=family_of(layout.model_type), layout=layout)
     _add_adapter(skeleton, job)
     return skeleton
 
@@ -198,7 +202,7 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def _check_inside_blocks(skeleton: Skeleton, before: set[str], text: str) -> None:
     """Refuse adapters with tensors outside the blocks, or with one tensor in two blocks."""
-    prefix = f"{skeleton.model.base_model_prefix}.{skeleton.family.blocks_path}."
+    prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
     homes: dict[int, set[str]] = {}
     for name, tensor in _tensors(skeleton.model).items():
         if name in before:

@@ -50,17 +50,17 @@ def materialise(
     Raises:
         ModelError: a tensor is missing or has another shape.
     """
-    base, family = skeleton.base, skeleton.family
+    base, layout = skeleton.base, skeleton.layout
     kept = set(blocks)
     for index in range(len(skeleton.blocks)):
         if index not in kept:
             skeleton.blocks[index] = Empty()
-    paths = [f"{family.blocks_path}.{index}" for index in sorted(kept)]
+    paths = [f"{layout.blocks_path}.{index}" for index in sorted(kept)]
     if with_embedding:
         names = {name for name, _ in base.named_children()}
-        paths += [path for path in family.embedding_paths if path in names]
+        paths += [path for path in layout.owner_paths if path in names]
     for path in paths:
-        _read_module(skeleton, checkpoint, path, dtype, private=path not in family.embedding_paths)
+        _read_module(skeleton, checkpoint, path, dtype, private=path not in layout.owner_paths)
         _start_magnitudes(base.get_submodule(path))
         base.get_submodule(path).to(device=device, dtype=dtype)
         checkpoint.release()

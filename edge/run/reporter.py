@@ -19,6 +19,7 @@ import grpc
 from edge.run.recorder import record_line
 from ringtune.engine import events as ev
 from ringtune.rounds.checkpoint import Shard
+from ringtune.rpc.codec import numbers_to_proto
 from ringtune.schedule.actions import Action
 from ringtune.schedule.table import format_action
 from ringtune.v1 import control_pb2
@@ -231,11 +232,13 @@ class Reporter:
                     end_unix_s=end_s + self._unix_offset_s,
                 )
             case StepDone(report, at_s):
-                step = request.steps.add(
-                    seq=report.seq, step=report.step, kind=report.kind, at_unix_s=at_s + self._unix_offset_s
+                request.steps.add(
+                    seq=report.seq,
+                    step=report.step,
+                    kind=report.kind,
+                    values=numbers_to_proto(report.values),
+                    at_unix_s=at_s + self._unix_offset_s,
                 )
-                for name, value in report.values:
-                    step.values.add(name=name, value=value)
             case TurnDone(turn):
                 request.turns_done.append(turn)
             case ShardSaved(turn, step, shard):

@@ -11,15 +11,13 @@ it is told from which step on they are needed. Of runs, the newest ``KEPT_RUNS``
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
-import os
 import re
 import shutil
-import time
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from ringtune.errors import BusyError, IntegrityError, StorageError
 from ringtune.files.durable import make_folder, remove_partial_files, storage_errors, write_durably
@@ -29,7 +27,6 @@ from ringtune.rounds.checkpoint import Shard
 _LOG = logging.getLogger(__name__)
 KEPT_RUNS = 8
 LOCK_WAIT_S = 10.0
-_LOCK_POLL_S = 0.05
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -49,31 +46,19 @@ class StateFolder:
         self.path = path
         with storage_errors(path):
             make_folder(path)
-            self._lock: IO[bytes] = (path / "lock").open("wb")
+        self._lock = FileLock(path / "lock", thread_local=False, fallback_to_soft=False)
         try:
-            self._take_lock(timeout_s)
-        except BaseException:
-            self._lock.close()
-            raise
-
-    def _take_lock(self, timeout_s: float) -> None:
-        deadline_s = time.monotonic() + min(timeout_s, LOCK_WAIT_S)
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError as error:
-                if time.monotonic() >= deadline_s:
-                    raise BusyError(
-                        f"another agent uses the folder {self.path}; end it or give this node its own with --state"
-                    ) from error
-            except OSError as error:  # a file system without locks
-                raise StorageError(f"can't lock {self.path}: {error.strerror}; give another --state") from error
-            time.sleep(_LOCK_POLL_S)
+            self._lock.acquire(max(0.0, min(timeout_s, LOCK_WAIT_S)))
+        except Timeout as error:
+            raise BusyError(
+                f"another agent uses the folder {path}; end it or give this node its own with --state"
+            ) from error
+        except OSError as error:  # no right to write, or a file system without locks
+            raise StorageError(f"can't lock {path}: {error.strerror}; give another --state") from error
 
     def close(self) -> None:
         """Let another process in."""
-        self._lock.close()
+        self._lock.release()
 
     def __enter__(self) -> StateFolder:
         """The folder itself."""
@@ -162,12 +147,3 @@ class RunShards:
         for old in self.steps():
             if old < step:
                 self.path(old).unlink(missing_ok=True)
-
-
-def default_state(name: str) -> Path:
-    """Where a node keeps its shards unless it is told.
-
-    Source: XDG Base Directory Specification, ``XDG_STATE_HOME``.
-    """
-    told = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (told if told.is_absolute() else Path("~/.local/state").expanduser()) / "ringtune" / name

@@ -14,17 +14,18 @@ from pathlib import Path
 
 import grpc
 
-from edge.agent.options import AgentOptions, is_loopback
+from edge.agent.options import AgentOptions
 from edge.weights.fetch import Sources
 from edge.weights.files import CheckedFile
 from edge.weights.patience import Wanted
 from edge.weights.store import ModelCache
-from edge.wire.options import error_of_call
 from ringtune.errors import ModelError
 from ringtune.jobs.job import Job
 from ringtune.models.family import CAUSAL_LM
 from ringtune.models.folder import read_config
 from ringtune.quantities import format_bytes
+from ringtune.rpc.addresses import is_loopback
+from ringtune.rpc.statuses import error_of_call
 from ringtune.schedule.plan import Plan
 from ringtune.weights.manifest import FileEntry, Manifest, TensorEntry, needed_files, needed_tensors
 from ringtune.weights.source import Offers

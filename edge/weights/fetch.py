@@ -15,7 +15,6 @@ import grpc
 
 from edge.weights.files import CheckedFile
 from edge.weights.patience import Turns, Wanted, Watch
-from edge.wire.options import error_of_call, open_channel
 from ringtune.errors import (
     BusyError,
     ConnectionFailedError,
@@ -25,6 +24,8 @@ from ringtune.errors import (
     ModelError,
     RingTuneError,
 )
+from ringtune.rpc.connections import open_channel
+from ringtune.rpc.statuses import error_of_call
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
 from ringtune.weights.codec import manifest_from_proto
 from ringtune.weights.manifest import CHUNK_BYTES, Manifest

@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from ringtune.errors import CapacityError, IntegrityError, UsageError
-from ringtune.files.safetensors_header import DTYPE_BYTES
+from ringtune.files.safetensors_header import header_bytes
 from ringtune.weights.manifest import TensorEntry
 
 _READ_BYTES = 1 << 20
@@ -26,24 +25,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 PARTIAL = ".part"
 
 
-def safetensors_header(entries: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
-    """The first bytes of a file that has these tensors one after the other: name -> (type, shape)."""
-    header: dict[str, object] = {}
-    at = 0
-    for name, (dtype, shape) in entries.items():
-        nbytes = DTYPE_BYTES[dtype]
-        for side in shape:
-            nbytes *= side
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + nbytes]}
-        at += nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # tensors of a mapped file begin at a multiple of 8
-    return len(text).to_bytes(8, "little") + text
-
-
 def tensor_header(entry: TensorEntry) -> bytes:
     """The first bytes of a tensor's own file."""
-    return safetensors_header({entry.name: (entry.dtype, entry.shape)})
+    return header_bytes({entry.name: (entry.dtype, entry.shape)})
 
 
 class CheckedFile:
@@ -150,12 +134,8 @@ class CheckedFile:
 
     def _is_intact(self) -> bool:
         with self.path.open("rb") as file:
-            if file.read(len(self._header)) != self._header:
-                return False
-            digest = hashlib.sha256()
-            while data := file.read(_READ_BYTES):
-                digest.update(data)
-        return digest.hexdigest() == self.sha256
+            has_header = file.read(len(self._header)) == self._header
+            return has_header and hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
 
     def _count(self, file: BinaryIO) -> bool:
         while data := file.read(_READ_BYTES):

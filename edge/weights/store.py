@@ -15,7 +15,6 @@ harmless characters only.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import re
@@ -25,11 +24,14 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edge.weights.files import PARTIAL, CheckedFile, safetensors_header, tensor_header, write_whole, writing
+from filelock import FileLock, Timeout
+
+from edge.weights.files import PARTIAL, CheckedFile, tensor_header, write_whole, writing
 from ringtune.errors import CapacityError, DeadlineError, IntegrityError, InterruptedRunError
-from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE
+from ringtune.files.safetensors_header import header_bytes
+from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE, sample_start
 from ringtune.quantities import format_bytes
-from ringtune.weights.manifest import FileEntry, Manifest, TensorEntry, sample_start
+from ringtune.weights.manifest import FileEntry, Manifest, TensorEntry
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _LOCK_RETRY_S = 0.1
@@ -71,17 +73,18 @@ class ModelCache:
             DeadlineError: another process fetches for too long.
             InterruptedRunError: stopped.
         """
+        lock = FileLock(self._folder / "lock", thread_local=False, fallback_to_soft=False)
+        wait_s = max(0.0, deadline_s - time.monotonic())
         with writing(self._root):
-            file = (self._folder / "lock").open("wb")
-        with file:
-            while True:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                if time.monotonic() > deadline_s:
-                    raise DeadlineError(f"another process has been fetching into {self._folder}; give --cache DIR")
-                if stop.wait(_LOCK_RETRY_S):
-                    raise InterruptedRunError("the run was released while its weights were fetched")
+            try:
+                held = lock.acquire(wait_s, poll_interval=_LOCK_RETRY_S, cancel_check=stop.is_set)
+            except Timeout as error:
+                if stop.is_set():
+                    raise InterruptedRunError("the run was released while its weights were fetched") from error
+                raise DeadlineError(
+                    f"another process has been fetching into {self._folder}; give --cache DIR"
+                ) from error
+        with held:
             yield
 
     # ---- files --------------------------------------------------------------------------------------
@@ -120,7 +123,7 @@ class ModelCache:
             Its folder: reads like the model folder, but weights are holes.
         """
         path = self.outline / WEIGHTS_FILE
-        header = safetensors_header({entry.name: (entry.dtype, entry.shape) for entry in self.manifest.tensors})
+        header = header_bytes({entry.name: (entry.dtype, entry.shape) for entry in self.manifest.tensors})
         total_bytes = len(header) + sum(entry.nbytes for entry in self.manifest.tensors)
         if path.is_file() and path.stat().st_size == total_bytes:
             return self.outline

@@ -24,8 +24,9 @@ import torch
 
 from edge.wire import frames, tensors
 from edge.wire.frames import Ack, Hello
-from edge.wire.options import error_of_call, open_channel
 from ringtune.errors import ConnectionFailedError, PeerLostError, RingTuneError, error_from_name
+from ringtune.rpc.connections import open_channel
+from ringtune.rpc.statuses import error_of_call
 from ringtune.schedule.actions import TensorKey
 from ringtune.v1 import ring_pb2
 
@@ -153,7 +154,7 @@ class OutLink:
         """Drop what is queued, end the stream and every thread of the link. May be called twice.
 
         Takes at most a few seconds. Only with a peer that is frozen while the socket is full does gRPC
-        keep its connection longer than that, until its own watchdog ends it (``ringtune.rpc.channel_options``).
+        keep its connection longer than that, until its own watchdog ends it (``ringtune.rpc.options``).
         """
         with self._lock:
             was_open, self._state = self._state is _State.OPEN, _State.CLOSED

@@ -36,8 +36,9 @@ from typing import Any, Final, NamedTuple
 import grpc
 
 from edge.wire.burner import Burner
-from edge.wire.options import error_of_call, open_channel
 from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
+from ringtune.rpc.connections import open_channel
+from ringtune.rpc.statuses import error_of_call
 from ringtune.v1 import control_pb2
 
 METHOD: Final = "/ringtune.v1.Probe/Link"

@@ -62,12 +62,3 @@ def format_seconds(duration_s: float) -> str:
         return f"{seconds // 60} min {seconds % 60:02d} s"
     minutes = round(duration_s / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def format_rate(rate_bytes_per_s: float) -> str:
-    """``311 MB/s``, ``1.16 GB/s``: decimal, as networks are sold."""
-    for unit, factor in (("GB/s", 10**9), ("MB/s", 10**6), ("kB/s", 10**3)):
-        if rate_bytes_per_s >= factor:
-            value = rate_bytes_per_s / factor
-            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
-    return f"{rate_bytes_per_s:.0f} B/s"

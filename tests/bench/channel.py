@@ -31,9 +31,9 @@ from edge.machine.allocator import keep_freed_memory
 from edge.wire import tensors
 from edge.wire.frames import Ack, Hello
 from edge.wire.link import OutLink
-from edge.wire.options import NodeServer, open_channel
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.errors import RingTuneError
+from ringtune.rpc.connections import Server, open_channel
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
@@ -112,7 +112,7 @@ def serve(plan: Plan, *, as_agent: bool) -> None:
             (grpc.method_handlers_generic_handler("ringtune.bench.Bare", {"Stream": bare}),)
         )
 
-    server = NodeServer("127.0.0.1:0", add)
+    server = Server("127.0.0.1:0", add)
     expected = RunExpectation(run_id="bench", plan_epoch=1, plan=plan, digest=plan.digest, node="b")
     servicer.expect(expected, _AckingSink(servicer))
     sys.stdout.write(server.address + "\n")

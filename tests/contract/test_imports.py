@@ -15,12 +15,15 @@ ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "grpc", "psutil", "numpy", "transformers", "adapters", "safetensors")
 HELP_LIMIT_S = 0.3
 
+# the ends of connections, which nothing else of these packages imports
+WITH_GRPC = ("ringtune.rpc.connections", "ringtune.rpc.statuses", "ringtune.rpc.weights_servicer")
+
 LIST_LOADED = """
 import importlib, json, pkgutil, sys
 for name in {packages!r}:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
-        if not module.name.endswith("_pb2_grpc"):
+        if not module.name.endswith("_pb2_grpc") and module.name not in {with_grpc!r}:
             importlib.import_module(module.name)
 print(json.dumps(sorted(set({heavy!r}) & set(sys.modules))))
 """
@@ -33,7 +36,7 @@ def _environment(**more: str) -> dict[str, str]:
 
 def _loaded(*packages: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
     """The heavy libraries that a fresh interpreter holds after importing every module of ``packages``."""
-    code = LIST_LOADED.format(packages=packages, heavy=heavy)
+    code = LIST_LOADED.format(packages=packages, heavy=heavy, with_grpc=WITH_GRPC)
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", code],
         capture_output=True,

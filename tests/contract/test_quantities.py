@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import UsageError
-from ringtune.quantities import format_bytes, format_rate, format_seconds, parse_bytes
+from ringtune.quantities import format_bytes, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -82,12 +82,3 @@ def test_format_bytes_keeps_budgets_comparable(size: int, text: str) -> None:
 def test_format_seconds_fits_the_size(duration: float, text: str) -> None:
     """From a hundredth of a millisecond to hours, no 60 seconds or 60 minutes."""
     assert format_seconds(duration) == text
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"),
-    [(0, "0 B/s"), (999, "999 B/s"), (62_500, "62.5 kB/s"), (311e6, "311 MB/s"), (1.16e9, "1.16 GB/s")],
-)
-def test_format_rate_is_decimal(rate: float, text: str) -> None:
-    """As networks are sold."""
-    assert format_rate(rate) == text

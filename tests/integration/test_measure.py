@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.drive.measure_driver import MeasureRequest
+from coordinator.drive.requests import MeasureRequest
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import Profile
 from ringtune.costs.work_times import Work

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from edge.run.recorder import replay
 from ringtune.rounds.checkpoint import Resume
 from tests.support.cluster import Cluster
+from tests.support.replay import replay
 from tests.support.results import datasets_of, largest_difference, reference_of, trained
 from tests.support.stale_reference import train_stale
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from edge.run.recorder import replay
 from ringtune.schedule.actions import Action, Op, op_of
 from sim.ring import VirtualRing
 from tests.support.cluster import Cluster
+from tests.support.replay import replay
 
 pytestmark = pytest.mark.slow
 _CHANGES_WEIGHTS = (Op.UPDATE,)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coordinator.drive.requests import RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.server.server import CoordinatorServer
 from ringtune.jobs.job import Job
@@ -258,7 +259,9 @@ class Cluster:
 
     def follow(self, job: Job, resume: Resume | None = None) -> Follower:
         """Start a run on the living nodes, or go on with one."""
-        driver = self.coordinator.run(job, plan_only=False, num_nodes=len(self.agents), join_s=START_S, resume=resume)
+        driver = self.coordinator.run(
+            RunRequest(job=job, plan_only=False, num_nodes=len(self.agents), join_s=START_S, resume=resume)
+        )
         return Follower(driver)
 
     def run(self, job: Job) -> Outcome:

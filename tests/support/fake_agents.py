@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import threading
@@ -15,13 +16,14 @@ import numpy
 from safetensors.numpy import save
 
 from coordinator.server.server import CoordinatorServer
-from edge.agent.servicer import collect_chunks
 from ringtune import __version__
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import RingTuneError
+from ringtune.files.chunks import cut_file
 from ringtune.jobs.job import Job, parse_job
-from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
-from ringtune.rpc.codec import status_of_error, turn_from_proto
+from ringtune.rpc.codec import turn_from_proto
+from ringtune.rpc.options import CLIENT_OPTIONS, SERVER_OPTIONS
+from ringtune.rpc.statuses import abort
 from ringtune.schedule.actions import Op
 from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
@@ -230,11 +232,11 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
             self.stub.Report(self.report(turns), timeout=CALL_S)
         return control_pb2.Empty()
 
-    def Collect(self, request: Any, context: grpc.ServicerContext) -> Iterator[control_pb2.CollectChunk]:  # noqa: N802
+    def Collect(self, request: Any, context: grpc.ServicerContext) -> Iterator[control_pb2.FileChunk]:  # noqa: N802
         """A tensor for each hosted block, and the head if it is here."""
         self._enter("collect", context)
         for name, content in self.files(with_head=request.with_head).items():
-            yield from collect_chunks(name, content)
+            yield from cut_file(name, io.BytesIO(content))
 
     def Release(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
         """Remember that the run is over."""
@@ -287,8 +289,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.log.append(what)
         error = self._fails_at.get(what)
         if error is not None:
-            status = status_of_error(error)
-            context.abort(grpc.StatusCode[status.name], status.details)
+            abort(context, error)
 
 
 class Cluster:

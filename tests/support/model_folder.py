@@ -22,25 +22,29 @@ BLOCK_WEIGHTS = 4 * (8 * 8 + 8) + 2 * (8 + 8) + (16 * 8 + 16) + (8 * 16 + 8)
 OWNER_WEIGHTS = (20 + 32 + 2) * 8 + 16 + (8 * 8 + 8)
 
 
-def bert_shapes(*, prefix: str = "", pooler: bool = True) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a BERT file that fits ``CONFIG``, written out independently of the code under test."""
+def bert_shapes(
+    *, prefix: str = "", pooler: bool = True, config: Mapping[str, int] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a BERT file that fits ``CONFIG`` with these changes, independently of the code under test."""
+    values = {**CONFIG, **(config or {})}
+    width, inner = values["hidden_size"], values["intermediate_size"]
     shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (20, 8),
-        "embeddings.position_embeddings.weight": (32, 8),
-        "embeddings.token_type_embeddings.weight": (2, 8),
-        "embeddings.LayerNorm.weight": (8,),
-        "embeddings.LayerNorm.bias": (8,),
+        "embeddings.word_embeddings.weight": (values["vocab_size"], width),
+        "embeddings.position_embeddings.weight": (values["max_position_embeddings"], width),
+        "embeddings.token_type_embeddings.weight": (2, width),
+        "embeddings.LayerNorm.weight": (width,),
+        "embeddings.LayerNorm.bias": (width,),
     }
-    for block in range(3):
+    for block in range(values["num_hidden_layers"]):
         at = f"encoder.layer.{block}"
         for name in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"):
-            shapes |= {f"{at}.{name}.weight": (8, 8), f"{at}.{name}.bias": (8,)}
-        shapes |= {f"{at}.intermediate.dense.weight": (16, 8), f"{at}.intermediate.dense.bias": (16,)}
-        shapes |= {f"{at}.output.dense.weight": (8, 16), f"{at}.output.dense.bias": (8,)}
+            shapes |= {f"{at}.{name}.weight": (width, width), f"{at}.{name}.bias": (width,)}
+        shapes |= {f"{at}.intermediate.dense.weight": (inner, width), f"{at}.intermediate.dense.bias": (inner,)}
+        shapes |= {f"{at}.output.dense.weight": (width, inner), f"{at}.output.dense.bias": (width,)}
         for name in ("attention.output.LayerNorm", "output.LayerNorm"):
-            shapes |= {f"{at}.{name}.weight": (8,), f"{at}.{name}.bias": (8,)}
+            shapes |= {f"{at}.{name}.weight": (width,), f"{at}.{name}.bias": (width,)}
     if pooler:
-        shapes |= {"pooler.dense.weight": (8, 8), "pooler.dense.bias": (8,)}
+        shapes |= {"pooler.dense.weight": (width, width), "pooler.dense.bias": (width,)}
     return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 

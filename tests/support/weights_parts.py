@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from edge.weights.patience import Wanted
-from edge.weights.serve import WeightsServicer
-from edge.wire.options import NodeServer
-from ringtune.models.families import FAMILIES
-from ringtune.models.folder import read_config
+from ringtune.rpc.connections import Server
+from ringtune.rpc.weights_servicer import WeightsServicer
 from ringtune.v1 import weights_pb2_grpc
 from ringtune.weights.source import Offers
-from tests.support.model_folder import with_header
+from tests.support.model_folder import bert_shapes, with_header
 
 RUN = "r20260101-000000-00000000"
 TINY = {"hidden_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
@@ -53,11 +51,7 @@ def write_bert(
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
     (folder / "notes.txt").write_text("not part of the model")
-    family, values = FAMILIES["bert"], read_config(folder)
-    shapes = dict(family.owner_shapes(values))
-    for block in range(values["num_hidden_layers"]):
-        shapes |= {f"encoder.layer.{block}.{name}": shape for name, shape in family.block_shapes(values).items()}
-    named = {f"{prefix}{name}": shape for name, shape in shapes.items()}
+    named = bert_shapes(prefix=prefix, config=sizes or TINY)
     if num_files == 1:
         (folder / "model.safetensors").write_bytes(random_safetensors(named, seed=seed))
         return folder
@@ -73,13 +67,13 @@ def write_bert(
 
 
 @contextlib.contextmanager
-def serving(folder: Path | None, *, run_id: str = RUN, offers: Offers | None = None) -> Iterator[NodeServer]:
+def serving(folder: Path | None, *, run_id: str = RUN, offers: Offers | None = None) -> Iterator[Server]:
     """A real server on loopback that offers a folder to a run."""
     if offers is None:
         offers = Offers()
         offers.put(run_id, folder)
     servicer = WeightsServicer(offers)
-    server = NodeServer(
+    server = Server(
         "127.0.0.1:0", lambda grpc_server: weights_pb2_grpc.add_WeightsServicer_to_server(servicer, grpc_server)
     )
     try:

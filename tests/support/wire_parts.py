@@ -16,9 +16,9 @@ import torch
 from edge.wire import frames, tensors
 from edge.wire.frames import Ack, Hello
 from edge.wire.link import OutLink
-from edge.wire.options import NodeServer
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.errors import RingTuneError
+from ringtune.rpc.connections import Server
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.plan import Plan
@@ -134,7 +134,7 @@ class Receiver:
     def __init__(self, hook: Callable[[], None] = lambda: None, hello_wait_s: float = WAIT_S) -> None:
         self.servicer = RingServicer(hello_wait_s=hello_wait_s)
         self.sink = RecordingSink(hook)
-        self.server = NodeServer("127.0.0.1:0", self.servicer.add_to)
+        self.server = Server("127.0.0.1:0", self.servicer.add_to)
         self.address = self.server.address
 
     def stop(self) -> None:

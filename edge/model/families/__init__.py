@@ -40,15 +40,7 @@ class Family(Protocol):
     """How to embed, how to call one block, what the head sees.
 
     ``base`` is always the Hugging Face base model, of which only hosted modules are real.
-
-    Attributes:
-        blocks_path: dotted path of the block list in ``base``.
-        embedding_paths: dotted paths in ``base`` of everything else that an owner has to hold, as far as a model
-            has it; what is neither a block nor in this list is never read.
     """
-
-    blocks_path: str
-    embedding_paths: tuple[str, ...]
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Hidden state (B, T, D) that enters block 0."""

@@ -12,9 +12,6 @@ from edge.data.tokens import Batch
 class BertFamily:
     """See ``Family``. The pooler is not read: the classification head takes the first token as it is."""
 
-    blocks_path = "encoder.layer"
-    embedding_paths: tuple[str, ...] = ("embeddings",)
-
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Word, position and token-type embeddings, summed and normalised."""
         hidden: torch.Tensor = base.embeddings(input_ids=batch.ids, token_type_ids=batch.token_type_ids)

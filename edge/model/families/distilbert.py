@@ -13,8 +13,6 @@ from edge.model.families.bert import BertFamily, sdpa_mask
 class DistilBertFamily(BertFamily):
     """See ``Family``."""
 
-    blocks_path = "transformer.layer"
-
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Word and position embeddings, summed and normalised."""
         hidden: torch.Tensor = base.embeddings(batch.ids, None)

@@ -13,8 +13,6 @@ from edge.model.families.bert import BertFamily, additive_mask
 class ElectraFamily(BertFamily):
     """See ``Family``."""
 
-    embedding_paths: tuple[str, ...] = ("embeddings", "embeddings_project")
-
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """As BERT, then up to the model's width where it is another."""
         hidden = super().embed(base, batch)

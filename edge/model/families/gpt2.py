@@ -28,9 +28,6 @@ class CausalContext(NamedTuple):
 class Gpt2Family:
     """See ``Family``."""
 
-    blocks_path = "h"
-    embedding_paths: tuple[str, ...] = ("wte", "wpe", "ln_f")
-
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Word and position embeddings; positions count padding, as the library does."""
         positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)

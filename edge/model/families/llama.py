@@ -13,9 +13,6 @@ from edge.model.families.gpt2 import CausalContext, causal_context, last_token
 class LlamaFamily:
     """See ``Family``. Every node has the (weightless) rotary embedding of its own."""
 
-    blocks_path = "layers"
-    embedding_paths: tuple[str, ...] = ("embed_tokens", "norm")
-
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Word embeddings."""
         hidden: torch.Tensor = base.embed_tokens(batch.ids)

@@ -13,9 +13,6 @@ from ringtune.errors import DataError
 class VitFamily:
     """See ``Family``. The pooler is not read: the head takes the class token as it is."""
 
-    blocks_path = "encoder.layer"
-    embedding_paths: tuple[str, ...] = ("embeddings", "layernorm")
-
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Patch and position embeddings behind the class token."""
         if batch.pixels is None:

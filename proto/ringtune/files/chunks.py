@@ -1,19 +1,22 @@
-"""Files in pieces on the wire: cut into messages with a digest at the end, and put together again on disk.
+"""Files in pieces on the wire: cut into messages with a digest at the end, and put together again.
 
-Who receives names the files that may come and how large they may be together; nothing that a sender says
-becomes a path or an allocation before it was checked.
+Both sides hold one piece at a time, whatever the size of the file. Who receives says which files may come and how
+large they may be together; nothing that a sender says becomes a path or an allocation before it was checked.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+import io
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeVar
 
 from ringtune.errors import IntegrityError, RingTuneError
 from ringtune.v1 import control_pb2
 
+Sink = TypeVar("Sink", bound=BinaryIO)
 CHUNK_BYTES: Final = 1 << 20
 
 ADAPTER_FILES: Final = ("adapter_config.json", "adapter.safetensors", "head_config.json", "model_head.safetensors")
@@ -23,18 +26,46 @@ MAX_ADAPTER_BYTES: Final = 1 << 32
 """What such a folder may have at most when it is sent to be evaluated."""
 
 
+class FileCutter:
+    """Cuts one file into messages as its content comes; the last one has the digest.
+
+    Args:
+        path: as the receiver shall know it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._digest = hashlib.sha256()
+        self._pending = bytearray()
+
+    def add(self, content: bytes) -> Iterator[control_pb2.FileChunk]:
+        """The messages that are full; what is left waits for more."""
+        rest = memoryview(content)
+        while rest:
+            if len(self._pending) == CHUNK_BYTES:
+                yield self._message(last=False)
+            room = CHUNK_BYTES - len(self._pending)
+            self._pending += rest[:room]
+            rest = rest[room:]
+
+    def end(self) -> control_pb2.FileChunk:
+        """The last message."""
+        return self._message(last=True)
+
+    def _message(self, *, last: bool) -> control_pb2.FileChunk:
+        chunk = bytes(self._pending)
+        self._pending.clear()
+        self._digest.update(chunk)
+        digest = self._digest.hexdigest() if last else ""
+        return control_pb2.FileChunk(path=self._path, chunk=chunk, last=last, sha256=digest)
+
+
 def cut_file(path: str, file: BinaryIO) -> Iterator[control_pb2.FileChunk]:
-    """One file as messages; the last one has the digest."""
-    digest = hashlib.sha256()
-    chunk = file.read(CHUNK_BYTES)
-    while True:
-        following = file.read(CHUNK_BYTES)
-        digest.update(chunk)
-        last = not following
-        yield control_pb2.FileChunk(path=path, chunk=chunk, last=last, sha256=digest.hexdigest() if last else "")
-        if last:
-            return
-        chunk = following
+    """One file as messages."""
+    cutter = FileCutter(path)
+    while content := file.read(CHUNK_BYTES):
+        yield from cutter.add(content)
+    yield cutter.end()
 
 
 def cut_folder(folder: Path, names: Iterable[str]) -> Iterator[control_pb2.FileChunk]:
@@ -42,6 +73,34 @@ def cut_folder(folder: Path, names: Iterable[str]) -> Iterator[control_pb2.FileC
     for name in names:
         with (folder / name).open("rb") as file:
             yield from cut_file(name, file)
+
+
+class FileJoiner:
+    """Puts one file together from messages.
+
+    Args:
+        path: as in the messages.
+        file: to write to; the caller's to close.
+        source: who sends, for errors.
+    """
+
+    def __init__(self, path: str, file: BinaryIO, *, source: str) -> None:
+        self.path = path
+        self.file = file
+        self._source = source
+        self._digest = hashlib.sha256()
+
+    def add(self, chunk: control_pb2.FileChunk) -> bool:
+        """Write a piece; whether the file is complete with it.
+
+        Raises:
+            IntegrityError: it is complete, and its digest differs.
+        """
+        self._digest.update(chunk.chunk)
+        self.file.write(chunk.chunk)
+        if chunk.last and chunk.sha256 != self._digest.hexdigest():
+            raise IntegrityError(f"{self.path} from {self._source} arrived damaged (its digest differs); try again")
+        return chunk.last
 
 
 def write_files(
@@ -60,8 +119,14 @@ def write_files(
         IntegrityError: another name, a name twice, too much, a digest that differs, or one that never came.
         RingTuneError: they can't be written here.
     """
+
+    def open_file(path: str) -> BinaryIO:
+        if path not in names:
+            raise _unexpected(path, source)
+        return (folder / path).open("xb")
+
     try:
-        came = _write(chunks, folder, names, max_bytes, source)
+        came = {path for path, _ in _join(chunks, open_file, max_bytes=max_bytes, source=source)}
     except OSError as error:
         raise RingTuneError(f"can't write the files that {source} sent: {error.strerror}; make room") from error
     missing = sorted(set(names) - came)
@@ -69,39 +134,37 @@ def write_files(
         raise IntegrityError(f"{source} did not send {', '.join(missing)}; use one version on all machines")
 
 
-def _write(
-    chunks: Iterable[control_pb2.FileChunk], folder: Path, names: Collection[str], max_bytes: int, source: str
-) -> set[str]:
-    left_bytes = max_bytes
+def read_files(chunks: Iterable[control_pb2.FileChunk], *, max_bytes: int, source: str) -> dict[str, bytes]:
+    """Put files together in memory, by name; see ``write_files``."""
+    files = _join(chunks, lambda path: io.BytesIO(), max_bytes=max_bytes, source=source)
+    return {path: file.getvalue() for path, file in files}
+
+
+def _join(
+    chunks: Iterable[control_pb2.FileChunk], open_file: Callable[[str], Sink], *, max_bytes: int, source: str
+) -> Iterator[tuple[str, Sink]]:
+    """Each file with its path when it is complete; it is closed when the next one is asked for."""
     came: set[str] = set()
-    pending = iter(chunks)
+    pending, left_bytes = iter(chunks), max_bytes
     for first in pending:
-        if first.path not in names or first.path in came:
-            raise IntegrityError(f"{source} sent a file {first.path!r} that was not expected")
-        digest = hashlib.sha256()
-        with (folder / first.path).open("xb") as file:
-            for chunk in _of_one_file(first, pending, source):
+        if not first.path or first.path in came:
+            raise _unexpected(first.path, source)
+        came.add(first.path)
+        file = open_file(first.path)
+        with file:
+            joiner = FileJoiner(first.path, file, source=source)
+            for chunk in itertools.chain([first], pending):
+                if chunk.path != first.path:
+                    raise IntegrityError(f"{source} began {chunk.path!r} before {first.path!r} was complete")
                 left_bytes -= len(chunk.chunk)
                 if left_bytes < 0:
                     raise IntegrityError(f"{source} sent more than {max_bytes:,} bytes of files")
-                digest.update(chunk.chunk)
-                file.write(chunk.chunk)
-                last = chunk
-        if last.sha256 != digest.hexdigest():
-            raise IntegrityError(f"{first.path} from {source} arrived damaged; try again")
-        came.add(first.path)
-    return came
+                if joiner.add(chunk):
+                    break
+            else:
+                raise IntegrityError(f"{first.path} from {source} is not complete; try again")
+            yield first.path, file
 
 
-def _of_one_file(
-    first: control_pb2.FileChunk, pending: Iterator[control_pb2.FileChunk], source: str
-) -> Iterator[control_pb2.FileChunk]:
-    chunk: control_pb2.FileChunk | None = first
-    while chunk is not None:
-        if chunk.path != first.path:
-            raise IntegrityError(f"{source} began {chunk.path!r} before {first.path!r} was complete")
-        yield chunk
-        if chunk.last:
-            return
-        chunk = next(pending, None)
-    raise IntegrityError(f"{first.path} from {source} is not complete; try again")
+def _unexpected(path: str, source: str) -> IntegrityError:
+    return IntegrityError(f"{source} sent a file {path!r} that was not expected")

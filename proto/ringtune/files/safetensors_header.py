@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read and checked without trusting it and without reading a tensor.
+"""The header of a safetensors file: written, and read and checked without trusting it or reading a tensor.
 
 Eight bytes length, a JSON object of names with type, shape and offsets, then the data. A file that was cut
 off, has holes or overlaps, or claims sizes that do not fit is refused before anything is allocated.
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ringtune.errors import IntegrityError, ModelError
 
@@ -54,43 +55,66 @@ def read_safetensors_header(path: str | Path) -> dict[str, TensorInfo]:
     path = Path(path)
     try:
         with path.open("rb") as file:
-            size = path.stat().st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
-                raise _damaged(path, f"its header claims {length:,} bytes of {size:,}")
-            text = file.read(length)
+            return header_of(file, path.stat().st_size, where=str(path))
     except OSError as error:
         raise ModelError(f"can't read {path}: {error.strerror}; give a folder with model.safetensors") from error
+
+
+def header_of(file: BinaryIO, size: int, *, where: str) -> dict[str, TensorInfo]:
+    """The same of an open file of ``size`` bytes; ``where`` names it in errors.
+
+    Raises:
+        IntegrityError: truncated, or the header contradicts itself or the size of the file.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+        raise _damaged(where, f"its header claims {length:,} bytes of {size:,}")
+    text = file.read(length)
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"its header is not readable ({error})") from error
+        raise _damaged(where, f"its header is not readable ({error})") from error
     if not isinstance(header, dict):
-        raise _damaged(path, "its header is not a table")
+        raise _damaged(where, "its header is not a table")
     header.pop("__metadata__", None)
     start = 8 + length
-    infos = {name: _tensor(path, name, entry, start) for name, entry in header.items()}
+    infos = {name: _tensor(where, name, entry, start) for name, entry in header.items()}
     ordered = sorted(infos.items(), key=lambda pair: (pair[1].offset, pair[1].nbytes))
     at = start
     for name, info in ordered:
         if info.offset != at:
-            raise _damaged(path, f"tensor {name!r} begins at byte {info.offset:,}, expected {at:,}")
+            raise _damaged(where, f"tensor {name!r} begins at byte {info.offset:,}, expected {at:,}")
         at += info.nbytes
     if at != size:
-        raise _damaged(path, f"it has {size:,} bytes, its tensors need {at:,}")
+        raise _damaged(where, f"it has {size:,} bytes, its tensors need {at:,}")
     return dict(ordered)
 
 
-def _tensor(path: Path, name: str, entry: Any, start: int) -> TensorInfo:
+def header_bytes(
+    tensors: Mapping[str, tuple[str, Sequence[int]]], *, metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """The first bytes of a file that has these tensors one after the other: name -> (type, shape)."""
+    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    at = 0
+    for name, (dtype, shape) in tensors.items():
+        end = at + DTYPE_BYTES[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors of a mapped file begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text
+
+
+def _tensor(where: str, name: str, entry: Any, start: int) -> TensorInfo:
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]
         valid = all(type(number) is int and number >= 0 for number in numbers) and dtype in DTYPE_BYTES
         nbytes = DTYPE_BYTES[dtype] * math.prod(shape) if valid else -1
     except (TypeError, KeyError, ValueError) as error:
-        raise _damaged(path, f"the entry of tensor {name!r} is malformed") from error
+        raise _damaged(where, f"the entry of tensor {name!r} is malformed") from error
     if not valid or end - begin != nbytes:
-        raise _damaged(path, f"tensor {name!r} of type {dtype} and shape {shape} can't take bytes [{begin}, {end})")
+        raise _damaged(where, f"tensor {name!r} of type {dtype} and shape {shape} can't take bytes [{begin}, {end})")
     return TensorInfo(dtype, tuple(shape), nbytes, start + begin)
 
 
@@ -101,5 +125,5 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _damaged(path: Path, reason: str) -> IntegrityError:
-    return IntegrityError(f"{path} is damaged or no safetensors file: {reason}; copy it again from its source")
+def _damaged(where: str, reason: str) -> IntegrityError:
+    return IntegrityError(f"{where} is damaged or no safetensors file: {reason}; copy it again from its source")

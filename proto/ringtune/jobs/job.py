@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import tomli_w
+
 from ringtune.errors import JobError
 from ringtune.files.strict import check_keys, read_dataclass
-from ringtune.files.toml_text import write_toml
 from ringtune.jobs.later import refuse_unsupported
 from ringtune.jobs.sections import Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
 from ringtune.models.family import CLASS_TASKS
@@ -103,7 +104,7 @@ class Job:
 
     def to_toml(self) -> str:
         """The resolved job as TOML; ``parse_job`` of it gives an equal job."""
-        return write_toml(self.to_tables())
+        return tomli_w.dumps(self.to_tables())
 
     def with_overrides(self, overrides: Mapping[str, object]) -> Job:
         """A job with some values replaced.

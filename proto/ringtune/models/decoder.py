@@ -17,8 +17,6 @@ from ringtune.models.family import (
     Widths,
     indivisible,
     kept_by,
-    linear,
-    norm,
 )
 
 _TASKS = (CLASSIFICATION, QUESTION_ANSWERING, CAUSAL_LM)
@@ -44,23 +42,17 @@ def _gpt2_sizes(config: Config) -> Sizes:
 
 def _gpt2_block(config: Config) -> Shapes:
     """Its matrices are stored with inputs first."""
-    hidden, inner = config["n_embd"], _gpt2_inner(config)
-    shapes = norm("ln_1", hidden) | norm("ln_2", hidden)
-    matrices = {
-        "attn.c_attn": (hidden, 3 * hidden),
-        "attn.c_proj": (hidden, hidden),
-        "mlp.c_fc": (hidden, inner),
-        "mlp.c_proj": (inner, hidden),
-    }
-    for name, (inputs, outputs) in matrices.items():
-        shapes |= {f"{name}.weight": (inputs, outputs), f"{name}.bias": (outputs,)}
-    return shapes
+    hidden = config["n_embd"]
+    return {"attn.c_attn.weight": (hidden, 3 * hidden), "mlp.c_fc.weight": (hidden, _gpt2_inner(config))}
 
 
 def _gpt2_owner(config: Config) -> Shapes:
     hidden = config["n_embd"]
-    tables: Shapes = {"wte.weight": (config["vocab_size"], hidden), "wpe.weight": (config["n_positions"], hidden)}
-    return tables | norm("ln_f", hidden)
+    return {
+        "wte.weight": (config["vocab_size"], hidden),
+        "wpe.weight": (config["n_positions"], hidden),
+        "ln_f.weight": (hidden,),
+    }
 
 
 GPT2 = Family(
@@ -90,7 +82,8 @@ GPT2 = Family(
         "pruned_heads": "its blocks differ in shape",
     },
     prefix="transformer.",
-    block_prefix="h.",
+    blocks_path="h",
+    owner_paths=("wte", "wpe", "ln_f"),
     sizes=_gpt2_sizes,
     widths=lambda config: Widths.plain(config["n_embd"], _gpt2_inner(config), merged=True),
     block_shapes=_gpt2_block,
@@ -135,25 +128,22 @@ def _llama_widths(config: Config) -> Widths:
 
 
 def _llama_block(config: Config) -> Shapes:
-    hidden, inner, width = config["hidden_size"], config["intermediate_size"], _head_width(config)
-    queries, groups = config["num_attention_heads"] * width, _groups(config) * width
-    in_attention, in_mlp = config.get("attention_bias", False), config.get("mlp_bias", False)
-    shapes = linear("self_attn.q_proj", queries, hidden, bias=in_attention)
-    shapes |= linear("self_attn.k_proj", groups, hidden, bias=in_attention)
-    shapes |= linear("self_attn.v_proj", groups, hidden, bias=in_attention)
-    shapes |= linear("self_attn.o_proj", hidden, queries, bias=in_attention)
-    for name in ("gate_proj", "up_proj"):
-        shapes |= linear(f"mlp.{name}", inner, hidden, bias=in_mlp)
-    shapes |= linear("mlp.down_proj", hidden, inner, bias=in_mlp)
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        shapes |= norm(name, hidden, bias=False)
+    widths = _llama_widths(config)
+    shapes: Shapes = {
+        f"self_attn.{name}_proj.weight": (outputs, inputs)
+        for name, (inputs, outputs) in {"q": widths.query, "k": widths.key}.items()
+    }
+    shapes["mlp.up_proj.weight"] = (config["intermediate_size"], config["hidden_size"])
+    if config.get("attention_bias"):
+        shapes["self_attn.q_proj.bias"] = (widths.query[1],)
+    if config.get("mlp_bias"):
+        shapes["mlp.up_proj.bias"] = (config["intermediate_size"],)
     return shapes
 
 
 def _llama_owner(config: Config) -> Shapes:
     hidden = config["hidden_size"]
-    table: Shapes = {"embed_tokens.weight": (config["vocab_size"], hidden)}
-    return table | norm("norm", hidden, bias=False)
+    return {"embed_tokens.weight": (config["vocab_size"], hidden), "norm.weight": (hidden,)}
 
 
 def _llama_problem(config: Config) -> str:
@@ -194,7 +184,8 @@ LLAMA = Family(
     tasks=_TASKS,
     config_keys=_LLAMA_KEYS,
     prefix="model.",
-    block_prefix="layers.",
+    blocks_path="layers",
+    owner_paths=("embed_tokens", "norm"),
     sizes=_llama_sizes,
     widths=_llama_widths,
     block_shapes=_llama_block,

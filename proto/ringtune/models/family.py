@@ -1,8 +1,8 @@
-"""What a family of models looks like on disk: which config keys count, which tensors a block has.
+"""What a family of models looks like on disk, as far as the header of its weights does not say it.
 
-A pure table beside the code that computes (``edge.model.families``): planning needs sizes, loading needs
-names, and a damaged or foreign folder has to be refused before torch is asked. Adding a family is one entry
-(``model_families``).
+A pure description beside the code that computes (``edge.model.families``): which config keys count, where the blocks
+are, and the shapes by which a config is compared with the weights beside it. All other names and shapes are read from
+the header (``ringtune.models.tensors``), and loading compares each with the model that the library builds.
 """
 
 from __future__ import annotations
@@ -109,12 +109,14 @@ class Family:
         config_keys: allowed keys; any other is dropped, because a config may name code to run.
         refused: keys that must be absent, null or falsy, with the reason.
         prefix: of all names in files that were saved with a task head, e.g. ``bert.``.
-        block_prefix: of a block's names; the block index follows.
+        blocks_path: dotted path of the list of blocks in the base model.
+        owner_paths: dotted paths of what an owner holds besides blocks, as far as a model has it; what is neither a
+            block nor in this list is never read.
         sizes: config -> sizes.
         widths: config -> matrices that LoRA wraps.
-        block_shapes: config -> name inside the block -> shape.
-        owner_shapes: config -> name -> shape of what an owner needs besides blocks.
-        optional: owner names that a file may lack.
+        block_shapes: config -> name inside the block -> shape, of those tensors that tell most configs apart.
+        owner_shapes: config -> name -> shape, of such tensors outside the blocks.
+        unused_paths: parts of the base model that a file may have and nobody hosts.
         problem: config -> why these values don't fit together; empty if they do.
     """
 
@@ -122,31 +124,25 @@ class Family:
     tasks: tuple[str, ...]
     config_keys: Mapping[str, ConfigKey]
     prefix: str
-    block_prefix: str
+    blocks_path: str
+    owner_paths: tuple[str, ...]
     sizes: Callable[[Config], Sizes]
     widths: Callable[[Config], Widths]
     block_shapes: Callable[[Config], Shapes]
     owner_shapes: Callable[[Config], Shapes]
     refused: Mapping[str, str] = field(default_factory=dict)
-    optional: frozenset[str] = frozenset()
+    unused_paths: tuple[str, ...] = ()
     problem: Callable[[Config], str] = lambda config: ""
+
+    @property
+    def block_prefix(self) -> str:
+        """How the names of all blocks begin; the index of the block follows."""
+        return f"{self.blocks_path}."
 
 
 def kept_by(activation: str) -> int:
     """Tensors of the inner width that an activation function keeps for backward; measured with adapters 1.3.0."""
     return {"gelu_new": 4, "gelu_fast": 4, "quick_gelu": 2}.get(activation, 1)
-
-
-def linear(name: str, rows: int, columns: int, *, bias: bool = True) -> Shapes:
-    """Weight and bias of a linear layer with ``rows`` outputs."""
-    shapes: Shapes = {f"{name}.weight": (rows, columns)}
-    return shapes | ({f"{name}.bias": (rows,)} if bias else {})
-
-
-def norm(name: str, width: int, *, bias: bool = True) -> Shapes:
-    """Weight and bias of a normalisation."""
-    shapes: Shapes = {f"{name}.weight": (width,)}
-    return shapes | ({f"{name}.bias": (width,)} if bias else {})
 
 
 def indivisible(hidden: int, heads: int) -> str:

@@ -13,8 +13,6 @@ from ringtune.models.family import (
     Widths,
     indivisible,
     kept_by,
-    linear,
-    norm,
 )
 
 
@@ -38,23 +36,20 @@ def _sizes(config: Config) -> Sizes:
 
 
 def _block(config: Config) -> Shapes:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    shapes: Shapes = {}
-    for name in ("query", "key", "value"):
-        shapes |= linear(f"attention.attention.{name}", hidden, hidden, bias=config["qkv_bias"])
-    shapes |= linear("attention.output.dense", hidden, hidden)
-    shapes |= linear("intermediate.dense", inner, hidden) | linear("output.dense", hidden, inner)
-    return shapes | norm("layernorm_before", hidden) | norm("layernorm_after", hidden)
+    hidden, query = config["hidden_size"], "attention.attention.query"
+    bias: Shapes = {f"{query}.bias": (hidden,)} if config["qkv_bias"] else {}
+    return bias | {
+        f"{query}.weight": (hidden, hidden),
+        "intermediate.dense.weight": (config["intermediate_size"], hidden),
+    }
 
 
 def _owner(config: Config) -> Shapes:
     hidden, patch = config["hidden_size"], config["patch_size"]
     return {
-        "embeddings.cls_token": (1, 1, hidden),
         "embeddings.position_embeddings": (1, image_tokens(config), hidden),
         "embeddings.patch_embeddings.projection.weight": (hidden, config["num_channels"], patch, patch),
-        "embeddings.patch_embeddings.projection.bias": (hidden,),
-        **norm("layernorm", hidden),
+        "layernorm.weight": (hidden,),
     }
 
 
@@ -84,7 +79,8 @@ VIT = Family(
     },
     refused={"pruned_heads": "its blocks differ in shape"},
     prefix="vit.",
-    block_prefix="encoder.layer.",
+    blocks_path="encoder.layer",
+    owner_paths=("embeddings", "layernorm"),
     sizes=_sizes,
     widths=lambda config: Widths.plain(config["hidden_size"], config["intermediate_size"]),
     block_shapes=_block,

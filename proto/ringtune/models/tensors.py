@@ -1,7 +1,7 @@
-"""Where each tensor of a model folder lies: in one safetensors file, or in several with an index.
+"""Which tensors a model consists of, and where each lies: in one safetensors file, or in several with an index.
 
 Only headers are read. The index is not trusted: it may name files of the folder only, and what it says has to be
-in them.
+in them. The config is not trusted either: the header has to have what it means.
 
 Source: the layouts that ``save_pretrained`` writes.
 """
@@ -9,15 +9,25 @@ Source: the layouts that ``save_pretrained`` writes.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ringtune.errors import ModelError
 from ringtune.files.safetensors_header import TensorInfo, read_safetensors_header
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import LM_HEAD, Family, Shapes
 
+CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+SAMPLE_BYTES = 64
+"""Bytes of each tensor's middle that stand for its values."""
+
 _MAX_INDEX_BYTES = 20_000_000
+_LEGACY_ENDS = {".gamma": ".weight", ".beta": ".bias"}  # LayerNorm names of the first BERT files
+# What old files hold besides weights, because the library saved it once; and a token for training of another kind.
+_NO_WEIGHTS = (".position_ids", ".token_type_ids", ".attn.bias", ".attn.masked_bias", ".inv_freq", ".mask_token")
 
 
 class StoredTensor(NamedTuple):
@@ -30,6 +40,17 @@ class StoredTensor(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
         return self.info.shape
+
+    def sample(self) -> bytes:
+        """A few bytes of its middle: two trainings of one architecture differ there."""
+        with self.path.open("rb") as file:
+            file.seek(self.info.offset + sample_start(self.info.nbytes))
+            return file.read(min(SAMPLE_BYTES, self.info.nbytes))
+
+
+def sample_start(nbytes: int) -> int:
+    """Where in a tensor of ``nbytes`` its sample begins."""
+    return max(0, nbytes - SAMPLE_BYTES) // 2
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
@@ -52,6 +73,63 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
     return {name: StoredTensor(folder / file, headers[file][name]) for name, file in file_of.items()}
 
 
+def base_name(name: str, family: Family) -> str:
+    """The name in the base model of a tensor in a file: without prefix, and as it is written today."""
+    name = name.removeprefix(family.prefix)
+    for old, new in _LEGACY_ENDS.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def select_tensors(
+    shapes: Mapping[str, tuple[int, ...]],
+    config: Mapping[str, Any],
+    *,
+    where: str,
+    blocks: Iterable[int],
+    is_owner: bool,
+    with_decoder: bool,
+) -> list[str]:
+    """Names of the base model's tensors in some blocks and at an owner, compared with the config.
+
+    What a header has inside one block, every block has to have, in the same shape. A task head, and what is no
+    weight, is left out; so is a decoder that is tied to the token table, because it is that table.
+
+    Args:
+        shapes: by name in the base model, from headers.
+        config: from ``read_config``.
+        where: the model, for messages.
+        blocks: indices.
+        is_owner: also what an owner holds besides blocks.
+        with_decoder: an owner's head is the pretrained decoder.
+
+    Raises:
+        ModelError: a tensor is missing, or has another shape than the config means.
+    """
+    family = FAMILIES[config["model_type"]]
+    weights = {name: shape for name, shape in shapes.items() if not name.endswith(_NO_WEIGHTS)}
+    inside = dict(family.block_shapes(config))
+    for name, shape in weights.items():
+        if name.startswith(family.block_prefix):
+            inside.setdefault(name.removeprefix(family.block_prefix).partition(".")[2], shape)
+    wanted: Shapes = {
+        f"{family.block_prefix}{block}.{name}": shape for block in blocks for name, shape in inside.items()
+    }
+    if is_owner:
+        own = tuple(f"{path}." for path in family.owner_paths)
+        wanted |= {name: shape for name, shape in weights.items() if name.startswith(own)} | family.owner_shapes(config)
+        if with_decoder and not config["tie_word_embeddings"]:
+            sizes = family.sizes(config)
+            wanted[LM_HEAD] = (sizes.vocab, sizes.hidden)
+    for name, shape in wanted.items():
+        if name not in shapes:
+            raise ModelError(f"{where} has no tensor {name!r}, which {CONFIG_FILE} asks for; is the model complete?")
+        if shapes[name] != shape:
+            raise ModelError(f"{where}: tensor {name!r} has shape {shapes[name]}, {CONFIG_FILE} means {shape}")
+    return list(wanted)
+
+
 def _read_index(path: Path) -> dict[str, str]:
     try:
         if path.stat().st_size > _MAX_INDEX_BYTES:
@@ -69,4 +147,4 @@ def _read_index(path: Path) -> dict[str, str]:
 def _no_weights(folder: Path) -> str:
     if any(folder.glob("*.bin")):
         return f"{folder} has pickled weights only, which are never opened; save them as {WEIGHTS_FILE}"
-    return f"{folder} has no {WEIGHTS_FILE}; give a folder that has one"
+    return f"{folder} has no {WEIGHTS_FILE}; give a folder that has one, saved with safe_serialization=True"

@@ -16,8 +16,6 @@ from ringtune.models.family import (
     Widths,
     indivisible,
     kept_by,
-    linear,
-    norm,
 )
 
 _TASKS = (CLASSIFICATION, QUESTION_ANSWERING)
@@ -67,29 +65,17 @@ def _bert_widths(config: Config) -> Widths:
 
 
 def _bert_block(config: Config) -> Shapes:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    shapes: Shapes = {}
-    for name in ("attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense"):
-        shapes |= linear(name, hidden, hidden)
-    shapes |= norm("attention.output.LayerNorm", hidden)
-    shapes |= linear("intermediate.dense", inner, hidden)
-    shapes |= linear("output.dense", hidden, inner)
-    return shapes | norm("output.LayerNorm", hidden)
+    hidden = config["hidden_size"]
+    return {
+        "attention.self.query.weight": (hidden, hidden),
+        "intermediate.dense.weight": (config["intermediate_size"], hidden),
+    }
 
 
 def _tables(config: Config, width: int) -> Shapes:
-    tables = {
-        "word": config["vocab_size"],
-        "position": config["max_position_embeddings"],
-        "token_type": config["type_vocab_size"],
-    }
-    shapes: Shapes = {f"embeddings.{name}_embeddings.weight": (rows, width) for name, rows in tables.items()}
-    return shapes | norm("embeddings.LayerNorm", width)
-
-
-def _bert_owner(config: Config) -> Shapes:
-    hidden = config["hidden_size"]
-    return _tables(config, hidden) | linear("pooler.dense", hidden, hidden)
+    tables = {"word": "vocab_size", "position": "max_position_embeddings", "token_type": "type_vocab_size"}
+    shapes: Shapes = {f"embeddings.{name}_embeddings.weight": (config[key], width) for name, key in tables.items()}
+    return shapes | {"embeddings.LayerNorm.weight": (width,)}
 
 
 def _bert_problem(config: Config) -> str:
@@ -102,12 +88,13 @@ BERT = Family(
     config_keys=_BERT_KEYS,
     refused=_REFUSED,
     prefix="bert.",
-    block_prefix="encoder.layer.",
+    blocks_path="encoder.layer",
+    owner_paths=("embeddings",),
     sizes=_bert_sizes,
     widths=_bert_widths,
     block_shapes=_bert_block,
-    owner_shapes=_bert_owner,
-    optional=frozenset({"pooler.dense.weight", "pooler.dense.bias"}),
+    owner_shapes=lambda config: _tables(config, config["hidden_size"]),
+    unused_paths=("pooler",),
     problem=_bert_problem,
 )
 
@@ -128,8 +115,8 @@ XLM_ROBERTA = dataclasses.replace(
 
 def _electra_owner(config: Config) -> Shapes:
     hidden, width = config["hidden_size"], config["embedding_size"]
-    shapes = _tables(config, width)
-    return shapes | (linear("embeddings_project", hidden, width) if hidden != width else {})
+    projection: Shapes = {"embeddings_project.weight": (hidden, width)} if hidden != width else {}
+    return _tables(config, width) | projection
 
 
 ELECTRA = dataclasses.replace(
@@ -143,8 +130,9 @@ ELECTRA = dataclasses.replace(
         "intermediate_size": ConfigKey(default=1024, at_least=1),
     },
     prefix="electra.",
+    owner_paths=("embeddings", "embeddings_project"),
     owner_shapes=_electra_owner,
-    optional=frozenset(),
+    unused_paths=(),
 )
 
 
@@ -161,21 +149,16 @@ def _distilbert_sizes(config: Config) -> Sizes:
 
 
 def _distilbert_block(config: Config) -> Shapes:
-    hidden, inner = config["dim"], config["hidden_dim"]
-    shapes: Shapes = {}
-    for name in ("q_lin", "k_lin", "v_lin", "out_lin"):
-        shapes |= linear(f"attention.{name}", hidden, hidden)
-    shapes |= norm("sa_layer_norm", hidden)
-    shapes |= linear("ffn.lin1", inner, hidden) | linear("ffn.lin2", hidden, inner)
-    return shapes | norm("output_layer_norm", hidden)
+    return {
+        "attention.q_lin.weight": (config["dim"], config["dim"]),
+        "ffn.lin1.weight": (config["hidden_dim"], config["dim"]),
+    }
 
 
 def _distilbert_owner(config: Config) -> Shapes:
-    hidden = config["dim"]
     return {
-        "embeddings.word_embeddings.weight": (config["vocab_size"], hidden),
-        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], hidden),
-        **norm("embeddings.LayerNorm", hidden),
+        "embeddings.word_embeddings.weight": (config["vocab_size"], config["dim"]),
+        "embeddings.position_embeddings.weight": (config["max_position_embeddings"], config["dim"]),
     }
 
 
@@ -198,7 +181,8 @@ DISTILBERT = Family(
     },
     refused={"pruned_heads": _REFUSED["pruned_heads"]},
     prefix="distilbert.",
-    block_prefix="transformer.layer.",
+    blocks_path="transformer.layer",
+    owner_paths=("embeddings",),
     sizes=_distilbert_sizes,
     widths=lambda config: Widths.plain(config["dim"], config["hidden_dim"]),
     block_shapes=_distilbert_block,

@@ -457,18 +457,6 @@ class CollectRequest(_message.Message):
     with_private: bool
     def __init__(self, run_id: _Optional[str] = ..., with_head: _Optional[bool] = ..., with_private: _Optional[bool] = ...) -> None: ...
 
-class CollectChunk(_message.Message):
-    __slots__ = ("name", "chunk", "last", "sha256")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    SHA256_FIELD_NUMBER: _ClassVar[int]
-    name: str
-    chunk: bytes
-    last: bool
-    sha256: str
-    def __init__(self, name: _Optional[str] = ..., chunk: _Optional[bytes] = ..., last: _Optional[bool] = ..., sha256: _Optional[str] = ...) -> None: ...
-
 class ReleaseRequest(_message.Message):
     __slots__ = ("run_id", "reason")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -488,13 +476,13 @@ class MeasureLinkRequest(_message.Message):
     def __init__(self, target: _Optional[str] = ..., address: _Optional[str] = ..., message_bytes: _Optional[int] = ...) -> None: ...
 
 class MeasureLinkReply(_message.Message):
-    __slots__ = ("rate_bytes_per_s", "rate_low_bytes_per_s", "rate_high_bytes_per_s", "latency_s", "samples", "bytes", "send_cpu_s_per_byte", "receive_cpu_s_per_byte", "busy_source_s", "busy_target_s")
+    __slots__ = ("rate_bytes_per_s", "rate_low_bytes_per_s", "rate_high_bytes_per_s", "latency_s", "samples", "sent_bytes", "send_cpu_s_per_byte", "receive_cpu_s_per_byte", "busy_source_s", "busy_target_s")
     RATE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     RATE_LOW_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     RATE_HIGH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     SEND_CPU_S_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     RECEIVE_CPU_S_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     BUSY_SOURCE_S_FIELD_NUMBER: _ClassVar[int]
@@ -504,12 +492,12 @@ class MeasureLinkReply(_message.Message):
     rate_high_bytes_per_s: float
     latency_s: float
     samples: int
-    bytes: int
+    sent_bytes: int
     send_cpu_s_per_byte: float
     receive_cpu_s_per_byte: float
     busy_source_s: float
     busy_target_s: float
-    def __init__(self, rate_bytes_per_s: _Optional[float] = ..., rate_low_bytes_per_s: _Optional[float] = ..., rate_high_bytes_per_s: _Optional[float] = ..., latency_s: _Optional[float] = ..., samples: _Optional[int] = ..., bytes: _Optional[int] = ..., send_cpu_s_per_byte: _Optional[float] = ..., receive_cpu_s_per_byte: _Optional[float] = ..., busy_source_s: _Optional[float] = ..., busy_target_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, rate_bytes_per_s: _Optional[float] = ..., rate_low_bytes_per_s: _Optional[float] = ..., rate_high_bytes_per_s: _Optional[float] = ..., latency_s: _Optional[float] = ..., samples: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., send_cpu_s_per_byte: _Optional[float] = ..., receive_cpu_s_per_byte: _Optional[float] = ..., busy_source_s: _Optional[float] = ..., busy_target_s: _Optional[float] = ...) -> None: ...
 
 class ProbeMessage(_message.Message):
     __slots__ = ("wants_arrival", "payload")

@@ -574,7 +574,7 @@ class AgentStub:
         self.Collect = channel.unary_stream(
                 '/ringtune.v1.Agent/Collect',
                 request_serializer=ringtune_dot_v1_dot_control__pb2.CollectRequest.SerializeToString,
-                response_deserializer=ringtune_dot_v1_dot_control__pb2.CollectChunk.FromString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.FileChunk.FromString,
                 _registered_method=True)
         self.Release = channel.unary_unary(
                 '/ringtune.v1.Agent/Release',
@@ -621,7 +621,8 @@ class AgentServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Collect(self, request, context):
-        """Send trained tensors and this node's totals.
+        """Send trained tensors and this node's totals: "adapter.safetensors" (its blocks), "model_head.safetensors",
+        "adapter_config.json", "head_config.json", "totals.json".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -667,7 +668,7 @@ def add_AgentServicer_to_server(servicer, server):
             'Collect': grpc.unary_stream_rpc_method_handler(
                     servicer.Collect,
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.CollectRequest.FromString,
-                    response_serializer=ringtune_dot_v1_dot_control__pb2.CollectChunk.SerializeToString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.FileChunk.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -815,7 +816,7 @@ class Agent:
             target,
             '/ringtune.v1.Agent/Collect',
             ringtune_dot_v1_dot_control__pb2.CollectRequest.SerializeToString,
-            ringtune_dot_v1_dot_control__pb2.CollectChunk.FromString,
+            ringtune_dot_v1_dot_control__pb2.FileChunk.FromString,
             options,
             channel_credentials,
             insecure,

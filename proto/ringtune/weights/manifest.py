@@ -21,14 +21,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ringtune.errors import IntegrityError, ModelError
+from ringtune.errors import IntegrityError
 from ringtune.files.safetensors_header import DTYPE_BYTES
 from ringtune.models.families import FAMILIES
-from ringtune.models.family import LM_HEAD
-from ringtune.models.folder import CONFIG_FILE, base_name
-
-SAMPLE_BYTES = 64
-"""Bytes of each tensor's middle in a manifest: as many as the digest of a model looks at."""
+from ringtune.models.tensors import CONFIG_FILE, SAMPLE_BYTES, base_name, select_tensors
 
 CHUNK_BYTES = 1 << 16
 """Longest piece of a message. A message counts when it is whole: half a second at 1 Mbit/s, and what a break loses."""
@@ -148,11 +144,6 @@ class Manifest:
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def sample_start(nbytes: int) -> int:
-    """Where in a tensor of ``nbytes`` its sample begins."""
-    return max(0, nbytes - SAMPLE_BYTES) // 2
-
-
 def needed_files(manifest: Manifest, *, is_owner: bool) -> tuple[FileEntry, ...]:
     """The config, and at an owner what turns rows into tensors."""
     return tuple(file for file in manifest.files if is_owner or file.name == CONFIG_FILE)
@@ -178,24 +169,15 @@ def needed_tensors(
     """
     family = FAMILIES[config["model_type"]]
     found = {base_name(entry.name, family): entry for entry in manifest.tensors}
-    inside = family.block_shapes(config)
-    wanted = {
-        f"{family.block_prefix}{block}.{name}": shape for block in sorted(set(blocks)) for name, shape in inside.items()
-    }
-    if is_owner:
-        shapes = family.owner_shapes(config)
-        wanted |= {name: shape for name, shape in shapes.items() if name not in family.optional}
-        if with_decoder and not config["tie_word_embeddings"]:
-            sizes = family.sizes(config)
-            wanted[LM_HEAD] = (sizes.vocab, sizes.hidden)
-    for name, shape in wanted.items():
-        if name not in found:
-            raise ModelError(f"the model that was found has no tensor {name!r}, which {CONFIG_FILE} asks for")
-        if found[name].shape != shape:
-            raise ModelError(
-                f"the model that was found has {name!r} of shape {found[name].shape}, {CONFIG_FILE} means {shape}"
-            )
-    return tuple(found[name] for name in wanted)
+    names = select_tensors(
+        {name: entry.shape for name, entry in found.items()},
+        config,
+        where="the model that was found",
+        blocks=sorted(set(blocks)),
+        is_owner=is_owner,
+        with_decoder=with_decoder,
+    )
+    return tuple(found[name] for name in names)
 
 
 def _check_digest(name: str, digest: str) -> None:

@@ -20,11 +20,9 @@ from ringtune.weights.codec import manifest_to_proto, pieces_from_proto
 from ringtune.weights.manifest import (
     CHUNK_BYTES,
     MODEL_FILES,
-    SAMPLE_BYTES,
     FileEntry,
     Manifest,
     TensorEntry,
-    sample_start,
 )
 
 _READ_BYTES = 1 << 20
@@ -63,7 +61,7 @@ class ModelSource:
             digest = self._add(place)
             tensors.append(
                 TensorEntry(
-                    name=name, dtype=stored.info.dtype, shape=stored.shape, sha256=digest, sample=_sample(place)
+                    name=name, dtype=stored.info.dtype, shape=stored.shape, sha256=digest, sample=stored.sample()
                 )
             )
         files = []
@@ -183,12 +181,6 @@ def _state(folder: Path) -> dict[str, tuple[int, int]]:
     names = {*MODEL_FILES, INDEX_FILE, *(path.name for path in folder.glob("*.safetensors"))}
     paths = [folder / name for name in sorted(names) if (folder / name).is_file()]
     return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
-
-
-def _sample(place: _Place) -> bytes:
-    with place.path.open("rb") as file:
-        file.seek(place.offset + sample_start(place.nbytes))
-        return file.read(min(SAMPLE_BYTES, place.nbytes))
 
 
 def _read(place: _Place, start: int, chunk_bytes: int) -> Iterator[bytes]:

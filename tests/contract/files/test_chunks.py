@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from ringtune.errors import IntegrityError
-from ringtune.files.chunks import CHUNK_BYTES, cut_file, cut_folder, write_files
+from ringtune.files.chunks import CHUNK_BYTES, FileCutter, cut_file, cut_folder, read_files, write_files
 from ringtune.v1.control_pb2 import FileChunk
 
 NAMES = ("a", "b")
 CONTENT = {"a": bytes(range(256)) * (CHUNK_BYTES // 128), "b": b""}
 LIMIT = 1 << 22
+EMPTY_SHA = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 
 def chunks() -> list[FileChunk]:
@@ -77,3 +78,33 @@ def test_file_chunks_refuses_more_than_the_limit(tmp_path: Path) -> None:
     """A sender can't fill the disk."""
     with pytest.raises(IntegrityError, match=r"more than 1,048,576 bytes"):
         write(chunks(), tmp_path, max_bytes=CHUNK_BYTES)
+
+
+def test_file_cutter_gives_the_same_pieces_however_the_content_comes() -> None:
+    """A file that grows is cut as a file that is whole."""
+    cutter, content = FileCutter("a"), CONTENT["a"]
+    steps = range(0, len(content), 70_001)
+    grown = [chunk for start in steps for chunk in cutter.add(content[start : start + 70_001])]
+    assert [*grown, cutter.end()] == chunks()[:-1]
+
+
+def test_read_files_puts_chunks_together() -> None:
+    """In memory, files follow one another; the digest comes with the last piece."""
+    assert read_files(chunks(), max_bytes=LIMIT, source="node pi") == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("pieces", "message"),
+    [
+        ([FileChunk(path="a", chunk=b"1", last=True, sha256=EMPTY_SHA)], "a from node pi arrived damaged"),
+        ([FileChunk(path="a", chunk=b"1")], "a from node pi is not complete"),
+        ([FileChunk(chunk=b"1")], "node pi sent a file '' that was not expected"),
+        ([FileChunk(path="a"), FileChunk(path="b")], "node pi began 'b' before 'a' was complete"),
+        ([FileChunk(path="a", last=True, sha256=EMPTY_SHA)] * 2, "node pi sent a file 'a' that was not expected"),
+        ([FileChunk(path="a", chunk=bytes(9))], "node pi sent more than 8 bytes"),
+    ],
+)
+def test_read_files_refuses_a_broken_stream(pieces: list[FileChunk], message: str) -> None:
+    """Whatever is wrong with the stream, the node is named."""
+    with pytest.raises(IntegrityError, match=message):
+        read_files(pieces, max_bytes=8, source="node pi")

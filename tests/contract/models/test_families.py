@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ringtune.errors import IntegrityError, JobError, ModelError
+from ringtune.costs.model_facts import model_facts
+from ringtune.errors import IntegrityError, ModelError
 from ringtune.jobs.job import Job, Model
 from ringtune.models.families import FAMILIES
-from ringtune.models.family import CAUSAL_LM, LM_HEAD, TASKS
-from ringtune.models.folder import base_tensors, check_job, model_facts, read_config
+from ringtune.models.family import TASKS
+from ringtune.models.folder import base_tensors, read_config
 from tests.support.model_folder import bert_shapes, safetensors_bytes, write_model
 
 JOB = Job(model=Model(path="m")).with_overrides({"train.max_length": 16})
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 12,
-    "vocab_size": 20,
-    "max_position_embeddings": 32,
-}
-
-
-def _llama_shapes(*, decoder: bool) -> dict[str, tuple[int, ...]]:
-    """Written out independently of the code under test."""
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (20, 8), "model.norm.weight": (8,)}
-    for block in range(2):
-        at = f"model.layers.{block}"
-        shapes |= {f"{at}.self_attn.{name}_proj.weight": (8, 8) for name in "qo"}
-        shapes |= {f"{at}.self_attn.{name}_proj.weight": (4, 8) for name in "kv"}
-        shapes |= {f"{at}.mlp.{name}_proj.weight": (12, 8) for name in ("gate", "up")}
-        shapes |= {f"{at}.mlp.down_proj.weight": (8, 12)}
-        shapes |= {f"{at}.{name}.weight": (8,) for name in ("input_layernorm", "post_attention_layernorm")}
-    return shapes | ({"lm_head.weight": (20, 8)} if decoder else {})
-
-
-def _write_llama(folder: Path, *, decoder: bool = True, **config: object) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**LLAMA, **config}))
-    (folder / "model.safetensors").write_bytes(safetensors_bytes(_llama_shapes(decoder=decoder)))
-    return folder
-
-
-def _lm_job() -> Job:
-    return JOB.with_overrides({"model.task": CAUSAL_LM})
 
 
 def test_families_name_every_task_at_least_once() -> None:
@@ -80,70 +45,6 @@ def test_families_of_defaults_have_sizes() -> None:
         "mistral": (32, 4096, 14336, 131072),
         "vit": (12, 768, 3072, 197),
     }
-
-
-def test_model_facts_of_a_language_model_count_a_decoder_of_its_own(tmp_path: Path) -> None:
-    """An untied decoder is what only an owner holds; a tied one is the token table; neither is trained."""
-    apart = model_facts(_write_llama(tmp_path / "a"), _lm_job())
-    tied = model_facts(_write_llama(tmp_path / "b", tie_word_embeddings=True), _lm_job())
-    assert apart.embedding_bytes - tied.embedding_bytes == 4 * 20 * 8
-    assert tied.embedding_bytes == 4 * (20 * 8 + 8)
-    for facts in (apart, tied):
-        assert (facts.head_bytes, facts.head_class_bytes, facts.head_token_logits) == (0, 0, 20)
-        inside = [shape for name, shape in _llama_shapes(decoder=False).items() if "layers.0." in name]
-        assert facts.block_bytes == 4 * sum(math.prod(shape) for shape in inside)
-
-
-def test_model_facts_name_a_missing_decoder(tmp_path: Path) -> None:
-    """A base model can be classified with, but has nothing to speak with."""
-    folder = _write_llama(tmp_path, decoder=False)
-    assert model_facts(folder, JOB).head_token_logits == 0
-    with pytest.raises(ModelError, match=f"no tensor '{LM_HEAD}'"):
-        model_facts(folder, _lm_job())
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"num_key_value_heads": 3}, "4 heads can't share 3 key-value heads evenly"),
-        ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling of type 'dynamic' is not supported"),
-        ({"head_dim": "2"}, "head_dim has to be int, but is str '2'"),
-        ({"intermediate_size": 13}, "intermediate_size"),
-        ({"num_key_value_heads": None}, "has shape (4, 8), config.json means (8, 8)"),
-        ({"head_dim": 4}, "has shape (8, 8), config.json means (16, 8)"),
-        ({"attention_bias": True}, "has no tensor 'layers.0.self_attn.q_proj.bias'"),
-        ({"num_hidden_layers": 3}, "has no tensor 'layers.2.self_attn.q_proj.weight'"),
-    ],
-)
-def test_model_facts_refuse_a_config_that_disagrees(tmp_path: Path, config: dict[str, Any], message: str) -> None:
-    """Whatever the config claims has to be in the tensors."""
-    with pytest.raises(ModelError) as caught:
-        model_facts(_write_llama(tmp_path, **config), JOB)
-    assert message.replace("intermediate_size", "config.json means (13, 8)") in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "task", "families"),
-    [("bert", "causal-lm", "gpt2, llama, mistral"), ("llama", "image-classification", "vit"), ("vit", "causal-lm", "")],
-)
-def test_check_job_lists_what_is_supported(model_type: str, task: str, families: str) -> None:
-    """A head that a family doesn't have: its own tasks, and who has it."""
-    family = FAMILIES[model_type]
-    config = {"model_type": model_type, **{key: spec.default for key, spec in family.config_keys.items()}}
-    with pytest.raises(ModelError, match="has no head for") as caught:
-        check_job(JOB.with_overrides({"model.task": task}), config)
-    assert ", ".join(family.tasks) in str(caught.value)
-    assert families in str(caught.value)
-
-
-def test_check_job_asks_for_all_tokens_of_an_image() -> None:
-    """An image can't be cut as a text can."""
-    family = FAMILIES["vit"]
-    config = {"model_type": "vit", **{key: spec.default for key, spec in family.config_keys.items()}}
-    job = JOB.with_overrides({"model.task": "image-classification"})
-    with pytest.raises(JobError, match="an image of this model has 197 tokens; set it to 197"):
-        check_job(job, config)
-    check_job(job.with_overrides({"train.max_length": 197}), config)
 
 
 def _shard(folder: Path, weight_map: dict[str, str] | None = None) -> Path:
@@ -211,3 +112,18 @@ def test_read_config_keeps_a_null_that_means_something(tmp_path: Path) -> None:
         assert read_config(tmp_path)["sliding_window"] == expected
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral"}))
     assert read_config(tmp_path)["sliding_window"] == 4096
+
+
+def test_base_tensors_leave_out_what_is_no_weight(tmp_path: Path) -> None:
+    """Old files hold buffers among the weights, and every file may hold a head of another task."""
+    buffers = {"embeddings.position_ids": (1, 32), "encoder.layer.0.attn.bias": (8, 8), "cls.dense.weight": (8, 8)}
+    folder = write_model(tmp_path, weights=safetensors_bytes({**buffers, **bert_shapes()}))
+    assert set(base_tensors(folder, read_config(folder))) == set(bert_shapes())
+
+
+def test_base_tensors_are_alike_in_every_block(tmp_path: Path) -> None:
+    """Also in a shape that no key of the config decides."""
+    name = "encoder.layer.2.attention.output.dense.weight"
+    folder = write_model(tmp_path, weights=safetensors_bytes({**bert_shapes(), name: (8, 4)}))
+    with pytest.raises(ModelError, match=rf"{name}' has shape \(8, 4\), config.json means \(8, 8\)"):
+        base_tensors(folder, read_config(folder))

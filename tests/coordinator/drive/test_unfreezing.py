@@ -11,7 +11,7 @@ import pytest
 from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.plan_text import plan_text, table_text
-from coordinator.screen.progress import SilentProgress
+from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from ringtune.errors import PlanError
 from ringtune.rounds.checkpoint import Resume
@@ -27,7 +27,7 @@ JOB = job(train__max_steps=24, train__checkpoint_every=12, unfreeze__at="auto", 
 def run(cluster: Cluster, out: Path, *, resume: Resume | None = None) -> None:
     """Run the job, or go on with it."""
     with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
-        client.run(JOB, progress=SilentProgress(), folder=folder, resume=resume)
+        client.run(JOB, progress=Progress(), folder=folder, resume=resume)
 
 
 @pytest.fixture

@@ -54,13 +54,17 @@ def test_estimates_count_jsonl_rows(wanted: Job, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("none.csv", None, "can't read"),
+        ("none.csv", None, "is not there; set data.train"),
         ("rows.txt", "text,label\n", "ends in '.txt'"),
         ("empty.csv", "text,label\n", "has no rows"),
-        ("other.csv", "text,class\na,b\n", "row 1 has no column 'label', but text, class; set data.label"),
-        ("sentence.csv", "sentence,label\na,b\n", "row 1 has no column 'text', but sentence, label; set data.text"),
-        ("short.csv", "text,label\na,b\na\n", "row 2 has no column 'label'"),
-        ("broken.jsonl", "{", "is not readable"),
+        ("other.csv", "text,class\na,b\n", "line 2 has no column 'label'; it has 'text', 'class'; set data.label"),
+        (
+            "sentence.csv",
+            "sentence,label\na,b\n",
+            "line 2 has no column 'text'; it has 'sentence', 'label'; set data.text",
+        ),
+        ("short.csv", "text,label\na,b\na\n", "line 3 has no column 'label'"),
+        ("broken.jsonl", "{", "line 1 is not JSON"),
     ],
 )
 def test_estimates_refuse_bad_files(wanted: Job, tmp_path: Path, name: str, content: str | None, message: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.planner.given_profile import read_profile, with_given_times
 from coordinator.run_folder.folder import RunFolder
-from coordinator.screen.progress import SilentProgress
+from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
@@ -34,7 +34,7 @@ def measured(name: str, **changes: Any) -> NodeFacts:
 def train(cluster: Cluster, folder: Path, profile: Profile, **changes: object) -> Profile:
     """A run with a given profile; gives the one that it leaves."""
     with Client(cluster.server.address) as client, RunFolder(folder) as files:
-        client.run(job(**changes), progress=SilentProgress(), folder=files, num_nodes=2, profile=profile)
+        client.run(job(**changes), progress=Progress(), folder=files, num_nodes=2, profile=profile)
     return read_profile(folder / "profile.json")
 
 
@@ -93,7 +93,7 @@ def test_run_without_a_profile_asks_nodes_to_measure_beside_their_neighbours(tmp
     """Both are on this machine and will compute at the same time; a run takes a second for it, not four."""
     with Cluster("a", "b") as cluster:
         with Client(cluster.server.address) as client:
-            client.run(job(), progress=SilentProgress(), folder=None, num_nodes=2)
+            client.run(job(), progress=Progress(), folder=None, num_nodes=2)
         asked = [agent.inspected for agent in cluster.agents.values()]
     assert [(one.measure, one.neighbours, one.fresh) for one in asked] == [(True, 1, False)] * 2
     assert all(0 < one.measure_s <= 1 for one in asked)

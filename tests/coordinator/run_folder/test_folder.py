@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.run_folder.folder import RunFolder
 from ringtune.errors import IntegrityError, UsageError
+from ringtune.v1.control_pb2 import FileChunk
 
 
 def digest(content: bytes) -> str:
@@ -16,12 +17,17 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def chunk(path: str, content: bytes, *, sha256: str = "") -> FileChunk:
+    """A piece of a file; with a digest it is the last one."""
+    return FileChunk(path=path, chunk=content, last=bool(sha256), sha256=sha256)
+
+
 def test_folder_gives_a_file_its_name_when_it_is_complete(tmp_path: Path) -> None:
     """Until the last chunk the file is called .part; then the digest is checked and it gets its name."""
     with RunFolder(tmp_path) as folder:
-        assert folder.add_chunk("adapter/a.safetensors", b"one", last=False, sha256="") is None
+        assert folder.add_chunk(chunk("adapter/a.safetensors", b"one")) is None
         assert not (tmp_path / "adapter/a.safetensors").exists()
-        path = folder.add_chunk("adapter/a.safetensors", b"two", last=True, sha256=digest(b"onetwo"))
+        path = folder.add_chunk(chunk("adapter/a.safetensors", b"two", sha256=digest(b"onetwo")))
     assert path == tmp_path / "adapter/a.safetensors"
     assert path.read_bytes() == b"onetwo"
 
@@ -29,10 +35,10 @@ def test_folder_gives_a_file_its_name_when_it_is_complete(tmp_path: Path) -> Non
 def test_folder_keeps_files_apart_that_grow_together(tmp_path: Path) -> None:
     """Chunks of several files may come mixed."""
     with RunFolder(tmp_path) as folder:
-        folder.add_chunk("trace.json", b"a", last=False, sha256="")
-        folder.add_chunk("recordings/a.jsonl", b"x", last=False, sha256="")
-        folder.add_chunk("trace.json", b"b", last=True, sha256=digest(b"ab"))
-        folder.add_chunk("recordings/a.jsonl", b"y", last=True, sha256=digest(b"xy"))
+        folder.add_chunk(chunk("trace.json", b"a"))
+        folder.add_chunk(chunk("recordings/a.jsonl", b"x"))
+        folder.add_chunk(chunk("trace.json", b"b", sha256=digest(b"ab")))
+        folder.add_chunk(chunk("recordings/a.jsonl", b"y", sha256=digest(b"xy")))
     assert (tmp_path / "trace.json").read_bytes() == b"ab"
     assert (tmp_path / "recordings/a.jsonl").read_bytes() == b"xy"
 
@@ -40,7 +46,7 @@ def test_folder_keeps_files_apart_that_grow_together(tmp_path: Path) -> None:
 def test_folder_refuses_a_damaged_file(tmp_path: Path) -> None:
     """A file with another digest never gets its name."""
     with RunFolder(tmp_path) as folder, pytest.raises(IntegrityError, match="arrived damaged"):
-        folder.add_chunk("adapter/a.safetensors", b"one", last=True, sha256=digest(b"two"))
+        folder.add_chunk(chunk("adapter/a.safetensors", b"one", sha256=digest(b"two")))
     assert not (tmp_path / "adapter/a.safetensors").exists()
 
 
@@ -48,7 +54,7 @@ def test_folder_refuses_a_damaged_file(tmp_path: Path) -> None:
 def test_folder_refuses_paths_that_lead_elsewhere(tmp_path: Path, name: str) -> None:
     """The coordinator can't write outside of the folder."""
     with RunFolder(tmp_path / "run") as folder, pytest.raises(IntegrityError, match="not allowed"):
-        folder.add_chunk(name, b"", last=True, sha256=digest(b""))
+        folder.add_chunk(chunk(name, b"", sha256=digest(b"")))
 
 
 def test_folder_refuses_to_follow_a_link(tmp_path: Path) -> None:
@@ -58,7 +64,7 @@ def test_folder_refuses_to_follow_a_link(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run") as folder:
         (tmp_path / "run/adapter").symlink_to(tmp_path / "elsewhere")
         with pytest.raises(IntegrityError, match="not allowed"):
-            folder.add_chunk("adapter/x", b"", last=True, sha256=digest(b""))
+            folder.add_chunk(chunk("adapter/x", b"", sha256=digest(b"")))
 
 
 def test_folder_of_an_earlier_run_is_kept(tmp_path: Path) -> None:
@@ -85,8 +91,8 @@ def test_folder_replaces_only_files_of_runs(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with RunFolder(tmp_path) as folder:
         folder.write_text("job.toml", "first")
-        folder.add_chunk("trace.json", b"x", last=False, sha256="")
-        folder.add_chunk("adapter/a", b"x", last=True, sha256=digest(b"x"))
+        folder.add_chunk(chunk("trace.json", b"x"))
+        folder.add_chunk(chunk("adapter/a", b"x", sha256=digest(b"x")))
     RunFolder(tmp_path, replace=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

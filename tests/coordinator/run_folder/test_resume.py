@@ -12,7 +12,7 @@ import pytest
 
 from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
 from coordinator.run_folder.folder import RunFolder
-from coordinator.screen.progress import SilentProgress
+from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client, Submission
 from coordinator.submit.interrupts import Interrupts
 from ringtune.errors import DeadlineError, IntegrityError, InterruptedRunError, ModelError, PlanError, RingTuneError
@@ -23,7 +23,7 @@ from tests.support.fake_agents import CALL_S, MODEL, Cluster, FakeAgent, job, re
 JOB = job(train__checkpoint_every=2)
 
 
-class Notes(SilentProgress):
+class Notes(Progress):
     """Keeps the notes."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ def run(
 ) -> Submission:
     """Run the job, or go on with it."""
     with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
-        return client.run(JOB, progress=notes or SilentProgress(), folder=folder, resume=resume, **more)
+        return client.run(JOB, progress=notes or Progress(), folder=folder, resume=resume, **more)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_coordinator_checks_what_a_submitter_wants_to_go_on_from(stopped: Path) 
     resume = find_resume(stopped, JOB, print)
     with Cluster("a", "b") as cluster, Client(cluster.server.address) as client:
         with pytest.raises(PlanError, match="of another job"):
-            client.run(JOB.with_overrides({"train.seed": 9}), progress=SilentProgress(), folder=None, resume=resume)
+            client.run(JOB.with_overrides({"train.seed": 9}), progress=Progress(), folder=None, resume=resume)
         assert cluster.agents["a"].log == []
 
 
@@ -178,7 +178,7 @@ def test_drained_run_ends_with_a_checkpoint_and_its_own_exit_code(tmp_path: Path
             Client(cluster.server.address) as client,
             pytest.raises(InterruptedRunError, match="stopped by the user, with a checkpoint"),
         ):
-            client.run(wanted, progress=SilentProgress(), folder=folder, interrupts=interrupts)
+            client.run(wanted, progress=Progress(), folder=folder, interrupts=interrupts)
     (step,) = RunCheckpoints(tmp_path).steps()
     assert 0 < step < 200
     assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == list(range(step))

@@ -10,7 +10,9 @@ import pytest
 from rich.console import Console
 
 from coordinator.screen.live_progress import LiveProgress
-from coordinator.screen.progress import JsonProgress, PlainProgress, Progress, evaluation_line, make_progress
+from coordinator.screen.output import make_progress
+from coordinator.screen.progress import JsonProgress, PlainProgress, Progress
+from coordinator.screen.progress_lines import evaluation_line
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])

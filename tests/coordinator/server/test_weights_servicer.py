@@ -8,8 +8,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from coordinator.server.coordinator import model_folder
 from coordinator.server.server import CoordinatorServer
-from coordinator.server.weights_servicer import model_folder
 from ringtune.jobs.job import Job, Model
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
 from ringtune.weights.codec import manifest_from_proto

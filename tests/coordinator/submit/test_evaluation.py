@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.drive.evaluation_request import Evaluation, invited
+from coordinator.drive.requests import Evaluation, RunRequest, invited
 from coordinator.members.registry import Member
 from coordinator.run_folder.saved_run import evaluation_job, read_run
-from coordinator.screen.progress import SilentProgress
+from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client, Submission
 from coordinator.submit.evaluation import evaluate_on_ring
 from ringtune.errors import BusyError, DataError, IntegrityError, RingTuneError
@@ -23,7 +23,7 @@ def evaluate(cluster: Cluster, folder: Path, owner: str) -> Submission:
     run = read_run(folder)
     with Client(cluster.server.address) as client:
         return client.evaluate(
-            evaluation_job(run, folder / "rows.csv"), owner=owner, saved=run.adapter, progress=SilentProgress()
+            evaluation_job(run, folder / "rows.csv"), owner=owner, saved=run.adapter, progress=Progress()
         )
 
 
@@ -69,9 +69,7 @@ def test_evaluation_of_damaged_files_is_refused_before_any_node_is_asked(tmp_pat
         run = read_run(folder)
         (run.adapter / "model_head.safetensors").unlink()
         with Client(cluster.server.address) as client, pytest.raises((RingTuneError, OSError)):
-            client.evaluate(
-                evaluation_job(run, folder / "rows.csv"), owner="a", saved=run.adapter, progress=SilentProgress()
-            )
+            client.evaluate(evaluation_job(run, folder / "rows.csv"), owner="a", saved=run.adapter, progress=Progress())
         assert cluster.agents["a"].log == []
 
 
@@ -80,14 +78,14 @@ def test_evaluation_of_a_busy_coordinator_starts_nothing(tmp_path: Path) -> None
     run = read_run(write_run(tmp_path / "run"))
     hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
     with Cluster("a", agents={"a": hold}) as cluster:
-        cluster.server.coordinator.run(job(), plan_only=False, num_nodes=1, join_s=5.0)
+        cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=5.0))
         assert cluster.agents["a"].granted.wait(5)
         with pytest.raises(BusyError, match=r"drives run .* \(training\)"):
             evaluate_on_ring(
                 run,
                 tmp_path / "rows.csv",
                 cluster.server.address,
-                progress=SilentProgress(),
+                progress=Progress(),
                 join_s=1.0,
                 model=None,
                 insecure=False,

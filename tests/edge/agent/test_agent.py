@@ -382,12 +382,12 @@ def test_agent_lost_link_is_reported_with_the_peer(ring: Ring) -> None:
 
 def test_agent_refused_frame_of_ours_ends_the_run(ring: Ring) -> None:
     """A peer that dropped our tensor will wait for ever: the run fails with its reason, at once."""
-    from types import SimpleNamespace
+    from edge.wire.frames import Ack
 
     ring.prepare_all()
     active = ring.network["a"].active
     assert active is not None
-    active.on_ack("b", SimpleNamespace(credits=0, boundary=0, refusal="it holds NaN", error="FrameError"))
+    active.on_ack("b", Ack(credits=0, boundary=0, refusal="it holds NaN", error="FrameError"))
     ring.wait_for(lambda requests: any(request.error for request in requests))
     failed = next(request for request in ring.requests if request.error)
     assert (failed.error, failed.message) == ("FrameError", "node b refused a frame of node a: it holds NaN")

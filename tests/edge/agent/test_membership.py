@@ -69,8 +69,9 @@ class Told:
 
 def make(coordinator: FakeCoordinator, told: Told, **options: Any) -> ms.Membership:
     """A membership of node a."""
+    stub: Any = coordinator
     return ms.Membership(
-        coordinator=coordinator,
+        coordinator=stub,
         where="host:1",
         identity=control_pb2.JoinRequest(node="a", instance="i"),
         current_run=lambda: told.run_id,

@@ -13,8 +13,8 @@ import torch
 
 from edge.data.images import ImageExamples, Images
 from edge.data.rows import OwnerDataset
+from ringtune.costs.model_facts import model_facts
 from ringtune.errors import DataError, JobError, ModelError
-from ringtune.models.folder import model_facts
 from tests.support import hand_ring as ring
 from tests.support import tiny
 from tests.support.tiny_data import make_images, write_images

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from edge.doctor.check import Check, Level, all_lines, failed, passed, warned
@@ -22,11 +23,11 @@ from edge.doctor.command import app
 from edge.doctor.machine import check_disk, check_memory, check_port, check_python, check_system
 from edge.doctor.model_folder import check_model
 from edge.doctor.remote import Answer, check_coordinator, judge
-from edge.doctor.versions import Requirement, check_packages, read_requirements, satisfies
+from edge.doctor.versions import check_packages
 from edge.machine.memory_budget import RUNTIME_BYTES
 from ringtune import __version__
 from ringtune.errors import UsageError
-from ringtune.rpc.channel_options import SERVER_OPTIONS
+from ringtune.rpc.options import SERVER_OPTIONS
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support import tiny
 
@@ -53,47 +54,45 @@ def test_doctor_line_has_level_finding_and_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "bounds", "expected"),
+    ("version", "bounds", "level"),
     [
-        ("2.13.0+cpu", ">=2.13,<2.14", True),
-        ("2.14.0", ">=2.13,<2.14", False),
-        ("2.9.1", ">=2.13,<2.14", False),
-        ("1.3.0", "==1.3.*", True),
-        ("1.30.0", "==1.3.*", False),
-        ("4.57.9", "~=4.57.6", True),
-        ("4.57.5", "~=4.57.6", False),
-        ("5.0.0", "~=4.57.6", False),
-        ("15", ">=15.0,<16", True),
-        ("1.85.1", "==1.85.1", True),
-        ("1.85.1rc1", "<1.85.1", False),
+        ("2.13.0+cpu", ">=2.13,<2.14", Level.PASS),
+        ("2.14.0", ">=2.13,<2.14", Level.FAIL),
+        ("2.9.1", ">=2.13,<2.14", Level.FAIL),
+        ("1.3.0", "==1.3.*", Level.PASS),
+        ("1.30.0", "==1.3.*", Level.FAIL),
+        ("4.57.9", "~=4.57.6", Level.PASS),
+        ("4.57.5", "~=4.57.6", Level.FAIL),
+        ("15", ">=15.0,<16", Level.PASS),
+        ("1.86.0rc1", ">=1.85.1,<1.87", Level.PASS),
+        ("1.85.1rc1", "<1.85.1", Level.FAIL),
     ],
 )
-def test_doctor_compares_versions(version: str, bounds: str, expected: bool) -> None:
-    """Every operator of our own requirements, by number and not by text."""
-    assert satisfies(version, bounds) is expected
+def test_doctor_compares_versions(version: str, bounds: str, level: Level) -> None:
+    """By number and not by text; what was built locally or is a candidate counts as its number."""
+    (check,) = check_packages([Requirement(f"a{bounds}")], [], find={"a": version}.get)
+    assert check.level is level
 
 
 def test_doctor_reads_every_requirement_of_the_project() -> None:
-    """No line of pyproject.toml is skipped, and each bound is one that is understood."""
+    """No line of pyproject.toml is skipped, and each has bounds on both sides."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     lines = [
         *project["dependencies"],
         *(f"{line}; extra == 'node'" for line in project["optional-dependencies"]["node"]),
     ]
-    found = list(read_requirements(lines))
-    assert len(found) == len(lines)
-    assert {need.extra for need in found} == {"", "node"}
-    for need in found:
-        assert not satisfies("0.0.1", need.bounds), need
-        assert not satisfies("9999", need.bounds), need
+    wanted = [Requirement(line) for line in lines]
+    for version in ("0.0.1", "9999"):
+        checks = check_packages(wanted, ["node"], find=dict.fromkeys((need.name for need in wanted), version).get)
+        assert [check.name for check in checks if check.level is Level.FAIL] == [need.name for need in wanted]
 
 
 def test_doctor_names_packages_that_are_missing_or_too_new() -> None:
     """What is missing names the extra; a wrong version names both numbers; other extras do not count."""
-    wanted = [Requirement("a", ">=1,<2", ""), Requirement("torch", ">=2.13,<2.14", "node"), Requirement("x", "", "dev")]
+    wanted = [Requirement("a>=1,<2"), Requirement("torch>=2.13,<2.14; extra == 'node'"), Requirement("x; extra == 'y'")]
     checks = check_packages(wanted, ["node"], find={"a": "2.0"}.get)
     assert [(check.name, check.level) for check in checks] == [("a", Level.FAIL), ("torch", Level.FAIL)]
-    assert checks[0].found == "2.0, tested is >=1,<2"
+    assert checks[0].found == "2.0, tested is <2,>=1"
     assert checks[1].remedy == "pip install 'ringtune[node]'"
     assert [check.name for check in check_packages(wanted, [], find={"a": "1.5"}.get)] == ["a"]
 

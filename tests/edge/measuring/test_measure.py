@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 
 from edge.measuring.works import Bench
-from edge.model.activations import graph_bytes
+from edge.model.activations import saved_tensors, storage_bytes
 from tests.support import hand_ring as ring
 from tests.support import tiny
 
@@ -17,6 +18,13 @@ from tests.support import tiny
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One tiny model for all tests of this file."""
     return tiny.write_model(tmp_path_factory.mktemp("model"))
+
+
+def graph_bytes(output: torch.Tensor, parameters: Iterable[torch.Tensor]) -> int:
+    """Bytes that the graph behind ``output`` keeps beyond ``parameters``; storages count once."""
+    weights = storage_bytes(parameters)
+    kept = storage_bytes([*saved_tensors(output), output])
+    return sum(size for address, size in kept.items() if address not in weights)
 
 
 def test_measure_counts_what_a_graph_keeps() -> None:

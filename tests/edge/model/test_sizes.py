@@ -10,10 +10,11 @@ from transformers import BertConfig
 
 from edge.measuring.works import Bench
 from ringtune.costs.memory import estimate_activation_token_bytes
+from ringtune.costs.model_facts import model_facts
 from ringtune.jobs.job import Job, Model
 from ringtune.models.adapter_config import adapter_block_params
 from ringtune.models.families import FAMILIES
-from ringtune.models.folder import model_facts, read_config
+from ringtune.models.folder import read_config
 from tests.support import tiny_families
 from tests.support.tiny import write_model
 

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from edge.compute.executor import NodeExecutor
-from edge.model.safetensors_files import INDEX, SINGLE, Checkpoint
+from edge.model.safetensors_files import Checkpoint
 from edge.model.slice import Empty
 from ringtune.errors import IntegrityError, JobError, ModelError
+from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE
 from tests.support import hand_ring as ring
 from tests.support import reference, tiny
 
@@ -167,21 +168,21 @@ def test_slice_reads_other_layouts(model_folder: Path, tmp_path: Path, layout: s
     from safetensors.torch import load_file, save_file
 
     folder = tiny.write_model(tmp_path / "model", prefix=layout == "prefix")
-    tensors = load_file(folder / SINGLE)
+    tensors = load_file(folder / WEIGHTS_FILE)
     if layout == "legacy":
         old = {
             name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
             for name, value in tensors.items()
         }
-        save_file(old, folder / SINGLE)
+        save_file(old, folder / WEIGHTS_FILE)
     if layout == "sharded":
-        (folder / SINGLE).unlink()
+        (folder / WEIGHTS_FILE).unlink()
         names = sorted(tensors)
         shards = {"one.safetensors": names[::2], "two.safetensors": names[1::2]}
         for file, part in shards.items():
             save_file({name: tensors[name] for name in part}, folder / file)
         weight_map = {name: file for file, part in shards.items() for name in part}
-        (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+        (folder / INDEX_FILE).write_text(json.dumps({"weight_map": weight_map}))
     want = _executor(model_folder, tmp_path, "c")._hosted.skeleton.blocks[2].state_dict()
     got = _executor(folder, tmp_path, "c")._hosted.skeleton.blocks[2].state_dict()
     assert all(torch.equal(got[name], want[name]) for name in want)
@@ -192,19 +193,19 @@ def test_slice_refuses_damaged_checkpoints(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     folder = tiny.write_model(tmp_path / "model")
-    tensors = load_file(folder / SINGLE)
+    tensors = load_file(folder / WEIGHTS_FILE)
     name = "encoder.layer.1.output.dense.weight"
-    save_file({key: value for key, value in tensors.items() if key != name}, folder / SINGLE)
+    save_file({key: value for key, value in tensors.items() if key != name}, folder / WEIGHTS_FILE)
     with pytest.raises(ModelError, match=f"{name} is missing"):
         _executor(folder, tmp_path, "c")
     _executor(folder, tmp_path, "b")
-    save_file({**tensors, name: torch.zeros(3, 3)}, folder / SINGLE)
+    save_file({**tensors, name: torch.zeros(3, 3)}, folder / WEIGHTS_FILE)
     with pytest.raises(ModelError, match=r"\[3, 3\]"):
         _executor(folder, tmp_path, "c")
-    content = (folder / SINGLE).read_bytes()
-    (folder / SINGLE).write_bytes(content[: len(content) // 2])
+    content = (folder / WEIGHTS_FILE).read_bytes()
+    (folder / WEIGHTS_FILE).write_bytes(content[: len(content) // 2])
     with pytest.raises(IntegrityError, match="damaged"):
         _executor(folder, tmp_path, "c")
-    (folder / SINGLE).unlink()
+    (folder / WEIGHTS_FILE).unlink()
     with pytest.raises(ModelError, match="safe_serialization"):
         _executor(folder, tmp_path, "c")

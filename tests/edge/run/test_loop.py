@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from edge.run import reporter as rp
-from edge.run.recorder import replay
 from ringtune.errors import DeadlineError, ModelError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import turn_sequence
 from tests.support.fakes import WAIT_S, FakeExecutor, FakeRing
 from tests.support.plans import make_plan
+from tests.support.replay import replay
 
 
 @contextmanager

@@ -11,13 +11,14 @@ import pytest
 
 from edge.run import reporter as rp
 from edge.run.loop import Saver
-from edge.run.recorder import record_line, replay
+from edge.run.recorder import record_line
 from edge.shards.saver import Saver as DiskSaver
 from ringtune.errors import StorageError
 from ringtune.rounds.checkpoint import Shard
 from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
 from tests.support.fakes import FakeRing, Reports
 from tests.support.plans import make_plan
+from tests.support.replay import replay
 
 RUN = "r20260101-000000-00000000"
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, checkpoint_every=2)

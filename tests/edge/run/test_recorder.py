@@ -7,13 +7,14 @@ import json
 
 import pytest
 
-from edge.run.recorder import event_from_json, header_line, record_line, replay, to_json
+from edge.run.recorder import header_line, record_line, to_json
 from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import IntegrityError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.turns import turn_sequence
 from tests.support.plans import make_plan
+from tests.support.replay import event_from_json, replay
 
 PLAN = make_plan([("a", 0, 4)], ["a"], num_steps=2)
 

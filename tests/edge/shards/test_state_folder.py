@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 
 import pytest
 
+from edge.agent.options import default_state
 from edge.shards.saver import Saver, ShardAsked, check_shards, open_saver
-from edge.shards.state_folder import KEPT_RUNS, StateFolder, default_state
+from edge.shards.state_folder import KEPT_RUNS, StateFolder
 from ringtune.errors import BusyError, IntegrityError, StorageError, UsageError
 from ringtune.schedule.plan import Plan
 from tests.support.plans import make_plan

@@ -12,9 +12,9 @@ import pytest
 from edge.agent.options import AgentOptions
 from edge.model.safetensors_files import Checkpoint
 from edge.weights.borrow import Borrower
+from ringtune.costs.model_facts import model_facts
 from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, ModelError
 from ringtune.jobs.job import Job, Model
-from ringtune.models.folder import model_facts
 from ringtune.schedule.plan import Plan
 from ringtune.weights.source import ModelSource, Offers
 from tests.support.plans import make_plan

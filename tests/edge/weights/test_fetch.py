@@ -13,7 +13,6 @@ import pytest
 from edge.weights.fetch import Sources
 from edge.weights.files import CheckedFile
 from edge.weights.store import ModelCache
-from edge.wire.options import NodeServer
 from ringtune.errors import (
     ConnectionFailedError,
     DeadlineError,
@@ -22,6 +21,7 @@ from ringtune.errors import (
     ModelError,
 )
 from ringtune.models.folder import read_config
+from ringtune.rpc.connections import Server
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
 from ringtune.weights.codec import manifest_to_proto
 from ringtune.weights.manifest import CHUNK_BYTES, Manifest, TensorEntry, needed_tensors
@@ -163,7 +163,7 @@ class Liar(weights_pb2_grpc.WeightsServicer):
 def lying(folder: Path, chunk: Callable[[int], weights_pb2.FetchChunk | None]) -> Iterator[tuple[Liar, str]]:
     """A liar and its address."""
     liar = Liar(ModelSource(folder).manifest, chunk)
-    server = NodeServer("127.0.0.1:0", lambda made: weights_pb2_grpc.add_WeightsServicer_to_server(liar, made))
+    server = Server("127.0.0.1:0", lambda made: weights_pb2_grpc.add_WeightsServicer_to_server(liar, made))
     try:
         yield liar, f"127.0.0.1:{server.port}"
     finally:

@@ -15,9 +15,9 @@ import torch
 
 from edge.wire import frames
 from edge.wire.link import METHOD
-from edge.wire.options import NodeServer, open_channel
 from edge.wire.server import RingServicer
 from ringtune.errors import ConnectionFailedError, DeadlineError, FrameError, PeerLostError, RingTuneError
+from ringtune.rpc.connections import Server, open_channel
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.turns import turn_sequence
 from ringtune.v1 import ring_pb2
@@ -92,7 +92,7 @@ def test_link_returns_credits_a_quarter_at_a_time() -> None:
 
 def test_link_to_a_server_without_a_ring_names_the_peer() -> None:
     """A port where something else answers is told apart from a node."""
-    server = NodeServer("127.0.0.1:0", lambda server: None)
+    server = Server("127.0.0.1:0", lambda server: None)
     out = Sender(server.address)
     with pytest.raises(ConnectionFailedError, match="another version"):
         out.link.open(WAIT_S)
@@ -368,7 +368,7 @@ def test_server_admits_the_turns_that_are_granted_and_not_done() -> None:
 def test_server_second_one_on_a_port_fails() -> None:
     """Two servers never share a port: the second one says so."""
     with receiver() as node, pytest.raises(ConnectionFailedError, match=f"can't listen on {node.address}"):
-        NodeServer(node.address, RingServicer().add_to)
+        Server(node.address, RingServicer().add_to)
 
 
 def test_server_without_a_run_refuses_after_its_wait() -> None:

@@ -10,23 +10,23 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from edge.wire.options import NodeServer
 from edge.wire.probe import Windows, add_probe_sink, measure_link
 from ringtune.errors import ConnectionFailedError, DeadlineError
+from ringtune.rpc.connections import Server
 
 WAIT_S = 30.0
 
 
 @pytest.fixture
-def sink() -> Iterator[NodeServer]:
+def sink() -> Iterator[Server]:
     """A node that only takes probes."""
-    server = NodeServer("127.0.0.1:0", add_probe_sink, max_workers=4)
+    server = Server("127.0.0.1:0", add_probe_sink, max_workers=4)
     yield server
     server.stop()
 
 
 @pytest.mark.parametrize("message_bytes", [2_000, 300_000, 9_000_000])
-def test_probe_measures_a_link(sink: NodeServer, message_bytes: int) -> None:
+def test_probe_measures_a_link(sink: Server, message_bytes: int) -> None:
     """A rate with its quartiles, and a latency, for messages of any size; long ones travel in pieces."""
     found = measure_link("a", "b", sink.address, message_bytes=message_bytes, timeout_s=WAIT_S)
     assert 1e6 < found.rate_low_bytes_per_s <= found.rate_bytes_per_s <= found.rate_high_bytes_per_s
@@ -34,7 +34,7 @@ def test_probe_measures_a_link(sink: NodeServer, message_bytes: int) -> None:
     assert found.samples >= 3 and found.sent_bytes > 4_000_000
 
 
-def test_probe_leaves_no_thread(sink: NodeServer) -> None:
+def test_probe_leaves_no_thread(sink: Server) -> None:
     """Whatever was started for it has ended."""
     before = {thread for thread in threading.enumerate() if thread.name.startswith("probe")}
     measure_link("a", "b", sink.address, message_bytes=100_000, timeout_s=WAIT_S)
@@ -61,7 +61,7 @@ def test_probe_gives_up_at_its_deadline() -> None:
         service = grpc.method_handlers_generic_handler("ringtune.v1.Probe", {"Link": handler})
         server.add_generic_rpc_handlers((service,))
 
-    server = NodeServer("127.0.0.1:0", add, max_workers=4)
+    server = Server("127.0.0.1:0", add, max_workers=4)
     try:
         with pytest.raises(DeadlineError, match="link a -> b can't be measured"):
             measure_link("a", "b", server.address, message_bytes=1000, timeout_s=0.5)

@@ -1,4 +1,4 @@
-"""What an evaluation of a saved adapter changes in a run: one owner, no step, and where the adapter lies."""
+"""What a coordinator is asked for: a run, the evaluation of a saved adapter as a run of one owner, a measurement."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coordinator.members.registry import Member
-from ringtune.costs.profile import NodeFacts
+from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import DataError
+from ringtune.jobs.job import Job
+from ringtune.rounds.checkpoint import Resume
 
 
 class Evaluation(NamedTuple):
@@ -32,6 +34,38 @@ class Evaluation(NamedTuple):
         if self.owner not in facts or not facts[self.owner].eval_rows:
             raise DataError(f"node {self.owner} has no rows to evaluate on; start it with --eval-data")
         return {name: node if name == self.owner else _without_data(node) for name, node in facts.items()}
+
+
+class RunRequest(NamedTuple):
+    """What the submitter asked for."""
+
+    job: Job
+    plan_only: bool
+    num_nodes: int
+    join_s: float
+    evaluation: Evaluation | None = None
+    resume: Resume | None = None
+    profile: Profile | None = None
+
+
+class MeasureRequest(NamedTuple):
+    """What the user asked for.
+
+    Attributes:
+        job: whose model, sizes and adapter.
+        num_nodes: wait until so many have joined; 0 = take those that are there.
+        join_s: how long to wait for them, seconds.
+        with_links: whether links are measured too.
+        is_fresh: anew even where a node remembers.
+        one_by_one: nodes of one machine one after another.
+    """
+
+    job: Job
+    num_nodes: int
+    join_s: float
+    with_links: bool = True
+    is_fresh: bool = False
+    one_by_one: bool = False
 
 
 def invited(living: Sequence[Member], evaluation: Evaluation | None) -> tuple[Member, ...]:

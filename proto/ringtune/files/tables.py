@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ringtune.errors import DataError
@@ -12,18 +12,18 @@ from ringtune.errors import DataError
 Record = tuple[int, Mapping[str, object]]
 
 
-def read_table(path: Path, columns: Mapping[str, str]) -> list[Record]:
-    """Read a table that has to have some columns.
+def table_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Record]:
+    """The rows of a table that has to have some columns, one after the other.
 
     Args:
         path: a ``.csv`` or ``.jsonl`` file.
         columns: job key (``data.text``) -> name of the column.
 
-    Returns:
+    Yields:
         Line number and columns of each row.
 
     Raises:
-        DataError: no file, another suffix, not readable, a column is missing, or no rows.
+        DataError: no file, another suffix, not readable, or a column is missing.
     """
     if not path.is_file():
         raise DataError(f"{path} is not there; set data.train, data.eval or --data")
@@ -33,9 +33,19 @@ def read_table(path: Path, columns: Mapping[str, str]) -> list[Record]:
         raise DataError(f"{path} ends in {path.suffix!r}; rows are read from .csv or .jsonl")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            records = [_checked(path, record, columns) for record in reader(path, file)]
+            for record in reader(path, file):
+                yield _checked(path, record, columns)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error}); convert it") from error
+
+
+def read_table(path: Path, columns: Mapping[str, str]) -> list[Record]:
+    """All rows of a table; see ``table_rows``.
+
+    Raises:
+        DataError: as there, or no rows.
+    """
+    records = list(table_rows(path, columns))
     if not records:
         raise DataError(f"{path} has no rows; give it data or leave it out")
     return records
@@ -69,15 +79,14 @@ def class_of(path: Path, record: Record, column: str) -> str:
 
 def _checked(path: Path, record: Record, columns: Mapping[str, str]) -> Record:
     number, found = record
-    for column in columns.values():
+    for key, column in columns.items():
         if found.get(column) is None:
             known = ", ".join(repr(name) for name in found)
-            keys = ", ".join(columns)
-            raise DataError(f"{path}, line {number} has no column {column!r}; it has {known}; set {keys}")
+            raise DataError(f"{path}, line {number} has no column {column!r}; it has {known}; set {key}")
     return record
 
 
-def _read_csv(path: Path, file: Iterator[str]) -> Iterator[Record]:
+def _read_csv(path: Path, file: Iterable[str]) -> Iterator[Record]:
     reader = csv.DictReader(file, strict=True)
     try:
         for found in reader:
@@ -86,7 +95,7 @@ def _read_csv(path: Path, file: Iterator[str]) -> Iterator[Record]:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from error
 
 
-def _read_jsonl(path: Path, file: Iterator[str]) -> Iterator[Record]:
+def _read_jsonl(path: Path, file: Iterable[str]) -> Iterator[Record]:
     for number, line in enumerate(file, start=1):
         if not line.strip():
             continue

@@ -1,18 +1,14 @@
-"""The gRPC service of an agent that has the model: decode, one call, encode."""
+"""The gRPC service of whoever has the model of a run, an agent or the coordinator: decode, one call, encode."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import grpc
 
-from edge.wire.options import abort
-from ringtune.errors import RingTuneError
+from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
 from ringtune.weights.source import Offers
-
-_LOG = logging.getLogger(__name__)
 
 
 class WeightsServicer(weights_pb2_grpc.WeightsServicer):
@@ -29,23 +25,10 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
         self, request: weights_pb2.ManifestRequest, context: grpc.ServicerContext
     ) -> weights_pb2.ManifestReply:
         """What the model of a run consists of."""
-        try:
-            return self._offers.manifest(request)
-        except Exception as error:
-            _log_bug(error)
-            abort(context, error)
+        return answer(context, lambda: self._offers.manifest(request))
 
     def Fetch(  # noqa: N802
         self, request: weights_pb2.FetchRequest, context: grpc.ServicerContext
     ) -> Iterator[weights_pb2.FetchChunk]:
         """Contents by digest."""
-        try:
-            yield from self._offers.chunks(request)
-        except Exception as error:
-            _log_bug(error)
-            abort(context, error)
-
-
-def _log_bug(error: Exception) -> None:
-    if not isinstance(error, RingTuneError):
-        _LOG.exception("serving weights failed by a bug")
+        return answer_stream(context, self._offers.chunks(request))

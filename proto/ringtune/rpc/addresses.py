@@ -19,6 +19,11 @@ def split_address(address: str, *, option: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(address: str) -> bool:
     """Whether ``host:port`` is on this machine."""
     host = address.rpartition(":")[0].strip("[]")

@@ -8,11 +8,13 @@ from typing import Any
 import grpc
 import pytest
 
-from edge.wire.options import NodeServer, abort, error_of_call, open_channel
 from ringtune.errors import ConnectionFailedError, DeadlineError, RingTuneError, all_errors
-from ringtune.rpc.channel_options import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
+from ringtune.rpc.connections import Server, open_channel
+from ringtune.rpc.options import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
+from ringtune.rpc.statuses import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
-from tests.support.wire_parts import WAIT_S
+
+WAIT_S = 10.0
 
 
 class FailingAgent(control_pb2_grpc.AgentServicer):
@@ -38,7 +40,7 @@ def _failure(agent: FailingAgent, timeout_s: float = WAIT_S) -> RingTuneError:
     def add(server: grpc.Server) -> None:
         control_pb2_grpc.add_AgentServicer_to_server(agent, server)
 
-    server = NodeServer("127.0.0.1:0", add, max_workers=1)
+    server = Server("127.0.0.1:0", add, max_workers=1)
     channel = open_channel(server.address)
     try:
         with pytest.raises(grpc.RpcError) as caught:
@@ -51,29 +53,29 @@ def _failure(agent: FailingAgent, timeout_s: float = WAIT_S) -> RingTuneError:
 
 
 @pytest.mark.parametrize("cls", all_errors(), ids=lambda cls: cls.__name__)
-def test_options_every_error_crosses_a_call(cls: type[RingTuneError]) -> None:
+def test_connections_every_error_crosses_a_call(cls: type[RingTuneError]) -> None:
     """An error raised behind a servicer is the same error at the caller, message included."""
     error = _failure(FailingAgent(cls("node pi-4: größer\nthan it is")))
     assert (type(error), str(error)) == (cls, "node pi-4: größer\nthan it is")
 
 
-def test_options_a_bug_crosses_a_call_with_its_type() -> None:
+def test_connections_a_bug_crosses_a_call_with_its_type() -> None:
     """Any other exception is named, not swallowed."""
     error = _failure(FailingAgent(KeyError("lost")))
     assert type(error) is RingTuneError
     assert "KeyError: 'lost'" in str(error)
 
 
-def test_options_a_call_that_takes_too_long_is_a_deadline() -> None:
+def test_connections_a_call_that_takes_too_long_is_a_deadline() -> None:
     """A peer that does not answer in time is named."""
     error = _failure(FailingAgent(), timeout_s=0.2)
     assert type(error) is DeadlineError
     assert str(error).startswith("node b: DEADLINE_EXCEEDED")
 
 
-def test_options_a_closed_port_is_a_failed_connection() -> None:
+def test_connections_a_closed_port_is_a_failed_connection() -> None:
     """Nobody at the address: said at once, not after a back-off."""
-    server = NodeServer("127.0.0.1:0", lambda server: None)
+    server = Server("127.0.0.1:0", lambda server: None)
     server.stop(grace_s=0.0)
     channel = open_channel(server.address)
     with pytest.raises(grpc.RpcError) as caught:
@@ -82,17 +84,17 @@ def test_options_a_closed_port_is_a_failed_connection() -> None:
     assert type(error_of_call(caught.value, peer="node b")) is ConnectionFailedError
 
 
-def test_options_a_host_of_another_machine_can_not_be_bound() -> None:
+def test_connections_a_host_of_another_machine_can_not_be_bound() -> None:
     """Listening on an address that is not ours fails with the address in the message."""
     with pytest.raises(ConnectionFailedError, match=r"can't listen on 192\.0\.2\.1:0"):
-        NodeServer("192.0.2.1:0", lambda server: None)
+        Server("192.0.2.1:0", lambda server: None)
 
 
-def test_options_stop_ends_a_running_call_and_every_thread() -> None:
+def test_connections_stop_ends_a_running_call_and_every_thread() -> None:
     """A call that does not end is cancelled after the grace, and no worker is left."""
     before = set(threading.enumerate())
     agent = FailingAgent()
-    server = NodeServer("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
+    server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
     channel = open_channel(server.address)
     call: Any = control_pb2_grpc.AgentStub(channel).Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S)
     threading.Timer(0.3, agent.release.set).start()
@@ -104,7 +106,7 @@ def test_options_stop_ends_a_running_call_and_every_thread() -> None:
         assert not thread.is_alive(), thread.name
 
 
-def test_options_hold_what_was_measured_to_matter() -> None:
+def test_connections_hold_what_was_measured_to_matter() -> None:
     """A frozen peer is seen, ports are not shared, retries are ours, and both ends agree on the message size."""
     client, server = dict(CLIENT_OPTIONS), dict(SERVER_OPTIONS)
     assert server["grpc.so_reuseport"] == 0

@@ -1,0 +1,234 @@
+"""What a run and a measurement have in common: members, calls to them, one thread, and events for the submitter.
+
+::
+
+    calls to nodes --answers--.                        .--> calls to nodes
+    leases, stop -------------+--> queue --> thread ---+
+    failures of nodes --------'                        '--> outbox --> events for the submitter
+
+One thread does the work; whatever comes from another one is queued.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+from coordinator.drive.agent_calls import AgentCalls
+from coordinator.drive.outbox import Outbox
+from coordinator.drive.requests import Evaluation, invited
+from coordinator.drive.status_board import StatusBoard
+from coordinator.members.recruiting import Members, choose, choose_named, lost_message, not_there, too_few
+from coordinator.members.registry import Member
+from ringtune.errors import FrameError, InterruptedRunError, RingTuneError, error_from_name
+from ringtune.rounds import rounds
+from ringtune.v1 import control_pb2
+
+_LOG = logging.getLogger(__name__)
+TICK_S = 0.25
+_RELEASE_WAIT_S = 4.0
+
+
+class Driver:
+    """One piece of work that members do together, from its request to its last event.
+
+    Args:
+        run_id: under which nodes keep what they have read, until they are released.
+        members: who is there.
+        lease_s: a node that was not heard of for so long is lost.
+        on_end: called once, when every node is released.
+
+    Attributes:
+        run_id: as given.
+        board: where the work stands.
+    """
+
+    def __init__(self, run_id: str, members: Members, *, lease_s: float, on_end: Callable[[], None]) -> None:
+        self.run_id = run_id
+        self.board = StatusBoard(run_id)
+        self._members = members
+        self._lease_s = lease_s
+        self._on_end = on_end
+        self._started_s = time.monotonic()
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._outbox = Outbox()
+        self._calls: dict[str, AgentCalls] = {}
+        self._instances: dict[str, str] = {}
+        self._needed: frozenset[str] = frozenset()
+        self._releases: list[Future[None]] | None = None
+        self._thread = threading.Thread(target=self._run, name=f"drive-{run_id}", daemon=True)
+
+    # ---- from other threads -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread.start()
+
+    def stop(self, reason: str) -> None:
+        """Stop, whatever is under way; returns at once."""
+        self._queue.put(rounds.StopAsked(reason))
+
+    def drain(self, reason: str) -> None:
+        """Stop in order; that is to stop, where nothing can be saved. Returns at once."""
+        self.stop(reason)
+
+    def noted(self, step: int) -> None:
+        """The submitter has the manifest of a checkpoint on disk; nothing to do where there are none."""
+
+    def node_failed(self, node: str, error: RingTuneError) -> None:
+        """Hear from elsewhere that a node has ended; returns at once."""
+        self._queue.put(rounds.NodeFailed(node, type(error).__name__, str(error)))
+
+    def report(self, request: control_pb2.ReportRequest) -> None:
+        """Take a node's report; returns at once.
+
+        Raises:
+            FrameError: no reports are expected.
+        """
+        raise FrameError(f"{self.run_id} is a measurement; node {request.node} can't report a run of it")
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """The nodes that work for it."""
+        return self._needed
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end; False if it still goes on."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def events(self) -> Iterator[control_pb2.RunEvent]:
+        """What happens, until it is over."""
+        return self._outbox.events()
+
+    # ---- its own thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        outcome: RingTuneError | None
+        try:
+            outcome = self._drive()
+        except RingTuneError as error:
+            outcome = error
+        except Exception as error:
+            _LOG.exception("%s failed by a bug", self.run_id)
+            outcome = RingTuneError(f"internal error, {type(error).__name__}: {error}; please report it")
+        try:
+            self._release_all(str(outcome or "the run is done"))
+        finally:
+            self._on_end()  # before the last event, so that whoever hears it may submit the next run
+            self._say_how_it_ended(outcome)
+            self._outbox.close()
+
+    def _drive(self) -> RingTuneError | None:
+        """Do the work; the error with which it ended."""
+        raise NotImplementedError
+
+    def _finish_files(self) -> None:
+        """Complete the files that grew while the work went on."""
+
+    def _emit(self, event: control_pb2.RunEvent) -> None:
+        self.board.take(event)
+        self._outbox.emit(event)
+
+    def _next(self) -> Any:
+        """What comes next; None if nothing came for a moment."""
+        try:
+            return self._queue.get(timeout=TICK_S)
+        except queue.Empty:
+            return None
+
+    # ---- members ----------------------------------------------------------------------------------
+
+    def _recruit(
+        self,
+        job_toml: str,
+        wanted: int,
+        join_s: float,
+        *,
+        named: Sequence[str] = (),
+        evaluation: Evaluation | None = None,
+    ) -> tuple[Member, ...]:
+        """Wait for members, and call them from now on.
+
+        Args:
+            job_toml: what they shall do, for the submitter.
+            wanted: how many; 0 = those that are there.
+            join_s: how long to wait, seconds.
+            named: exactly these, if any are named.
+            evaluation: a guest may take part in it.
+
+        Raises:
+            RingTuneError: they don't come, one fails, or nobody waits any more.
+        """
+        self._emit(control_pb2.RunEvent(run_id=self.run_id))
+        self._emit(control_pb2.RunEvent(job_toml=job_toml))
+        self._emit(control_pb2.RunEvent(state="joining"))
+        members = self._await_members(wanted, join_s, named, evaluation)
+        self._instances = {member.node: member.instance for member in members}
+        self._calls = {
+            member.node: AgentCalls(member.node, member.address, self.run_id, on_failure=self.node_failed)
+            for member in members
+        }
+        self._needed = frozenset(self._calls)
+        return members
+
+    def _await_members(
+        self, wanted: int, join_s: float, named: Sequence[str], evaluation: Evaluation | None
+    ) -> tuple[Member, ...]:
+        deadline_s = self._started_s + join_s
+        while True:
+            living = invited(self._members.living(), evaluation)
+            chosen = choose_named(living, named) if named else choose(living, wanted)
+            if chosen is not None:
+                return chosen
+            if named and time.monotonic() >= deadline_s:
+                raise not_there(living, named, join_s)
+            if not named and (not wanted or time.monotonic() >= deadline_s):
+                raise too_few(living, wanted, join_s)
+            raise_if_over(self._next())
+
+    def _silent_nodes(self) -> Iterator[tuple[str, str]]:
+        """Nodes whose lease is over, and why they count as lost."""
+        for node in sorted(self._needed):
+            silent_s = self._members.silent_for_s(node, self._instances[node])
+            if silent_s >= self._lease_s:
+                yield node, lost_message(node, silent_s, self._lease_s)
+
+    # ---- the end ----------------------------------------------------------------------------------
+
+    def _release_all(self, reason: str) -> None:
+        if self._releases is None:
+            self._releases = [calls.release(reason) for calls in self._calls.values()]
+        wait(self._releases, timeout=_RELEASE_WAIT_S)
+        for calls in self._calls.values():
+            calls.close()
+
+    def _say_how_it_ended(self, outcome: RingTuneError | None) -> None:
+        try:
+            self._finish_files()
+            if outcome is None:
+                self._emit(control_pb2.RunEvent(done=True))
+            else:
+                failure = control_pb2.RunFailure(error=type(outcome).__name__, message=str(outcome))
+                self._emit(control_pb2.RunEvent(failure=failure))
+        except InterruptedRunError as error:
+            _LOG.info("%s: %s", self.run_id, error)
+
+
+def raise_if_over(entry: object) -> None:
+    """Raise what ends the work, if this does.
+
+    Raises:
+        InterruptedRunError: nobody waits any more.
+        RingTuneError: a node failed.
+    """
+    match entry:
+        case rounds.StopAsked(reason) | rounds.DrainAsked(reason):
+            raise InterruptedRunError(reason)
+        case rounds.NodeFailed(_, error, message):
+            raise error_from_name(error, message)

@@ -1,0 +1,60 @@
+"""What nodes report of a run: each report once, written down, and turned into events of ``ringtune.rounds``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from coordinator.drive.checkpointing import Checkpointing
+from coordinator.drive.lost_peers import Blame
+from coordinator.records.books import RunBooks
+from ringtune.errors import IntegrityError
+from ringtune.rounds import rounds
+from ringtune.rpc.codec import numbers_from_proto
+from ringtune.v1 import control_pb2
+
+
+class Reports:
+    """The reports of one run.
+
+    Args:
+        checkpoints: of the run; they hear of shards that were saved.
+    """
+
+    def __init__(self, checkpoints: Checkpointing) -> None:
+        self._checkpoints = checkpoints
+        self._num_reports: dict[str, int] = {}
+        self._blame = Blame()
+
+    def take(self, request: control_pb2.ReportRequest, books: RunBooks) -> Iterator[rounds.Event]:
+        """Write a report down.
+
+        Yields:
+            What happened, in order; each has to be handled before the next is asked for.
+
+        Raises:
+            IntegrityError: it has no number.
+        """
+        if request.number < 1:
+            raise IntegrityError(f"a report of node {request.node} has no number; use one version on all machines")
+        if request.number <= self._num_reports.get(request.node, 0):
+            return  # the node did not hear that it had arrived
+        self._num_reports[request.node] = request.number
+        books.add_report(request)
+        for step in request.steps:
+            books.note_end(step.seq, step.at_unix_s)
+            values = numbers_from_proto(step.values)
+            yield rounds.StepReported(request.node, step.seq, step.step, step.kind, values)
+        self._checkpoints.note_saved(request.node, request.saved)
+        for turn in request.turns_done:
+            yield rounds.TurnReported(request.node, turn)
+        if request.error:
+            failed = rounds.NodeFailed(request.node, request.error, request.message)
+            if request.lost_peer:
+                self._blame.add(failed, request.lost_peer, time.monotonic())
+            else:
+                yield failed
+
+    def verdict(self, now_s: float) -> rounds.NodeFailed | None:
+        """A node that is believed to be lost, because others complain about it."""
+        return self._blame.verdict(now_s)

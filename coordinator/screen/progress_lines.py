@@ -1,0 +1,83 @@
+"""What happens in a run, in words: a line or a few for each event."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ringtune.quantities import format_bytes, format_seconds
+from ringtune.schedule.plan import Plan
+
+_TASK_FIGURES = ("accuracy", "perplexity", "f1", "exact_match")
+
+
+def listening_line(address: str) -> str:
+    """Where a coordinator is, and how nodes join."""
+    return f"listening at {address}; a node joins with: ringtune node --coordinator {address} --name NAME --data FILE"
+
+
+def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:
+    """Who hosts and owns what, a line for each node."""
+    width = max(len(node) for node in plan.nodes)
+    lines = []
+    for node in plan.nodes:
+        piece, owner = plan.slice_of(node), plan.owner(node)
+        hosts = f"blocks [{piece.start}, {piece.stop})" if piece.num_blocks else "no blocks"
+        owns = f", owns {owner.train_rows} rows" if owner else ""
+        needs = f", needs {format_bytes(memory_bytes[node])}" if node in memory_bytes else ""
+        lines.append(f"  {node:<{width}}  {hosts}{owns}{needs}")
+    return lines
+
+
+def figure(value: float | None) -> str:
+    """A loss or accuracy with four digits; ``-`` if there is none."""
+    return "-" if value is None else f"{value:.4f}"
+
+
+def step_line(step: Mapping[str, Any]) -> str:
+    """An item in words."""
+    loss = figure(step["loss"])
+    if step["kind"] != "train":
+        return f"{step['kind']} at step {step['step']}: {step['initiator']}, loss {loss}"
+    return (
+        f"step {step['step'] + 1}/{step['num_steps']}: round {step['round']}, {step['initiator']}, "
+        f"depth {step['depth']}, loss {loss}"
+    )
+
+
+def unfreeze_line(entry: Mapping[str, Any]) -> str:
+    """A decision in words; steps are counted from 1 there, as in ``step_line``."""
+    return f"the loss has stopped improving: {entry['depth']} blocks train from step {entry['step'] + 1} on"
+
+
+def evaluation_line(entry: Mapping[str, Any]) -> str:
+    """An evaluation in words."""
+    if not entry["count"]:
+        return f"evaluation after {entry['step']} steps: no rows"
+    return f"evaluation after {entry['step']} steps: {_evaluation(entry)}"
+
+
+def _evaluation(entry: Mapping[str, Any]) -> str:
+    """The figures that the task has, e.g. accuracy, perplexity, F1."""
+    names = [name for name in _TASK_FIGURES if entry.get(name) is not None]
+    figures = "".join(f"{name.replace('_', ' ')} {figure(entry[name])}, " for name in names)
+    return f"{figures}loss {figure(entry['loss'])} on {entry['count']} {_counted(entry)}"
+
+
+def _counted(entry: Mapping[str, Any]) -> str:
+    """What the loss is a mean of: a language model predicts tokens, a question may have several windows."""
+    if entry.get("perplexity") is not None:
+        return "tokens"
+    return "windows" if entry.get("questions") else "rows"
+
+
+def report_lines(report: Mapping[str, Any]) -> list[str]:
+    """The totals in words."""
+    lines = [f"{report['steps']} steps in {format_seconds(report['wall_s'])}"]
+    width = max((len(node) for node in report["nodes"]), default=0)
+    for node, totals in report["nodes"].items():
+        busy, peak = format_seconds(totals["busy_s"]), format_bytes(totals["peak_rss_bytes"])
+        lines.append(f"  {node:<{width}}  busy {busy}, peak {peak}, sent {format_bytes(totals['sent_bytes'])}")
+    if report["eval"]["count"]:
+        lines.append(_evaluation(report["eval"]))
+    return lines

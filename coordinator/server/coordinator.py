@@ -1,0 +1,220 @@
+"""The object behind the coordinator's service: the members, and at most one run."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from coordinator.drive.driver import Driver
+from coordinator.drive.measure_driver import MeasureDriver
+from coordinator.drive.requests import MeasureRequest, RunRequest
+from coordinator.drive.run_driver import RunDriver
+from coordinator.drive.status_board import StatusBoard
+from coordinator.members.registry import Member, Registry
+from ringtune import __version__
+from ringtune.errors import BusyError, FrameError, JobError, RingTuneError, UsageError
+from ringtune.ids import check_node_name, make_run_id
+from ringtune.jobs.job import Job
+from ringtune.rpc.addresses import require_private
+from ringtune.v1 import control_pb2
+from ringtune.weights.source import Offers
+
+AnyDriver = TypeVar("AnyDriver", bound=Driver)
+_LOG = logging.getLogger(__name__)
+
+
+class Coordinator:
+    """Members and the run that is driven; safe to call from any thread.
+
+    Args:
+        lease_s: a node that was not heard of for so long is lost.
+        insecure: whether nodes may be on other machines.
+    """
+
+    def __init__(self, *, lease_s: float = 10.0, insecure: bool = False) -> None:
+        self.lease_s = lease_s
+        self.offers = Offers()
+        self._insecure = insecure
+        self._lock = threading.Lock()
+        self._registry = Registry(lease_s)
+        self._driver: Driver | None = None
+        self._board: StatusBoard | None = None
+
+    # ---- members ----------------------------------------------------------------------------------
+
+    def join(self, member: Member) -> None:
+        """Take a member in.
+
+        Raises:
+            BusyError: the name is taken.
+            UsageError: name, address or version can't be used.
+        """
+        check_node_name(member.node)
+        require_private(member.address, option=f"node {member.node}: its address", insecure=self._insecure)
+        if member.version.split(".")[:2] != __version__.split(".")[:2]:
+            raise UsageError(
+                f"node {member.node} runs ringtune {member.version}, this coordinator {__version__}; install the "
+                "same version on both"
+            )
+        with self._lock:
+            self._registry.join(member, time.monotonic())
+        _LOG.info("node %s at %s joined", member.node, member.address)
+
+    def heartbeat(self, node: str, instance: str, rss_bytes: int) -> tuple[bool, str]:
+        """Renew a lease: whether the node is known, and the run that is driven."""
+        with self._lock:
+            known = self._registry.heartbeat(node, instance, rss_bytes, time.monotonic())
+            return known, self._driver.run_id if self._driver else ""
+
+    def leave(self, node: str, instance: str) -> None:
+        """Forget a member."""
+        with self._lock:
+            if self._registry.leave(node, instance):
+                _LOG.info("node %s left", node)
+
+    def living(self) -> tuple[Member, ...]:
+        """Living members by name."""
+        with self._lock:
+            return self._registry.living(time.monotonic())
+
+    def silent_for_s(self, node: str, instance: str) -> float:
+        """Seconds since the last sign of life of a node's process; infinite if it is no member."""
+        with self._lock:
+            return self._registry.silent_for_s(node, instance, time.monotonic())
+
+    def members(self) -> tuple[tuple[Member, str, float], ...]:
+        """Every member with its state (idle, running, lost) and the seconds since its last sign of life."""
+        with self._lock:
+            now_s = time.monotonic()
+            busy = self._driver.nodes if self._driver else frozenset()
+            return tuple(
+                (member, self._state(member, busy, now_s), now_s - member.seen_at_s)
+                for member in self._registry.all(now_s)
+            )
+
+    def _state(self, member: Member, busy: frozenset[str], now_s: float) -> str:
+        if not self._registry.is_alive(member.node, now_s):
+            return "lost"
+        return "running" if member.node in busy else "idle"
+
+    # ---- runs -------------------------------------------------------------------------------------
+
+    def run(self, request: RunRequest) -> RunDriver:
+        """Start a run, go on with one, or evaluate a saved adapter; nodes measure unless a profile is given.
+
+        Raises:
+            BusyError: there is one already.
+            JobError: the job wants a shorter lease than this coordinator has.
+            PlanError: what to go on from is of another job or plan.
+        """
+        lease_s = request.job.runtime.lease_s
+        return self._begin(
+            request.job, lambda run_id, on_end: RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end)
+        )
+
+    def measure(self, request: MeasureRequest) -> MeasureDriver:
+        """Start a measurement.
+
+        Raises:
+            BusyError: there is a run or another measurement.
+            JobError: the job wants a shorter lease than this coordinator has.
+        """
+        lease_s = request.job.runtime.lease_s
+        return self._begin(
+            request.job, lambda run_id, on_end: MeasureDriver(run_id, request, self, lease_s=lease_s, on_end=on_end)
+        )
+
+    def _begin(self, job: Job, make: Callable[[str, Callable[[], None]], AnyDriver]) -> AnyDriver:
+        if job.runtime.lease_s < self.lease_s:
+            raise JobError(
+                f"runtime.lease_s = {job.runtime.lease_s:g} is shorter than this coordinator's {self.lease_s:g}; "
+                f"start it with --lease {job.runtime.lease_s:g}"
+            )
+        with self._lock:
+            if self._driver is not None:
+                raise BusyError(
+                    f"this coordinator drives run {self._driver.run_id} already; wait for its end or stop it"
+                )
+            run_id = make_run_id(time.time(), secrets.token_bytes(4))
+            driver: AnyDriver = make(run_id, lambda: self._forget(driver))
+            self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
+            self._driver, self._board = driver, driver.board
+            self.offers.put(run_id, model_folder(job))
+            driver.start()
+        return driver
+
+    def run_status(self) -> control_pb2.RunStatus | None:
+        """Where the run stands, or how the last one ended; None before the first."""
+        with self._lock:
+            board = self._board
+        return board.read() if board else None
+
+    def report(self, request: control_pb2.ReportRequest) -> None:
+        """Pass a node's report to its run.
+
+        Raises:
+            FrameError: that run is not driven.
+        """
+        with self._lock:
+            driver = self._driver
+            self._registry.touch(request.node, time.monotonic())
+        if driver is None or driver.run_id != request.run_id:
+            raise FrameError(f"run {request.run_id} is not driven here; forget it")
+        driver.report(request)
+
+    def drain(self, run_id: str, reason: str) -> None:
+        """Stop a run after the turns that were granted, with a checkpoint; again = at once.
+
+        Raises:
+            FrameError: that run is not driven.
+        """
+        self._driver_of(run_id).drain(reason)
+
+    def noted(self, run_id: str, step: int) -> None:
+        """The submitter of a run has the manifest of a checkpoint on disk.
+
+        Raises:
+            FrameError: that run is not driven.
+        """
+        self._driver_of(run_id).noted(step)
+
+    def _driver_of(self, run_id: str) -> Driver:
+        with self._lock:
+            driver = self._driver
+        if driver is None or driver.run_id != run_id:
+            raise FrameError(f"run {run_id} is not driven here; it is over")
+        return driver
+
+    def node_failed(self, node: str, error: RingTuneError) -> None:
+        """Tell the run, if there is one, that a node has ended."""
+        with self._lock:
+            driver = self._driver
+        if driver is not None:
+            driver.node_failed(node, error)
+
+    def stop(self, reason: str, timeout_s: float) -> bool:
+        """Stop the run, if there is one; False if it has not ended after ``timeout_s`` seconds."""
+        with self._lock:
+            driver = self._driver
+        if driver is None:
+            return True
+        driver.stop(reason)
+        return driver.join(timeout_s)
+
+    def _forget(self, driver: Driver) -> None:
+        with self._lock:
+            if self._driver is driver:
+                self._driver = None
+                self._registry.lease_s = self.lease_s
+                self.offers.drop(driver.run_id)
+
+
+def model_folder(job: Job) -> Path | None:
+    """The job's model folder; None if it is not on this machine."""
+    folder = Path(job.model.path)
+    return folder if folder.is_dir() else None

@@ -1,0 +1,151 @@
+"""The coordinator's gRPC service: decode, one call, encode. The work is ``coordinator.server.coordinator``'s."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+
+from coordinator.drive.answers import read_object
+from coordinator.drive.driver import Driver
+from coordinator.drive.requests import Evaluation, MeasureRequest, RunRequest
+from coordinator.drive.run_driver import RunDriver
+from coordinator.members.member_codec import entry_of, member_of
+from coordinator.server.coordinator import Coordinator
+from ringtune import __version__
+from ringtune.costs.profile import Profile
+from ringtune.files.chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
+from ringtune.jobs.job import parse_job
+from ringtune.rounds.checkpoint import Resume
+from ringtune.rpc.statuses import answer
+from ringtune.v1 import control_pb2, control_pb2_grpc
+
+_UPLOAD_S = 600.0
+
+
+class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
+    """What agents and users call."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:  # noqa: N802
+        """Become a member."""
+        answer(context, lambda: self._coordinator.join(member_of(request)))
+        return control_pb2.JoinReply(lease_s=self._coordinator.lease_s, coordinator_version=__version__)
+
+    def Heartbeat(  # noqa: N802
+        self, request: control_pb2.HeartbeatRequest, context: grpc.ServicerContext
+    ) -> control_pb2.HeartbeatReply:
+        """Renew a lease."""
+        beat = answer(context, lambda: self._coordinator.heartbeat(request.node, request.instance, request.rss_bytes))
+        return control_pb2.HeartbeatReply(known=beat[0], run_id=beat[1])
+
+    def Leave(self, request: control_pb2.LeaveRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """Stop being a member."""
+        answer(context, lambda: self._coordinator.leave(request.node, request.instance))
+        return control_pb2.Empty()
+
+    def Report(self, request: control_pb2.ReportRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """Tell what happened in a run."""
+        answer(context, lambda: self._coordinator.report(request))
+        return control_pb2.Empty()
+
+    def Nodes(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.NodesReply:  # noqa: N802
+        """List the members."""
+        members = answer(context, self._coordinator.members)
+        return control_pb2.NodesReply(nodes=[entry_of(*member) for member in members])
+
+    def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:  # noqa: N802
+        """The run and the members."""
+        members = answer(context, self._coordinator.members)
+        return control_pb2.StatusReply(
+            version=__version__,
+            now_unix_s=time.time(),
+            run=answer(context, self._coordinator.run_status),
+            nodes=[entry_of(*member) for member in members],
+        )
+
+    def Run(  # noqa: N802
+        self, request: control_pb2.RunRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.RunEvent]:
+        """Start a run and follow it; the run stops if nobody follows it any more."""
+        driver = answer(context, lambda: self._coordinator.run(_run_request(request)))
+        yield from _follow(driver, context)
+
+    def Measure(  # noqa: N802
+        self, request: control_pb2.MeasureRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.RunEvent]:
+        """Let the nodes measure themselves; stops if nobody follows it any more."""
+        driver = answer(context, lambda: self._coordinator.measure(_measure_request(request)))
+        yield from _follow(driver, context)
+
+    def Drain(self, request: control_pb2.DrainRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """End a run in order."""
+        answer(context, lambda: self._coordinator.drain(request.run_id, request.reason))
+        return control_pb2.Empty()
+
+    def Noted(self, request: control_pb2.CheckpointNoted, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+        """A checkpoint is complete."""
+        answer(context, lambda: self._coordinator.noted(request.run_id, request.step))
+        return control_pb2.Empty()
+
+    def Evaluate(  # noqa: N802
+        self, request_iterator: Iterator[control_pb2.EvaluateInput], context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.RunEvent]:
+        """Evaluate a saved adapter; the same rules as for a run."""
+        with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
+            folder = Path(name)
+            too_slow = threading.Timer(_UPLOAD_S, context.cancel)
+            too_slow.daemon = True
+            too_slow.start()
+            try:
+                driver = answer(context, lambda: self._evaluate(request_iterator, folder))
+            finally:
+                too_slow.cancel()
+            yield from _follow(driver, context)
+
+    def _evaluate(self, inputs: Iterator[control_pb2.EvaluateInput], folder: Path) -> RunDriver:
+        asked = next(inputs, control_pb2.EvaluateInput()).request
+        job = parse_job(asked.job_toml, source="the submitted job")
+        source = "the submitter"
+        files = (entry.file for entry in inputs)
+        write_files(files, folder, names=ADAPTER_FILES, max_bytes=MAX_ADAPTER_BYTES, source=source)
+        evaluation = Evaluation(owner=asked.owner, folder=folder)
+        return self._coordinator.run(
+            RunRequest(job=job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)
+        )
+
+
+def _run_request(request: control_pb2.RunRequest) -> RunRequest:
+    given = request.profile_json
+    return RunRequest(
+        job=parse_job(request.job_toml, source="the submitted job"),
+        plan_only=request.plan_only,
+        num_nodes=request.num_nodes,
+        join_s=request.join_s,
+        resume=Resume.parse(request.resume_json) if request.resume_json else None,
+        profile=Profile.from_json(read_object(given, "the profile")) if given else None,
+    )
+
+
+def _measure_request(request: control_pb2.MeasureRequest) -> MeasureRequest:
+    return MeasureRequest(
+        job=parse_job(request.job_toml, source="the submitted job"),
+        num_nodes=request.num_nodes,
+        join_s=request.join_s,
+        with_links=not request.without_links,
+        is_fresh=request.fresh,
+        one_by_one=request.one_by_one,
+    )
+
+
+def _follow(driver: Driver, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
+    gone = "the submitter stopped the run or is gone"
+    if not context.add_callback(lambda: driver.stop(gone)):
+        driver.stop(gone)
+    yield from driver.events()

@@ -1,0 +1,64 @@
+"""Both ends of every connection: channels and servers with the project's options, and nobody's port shared.
+
+Everything that binds or dials goes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+
+from ringtune.errors import ConnectionFailedError
+from ringtune.rpc.addresses import join_address, split_address
+from ringtune.rpc.options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
+
+
+def open_channel(address: str, more: Options = ()) -> grpc.Channel:
+    """A channel to ``host:port``, with ``more`` options than all have; it connects at the first call. Close it."""
+    return grpc.insecure_channel(address, options=(*CLIENT_OPTIONS, *more))
+
+
+class Server:
+    """A gRPC server on one address, with its own threads; it listens at once.
+
+    Args:
+        address: ``host:port``; port 0 takes a free one.
+        add: adds servicers to the server before it starts.
+        max_workers: calls at a time; every incoming link holds one for as long as its run.
+        max_calls: calls that may wait or run, others are refused; None = any number.
+
+    Attributes:
+        address: with the port that was taken.
+
+    Raises:
+        ConnectionFailedError: the port is busy, or the host is not one of this machine.
+    """
+
+    def __init__(
+        self, address: str, add: Callable[[grpc.Server], None], *, max_workers: int = 64, max_calls: int | None = None
+    ) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=max_workers, thread_name_prefix="ringtune-rpc")
+        self._server = grpc.server(self._pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_calls)
+        add(self._server)
+        host, _ = split_address(address, option="--bind")
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            self._pool.shutdown()
+            raise ConnectionFailedError(
+                f"can't listen on {address}: the port is in use or the host is not this machine's; take another --bind"
+            ) from error
+        self.address = join_address(host, self.port)
+        self._server.start()
+
+    def stop(self, grace_s: float = 0.5, *, wait: bool = True) -> None:
+        """Refuse new calls, let the running ones end for ``grace_s``, cancel the rest, end all threads.
+
+        Args:
+            grace_s: seconds.
+            wait: for the threads too; a handler that waits for something else than its call may hold one.
+        """
+        self._server.stop(grace_s).wait(grace_s + 5.0)
+        self._pool.shutdown(wait=wait, cancel_futures=not wait)

@@ -1,0 +1,132 @@
+"""Errors on their way through a call: an error of ours becomes a status, and the status that error again."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, NoReturn, TypeVar
+
+import grpc
+
+from ringtune.errors import (
+    BusyError,
+    ConnectionFailedError,
+    DeadlineError,
+    FrameError,
+    IntegrityError,
+    InterruptedRunError,
+    PeerLostError,
+    RingTuneError,
+    UsageError,
+    error_from_name,
+)
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+MAX_DETAILS_CHARS: Final = 2000
+"""Longest error text in a status; gRPC refuses metadata of more than about 8 KiB."""
+
+ERROR_OF_STATUS: Final[dict[str, type[RingTuneError]]] = {
+    "CANCELLED": InterruptedRunError,
+    "UNKNOWN": RingTuneError,
+    "INVALID_ARGUMENT": UsageError,
+    "DEADLINE_EXCEEDED": DeadlineError,
+    "NOT_FOUND": RingTuneError,
+    "ALREADY_EXISTS": BusyError,
+    "PERMISSION_DENIED": ConnectionFailedError,
+    "RESOURCE_EXHAUSTED": IntegrityError,
+    "FAILED_PRECONDITION": FrameError,
+    "ABORTED": PeerLostError,
+    "OUT_OF_RANGE": IntegrityError,
+    "UNIMPLEMENTED": ConnectionFailedError,
+    "INTERNAL": RingTuneError,
+    "UNAVAILABLE": ConnectionFailedError,
+    "DATA_LOSS": IntegrityError,
+    "UNAUTHENTICATED": ConnectionFailedError,
+}
+"""What a status means that gRPC itself gave, without an error of ours in its details."""
+
+_REMEDIES: Final = {
+    "UNIMPLEMENTED": "it runs another version; use one version on all machines",
+    "UNAVAILABLE": "check that it runs and that the address is right",
+    "DEADLINE_EXCEEDED": "it did not answer in time; check the machine and the network",
+    "RESOURCE_EXHAUSTED": "a message was longer than allowed; use one version on all machines",
+}
+_DETAILS = re.compile(r"ringtune\.(?P<name>[A-Za-z]+): (?P<message>.*)", re.DOTALL)
+
+
+class WireStatus(NamedTuple):
+    """A gRPC status by name, with its details."""
+
+    name: str
+    details: str
+
+
+def status_of_error(error: BaseException) -> WireStatus:
+    """The status that carries ``error``; anything that is not ours becomes the root class with its type named."""
+    if not isinstance(error, RingTuneError):
+        error = RingTuneError(f"internal error, {type(error).__name__}: {error}; please report it")
+    text = f"ringtune.{type(error).__name__}: {error}"
+    if len(text) > MAX_DETAILS_CHARS:
+        text = text[: MAX_DETAILS_CHARS - 1] + "…"
+    return WireStatus(error.status, text)
+
+
+def error_of_status(name: str, details: str, *, peer: str) -> RingTuneError:
+    """The error that a status carries.
+
+    Args:
+        name: gRPC name of the status.
+        details: its text.
+        peer: who answered, or should have: for the message when gRPC itself failed the call.
+    """
+    match = _DETAILS.fullmatch(details)
+    if match is not None:
+        return error_from_name(match["name"], match["message"])
+    remedy = _REMEDIES.get(name, "see its log")
+    return ERROR_OF_STATUS.get(name, RingTuneError)(f"{peer}: {name}: {details or 'no details'}; {remedy}")
+
+
+# ---- at the one who is called ----------------------------------------------------------------------
+
+
+def answer(context: grpc.ServicerContext, call: Callable[[], T]) -> T:
+    """The result of ``call``, or its error as a status."""
+    try:
+        return call()
+    except Exception as error:
+        abort(context, error)
+
+
+def answer_stream(context: grpc.ServicerContext, values: Iterator[T]) -> Iterator[T]:
+    """The values, and if an error ends them, that as a status."""
+    try:
+        yield from values
+    except Exception as error:
+        abort(context, error)
+
+
+def abort(context: grpc.ServicerContext, error: BaseException) -> NoReturn:
+    """End a call with the status that carries ``error``."""
+    if not isinstance(error, RingTuneError):
+        _LOG.error("a call failed by a bug", exc_info=error)
+    status = status_of_error(error)
+    context.abort(grpc.StatusCode[status.name], status.details)
+    raise AssertionError("abort always raises")  # pragma: no cover
+
+
+# ---- at the caller ---------------------------------------------------------------------------------
+
+
+def error_of_call(error: grpc.RpcError, *, peer: str) -> RingTuneError:
+    """The error that a failed call carries.
+
+    Args:
+        error: as raised by a stub.
+        peer: who was called, in words, for the message: ``node b at 10.0.0.2:7001``.
+    """
+    if not isinstance(error, grpc.Call):
+        return ConnectionFailedError(f"{peer}: the call failed without a status ({error}); see its log")
+    code = error.code()
+    return error_of_status(code.name if code else "UNKNOWN", error.details() or "", peer=peer)

@@ -1,0 +1,98 @@
+"""Feed a node's recording to a fresh engine: the same events have to give the same commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from edge.run.recorder import FORMAT, to_json
+from ringtune.engine import events as ev
+from ringtune.engine.node_engine import NodeEngine
+from ringtune.errors import IntegrityError, PlanError, RingTuneError
+from ringtune.schedule.actions import Action, TensorKey, op_of
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, StepKind, Turn
+
+_EVENTS: dict[str, Any] = {cls.__name__: cls for cls in ev.Event.__args__}
+
+
+def event_from_json(value: Sequence[Any]) -> ev.Event:
+    """Read what ``to_json`` wrote for an event.
+
+    Raises:
+        IntegrityError: it is no event.
+    """
+    try:
+        name, *fields = value
+        event = _EVENTS[name](*fields)
+        if isinstance(event, ev.TurnGranted):
+            turn: Any = event.turn
+            steps = tuple(turn.get("unfreeze_at", ()))
+            return ev.TurnGranted(Turn(**{**turn, "kind": StepKind(turn["kind"]), "unfreeze_at": steps}))
+        if isinstance(event, ev.ActionDone):
+            recorded: Any = event.action
+            values = tuple((str(key), float(number)) for key, number in event.values)
+            return ev.ActionDone(Action(op_of(recorded[0]), *recorded[1:]), values)
+        if isinstance(event, ev.TensorArrived):
+            return ev.TensorArrived(TensorKey(*event.key), event.source)
+    except (KeyError, TypeError, ValueError, PlanError) as error:
+        raise IntegrityError(f"{value!r} is not a recorded event: {error}; record the run anew") from error
+    return event  # type: ignore[no-any-return]
+
+
+def replay(lines: Iterable[str], plan: Plan, node: str) -> int:
+    """Feed a recording to a fresh engine.
+
+    Returns:
+        How many events were replayed.
+
+    Raises:
+        IntegrityError: the recording is of another plan or node, is not readable, or the engine gave other
+            commands; names the line and both answers.
+    """
+    engine: NodeEngine | None = None
+    count = 0
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        entry = _parse(line, number)
+        if engine is None:
+            engine = _engine_of(entry, plan, node)
+            continue
+        try:
+            event, now_s, expected = event_from_json(entry["event"]), float(entry["now_s"]), entry["commands"]
+        except (KeyError, TypeError, ValueError, PlanError) as error:
+            raise IntegrityError(f"line {number} of the recording is incomplete: {error}; record anew") from error
+        given = json.loads(json.dumps(_handle(engine, event, now_s, number)))
+        if given != expected:
+            raise IntegrityError(f"line {number}: the engine gave {given} for {entry['event']}, recorded is {expected}")
+        count += 1
+    return count
+
+
+def _handle(engine: NodeEngine, event: ev.Event, now_s: float, number: int) -> list[list[Any]]:
+    try:
+        return [to_json(command) for command in engine.handle(event, now_s)]
+    except (RingTuneError, LookupError) as error:
+        raise IntegrityError(f"line {number} of the recording does not follow from those before it: {error}") from error
+
+
+def _parse(line: str, number: int) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise IntegrityError(f"line {number} of the recording is not JSON: {error}; record the run anew") from error
+    if not isinstance(entry, dict):
+        raise IntegrityError(f"line {number} of the recording is not an object; record the run anew")
+    return entry
+
+
+def _engine_of(header: dict[str, Any], plan: Plan, node: str) -> NodeEngine:
+    if header.get("recording") != FORMAT:
+        raise IntegrityError(f"a recording begins with its format {FORMAT}, not with {header}; record the run anew")
+    if header.get("node") != node or header.get("plan_digest") != plan.digest:
+        said = f"node {header.get('node')}, plan {str(header.get('plan_digest'))[:12]}"
+        raise IntegrityError(f"the recording is of {said}, not of node {node}, plan {plan.digest[:12]}; take the other")
+    start = StartPoint.of(plan.course, **header["start"]) if "start" in header else None
+    return NodeEngine(plan, node, wait_s=float(header["wait_s"]), start=start)
