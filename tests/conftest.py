@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 
-import psutil
 import pytest
 from hypothesis import settings
+
+from tests.support import leaks
 
 # Read by the libraries when they are imported, so they have to be set before; child processes inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,10 +33,6 @@ def _threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if not thread.daemon}
 
 
-def _children() -> set[psutil.Process]:
-    return set(psutil.Process().children(recursive=True))
-
-
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fail a test that leaves a child process or a non-daemon thread behind.
@@ -42,9 +40,9 @@ def nothing_left_behind() -> Iterator[None]:
     What fixtures of a wider scope started before the test does not count. Left-over processes are killed,
     so that one fault does not spoil the tests after it.
     """
-    threads_before, children_before = _threads(), _children()
+    threads_before, processes_before = _threads(), leaks.processes_below()
     yield
-    _, alive = psutil.wait_procs(_children() - children_before, timeout=GRACE_S)
+    alive = leaks.still_running(leaks.processes_below() - processes_before, GRACE_S)
     names = [" ".join(child.cmdline()[:6]) for child in alive if child.is_running()]
     for child in alive:
         child.kill()
@@ -54,3 +52,12 @@ def nothing_left_behind() -> Iterator[None]:
     left = sorted(thread.name for thread in threads if thread.is_alive())
     if alive or left:
         pytest.fail(f"left behind {len(alive)} processes {names} and {len(left)} threads {left}", pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def template_ends() -> Iterator[None]:
+    """End the template that clusters have shared, if there is one."""
+    yield
+    cluster = sys.modules.get("tests.support.cluster")
+    if cluster is not None:
+        cluster.TEMPLATE.close()

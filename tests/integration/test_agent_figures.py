@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from coordinator.server.server import CoordinatorServer
-from tests.bench.imports import environment
 from tests.integration.test_agent_process import agent
-from tests.support.cluster import REPOSITORY, START_S
+from tests.support.cluster import START_S
+from tests.support.processes import source_environment
 
 MOST_ADDED_BYTES = 30_000_000
 MOST_JOIN_S = 8.0
@@ -21,8 +21,7 @@ def test_slice_of_two_blocks_adds_at_most_30_mb(minilm_shaped: Path) -> None:
     """Two of MiniLM's six blocks and one forward of 4 x 64 tokens, in resident bytes over those of an idle agent."""
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-m", "tests.support.slice_memory", str(minilm_shaped)],
-        cwd=REPOSITORY,
-        env=environment(),
+        env=source_environment(),
         capture_output=True,
         text=True,
         timeout=START_S,

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,11 +15,10 @@ from ringtune.costs.profile import Profile
 from ringtune.costs.work_times import Work
 from tests.support import tiny
 from tests.support.cluster import START_S, Cluster
+from tests.support.processes import run_ringtune
 
 pytestmark = pytest.mark.slow
 
-REPOSITORY = Path(__file__).parents[2]
-RUN_S = 100.0
 JOB = """
 [model]
 path = "model"
@@ -42,15 +38,7 @@ every_steps = 4
 
 def ringtune(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     """Run a command with JSON lines and a folder for what nodes remember; it has to succeed."""
-    paths = os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))
-    environment = {**os.environ, "PYTHONPATH": paths, "XDG_STATE_HOME": str(folder / "state")}
-    done = subprocess.run(  # noqa: S603 - our own module
-        [sys.executable, "-m", "ringtune.cli", *arguments, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        env=environment,
-    )
+    done = run_ringtune(*arguments, "--json", XDG_STATE_HOME=str(folder / "state"))
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
