@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -27,6 +28,26 @@ GRACE_S = 5.0
 # The same examples in every run, and no limit per example: a busy machine is no failure (pytest has its timeout).
 settings.register_profile("ringtune", deadline=None, derandomize=True, database=None)
 settings.load_profile("ringtune")
+
+
+# What is loaded while tests are collected stays for ever. Later tests leave enough alone that is made and dropped.
+gc.disable()
+gc.set_threshold(10_000, 10, 10)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on."""
+    gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_this_file_only() -> None:
+    """Spare the garbage collector what was there before: libraries, caches of plans; half a million objects.
+
+    It would look at all of them again and again, for up to two thirds of the time of a test that makes many objects.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _threads() -> set[threading.Thread]:
