@@ -83,7 +83,7 @@ def test_adapter_in_a_ring_equals_one_process(inputs: Any, model_type: str, conf
 @pytest.mark.parametrize("config", CONFIGS)
 def test_adapter_result_loads_with_nothing_of_ours(inputs: Any, tmp_path: Path, config: str) -> None:
     """load_adapter into the plain base model gives the logits of the trained whole model."""
-    check_result_loads(make_case(inputs, "bert", config), tmp_path)
+    check_result_loads(make_case(inputs, "bert", config), SPLITS["two"], tmp_path)
 
 
 @pytest.mark.parametrize(("model_type", "config"), LIBRARY_FAILS)

@@ -6,10 +6,12 @@ The reference (``tests.support.reference``) is plain transformers + adapters + a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from ringtune.schedule.lowering import Action, Payload, lowest_trainable
 from ringtune.schedule.turns import items, turn_sequence
@@ -50,13 +52,18 @@ def run(case: Case, slices: Slices, *, seed: int = 0, keep_messages: bool = Fals
     return result, carrier
 
 
-def distance_to_reference(case: Case, slices: Slices, against: Case | None = None, seed: int = 0) -> float:
-    """Run a case and compare adapters and head with the reference of the same (or another) case."""
+@functools.lru_cache(maxsize=64)
+def collected(case: Case, slices: Slices, seed: int) -> dict[str, torch.Tensor]:
+    """Adapters and head after a run; what was run once is not run again."""
     _, carrier = run(case, slices, seed=seed)
     plan = case.plan(slices)
-    holder = list(turn_sequence(plan))[-1].owner
+    return carrier.collected(plan, list(turn_sequence(plan))[-1].owner)
+
+
+def distance_to_reference(case: Case, slices: Slices, against: Case | None = None, seed: int = 0) -> float:
+    """Run a case and compare adapters and head with the reference of the same (or another) case."""
     trained = reference_of(against or case)
-    return distance(carrier.collected(plan, holder), {**trained.adapter(), **trained.head()})
+    return distance(collected(case, slices, seed), {**trained.adapter(), **trained.head()})
 
 
 @pytest.mark.parametrize("split", list(SPLITS))
@@ -131,10 +138,7 @@ def test_ring_losses_and_evaluations_equal_one_process(folder: Path) -> None:
 def test_ring_delays_never_change_a_bit(folder: Path, seed: int) -> None:
     """Invariant 5 with tensors: other delays give bit-equal adapters and head in fp32."""
     case = Case(folder=folder, dtype="float32", owners=("a", "b"), microbatches=4, num_steps=20, dropout=0.1)
-    plan = case.plan(THREE)
-    holder = list(turn_sequence(plan))[-1].owner
-    first = run(case, THREE, seed=0)[1].collected(plan, holder)
-    other = run(case, THREE, seed=seed)[1].collected(plan, holder)
+    first, other = collected(case, THREE, 0), collected(case, THREE, seed)
     assert all(bool((first[name] == other[name]).all()) for name in first)
 
 
