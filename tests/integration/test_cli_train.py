@@ -11,8 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
+from coordinator.run_folder.checkpoints import RunCheckpoints
 from ringtune.errors import InterruptedRunError, PeerLostError
-from tests.support import tiny
+from tests.support import measured, tiny
 from tests.support.processes import RUN_S, agents_below, start_ringtune
 
 JOB = """
@@ -46,7 +47,13 @@ def start(folder: Path, out: Path, *, rounds: int) -> subprocess.Popen[str]:
     """Begin to train on two local nodes, with JSON lines."""
     job = folder / f"job-{rounds}.toml"
     job.write_text(JOB.format(rounds=rounds))
+    measured.recall(states(out))
     return start_ringtune("train", job, "--local", "2", "--out", out, "--json")
+
+
+def states(out: Path) -> list[Path]:
+    """Where the nodes of a run keep what is theirs."""
+    return [RunCheckpoints(out).node_states() / name for name in ("node-0", "node-1")]
 
 
 def events_until(process: subprocess.Popen[str], kind: str) -> list[dict[str, Any]]:
@@ -65,6 +72,7 @@ def test_train_local_writes_a_complete_folder(folder: Path, tmp_path: Path) -> N
     process = start(folder, tmp_path / "out", rounds=1)
     _, errors = process.communicate(timeout=RUN_S)
     assert process.returncode == 0, errors
+    measured.keep(states(tmp_path / "out"))
     report = json.loads((tmp_path / "out/report.json").read_text())
     metrics = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == list(range(8))

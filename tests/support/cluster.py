@@ -24,7 +24,7 @@ from coordinator.submit.agent_template import AgentTemplate, ForkedAgent
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Manifest, Resume
 from ringtune.schedule.plan import Plan
-from tests.support import leaks, tiny
+from tests.support import leaks, measured, tiny
 from tests.support.processes import source_environment
 
 START_S = 60.0
@@ -191,6 +191,7 @@ class Cluster:
         """Start these agents, all by default, and wait until they have joined."""
         names = names or self.names
         before = self._instances()
+        measured.recall(self._state(name) for name in names)
         for name in names:
             self.agents[name] = self._spawn(name)
         deadline_s = time.monotonic() + START_S
@@ -208,13 +209,16 @@ class Cluster:
         arguments = ["--coordinator", self.address, "--name", name]
         arguments += ["--bind", f"127.0.0.1:{self.ports[name]}", "--advertise", f"127.0.0.1:{self.advertised[name]}"]
         arguments += ["--threads", "1", "--memory", "1GiB", "--watch-parent", *self.more.get(name, ())]
-        arguments += ["--state", str(self.folder / "state" / name)]
+        arguments += ["--state", str(self._state(name))]
         if name in self.owners:
             share = f"{self.owners.index(name)}/{len(self.owners)}"
             arguments += ["--data", str(self.train), "--eval-data", str(self.eval), "--share", share]
         agent = TEMPLATE.get().start(arguments, log=self.folder / f"{name}.log")
         AGENTS.add(agent)
         return agent
+
+    def _state(self, name: str) -> Path:
+        return self.folder / "state" / name
 
     def log(self, name: str) -> str:
         """What an agent wrote."""
@@ -224,7 +228,7 @@ class Cluster:
         """Send a signal to an agent."""
         self.agents[name].send_signal(number)
 
-    def wait_exit(self, name: str, timeout_s: float = 10.0) -> int:
+    def wait_exit(self, name: str, timeout_s: float = START_S) -> int:
         """The exit code of an agent that is about to end."""
         agent = self.agents.pop(name)
         try:
@@ -244,6 +248,7 @@ class Cluster:
             agent.send_signal(signal.SIGTERM)
         for name in list(self.agents):
             self.wait_exit(name)
+        measured.keep(map(self._state, self.names))
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -15,7 +15,8 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
-from tests.support import tiny
+from coordinator.run_folder.checkpoints import RunCheckpoints
+from tests.support import measured, tiny
 from tests.support.processes import RUN_S, agents_below, source_environment
 
 NODES = ("node-0", "node-1", "node-2")
@@ -70,6 +71,8 @@ class LocalRun:
 
     def __init__(self, job: Path, out: Path, *options: str) -> None:
         out.mkdir(exist_ok=True)
+        self._states = [RunCheckpoints(out).node_states() / name for name in NODES]
+        measured.recall(self._states)
         command = [sys.executable, "-m", "ringtune.cli", "train", str(job), "--local", str(len(NODES))]
         self._errors = (out.parent / f"{out.name}.err").open("w+")
         self.process = subprocess.Popen(  # noqa: S603 - our own module
@@ -107,6 +110,7 @@ class LocalRun:
         output, _ = self.process.communicate(timeout=RUN_S)
         self.events += [json.loads(line) for line in output.splitlines() if line.endswith("}")]
         self._errors.close()
+        measured.keep(self._states)
         return self.process.returncode
 
     def errors(self) -> str:
