@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from coordinator.server.server import CoordinatorServer
 from tests.integration.test_agent_process import agent
@@ -19,6 +20,7 @@ MOST_ADDED_BYTES = 30_000_000
 MOST_JOIN_S = 2.0
 
 
+@pytest.mark.promise("7 bounded memory")
 def test_slice_of_two_blocks_adds_at_most_30_mb(minilm_shaped: Path) -> None:
     """Two of MiniLM's six blocks and one forward of 4 x 64 tokens, in resident bytes over those of an idle agent."""
     done = subprocess.run(  # noqa: S603

@@ -99,6 +99,7 @@ def test_status_tells_of_the_last_run(cluster: Cluster, run: Path) -> None:
     assert "nothing is driven now" in run_ringtune("status", "--coordinator", cluster.address).stdout
 
 
+@pytest.mark.promise("8 adapterhub folder")
 def test_export_loads_with_nothing_of_ours(cluster: Cluster, run: Path, tmp_path: Path) -> None:
     """The exported folder gives the logits of the run's adapter in the plain library, and tells no path or name."""
     from adapters import AutoAdapterModel

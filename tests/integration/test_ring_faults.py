@@ -47,6 +47,7 @@ def test_fault_killed_agent_is_named_and_the_others_are_free(cluster: Cluster, n
     assert cluster.run(cluster.job()).is_done
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_fault_frozen_agent_is_named_and_comes_back(cluster: Cluster) -> None:
     """SIGSTOP: nothing is closed, so the lease decides; after SIGCONT the node gives the run up and joins again."""
     follower = begun(cluster)
@@ -75,6 +76,7 @@ def test_fault_agent_that_is_told_to_end_leaves_in_order(cluster: Cluster, numbe
     assert cluster.run(cluster.job()).is_done
 
 
+@pytest.mark.promise("5 timing changes nothing")
 def test_fault_stuttering_node_changes_nothing(cluster: Cluster) -> None:
     """One node runs 20 ms of every 40: slower, and the same adapter and head to the last bit."""
     wanted = cluster.run(cluster.job())

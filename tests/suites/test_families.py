@@ -96,6 +96,7 @@ def test_families_that_are_described_can_be_run_and_are_tested() -> None:
     assert set(MODEL_TYPES) == set(MODULES) == set(FAMILIES)
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(("model_type", "task", "side"), CASES)
 def test_family_in_a_ring_equals_one_process(inputs: Any, model_type: str, task: str, side: str) -> None:
     """Invariant 1: two owners, unfreezing, evaluation; adapters, head, losses and counts are those of the library."""
@@ -116,6 +117,7 @@ def test_family_in_a_ring_equals_one_process(inputs: Any, model_type: str, task:
         assert found == pytest.approx(trained.evaluations[entry.step], rel=1e-9)
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", ["one", "owner-hosts-nothing"])
 @pytest.mark.parametrize(("model_type", "task"), PAIRS)
 def test_family_with_dropout_in_a_ring_equals_one_process(inputs: Any, model_type: str, task: str, split: str) -> None:
@@ -125,6 +127,7 @@ def test_family_with_dropout_in_a_ring_equals_one_process(inputs: Any, model_typ
     assert distance(collected(case, SPLITS[split]), {**trained.adapter(), **trained.head()}) < 1e-9
 
 
+@pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize(("model_type", "task"), PAIRS)
 def test_family_delays_never_change_a_bit(inputs: Any, model_type: str, task: str) -> None:
     """Invariant 5 in fp32."""
@@ -150,6 +153,7 @@ def write_result(carrier: TorchCarrier, holder: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.promise("8 adapterhub folder")
 @pytest.mark.parametrize(("model_type", "task", "side"), CASES)
 def test_family_result_loads_with_nothing_of_ours(
     inputs: Any, tmp_path: Path, model_type: str, task: str, side: str
@@ -183,6 +187,7 @@ def check_result_loads(case: Case, slices: Slices, tmp_path: Path) -> None:
         assert tuple(plain.get_labels()) == case.labels
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(("model_type", "task"), [("llama", "causal-lm"), ("vit", "image-classification")])
 def test_family_with_private_blocks_equals_one_process(inputs: Any, model_type: str, task: str) -> None:
     """Owners run frozen block 0 themselves, whatever the family."""

@@ -157,6 +157,7 @@ def _train_items(plan: Plan) -> list[Item]:
     return [item for turn in turn_sequence(plan) if turn.kind is StepKind.TRAIN for item in items(plan, turn)]
 
 
+@pytest.mark.promise("2 right version")
 def test_forward_version_of_pipeadapter_lags_by_what_is_in_flight() -> None:
     """Three hosts, turns of 5 and 3 steps: the lowest lags by up to 2 steps, the top and the head never."""
     slices = [("a", 0, 1), ("b", 1, 1), ("c", 1, 3), ("d", 3, 4)]
@@ -186,6 +187,7 @@ def test_forward_version_of_pipeadapter_is_flushed_for_evaluations_and_checkpoin
         assert [forward_version(plan, block, item) for block in range(5)] == [0, 3, 3, 3, 3]
 
 
+@pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("seed", range(40))
 def test_forward_version_of_the_other_methods_is_every_update(seed: int) -> None:
     """Without staleness nothing waits for a later forward, and at most one item is in flight."""
@@ -224,6 +226,7 @@ def test_lowest_with_graph_depends_on_the_kind(kind: StepKind, lowest: int) -> N
 # ---- the lowering --------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("3 frozen means free")
 def test_lower_stops_backward_at_lowest_unfrozen_block() -> None:
     """No node below the lowest unfrozen block gets a gradient: the table in the module's docstring."""
     assert _table(make_plan(AB, ["c"]), "c", StepKind.TRAIN, 0) == {

@@ -148,6 +148,7 @@ def test_cli_needs_to_know_where_to_train(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_cli_unknown_coordinator_is_an_error_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens there: exit code 3 after the connect deadline, which is seconds."""
     assert client.CONNECT_S <= 5.0

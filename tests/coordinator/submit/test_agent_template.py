@@ -34,6 +34,7 @@ def test_template_that_breaks_names_its_log(tmp_path: Path) -> None:
     assert str(tmp_path / "template.log") in str(caught.value)
 
 
+@pytest.mark.promise("6 every wait ends")
 @pytest.mark.parametrize(
     ("code", "awaited"),
     [

@@ -23,6 +23,7 @@ def test_local_setup_shares_memory_and_threads() -> None:
     assert (setup.num_owners, setup.threads) == (4, 3)
 
 
+@pytest.mark.promise("7 bounded memory")
 def test_local_setup_refuses_more_nodes_than_memory_allows() -> None:
     """Both numbers and a number that would fit are in the message."""
     with pytest.raises(

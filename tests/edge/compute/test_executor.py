@@ -74,6 +74,7 @@ def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
     return max(float((got[name] - want[name]).abs().max()) for name in want)
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(
     "slices", [ONE, TWO, UNEVEN, THREE, EMPTY, OWNER_FIRST, OWNER_MIDDLE, OWNER_LAST, ALONE], ids=str
 )
@@ -101,6 +102,7 @@ def test_executor_equals_one_process_after_50_steps(
         assert hand.evaluations[step] == pytest.approx(counts, abs=1e-9)
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -158,6 +160,7 @@ def test_executor_in_float32_equals_with_the_same_micro_batches(model_folder: Pa
         assert difference <= 1e-6 * float(norm)
 
 
+@pytest.mark.promise("1 partition invariance")
 def test_executor_is_independent_of_the_number_of_micro_batches(model_folder: Path, tmp_path: Path) -> None:
     """Micro-batches only change rounding: the loss is the sum over targets divided by those of the batch."""
     found = []
@@ -183,6 +186,7 @@ def test_executor_comparison_can_fail(model_folder: Path, tmp_path: Path) -> Non
     assert _difference(hand.train().tensors(), {**expected.adapter(), **expected.head()}) > 1e-6
 
 
+@pytest.mark.promise("3 frozen means free")
 def test_executor_sends_no_gradient_below_the_lowest_trainable_block(model_folder: Path, tmp_path: Path) -> None:
     """Gradients stop at the terminator: none enters a node that is all frozen."""
     job = ring.make_job(model_folder, train__max_steps=12, unfreeze__every_steps=4)
@@ -215,6 +219,7 @@ def _pass_frozen(hand: ring.HandRing, seq: int, micro: int) -> int:
     return host.live_bytes()
 
 
+@pytest.mark.promise("3 frozen means free")
 def test_executor_keeps_nothing_of_frozen_batches(model_folder: Path, tmp_path: Path) -> None:
     """A frozen slice holds one hidden state while it works and nothing afterwards, however many batches pass."""
     job = ring.make_job(model_folder, train__microbatches=2, train__local_iterations=6)

@@ -205,6 +205,7 @@ def test_weights_fetch_never_uses_what_has_another_digest(
             assert liar.asked == 2
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_weights_fetch_leaves_a_source_that_brings_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream without progress is given up after the idle time, whatever the deadline.
 
@@ -237,6 +238,7 @@ def test_weights_fetch_stops_within_a_moment(tmp_path: Path) -> None:
             sources.fetch(files, wanted(timeout_s=3600.0, idle_s=3600.0, stop=stop))
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_weights_fetch_ends_at_its_deadline(tmp_path: Path) -> None:
     """And says that what came is kept."""
     folder = write_bert(tmp_path / "m")

@@ -143,6 +143,7 @@ def test_link_open_names_the_peer_that_nobody_answers_for() -> None:
         out.link.open(WAIT_S)
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_link_open_ends_at_its_deadline() -> None:
     """A peer that never answers the HELLO costs the deadline, not more."""
     with receiver() as node:  # expects no run, so it keeps us waiting
@@ -263,6 +264,7 @@ def test_link_close_is_quick_with_a_frozen_peer() -> None:
         assert out.broken.empty()
 
 
+@pytest.mark.promise("7 bounded memory")
 def test_link_slow_receiver_holds_the_sender_back() -> None:
     """While the sink is busy, no more than a few chunks leave: nothing piles up at the receiver."""
     big = plan(hidden_size=1024, max_length=1024, credits=16, num_steps=40, local_iterations=20)
