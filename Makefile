@@ -43,7 +43,7 @@ demo: $(STAMP)
 	$(BIN)/ringtune demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 promises: $(STAMP)
 	$(BIN)/python -m tests.support.promises

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -33,6 +34,25 @@ settings.load_profile("ringtune")
 # What is loaded while tests are collected stays for ever. Later tests leave enough alone that is made and dropped.
 gc.disable()
 gc.set_threshold(10_000, 10, 10)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In one of several processes, take the files in the order in which they are given out."""
+    if hasattr(config, "workerinput"):
+        from tests.support.scheduling import order
+
+        places = order(item.nodeid.split("::")[0] for item in items)
+        items.sort(key=lambda item: places[item.nodeid.split("::")[0]])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give out whole files, in our order."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.support.scheduling import ByFile
+
+    return ByFile(config, log)
 
 
 def pytest_collection_finish() -> None:
