@@ -1,7 +1,8 @@
 # Every target sets up what it needs in .venv first; repeated calls only compare the stamp's date.
 #
 #   make demo        train the demo on four local nodes (fetches model and data once)
-#   make test        all tests
+#   make test        all tests, on as many processes as WORKERS says
+#   make promises    what is always true of a run, and which tests hold it
 #   make lint        formatting, types, import rules
 #   make proto       regenerate the code of the wire's messages
 #   make bench-ring  measure the ring against one process: build/bench/ring.json
@@ -10,11 +11,13 @@
 #
 #   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url URL"
 #   PYTHON   the interpreter that .venv is made with (3.11 or newer)
+#   WORKERS  processes that run tests; each runs whole files
 #   ARGS     passed on to pytest, to `ringtune demo` and to the benchmark
 
 TORCH  ?= torch==2.13.0
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 ARGS   ?=
+WORKERS ?= 2
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -22,7 +25,7 @@ STAMP := $(VENV)/ringtune.stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint proto bench-ring bench-sim bench-examples clean
+.PHONY: help setup demo test promises lint proto bench-ring bench-sim bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -40,7 +43,10 @@ demo: $(STAMP)
 	$(BIN)/ringtune demo $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+promises: $(STAMP)
+	$(BIN)/python -m tests.support.promises
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -62,18 +62,14 @@ def node(
 
     Stop it with Ctrl-C or SIGTERM; it then leaves in order.
     """
-    from importlib.util import find_spec
-
-    from edge.agent.options import AgentOptions, default_cache, default_name, default_state, parse_share
     from edge.agent.process import run_agent
-    from ringtune.errors import UsageError
+    from edge.agent_options import AgentOptions, default_cache, default_name, default_state, parse_share
+    from edge.machine.libraries import require_libraries
     from ringtune.ids import check_node_name
     from ringtune.quantities import parse_bytes
 
     logging.getLogger("edge").setLevel(logging.INFO)  # a device's log tells what it takes part in
-    missing = [module for module in ("torch", "transformers", "adapters") if find_spec(module) is None]
-    if missing:
-        raise UsageError(f"a node needs {', '.join(missing)}, not installed here; run: pip install 'ringtune[node]'")
+    require_libraries()
     name = name or default_name()
     options = AgentOptions(
         coordinator=coordinator,

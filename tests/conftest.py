@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from typing import Any
 
-import psutil
 import pytest
 from hypothesis import settings
+
+from tests.support import leaks
 
 # Read by the libraries when they are imported, so they have to be set before; child processes inherit them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,12 +31,47 @@ settings.register_profile("ringtune", deadline=None, derandomize=True, database=
 settings.load_profile("ringtune")
 
 
+# What is loaded while tests are collected stays for ever. Later tests leave enough alone that is made and dropped.
+gc.disable()
+gc.set_threshold(10_000, 10, 10)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In one of several processes, take the files in the order in which they are given out."""
+    if hasattr(config, "workerinput"):
+        from tests.support.scheduling import order
+
+        places = order(item.nodeid.split("::")[0] for item in items)
+        items.sort(key=lambda item: places[item.nodeid.split("::")[0]])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give out whole files, in our order."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.support.scheduling import ByFile
+
+    return ByFile(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from now on."""
+    gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def garbage_of_this_file_only() -> None:
+    """Spare the garbage collector what was there before: libraries, caches of plans; half a million objects.
+
+    It would look at all of them again and again, for up to two thirds of the time of a test that makes many objects.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def _threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if not thread.daemon}
-
-
-def _children() -> set[psutil.Process]:
-    return set(psutil.Process().children(recursive=True))
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +81,9 @@ def nothing_left_behind() -> Iterator[None]:
     What fixtures of a wider scope started before the test does not count. Left-over processes are killed,
     so that one fault does not spoil the tests after it.
     """
-    threads_before, children_before = _threads(), _children()
+    threads_before, processes_before = _threads(), leaks.processes_below()
     yield
-    _, alive = psutil.wait_procs(_children() - children_before, timeout=GRACE_S)
+    alive = leaks.still_running(leaks.processes_below() - processes_before, GRACE_S)
     names = [" ".join(child.cmdline()[:6]) for child in alive if child.is_running()]
     for child in alive:
         child.kill()
@@ -54,3 +93,12 @@ def nothing_left_behind() -> Iterator[None]:
     left = sorted(thread.name for thread in threads if thread.is_alive())
     if alive or left:
         pytest.fail(f"left behind {len(alive)} processes {names} and {len(left)} threads {left}", pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def template_ends() -> Iterator[None]:
+    """End the template that clusters have shared, if there is one."""
+    yield
+    cluster = sys.modules.get("tests.support.cluster")
+    if cluster is not None:
+        cluster.TEMPLATE.close()

@@ -1,15 +1,14 @@
 """Nodes on this machine: agents as processes, started, watched and ended with the run.
 
-Agents are never imported. They end when the standard input that they were given ends, so even a killed
-launcher leaves nothing behind.
+Agents are never imported; they are forked from a template that has loaded the libraries once. They end when the
+standard input that they were given ends, so even a killed launcher leaves nothing behind.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from ringtune.errors import CapacityError, JobError, PeerLostError, RingTuneError, UsageError, all_errors
+from coordinator.submit.agent_template import AgentTemplate, ForkedAgent
+from coordinator.submit.exit_errors import exit_error
+from ringtune.errors import CapacityError, JobError, RingTuneError, UsageError
 from ringtune.jobs.job import Job
 from ringtune.quantities import format_bytes
 
@@ -118,19 +119,28 @@ class LocalNodes:
         self._names = tuple(names) or tuple(node_name(index, setup.num_nodes) for index in range(setup.num_nodes))
         self._options = tuple(options)
         self._states = states
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        threads = str(setup.threads)
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        self._template = AgentTemplate(logs / "template.log", environment)
+        self._agents: dict[str, ForkedAgent] = {}
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch-nodes", daemon=True)
 
     def __enter__(self) -> LocalNodes:
-        """Start every agent."""
+        """Start every agent, once the libraries are loaded.
+
+        Raises:
+            RingTuneError: the template of the agents could not be started.
+        """
         self._logs.mkdir(parents=True, exist_ok=True)
-        try:
-            for index in range(self._setup.num_nodes):
-                self._start(index)
-        except BaseException:
-            self._stop()
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(self._template)
+            undo.callback(self._stop)
+            for index, name in enumerate(self._names):
+                log = self._logs / f"{name}.log"
+                log.write_bytes(b"")
+                self._agents[name] = self._template.start(self._arguments(index, name), log=log)
+            self._undo = undo.pop_all()
         self._watcher.start()
         return self
 
@@ -138,28 +148,12 @@ class LocalNodes:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End every agent: SIGTERM, then SIGKILL for those that do not listen."""
-        self._stop()
+        self._undo.close()
 
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by node name."""
-        return {name: process.pid for name, process in self._processes.items()}
-
-    def _start(self, index: int) -> None:
-        name = self._names[index]
-        command = [sys.executable, "-P", "-m", "edge", *self._arguments(index, name)]
-        threads = str(self._setup.threads)
-        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        with (self._logs / f"{name}.log").open("wb") as log:
-            # a session of its own: Ctrl-C is for the launcher, which then ends the run in order
-            self._processes[name] = subprocess.Popen(  # noqa: S603 - our own module, with checked arguments
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=environment,
-            )
+        return {name: agent.pid for name, agent in self._agents.items()}
 
     def _arguments(self, index: int, name: str) -> list[str]:
         arguments = ["--coordinator", self._coordinator, "--name", name, "--watch-parent"]
@@ -174,10 +168,12 @@ class LocalNodes:
 
     def _watch(self) -> None:
         while not self._stopping.wait(_POLL_S):
-            for name, process in self._processes.items():
-                code = process.poll()
+            for name, agent in self._agents.items():
+                code = agent.poll()
                 if code is not None and not self._stopping.is_set():
-                    self._on_exit(name, exit_error(name, code, self._tail(name), log=self._logs / f"{name}.log"))
+                    log = self._logs / f"{name}.log"
+                    lost = self._template.error()
+                    self._on_exit(name, lost or exit_error(f"node {name}", code, self._tail(name), log=log))
                     return
 
     def _tail(self, name: str) -> str:
@@ -188,57 +184,26 @@ class LocalNodes:
 
     def _stop(self) -> None:
         self._stopping.set()
-        running = [process for process in self._processes.values() if process.poll() is None]
-        for process in running:
-            process.send_signal(signal.SIGTERM)
-        deadline_s = time.monotonic() + _TERM_S
         try:
-            for process in running:
-                _ended(process, deadline_s - time.monotonic())
+            self._signal(signal.SIGTERM, _TERM_S)
         finally:  # also if a second Ctrl-C cuts the waiting short
-            for process in running:
-                if process.poll() is None:
-                    process.kill()
-            for process in self._processes.values():
-                _ended(process, _KILL_S)
-                if process.stdin is not None:
-                    process.stdin.close()
+            self._signal(signal.SIGKILL, _KILL_S)
+            for agent in self._agents.values():
+                agent.close_input()
 
-
-def _ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    try:
-        process.wait(max(0.0, timeout_s))
-    except subprocess.TimeoutExpired:
-        return False
-    return True
+    def _signal(self, number: signal.Signals, timeout_s: float) -> None:
+        """Send a signal to all that still run, and wait for them."""
+        running = [agent for agent in self._agents.values() if agent.poll() is None]
+        for agent in running:
+            agent.send_signal(number)
+        deadline_s = time.monotonic() + timeout_s
+        for agent in running:
+            agent.wait(max(0.0, deadline_s - time.monotonic()))
 
 
 def node_name(index: int, num_nodes: int) -> str:
     """Name of a local node; names sort like numbers."""
     return f"node-{index:0{len(str(num_nodes - 1))}}"
-
-
-def exit_error(name: str, code: int, output: str, *, log: Path) -> RingTuneError:
-    """What the end of an agent means: the error that it printed, or a lost node.
-
-    Args:
-        name: of the node.
-        code: what the process ended with; negative for a signal.
-        output: the end of what it printed.
-        log: where all of it is.
-    """
-    lines = [line.removeprefix("error: ") for line in output.splitlines() if line.startswith("error: ")]
-    kinds = {kind.exit_code: kind for kind in reversed(all_errors()) if kind is not RingTuneError}
-    if lines and code in kinds:
-        return kinds[code](f"node {name}: {lines[-1]}")
-    if code < 0:  # from outside, often for want of memory; its own last words say nothing about it
-        return PeerLostError(
-            f"node {name} was ended by {signal.Signals(-code).name}; see {log} and repeat or --resume the run"
-        )
-    last = output.strip().splitlines()[-1:] or ["it printed nothing"]
-    return PeerLostError(
-        f"node {name} ended with exit code {code} ({last[0][:300]}); see {log} and repeat or --resume the run"
-    )
 
 
 def available_cores() -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge.agent.active_run import ActiveRun
-from edge.agent.options import AgentOptions
+from edge.agent_options import AgentOptions
 from edge.machine import memory_budget
 from edge.machine.threads import ComputeThread
 from edge.measuring.wanted import Timing

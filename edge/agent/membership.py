@@ -7,7 +7,9 @@ One thread sends a heartbeat every third of the lease. Three answers matter::
     unknown                     the coordinator has restarted or declared us lost: stop the run, join again
     silence for a whole lease   stop the run; join again when it is back, or end if a parent started us
 
-The lease is the authority on who is alive; a connection that still looks open proves nothing.
+The lease is the authority on who is alive; a connection that still looks open proves nothing. Neither does a single
+heartbeat without an answer, however long ago the last one was: a node that was frozen for a while has lost its
+connection, and its next heartbeat finds the coordinator.
 
 How long to go on trying to join and how long to wait for one answer are two things: a coordinator on a busy machine
 may need seconds for an answer, and an answer that is late says nothing about the name or the version.
@@ -29,6 +31,7 @@ from ringtune.v1 import control_pb2, control_pb2_grpc
 _LOG = logging.getLogger(__name__)
 _JOIN_CALL_S = 5.0
 _JOIN_RETRY_S = 0.5
+_MOST_MISSED = 1
 
 
 class Membership:
@@ -68,6 +71,7 @@ class Membership:
         self._rejoin = rejoin
         self._lease_s = 10.0
         self._heard_s = time.monotonic()
+        self._missed = 0
         self._is_lost = False
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -162,6 +166,7 @@ class Membership:
             self._on_silence(error)
             return
         self._heard_s = time.monotonic()
+        self._missed = 0
         self._is_lost = False
         if not reply.known:
             self._on_run_over("", f"coordinator {self._where} no longer knows node {self._identity.node}")
@@ -172,7 +177,8 @@ class Membership:
 
     def _on_silence(self, error: grpc.RpcError) -> None:
         _LOG.debug("no answer to a heartbeat: %s", error)
-        if self._is_lost or time.monotonic() - self._heard_s < self._lease_s:
+        self._missed += 1
+        if self._is_lost or self._missed <= _MOST_MISSED or time.monotonic() - self._heard_s < self._lease_s:
             return
         self._is_lost = True
         _LOG.warning("%s", self._gone())

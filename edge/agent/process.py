@@ -20,8 +20,8 @@ import grpc
 
 from edge.agent.agent import Agent
 from edge.agent.membership import Membership
-from edge.agent.options import AgentOptions, advertised_address
 from edge.agent.servicer import AgentServer
+from edge.agent_options import AgentOptions, advertised_address
 from edge.machine import memory_budget
 from edge.machine.allocator import keep_freed_memory
 from edge.machine.threads import available_cores, limit_library_threads

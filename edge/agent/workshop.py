@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from edge.agent.active_run import ActiveRun
-from edge.agent.options import AgentOptions
+from edge.agent_options import AgentOptions
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import NO_TOKENS, OwnerDataset
 from edge.machine.hardware import cpu_cores, describe

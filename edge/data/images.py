@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from edge.data.examples import Rows, Unscored
-from edge.data.tokens import Batch
-from edge.model.heads import IGNORED
+from edge.data.tokens import IGNORED, Batch
 from ringtune.errors import DataError, ModelError
 from ringtune.jobs.job import Job
 from ringtune.models.folder import read_config

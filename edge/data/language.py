@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edge.data.examples import Rows, Unscored
-from edge.data.tokens import Batch, Encoded, Encoder, Padder, load_tokenizer
-from edge.model.heads import IGNORED
+from edge.data.tokens import IGNORED, Batch, Encoded, Encoder, Padder, load_tokenizer
 from ringtune.errors import DataError
 from ringtune.files.tables import read_table, text_of
 from ringtune.jobs.job import Job

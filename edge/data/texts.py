@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from edge.data.examples import Rows, Unscored
-from edge.data.tokens import Batch, Encoder, Padder, load_tokenizer
-from edge.model.heads import IGNORED
+from edge.data.tokens import IGNORED, Batch, Encoder, Padder, load_tokenizer
 from ringtune.errors import ModelError
 from ringtune.files.tables import class_of, read_table, text_of
 from ringtune.jobs.job import Job

@@ -11,6 +11,8 @@ import torch
 
 from ringtune.errors import ModelError
 
+IGNORED = -100  # a label that does not count, as in torch.nn.functional.cross_entropy
+
 
 class Batch(NamedTuple):
     """One batch as the embedding and the head need it (B rows, T tokens)."""

@@ -8,7 +8,11 @@ slice uses), and the code of torch's kernels is read from the disk page by page 
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib.util import find_spec
 from typing import Final
+
+from ringtune.errors import UsageError
 
 NEEDED: Final = (
     "adapters.context",
@@ -27,6 +31,18 @@ NEEDLESS: Final = ("accelerate", "flax", "librosa", "scipy", "sklearn", "soundfi
 
 _FLAGS = "transformers.utils.import_utils"
 _SIZE = 64
+
+
+def require_libraries() -> None:
+    """Refuse to go on where the extra ``node`` is not installed.
+
+    Raises:
+        UsageError: names what is missing and how it is installed.
+    """
+    wanted = [module for module in ("torch", "transformers", "adapters") if module not in sys.modules]
+    missing = [module for module in wanted if find_spec(module) is None]
+    if missing:
+        raise UsageError(f"a node needs {', '.join(missing)}, not installed here; run: pip install 'ringtune[node]'")
 
 
 def load_libraries() -> None:

@@ -26,8 +26,15 @@ def unit_seed(seed: int, step: int, micro: int, unit: str) -> int:
 
 
 def seed_unit(seed: int, step: int, micro: int, unit: str) -> None:
-    """Seed torch's generator for ``unit``."""
-    torch.manual_seed(unit_seed(seed, step, micro, unit))
+    """Seed torch's generators for ``unit``.
+
+    As ``torch.manual_seed``, but an accelerator that is not in use is left alone: for each of them that function
+    would keep the call and its stack for later, at every call.
+    """
+    number = unit_seed(seed, step, micro, unit)
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(number)
 
 
 def set_dropout(config: Any, probability: float) -> None:

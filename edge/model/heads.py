@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from edge.data.tokens import Batch
+from edge.data.tokens import IGNORED, Batch
 from edge.model.safetensors_files import Checkpoint
 from edge.model.skeleton import Skeleton, without_weights
 from edge.model.token_loss import token_loss
@@ -17,7 +17,6 @@ from ringtune.errors import JobError, ModelError
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, LM_HEAD, QUESTION_ANSWERING
 
 HEAD = "ringtune"
-IGNORED = -100  # a target that doesn't count, as in torch.nn.functional.cross_entropy
 
 
 class HeadCounts(NamedTuple):

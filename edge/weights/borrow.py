@@ -14,7 +14,7 @@ from pathlib import Path
 
 import grpc
 
-from edge.agent.options import AgentOptions
+from edge.agent_options import AgentOptions
 from edge.weights.fetch import Sources
 from edge.weights.files import CheckedFile
 from edge.weights.patience import Wanted

@@ -5,29 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support import tiny
 from tests.support.cluster import AGENTS, Cluster, running
-
-GRACE_S = 5.0
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """Fail a test that leaves a process behind which belongs to no cluster; a test may start agents again."""
-    before = _strangers()
-    yield
-    _, alive = psutil.wait_procs(_strangers() - before, timeout=GRACE_S)
-    for child in alive:
-        child.kill()
-    assert not alive, f"left behind: {alive}"
-
-
-def _strangers() -> set[psutil.Process]:
-    own = {process.pid for process in AGENTS}
-    return {child for child in psutil.Process().children() if child.pid not in own}
 
 
 @pytest.fixture(scope="module")

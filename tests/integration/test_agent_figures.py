@@ -8,21 +8,24 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+import pytest
+
 from coordinator.server.server import CoordinatorServer
-from tests.bench.imports import environment
 from tests.integration.test_agent_process import agent
-from tests.support.cluster import REPOSITORY, START_S
+from tests.support.cluster import START_S
+from tests.support.processes import source_environment
 
 MOST_ADDED_BYTES = 30_000_000
-MOST_JOIN_S = 8.0
+MOST_JOIN_S = 2.0
 
 
+@pytest.mark.promise("7 bounded memory")
 def test_slice_of_two_blocks_adds_at_most_30_mb(minilm_shaped: Path) -> None:
     """Two of MiniLM's six blocks and one forward of 4 x 64 tokens, in resident bytes over those of an idle agent."""
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-m", "tests.support.slice_memory", str(minilm_shaped)],
-        cwd=REPOSITORY,
-        env=environment(),
+        env=source_environment(),
         capture_output=True,
         text=True,
         timeout=START_S,
@@ -36,8 +39,11 @@ def test_slice_of_two_blocks_adds_at_most_30_mb(minilm_shaped: Path) -> None:
     assert found["hosted_bytes"] < found["added_bytes"] <= MOST_ADDED_BYTES, found
 
 
-def test_agent_is_a_member_within_8_s() -> None:
-    """From the start of the process to the coordinator's list of living nodes."""
+def test_agent_is_a_member_within_2_s() -> None:
+    """From the start of the process to the coordinator's list of living nodes.
+
+    Counted are its processor seconds: it waits for nothing but answers, and neighbours are no matter of it.
+    """
     with CoordinatorServer("127.0.0.1:0", lease_s=60.0) as server:
         began_s = time.monotonic()
         with agent("--coordinator", server.address, "--name", "a", "--watch-parent") as process:
@@ -45,9 +51,10 @@ def test_agent_is_a_member_within_8_s() -> None:
                 assert process.poll() is None
                 assert time.monotonic() - began_s < START_S
                 time.sleep(0.01)
-            took_s = time.monotonic() - began_s
+            times = psutil.Process(process.pid).cpu_times()
             assert process.stdin is not None
             process.stdin.close()
             assert process.wait(START_S) == 0
-    print(f"joined after {took_s:.2f} s")  # noqa: T201
+    took_s = times.user + times.system
+    print(f"joined after {took_s:.2f} processor seconds")  # noqa: T201
     assert took_s < MOST_JOIN_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -11,16 +10,15 @@ from pathlib import Path
 import pytest
 
 from coordinator.server.server import CoordinatorServer
-from tests.support.cluster import REPOSITORY, START_S, free_port
+from tests.support.cluster import START_S, free_port
+from tests.support.processes import source_environment
 
 
 def agent(*options: str) -> subprocess.Popen[str]:
     """An agent with piped input and output."""
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'proto'}:{REPOSITORY}"}
     return subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "edge", *options],
-        cwd=REPOSITORY,
-        env=environment,
+        env=source_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +12,8 @@ import torch
 from ringtune.errors import DataError, IntegrityError, UsageError
 from tests.support import tiny
 from tests.support.cluster import Cluster
+from tests.support.processes import run_ringtune
 
-REPOSITORY = Path(__file__).parents[2]
-RUN_S = 100.0
 JOB = """
 [model]
 path = "{model}"
@@ -33,22 +29,9 @@ every_steps = 3
 """
 
 
-def ringtune(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
-    return subprocess.run(  # noqa: S603 - our own module
-        [sys.executable, "-m", "ringtune.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        env=environment,
-        check=False,
-    )
-
-
 def good(*arguments: object) -> dict[str, Any]:
     """The last JSON line of a command that has to succeed."""
-    done = ringtune(*arguments, "--json")
+    done = run_ringtune(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -87,7 +70,7 @@ def test_eval_refuses_a_foreign_class_and_a_missing_file(cluster: Cluster, run: 
     """Exit codes and words as everywhere; no traceback."""
     rows = tiny.write_rows(tmp_path / "rows.csv", 5, labels=("good", "strange"))
     for data, message in ((rows, "strange"), (tmp_path / "none.csv", "is not there")):
-        done = ringtune("eval", run, "--data", data)
+        done = run_ringtune("eval", run, "--data", data)
         assert done.returncode == DataError.exit_code, done.stderr
         assert message in done.stderr
         assert "Traceback" not in done.stderr
@@ -101,11 +84,11 @@ def test_eval_refuses_a_damaged_or_missing_adapter(cluster: Cluster, run: Path, 
         (broken / path.relative_to(run)).write_bytes(path.read_bytes())
     weights = broken / "adapter/adapter.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    done = ringtune("eval", broken, "--data", cluster.eval)
+    done = run_ringtune("eval", broken, "--data", cluster.eval)
     assert done.returncode == IntegrityError.exit_code, done.stderr
     assert "adapter.safetensors is damaged" in done.stderr
     weights.unlink()
-    assert ringtune("eval", broken, "--data", cluster.eval).returncode == UsageError.exit_code
+    assert run_ringtune("eval", broken, "--data", cluster.eval).returncode == UsageError.exit_code
 
 
 def test_status_tells_of_the_last_run(cluster: Cluster, run: Path) -> None:
@@ -113,9 +96,10 @@ def test_status_tells_of_the_last_run(cluster: Cluster, run: Path) -> None:
     found = good("status", "--coordinator", cluster.address)
     assert found["run"]["is_over"]
     assert {node["node"]: node["state"] for node in found["nodes"]} == dict.fromkeys(cluster.names, "idle")
-    assert "nothing is driven now" in ringtune("status", "--coordinator", cluster.address).stdout
+    assert "nothing is driven now" in run_ringtune("status", "--coordinator", cluster.address).stdout
 
 
+@pytest.mark.promise("8 adapterhub folder")
 def test_export_loads_with_nothing_of_ours(cluster: Cluster, run: Path, tmp_path: Path) -> None:
     """The exported folder gives the logits of the run's adapter in the plain library, and tells no path or name."""
     from adapters import AutoAdapterModel

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import run_ringtune
 from tests.support.torch_ring import write_family_inputs
 
-REPOSITORY = Path(__file__).parents[2]
-RUN_S = 100.0
 JOB = """
 [model]
 path = "model"
@@ -45,11 +41,7 @@ def test_train_local_on_each_task(tmp_path: Path, model_type: str, task: str, fi
     (train,) = tmp_path.glob("train.*")
     (evaluation,) = tmp_path.glob("eval.*")
     (tmp_path / "job.toml").write_text(JOB.format(task=task, train=train.name, eval=evaluation.name))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
-    command = [sys.executable, "-m", "ringtune.cli", "train", str(tmp_path / "job.toml"), "--local", "2"]
-    done = subprocess.run(  # noqa: S603 - our own module
-        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, timeout=RUN_S, env=environment
-    )
+    done = run_ringtune("train", tmp_path / "job.toml", "--local", "2", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "out/report.json").read_text())
     assert report["steps"] == 4

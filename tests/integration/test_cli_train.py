@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from coordinator.run_folder.checkpoints import RunCheckpoints
 from ringtune.errors import InterruptedRunError, PeerLostError
-from tests.support import tiny
+from tests.support import measured, tiny
+from tests.support.processes import RUN_S, agents_below, start_ringtune
 
-REPOSITORY = Path(__file__).parents[2]
-RUN_S = 100.0
 JOB = """
 [model]
 path = "model"
@@ -49,14 +47,13 @@ def start(folder: Path, out: Path, *, rounds: int) -> subprocess.Popen[str]:
     """Begin to train on two local nodes, with JSON lines."""
     job = folder / f"job-{rounds}.toml"
     job.write_text(JOB.format(rounds=rounds))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
-    return subprocess.Popen(  # noqa: S603 - our own module
-        [sys.executable, "-m", "ringtune.cli", "train", str(job), "--local", "2", "--out", str(out), "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    measured.recall(states(out))
+    return start_ringtune("train", job, "--local", "2", "--out", out, "--json")
+
+
+def states(out: Path) -> list[Path]:
+    """Where the nodes of a run keep what is theirs."""
+    return [RunCheckpoints(out).node_states() / name for name in ("node-0", "node-1")]
 
 
 def events_until(process: subprocess.Popen[str], kind: str) -> list[dict[str, Any]]:
@@ -75,6 +72,7 @@ def test_train_local_writes_a_complete_folder(folder: Path, tmp_path: Path) -> N
     process = start(folder, tmp_path / "out", rounds=1)
     _, errors = process.communicate(timeout=RUN_S)
     assert process.returncode == 0, errors
+    measured.keep(states(tmp_path / "out"))
     report = json.loads((tmp_path / "out/report.json").read_text())
     metrics = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in metrics] == list(range(8))
@@ -94,21 +92,22 @@ def test_train_local_stops_in_order(folder: Path, tmp_path: Path, number: signal
     """One signal stops the run with exit code 130; no agent is left, and the trace opens."""
     process = start(folder, tmp_path / "out", rounds=500)
     events_until(process, "step")
-    agents = psutil.Process(process.pid).children()
+    agents = agents_below(process.pid)
+    processes = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
     _, errors = process.communicate(timeout=RUN_S)
     assert process.returncode == InterruptedRunError.exit_code
     assert "Traceback" not in errors
-    assert len(agents) == 2
-    assert not [agent for agent in agents if agent.is_running()]
+    assert sorted(agents) == ["node-0", "node-1"]
+    assert len(processes) == 3, "they and their template"
+    assert not [child for child in processes if child.is_running()]
 
 
 def test_train_local_names_a_killed_node(folder: Path, tmp_path: Path) -> None:
     """If an agent is killed, the run ends with its name and exit code 4."""
     process = start(folder, tmp_path / "out", rounds=500)
     events_until(process, "step")
-    victim = next(agent for agent in psutil.Process(process.pid).children() if "node-1" in agent.cmdline())
-    victim.kill()
+    agents_below(process.pid)["node-1"].kill()
     output, errors = process.communicate(timeout=RUN_S)
     assert process.returncode == PeerLostError.exit_code
     assert "node-1" in errors

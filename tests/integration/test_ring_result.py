@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 SETTLE_S = 10.0
 
 
+@pytest.mark.promise("1 partition invariance")
 def test_ring_equals_one_process_and_replays(cluster: Cluster) -> None:
     """Float64, two owners, unfreezing, hand-overs: equal to 1e-9; every engine's recording gives the very commands."""
     job = cluster.job(runtime__record=True)
@@ -36,6 +37,7 @@ def test_ring_equals_one_process_and_replays(cluster: Cluster) -> None:
         assert replay(lines, outcome.plan, node) == len(lines) - 1 > 0
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("method", ["all", "single"])
 def test_ring_other_methods_equal_one_process(cluster: Cluster, method: str) -> None:
     """The same agents, run after run, with other methods."""
@@ -46,6 +48,7 @@ def test_ring_other_methods_equal_one_process(cluster: Cluster, method: str) -> 
     assert largest_difference(trained(outcome), {**wanted.adapter(), **wanted.head()}) < 1e-9
 
 
+@pytest.mark.promise("2 right version")
 def test_ring_of_pipeadapter_equals_its_rule_in_one_process(cluster: Cluster) -> None:
     """Stale on purpose, on real processes: equal to the rule written out, with as many versions as it needs."""
     job = cluster.job(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from ringtune.rounds.checkpoint import Resume
 from tests.support.cluster import Cluster
 from tests.support.results import largest_difference, reference_of, trained
 
 
+@pytest.mark.promise("1 partition invariance")
 def test_ring_goes_on_when_a_killed_node_is_back(cluster: Cluster) -> None:
     """The node finds its shards under its name; adapters and head are those of one undisturbed process."""
     job = cluster.job(train__max_steps=24, train__checkpoint_every=3, train__dropout=0.1, runtime__lease_s=8.0)

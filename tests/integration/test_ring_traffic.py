@@ -85,6 +85,7 @@ def test_traffic_search_finds_what_is_there() -> None:
     assert find_numbers(b"".join(varint(n) for n in row), [[n & 127 for n in row]]) == []
 
 
+@pytest.mark.promise("4 labels stay")
 def test_traffic_has_no_token_ids_and_no_labels(tmp_path: Path) -> None:
     """A run's links carry as many bytes as reported, and none of an owner's ids, texts or class names."""
     with tapped(tmp_path) as (cluster, taps):
@@ -100,6 +101,7 @@ def test_traffic_has_no_token_ids_and_no_labels(tmp_path: Path) -> None:
         assert find_numbers(control, rows) == []
 
 
+@pytest.mark.promise("5 timing changes nothing")
 def test_traffic_delays_do_not_change_the_result(cluster: Cluster, tmp_path: Path) -> None:
     """Every piece of every message held back for up to 5 ms: the same adapter and head, to the last bit."""
     wanted = cluster.run(cluster.job())

@@ -33,6 +33,7 @@ def by_unit(actions: list[Action], head: int) -> dict[bool, list[Action]]:
     return found
 
 
+@pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("method", ["ringada", "all", "pipeadapter"])
 def test_same_decisions_in_a_real_run_and_in_the_simulator(cluster: Cluster, method: str) -> None:
     """The engine gives the recorded commands again; each node's updates have the order of the virtual run.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.server.server import CoordinatorServer
-from tests.support.cluster import REPOSITORY, START_S
+from tests.support.cluster import START_S
+from tests.support.processes import source_environment
 
 END_S = 20.0
 
@@ -28,10 +28,9 @@ cli.app(sys.argv[1:], prog_name="ringtune")
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     """The command with a main thread that gets no signal itself."""
-    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'proto'}:{REPOSITORY}", "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(  # noqa: S603 - our own module
         [sys.executable, "-c", _DEFLECTED, *arguments],
-        env=environment,
+        env=source_environment(PYTHONUNBUFFERED="1"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

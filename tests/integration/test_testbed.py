@@ -25,8 +25,8 @@ from deploy.testbed.network import NAMESPACES
 from deploy.testbed.verify import verify
 from ringtune.errors import BusyError, DeadlineError, PeerLostError
 from tests.support import tiny
+from tests.support.processes import source_environment
 
-REPOSITORY = Path(__file__).parents[2]
 # Not the default one: a testbed in use stays as it is.
 NAME = f"rt{os.getpid()}"
 START_S = 60.0
@@ -191,12 +191,11 @@ def testbed(*words: str) -> subprocess.Popen[str]:
     """``python -m deploy.testbed``."""
     return subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "deploy.testbed", *words],
-        cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PYTHONPATH": f"{REPOSITORY / 'proto'}:{REPOSITORY}"},
+        env=source_environment(),
     )
 
 

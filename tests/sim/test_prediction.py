@@ -63,6 +63,7 @@ def test_prediction_depths_make_the_training_time(seed: int) -> None:
     assert found.evaluation_s >= -1e-9
 
 
+@pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_prediction_memory_stays_below_the_planners_bound(seed: int) -> None:
     """For any plan, speeds and links no node holds more than the planner counts."""

@@ -67,6 +67,7 @@ def make_case(inputs: Any, model_type: str, config: str) -> Case:
     )
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(
     ("model_type", "config"),
     [(name, config) for name in ("bert", "llama") for config in CONFIGS]
@@ -80,10 +81,11 @@ def test_adapter_in_a_ring_equals_one_process(inputs: Any, model_type: str, conf
     assert distance(got, {**trained.adapter(), **trained.head()}) < (1e-6 if case.dtype == "float32" else 1e-9)
 
 
+@pytest.mark.promise("8 adapterhub folder")
 @pytest.mark.parametrize("config", CONFIGS)
 def test_adapter_result_loads_with_nothing_of_ours(inputs: Any, tmp_path: Path, config: str) -> None:
     """load_adapter into the plain base model gives the logits of the trained whole model."""
-    check_result_loads(make_case(inputs, "bert", config), tmp_path)
+    check_result_loads(make_case(inputs, "bert", config), SPLITS["two"], tmp_path)
 
 
 @pytest.mark.parametrize(("model_type", "config"), LIBRARY_FAILS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,9 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return write
 
 
+@functools.lru_cache(maxsize=64)
 def run(case: Case, slices: Slices, *, seed: int = 0) -> tuple[RingResult, TorchCarrier]:
-    """Run a case on the virtual ring with random delays."""
+    """Run a case on the virtual ring with random delays; what was run once is not run again."""
     plan = case.plan(slices)
     carrier = make_carrier(case, plan)
     rng = random.Random(seed)
@@ -84,24 +86,21 @@ def collected(case: Case, slices: Slices, *, seed: int = 0) -> dict[str, torch.T
     return run(case, slices, seed=seed)[1].collected(plan, holder)
 
 
+def main_case(folder: Path, task: str) -> Case:
+    """Two owners, unfreezing, evaluation."""
+    return Case(folder=folder, task=task, owners=("a", "b"), microbatches=3, num_steps=16, every_steps=4, eval_every=8)
+
+
 def test_families_that_are_described_can_be_run_and_are_tested() -> None:
     """Three lists that have to name the same families."""
     assert set(MODEL_TYPES) == set(MODULES) == set(FAMILIES)
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(("model_type", "task", "side"), CASES)
 def test_family_in_a_ring_equals_one_process(inputs: Any, model_type: str, task: str, side: str) -> None:
     """Invariant 1: two owners, unfreezing, evaluation; adapters, head, losses and counts are those of the library."""
-    case = Case(
-        folder=inputs(model_type, task, side),
-        task=task,
-        owners=("a", "b"),
-        microbatches=3,
-        num_steps=16,
-        every_steps=4,
-        eval_every=8,
-    )
-    split = SPLITS["three" if side == "right" else "two"]
+    case, split = main_case(inputs(model_type, task, side), task), SPLITS["three" if side == "right" else "two"]
     result, carrier = run(case, split)
     plan, trained = case.plan(split), reference_of(case)
     holder = list(turn_sequence(plan.course))[-1].owner
@@ -118,6 +117,7 @@ def test_family_in_a_ring_equals_one_process(inputs: Any, model_type: str, task:
         assert found == pytest.approx(trained.evaluations[entry.step], rel=1e-9)
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", ["one", "owner-hosts-nothing"])
 @pytest.mark.parametrize(("model_type", "task"), PAIRS)
 def test_family_with_dropout_in_a_ring_equals_one_process(inputs: Any, model_type: str, task: str, split: str) -> None:
@@ -127,6 +127,7 @@ def test_family_with_dropout_in_a_ring_equals_one_process(inputs: Any, model_typ
     assert distance(collected(case, SPLITS[split]), {**trained.adapter(), **trained.head()}) < 1e-9
 
 
+@pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize(("model_type", "task"), PAIRS)
 def test_family_delays_never_change_a_bit(inputs: Any, model_type: str, task: str) -> None:
     """Invariant 5 in fp32."""
@@ -152,21 +153,23 @@ def write_result(carrier: TorchCarrier, holder: str, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.promise("8 adapterhub folder")
 @pytest.mark.parametrize(("model_type", "task", "side"), CASES)
 def test_family_result_loads_with_nothing_of_ours(
     inputs: Any, tmp_path: Path, model_type: str, task: str, side: str
 ) -> None:
     """Invariant 8: load_adapter into the plain base model gives the logits of the trained whole model."""
-    check_result_loads(Case(folder=inputs(model_type, task, side), task=task, num_steps=6, every_steps=2), tmp_path)
+    split = SPLITS["three" if side == "right" else "two"]
+    check_result_loads(main_case(inputs(model_type, task, side), task), split, tmp_path)
 
 
-def check_result_loads(case: Case, tmp_path: Path) -> None:
+def check_result_loads(case: Case, slices: Slices, tmp_path: Path) -> None:
     """Run a case, load its result with the library, and compare logits."""
     from adapters import AutoAdapterModel
 
-    plan = case.plan(SPLITS["three"])
-    _, carrier = run(case, SPLITS["three"])
-    folder = write_result(carrier, "a", tmp_path / "result")
+    plan = case.plan(slices)
+    _, carrier = run(case, slices)
+    folder = write_result(carrier, list(turn_sequence(plan.course))[-1].owner, tmp_path / "result")
     plain = AutoAdapterModel.from_pretrained(str(case.folder / "model"))
     plain.load_adapter(str(folder), use_safetensors=True, set_active=True)
     assert plain.active_head == "ringtune"
@@ -184,6 +187,7 @@ def check_result_loads(case: Case, tmp_path: Path) -> None:
         assert tuple(plain.get_labels()) == case.labels
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(("model_type", "task"), [("llama", "causal-lm"), ("vit", "image-classification")])
 def test_family_with_private_blocks_equals_one_process(inputs: Any, model_type: str, task: str) -> None:
     """Owners run frozen block 0 themselves, whatever the family."""

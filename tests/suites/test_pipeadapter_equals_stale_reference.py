@@ -58,6 +58,7 @@ def ring_result(case: Case, slices: Slices, *, seed: int = 0) -> tuple[Tensors, 
     return carrier.collected(plan, holder), losses, figures
 
 
+@pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("split", list(SPLITS))
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -106,6 +107,7 @@ def test_pipeadapter_that_cannot_be_stale_equals_all(folder: Path, changes: dict
     assert {figures["peak_versions"] for figures in ring_result(case, slices)[2].values()} <= {0, 1}
 
 
+@pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_pipeadapter_delays_never_change_a_bit(folder: Path, seed: int) -> None:
     """With dropout in float32, other delays give the very bits, and the very numbers of versions."""

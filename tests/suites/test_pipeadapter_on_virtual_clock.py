@@ -94,6 +94,7 @@ def test_pipe_is_full_with_credits_for_one_item(microbatches: int) -> None:
     assert tight.wall_s >= full.wall_s
 
 
+@pytest.mark.promise("2 right version")
 @given(st.integers(min_value=0))
 def test_pipe_any_plan_and_any_delays_carry_out_a_valid_table(seed: int) -> None:
     """With as little as one credit every run ends, and every forward saw its version."""
@@ -119,6 +120,7 @@ def versions_seen(plan: Plan, result: RingResult) -> dict[tuple[str, int], int]:
     return seen
 
 
+@pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("seed", range(20))
 def test_pipe_delays_never_change_what_a_forward_sees(seed: int) -> None:
     """Item k of a turn sees max(0, k - w + 1) of its updates; backwards and updates keep their order."""

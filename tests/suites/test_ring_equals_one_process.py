@@ -6,10 +6,12 @@ The reference (``tests.support.reference``) is plain transformers + adapters + a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from pathlib import Path
 
 import pytest
+import torch
 
 from ringtune.schedule.actions import Action, Payload
 from ringtune.schedule.turns import StepKind, items, turn_sequence
@@ -51,15 +53,21 @@ def run(case: Case, slices: Slices, *, seed: int = 0, keep_messages: bool = Fals
     return result, carrier
 
 
-def distance_to_reference(case: Case, slices: Slices, against: Case | None = None, seed: int = 0) -> float:
-    """Run a case and compare adapters and head with the reference of the same (or another) case."""
+@functools.lru_cache(maxsize=64)
+def collected(case: Case, slices: Slices, seed: int) -> dict[str, torch.Tensor]:
+    """Adapters and head after a run; what was run once is not run again."""
     _, carrier = run(case, slices, seed=seed)
     plan = case.plan(slices)
-    holder = list(turn_sequence(plan.course))[-1].owner
+    return carrier.collected(plan, list(turn_sequence(plan.course))[-1].owner)
+
+
+def distance_to_reference(case: Case, slices: Slices, against: Case | None = None, seed: int = 0) -> float:
+    """Run a case and compare adapters and head with the reference of the same (or another) case."""
     trained = reference_of(against or case)
-    return distance(carrier.collected(plan, holder), {**trained.adapter(), **trained.head()})
+    return distance(collected(case, slices, seed), {**trained.adapter(), **trained.head()})
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", list(SPLITS))
 @pytest.mark.parametrize("microbatches", [1, 4])
 @pytest.mark.parametrize("method", ["ringada", "all"])
@@ -69,6 +77,7 @@ def test_ring_of_any_split_equals_one_process(folder: Path, split: str, microbat
     assert distance_to_reference(case, SPLITS[split]) < 1e-9
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", ["one", "two", "three", "four"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_ring_of_several_owners_equals_one_process(folder: Path, split: str, optimizer: str) -> None:
@@ -77,6 +86,7 @@ def test_ring_of_several_owners_equals_one_process(folder: Path, split: str, opt
     assert distance_to_reference(case, SPLITS[split]) < 1e-9
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", ["one", "two", "four", "owner-hosts-nothing"])
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_ring_with_dropout_equals_one_process(folder: Path, split: str, microbatches: int) -> None:
@@ -85,6 +95,7 @@ def test_ring_with_dropout_equals_one_process(folder: Path, split: str, microbat
     assert distance_to_reference(case, SPLITS[split]) < 1e-9
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("slices", [(("a", 1, 4),), (("b", 1, 2), ("a", 2, 4)), (("c", 1, 3), ("d", 3, 4))])
 def test_ring_with_private_blocks_equals_one_process(folder: Path, slices: Slices) -> None:
     """Owners run frozen block 0 themselves; it stays frozen, nothing else changes."""
@@ -92,6 +103,7 @@ def test_ring_with_private_blocks_equals_one_process(folder: Path, slices: Slice
     assert distance_to_reference(case, slices) < 1e-9
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(
     ("optimizer", "same", "bound"),
     [("sgd", True, 1e-6), ("adamw", True, 1e-6), ("sgd", False, 1e-5), ("adamw", False, 1e-3)],
@@ -112,6 +124,7 @@ def test_ring_comparison_can_fail(folder: Path, num_owners: int) -> None:
     assert distance_to_reference(case, TWO, dataclasses.replace(case, every_steps=8)) > 1e-4
 
 
+@pytest.mark.promise("1 partition invariance")
 def test_ring_losses_and_evaluations_equal_one_process(folder: Path) -> None:
     """The loss of every step and the counts of every evaluation are those of the reference."""
     case = Case(folder=folder, owners=("a", "b"), eval_every=16, microbatches=4)
@@ -128,17 +141,16 @@ def test_ring_losses_and_evaluations_equal_one_process(folder: Path) -> None:
         assert found == pytest.approx(trained.evaluations[entry.step], rel=1e-9)
 
 
+@pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("seed", range(1, 9))
 def test_ring_delays_never_change_a_bit(folder: Path, seed: int) -> None:
     """Invariant 5 with tensors: other delays give bit-equal adapters and head in fp32."""
     case = Case(folder=folder, dtype="float32", owners=("a", "b"), microbatches=4, num_steps=20, dropout=0.1)
-    plan = case.plan(THREE)
-    holder = list(turn_sequence(plan.course))[-1].owner
-    first = run(case, THREE, seed=0)[1].collected(plan, holder)
-    other = run(case, THREE, seed=seed)[1].collected(plan, holder)
+    first, other = collected(case, THREE, 0), collected(case, THREE, seed)
     assert all(bool((first[name] == other[name]).all()) for name in first)
 
 
+@pytest.mark.promise("3 frozen means free")
 def test_ring_frozen_slices_hold_nothing_and_get_no_gradient(folder: Path) -> None:
     """Invariant 3: below the lowest trainable block 0 bytes of gradient travel, and nothing is kept."""
     case = Case(folder=folder, every_steps=1000, microbatches=4, num_steps=12)
@@ -151,6 +163,7 @@ def test_ring_frozen_slices_hold_nothing_and_get_no_gradient(folder: Path) -> No
     assert [executor.live_bytes() for executor in carrier.executors.values()] == [0, 0, 0, 0]
 
 
+@pytest.mark.promise("3 frozen means free")
 @pytest.mark.parametrize("num_steps", [4, 40])
 def test_ring_live_bytes_do_not_grow_with_batches(folder: Path, num_steps: int) -> None:
     """Invariant 3 and 7: what a frozen host holds at once is bounded by credits, however many batches pass."""
@@ -173,6 +186,7 @@ def test_ring_live_bytes_do_not_grow_with_batches(folder: Path, num_steps: int) 
         assert 0 < peaks[node] <= (plan.placement.credits + 1) * (hidden_bytes + 2 * 16 * 8)
 
 
+@pytest.mark.promise("4 labels stay")
 def test_ring_messages_hold_neither_token_ids_nor_labels(folder: Path) -> None:
     """Invariant 4: what travels is floating point, except the 0/1 mask; no integer tensor else."""
     case = Case(folder=folder, owners=("a", "b"), microbatches=2, num_steps=12)

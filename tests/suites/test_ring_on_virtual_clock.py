@@ -52,6 +52,7 @@ def weight_changes(plan: Plan, result: RingResult) -> dict[tuple[str, str], list
     return changes
 
 
+@pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("block", range(25))
 def test_ring_any_plan_and_any_delays_carry_out_a_valid_table(block: int) -> None:
     """Whatever the plan and the timing, the run ends and every forward saw the right version."""
@@ -63,6 +64,7 @@ def test_ring_any_plan_and_any_delays_carry_out_a_valid_table(block: int) -> Non
         validate_table(plan, turn_sequence(plan.course), result.order)
 
 
+@pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("method", ["ringada", "all", "pipeadapter"])
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_ring_order_of_weight_changes_is_equal_for_any_delays(method: str, microbatches: int) -> None:
@@ -75,6 +77,7 @@ def test_ring_order_of_weight_changes_is_equal_for_any_delays(method: str, micro
         assert weight_changes(plan, run_with_random_delays(plan, random.Random(seed))) == first, seed
 
 
+@pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("seed", range(40))
 def test_ring_credits_bound_what_is_in_flight(seed: int) -> None:
     """Never more than ``credits`` hidden states of one (link, boundary) are sent and not yet taken."""
@@ -99,6 +102,7 @@ def test_ring_credits_bound_what_is_in_flight(seed: int) -> None:
         assert taken[channel] <= plan.placement.credits, channel
 
 
+@pytest.mark.promise("3 frozen means free")
 @pytest.mark.parametrize("seed", range(40))
 def test_ring_no_gradient_below_the_lowest_trainable_block(seed: int) -> None:
     """A slice below the lowest trainable block is never sent a gradient and never keeps a graph."""
@@ -143,6 +147,7 @@ def test_ring_recorded_events_give_the_same_commands(seed: int) -> None:
             assert engine.handle(entry.event, entry.now_s) == entry.commands
 
 
+@pytest.mark.promise("6 every wait ends")
 @pytest.mark.parametrize("payload", [Payload.HIDDEN, Payload.GRAD, Payload.HEAD])
 def test_ring_lost_message_ends_in_an_error_that_names_it(payload: Payload) -> None:
     """If one message never arrives, the run fails by its deadline and says what was awaited from whom."""

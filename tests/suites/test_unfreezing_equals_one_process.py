@@ -98,6 +98,7 @@ def reference_at(case: Case, steps: tuple[int, ...]) -> dict[str, torch.Tensor]:
     return found.adapter() | found.head()
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", list(SPLITS))
 @pytest.mark.parametrize("steps", [(), (3, 17, 18)])
 def test_unfreezing_at_given_steps_equals_one_process(folder: Path, split: str, steps: tuple[int, ...]) -> None:
@@ -110,6 +111,7 @@ def test_unfreezing_at_given_steps_equals_one_process(folder: Path, split: str, 
     assert distance(trained(plan, carrier, result), reference_at(case, (3, 17) if steps else (48,))) > 1e-4
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", list(SPLITS))
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_unfreezing_by_the_losses_equals_one_process_with_its_steps(folder: Path, split: str, dropout: float) -> None:

@@ -1,21 +1,19 @@
 """A coordinator in this process and agents as real processes on loopback, for tests.
 
-The agents are started as ``python -m edge``, so that what is tested is what a user starts. A cluster serves
-run after run; agents that a test kills are started again with the same name.
+The agents are forked from one template, as those of ``ringtune train --local`` are; tests of a single agent's process
+start ``python -m edge``. A cluster serves run after run; agents that a test kills are started again with the same name.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,16 +21,17 @@ from typing import Any
 from coordinator.drive.requests import RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.server.server import CoordinatorServer
+from coordinator.submit.agent_template import AgentTemplate, ForkedAgent
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Manifest, Resume
 from ringtune.schedule.plan import Plan
-from tests.support import tiny
+from tests.support import leaks, measured, tiny
+from tests.support.processes import source_environment
 
-REPOSITORY = Path(__file__).parents[2]
 START_S = 60.0
 RUN_S = 100.0
 # Every agent that a cluster has started and not yet seen end.
-AGENTS: set[subprocess.Popen[bytes]] = set()
+AGENTS: set[ForkedAgent] = set()
 LEASE_S = 6.0
 
 
@@ -113,6 +112,34 @@ class Follower:
                 outcome.is_done = True
 
 
+class _SharedTemplate:
+    """One template for all clusters of this process, started when the first agent is."""
+
+    def __init__(self) -> None:
+        self._running = ExitStack()
+        self._template: AgentTemplate | None = None
+
+    def get(self) -> AgentTemplate:
+        """The template, which serves."""
+        if self._template is None:
+            folder = self._running.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-template-"))
+            environment = source_environment(RINGTUNE_LOG="DEBUG")
+            template = AgentTemplate(Path(folder) / "template.log", environment)
+            self._template = self._running.enter_context(template)
+            leaks.KEPT.add(template.pid)
+            self._running.callback(leaks.KEPT.discard, template.pid)
+        return self._template
+
+    def close(self) -> None:
+        """End it; no agent may be left."""
+        self._template = None
+        self._running.close()
+        assert not AGENTS, "a cluster was not closed"
+
+
+TEMPLATE = _SharedTemplate()
+
+
 def _plan_part(value: dict[str, Any]) -> dict[str, Any]:
     """The plan of plan.json, which may stand among other things."""
     plan: dict[str, Any] = value.get("plan", value)
@@ -144,7 +171,7 @@ class Cluster:
         self.model = tiny.write_model(folder / "model", num_blocks=4)
         self.train = tiny.write_rows(folder / "train.csv", 60, seed=1)
         self.eval = tiny.write_rows(folder / "eval.csv", 22, seed=2)
-        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self.agents: dict[str, ForkedAgent] = {}
         self.ports = {name: free_port() for name in self.names}
         self.advertised = {name: self.ports[name] for name in self.names}
         self._server = CoordinatorServer("127.0.0.1:0", lease_s=LEASE_S)
@@ -165,6 +192,7 @@ class Cluster:
         """Start these agents, all by default, and wait until they have joined."""
         names = names or self.names
         before = self._instances()
+        measured.recall(self._state(name) for name in names)
         for name in names:
             self.agents[name] = self._spawn(name)
         deadline_s = time.monotonic() + START_S
@@ -178,21 +206,20 @@ class Cluster:
         """Which process each living node is: one that was killed lives on until its lease ends."""
         return {member.node: member.instance for member in self.coordinator.living()}
 
-    def _spawn(self, name: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "edge", "--coordinator", self.address, "--name", name]
-        command += ["--bind", f"127.0.0.1:{self.ports[name]}", "--advertise", f"127.0.0.1:{self.advertised[name]}"]
-        command += ["--threads", "1", "--memory", "1GiB", "--watch-parent", *self.more.get(name, ())]
-        command += ["--state", str(self.folder / "state" / name)]
+    def _spawn(self, name: str) -> ForkedAgent:
+        arguments = ["--coordinator", self.address, "--name", name]
+        arguments += ["--bind", f"127.0.0.1:{self.ports[name]}", "--advertise", f"127.0.0.1:{self.advertised[name]}"]
+        arguments += ["--threads", "1", "--memory", "1GiB", "--watch-parent", *self.more.get(name, ())]
+        arguments += ["--state", str(self._state(name))]
         if name in self.owners:
             share = f"{self.owners.index(name)}/{len(self.owners)}"
-            command += ["--data", str(self.train), "--eval-data", str(self.eval), "--share", share]
-        environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'proto'}:{REPOSITORY}", "RINGTUNE_LOG": "DEBUG"}
-        with (self.folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(  # noqa: S603
-                command, cwd=REPOSITORY, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log
-            )
-        AGENTS.add(process)
-        return process
+            arguments += ["--data", str(self.train), "--eval-data", str(self.eval), "--share", share]
+        agent = TEMPLATE.get().start(arguments, log=self.folder / f"{name}.log")
+        AGENTS.add(agent)
+        return agent
+
+    def _state(self, name: str) -> Path:
+        return self.folder / "state" / name
 
     def log(self, name: str) -> str:
         """What an agent wrote."""
@@ -202,25 +229,27 @@ class Cluster:
         """Send a signal to an agent."""
         self.agents[name].send_signal(number)
 
-    def wait_exit(self, name: str, timeout_s: float = 10.0) -> int:
+    def wait_exit(self, name: str, timeout_s: float = START_S) -> int:
         """The exit code of an agent that is about to end."""
-        process = self.agents.pop(name)
+        agent = self.agents.pop(name)
         try:
-            return process.wait(timeout_s)
+            code = agent.wait(timeout_s)
+            assert code is not None, f"{name} does not end: {self.log(name)}"
+            return code
         finally:
-            process.kill()
-            process.wait()
-            AGENTS.discard(process)
-            if process.stdin:
-                process.stdin.close()
+            agent.send_signal(signal.SIGKILL)
+            assert agent.wait(timeout_s) is not None
+            agent.close_input()
+            AGENTS.discard(agent)
 
     def close(self) -> None:
         """Stop all agents."""
-        for process in self.agents.values():
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
+        for agent in self.agents.values():
+            agent.send_signal(signal.SIGCONT)
+            agent.send_signal(signal.SIGTERM)
         for name in list(self.agents):
             self.wait_exit(name)
+        measured.keep(map(self._state, self.names))
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -16,10 +15,10 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
-from tests.support import tiny
+from coordinator.run_folder.checkpoints import RunCheckpoints
+from tests.support import measured, tiny
+from tests.support.processes import RUN_S, agents_below, source_environment
 
-REPOSITORY = Path(__file__).parents[2]
-RUN_S = 100.0
 NODES = ("node-0", "node-1", "node-2")
 LAUNCHER = "launcher"
 VICTIMS = (LAUNCHER, *NODES)
@@ -72,7 +71,8 @@ class LocalRun:
 
     def __init__(self, job: Path, out: Path, *options: str) -> None:
         out.mkdir(exist_ok=True)
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(REPOSITORY / "proto"), str(REPOSITORY)))}
+        self._states = [RunCheckpoints(out).node_states() / name for name in NODES]
+        measured.recall(self._states)
         command = [sys.executable, "-m", "ringtune.cli", "train", str(job), "--local", str(len(NODES))]
         self._errors = (out.parent / f"{out.name}.err").open("w+")
         self.process = subprocess.Popen(  # noqa: S603 - our own module
@@ -80,17 +80,13 @@ class LocalRun:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=environment,
+            env=source_environment(),
         )
         self.events: list[dict[str, Any]] = []
 
     def agents(self) -> dict[str, psutil.Process]:
         """Its agents by name."""
-        try:
-            children = psutil.Process(self.process.pid).children()
-            return {name: child for child in children for name in NODES if name in child.cmdline()}
-        except psutil.Error:
-            return {}
+        return agents_below(self.process.pid)
 
     def until_steps(self, count: int) -> None:
         """Read events until so many items are through."""
@@ -114,6 +110,7 @@ class LocalRun:
         output, _ = self.process.communicate(timeout=RUN_S)
         self.events += [json.loads(line) for line in output.splitlines() if line.endswith("}")]
         self._errors.close()
+        measured.keep(self._states)
         return self.process.returncode
 
     def errors(self) -> str:

@@ -209,7 +209,7 @@ def _seed_units(model: Any, job: Job) -> dict[str, int]:
         def seed(*_: Any) -> None:
             text = f"{job.train.seed}/{at['step']}/{at['micro']}/{unit}"
             first = hashlib.sha256(text.encode()).digest()[:8]
-            torch.manual_seed(int.from_bytes(first, "little") & (2**63 - 1))
+            torch.default_generator.manual_seed(int.from_bytes(first, "little") & (2**63 - 1))
 
         return seed
 

@@ -198,6 +198,7 @@ def test_memory_of_a_language_models_owner_counts_logits() -> None:
     assert heads == [2 * TENSOR + 3 * 2 * 16 * 100 * 4, 2 * TENSOR]
 
 
+@pytest.mark.promise("7 bounded memory")
 def test_memory_of_a_large_vocabulary_is_bounded_by_a_chunk() -> None:
     """More logits than the bound come in chunks; the estimate never falls when a micro-batch grows."""
     assert logits_fit(1, 10_000, 4) and not logits_fit(1000, 10_000, 4)

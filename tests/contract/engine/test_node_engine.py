@@ -285,6 +285,7 @@ def test_engine_wrong_completion_is_refused() -> None:
         driver.tell(ev.ActionDone(Action(Op.HEAD, 5, 0)))
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_engine_wait_ends_with_what_was_awaited() -> None:
     """Without progress for ``wait_s`` the engine gives up and names message, step and peer."""
     driver = Driver(host_plan(), "b")

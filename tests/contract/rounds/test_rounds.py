@@ -129,6 +129,7 @@ def test_rounds_any_failure_releases_every_node_once(event: rd.Event) -> None:
     assert rounds.handle(rd.TurnReported("a", 0), 2.0) == [] and rounds.handle(event, 2.0) == []
 
 
+@pytest.mark.promise("6 every wait ends")
 @pytest.mark.parametrize("phase", ["inspecting", "preparing", "training"])
 def test_rounds_deadline_names_who_is_awaited(phase: str) -> None:
     """If a phase makes no progress, the error names the phase or turn and the silent node."""
@@ -146,6 +147,7 @@ def test_rounds_deadline_names_who_is_awaited(phase: str) -> None:
     assert "b" in answer[-1].message.rsplit("node", 1)[-1] or "done by b" in answer[-1].message
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_rounds_every_phase_sets_its_deadline() -> None:
     """Each phase begins with a timer, training with half as much again."""
     rounds = rd.Rounds(lambda facts: PLAN, wait_s=10.0)
@@ -228,6 +230,7 @@ def test_rounds_that_decide_close_a_turn_when_its_last_loss_is_here() -> None:
     assert kinds(rounds.handle(first._replace(seq=1, step=1), 1.0)) == ["LogStep", "LogTurn", "Grant"]
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_rounds_deadline_names_the_owner_whose_loss_is_missing() -> None:
     """All nodes are done with the turn, but one of its steps was never reported."""
     rounds = trained_rounds(AUTO, ("a",))

@@ -66,6 +66,7 @@ def test_connections_a_bug_crosses_a_call_with_its_type() -> None:
     assert "KeyError: 'lost'" in str(error)
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_connections_a_call_that_takes_too_long_is_a_deadline() -> None:
     """A peer that does not answer in time is named."""
     error = _failure(FailingAgent(), timeout_s=0.2)

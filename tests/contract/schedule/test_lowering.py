@@ -170,6 +170,7 @@ def _train_items(plan: Plan) -> list[Item]:
     ]
 
 
+@pytest.mark.promise("2 right version")
 def test_forward_version_of_pipeadapter_lags_by_what_is_in_flight() -> None:
     """Three hosts, turns of 5 and 3 steps: the lowest lags by up to 2 steps, the top and the head never."""
     slices = [("a", 0, 1), ("b", 1, 1), ("c", 1, 3), ("d", 3, 4)]
@@ -204,6 +205,7 @@ def test_forward_version_of_pipeadapter_is_flushed_for_evaluations_and_checkpoin
         assert [forward_version(plan.course, block, item) for block in range(5)] == [0, 3, 3, 3, 3]
 
 
+@pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("seed", range(40))
 def test_forward_version_of_the_other_methods_is_every_update(seed: int) -> None:
     """Without staleness nothing waits for a later forward, and at most one item is in flight."""
@@ -252,6 +254,7 @@ def test_trained_units_depend_on_the_kind(kind: StepKind, units: list[int]) -> N
 # ---- the lowering --------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("3 frozen means free")
 def test_lower_stops_backward_at_lowest_unfrozen_block() -> None:
     """No node below the lowest unfrozen block gets a gradient: the table in the module's docstring."""
     assert _table(make_plan(AB, ["c"]), "c", StepKind.TRAIN, 0) == {

@@ -25,6 +25,7 @@ def test_outbox_keeps_the_order() -> None:
     assert [event.state for event in outbox.events()] == ["one", "two"]
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_outbox_does_not_wait_for_ever_for_a_slow_reader() -> None:
     """A submitter that is there but does not read ends the run instead of filling the memory."""
     outbox = Outbox(wait_s=0.05, max_events=2)
@@ -34,6 +35,7 @@ def test_outbox_does_not_wait_for_ever_for_a_slow_reader() -> None:
         outbox.emit(state("three"))
 
 
+@pytest.mark.promise("7 bounded memory")
 def test_outbox_bounds_the_bytes_that_it_holds() -> None:
     """Events may be chunks of files: a slow submitter of a large result must not fill the coordinator's memory."""
     outbox = Outbox(wait_s=0.05, max_bytes=2000)

@@ -233,6 +233,7 @@ def test_run_ends_when_a_node_is_gone() -> None:
             run(cluster)
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_run_ends_when_nobody_makes_progress() -> None:
     """The longest wait of the job has an end, and the error names who was awaited."""
     silent = {"on_grant": lambda agent, turns: None}
@@ -320,6 +321,7 @@ def test_run_refuses_reports_without_a_number() -> None:
         run(cluster)
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_run_waits_for_nodes_no_longer_than_asked() -> None:
     """Two nodes are wanted and one is there: the error says who has joined."""
     with Cluster("a") as cluster, pytest.raises(DeadlineError, match=r"waited 0\.5 s for 2 nodes, 1 have joined \(a\)"):

@@ -74,6 +74,7 @@ def test_choice_is_the_same_for_the_same_profile() -> None:
     assert planned(wanted(), profile).plan.digest == planned(wanted(), turned).plan.digest
 
 
+@pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("seed", range(4))
 def test_choice_never_exceeds_a_budget(seed: int) -> None:
     """With room for little more than two blocks each, the plan fits every node after rounding."""

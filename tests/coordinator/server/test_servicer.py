@@ -124,6 +124,7 @@ def test_server_stays_on_this_machine() -> None:
         CoordinatorServer("0.0.0.0:0", lease_s=10)
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_client_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address where nobody listens is an error within the connect deadline."""
     monkeypatch.setattr("coordinator.submit.client.CONNECT_S", 0.2)

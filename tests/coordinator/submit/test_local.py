@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.submit.local import BASE_BYTES, LocalSetup, available_memory_bytes, exit_error, node_name
+from coordinator.submit.exit_errors import exit_error
+from coordinator.submit.local import BASE_BYTES, LocalSetup, available_memory_bytes, node_name
 from ringtune.errors import CapacityError, DataError, InvalidInputError, JobError, PeerLostError, UsageError
 from tests.support.fake_agents import job
 
@@ -22,6 +23,7 @@ def test_local_setup_shares_memory_and_threads() -> None:
     assert (setup.num_owners, setup.threads) == (4, 3)
 
 
+@pytest.mark.promise("7 bounded memory")
 def test_local_setup_refuses_more_nodes_than_memory_allows() -> None:
     """Both numbers and a number that would fit are in the message."""
     with pytest.raises(
@@ -64,14 +66,14 @@ def test_available_memory_is_the_tightest_limit(tmp_path: Path) -> None:
 
 def test_exit_error_is_what_the_agent_printed() -> None:
     """The exit code names the kind of error, the last line that begins with error: is the message."""
-    error = exit_error("node-1", DataError.exit_code, "loading\nerror: x.csv has no rows\n", log=LOG)
+    error = exit_error("node node-1", DataError.exit_code, "loading\nerror: x.csv has no rows\n", log=LOG)
     assert type(error) is InvalidInputError
     assert str(error) == "node node-1: x.csv has no rows"
 
 
 def test_exit_error_of_a_killed_agent_is_a_lost_node() -> None:
     """A signal and the log are named; what it printed last is shown only where that tells why."""
-    error = exit_error("node-1", -signal.SIGKILL, "INFO edge.agent.agent: run r1 begins\n", log=LOG)
+    error = exit_error("node node-1", -signal.SIGKILL, "INFO edge.agent.agent: run r1 begins\n", log=LOG)
     assert type(error) is PeerLostError
     assert str(error) == "node node-1 was ended by SIGKILL; see run/logs/node-1.log and repeat or --resume the run"
-    assert "exit code 70 (boom); see run/logs/" in str(exit_error("node-1", 70, "Traceback\nboom\n", log=LOG))
+    assert "exit code 70 (boom); see run/logs/" in str(exit_error("node node-1", 70, "Traceback\nboom\n", log=LOG))

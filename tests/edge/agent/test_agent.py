@@ -12,7 +12,7 @@ import pytest
 
 from edge.agent.active_run import ActiveRun
 from edge.agent.agent import Agent
-from edge.agent.options import AgentOptions
+from edge.agent_options import AgentOptions
 from edge.measuring.wanted import Timing
 from ringtune.errors import (
     ConnectionFailedError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -173,6 +174,27 @@ def test_membership_one_missed_heartbeat_is_no_loss() -> None:
     coordinator.beats = [grpc.StatusCode.UNAVAILABLE]
     make(coordinator, told).beat_once()
     assert told.run_over == []
+
+
+def test_membership_node_that_was_frozen_asks_again_before_it_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than a lease without a heartbeat, and the first one meets a broken connection: only two count."""
+    now_s = 0.0
+    monkeypatch.setattr(ms, "time", SimpleNamespace(monotonic=lambda: now_s, time=lambda: now_s))
+    coordinator, told = FakeCoordinator(), Told()
+    coordinator.beats = [grpc.StatusCode.UNAVAILABLE, control_pb2.HeartbeatReply(known=False)]
+    coordinator.beats += [grpc.StatusCode.UNAVAILABLE] * 2
+    member = make(coordinator, told, rejoin=False)
+    now_s = 5000.0
+    member.beat_once()
+    assert told.run_over == []
+    member.beat_once()
+    assert coordinator.calls == ["beat", "beat", "join"]
+    assert told.run_over == [("", "coordinator host:1 no longer knows node a")]
+    now_s = 10_000.0
+    member.beat_once()
+    assert len(told.run_over) == 1
+    member.beat_once()
+    assert "has not answered for 1000 s" in told.run_over[1][1]
 
 
 def test_membership_silence_for_a_lease_stops_the_run_once_and_the_node_comes_back() -> None:

@@ -9,12 +9,16 @@ import pytest
 import torch
 
 from edge.compute.executor import NodeExecutor
+from edge.data.rows import OwnerDataset
 from ringtune.errors import DataError, IntegrityError, ModelError, PlanError
+from ringtune.jobs.job import Job
 from ringtune.schedule.actions import Op, TensorKey
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.schedule.versions import trained
 from tests.support import hand_ring as ring
 from tests.support import reference, tiny
+from tests.support.plans import changed
 
 ONE = {"b": (0, 4)}
 TWO = {"b": (0, 2), "c": (2, 4)}
@@ -48,8 +52,22 @@ def _compare(
     datasets = ring.make_datasets(job, model_folder, folder, owners, eval_rows=eval_rows)
     plan = ring.make_plan(job, datasets, slices)
     hand = ring.HandRing(plan, job, model_folder, datasets, interleave=interleave).train()
-    expected = reference.train(job, plan, model_folder, datasets)
+    expected = _reference(job, plan, datasets)
     return _difference(hand.tensors(), {**expected.adapter(), **expected.head()}), hand, expected
+
+
+_REFERENCES: dict[str, reference.Trained] = {}
+
+
+def _reference(job: Job, plan: Plan, datasets: dict[str, OwnerDataset]) -> reference.Trained:
+    """One for each job and owners, whatever the slices; without dropout also whatever the number of micro-batches."""
+    if job.model.dtype == "float64" and not job.train.dropout:
+        job = job.with_overrides({"train.microbatches": 1})
+        plan = changed(plan, microbatches=1)
+    key = repr((job, plan.course.owners))
+    if key not in _REFERENCES:
+        _REFERENCES[key] = reference.train(job, plan, Path(job.model.path), datasets)
+    return _REFERENCES[key]
 
 
 def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> float:
@@ -57,6 +75,7 @@ def _difference(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> 
     return max(float((got[name] - want[name]).abs().max()) for name in want)
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(
     "slices", [ONE, TWO, UNEVEN, THREE, EMPTY, OWNER_FIRST, OWNER_MIDDLE, OWNER_LAST, ALONE], ids=str
 )
@@ -84,6 +103,7 @@ def test_executor_equals_one_process_after_50_steps(
         assert hand.evaluations[step] == pytest.approx(counts, abs=1e-9)
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -141,6 +161,7 @@ def test_executor_in_float32_equals_with_the_same_micro_batches(model_folder: Pa
         assert difference <= 1e-6 * float(norm)
 
 
+@pytest.mark.promise("1 partition invariance")
 def test_executor_is_independent_of_the_number_of_micro_batches(model_folder: Path, tmp_path: Path) -> None:
     """Micro-batches only change rounding: the loss is the sum over targets divided by those of the batch."""
     found = []
@@ -166,6 +187,7 @@ def test_executor_comparison_can_fail(model_folder: Path, tmp_path: Path) -> Non
     assert _difference(hand.train().tensors(), {**expected.adapter(), **expected.head()}) > 1e-6
 
 
+@pytest.mark.promise("3 frozen means free")
 def test_executor_sends_no_gradient_below_the_lowest_trainable_block(model_folder: Path, tmp_path: Path) -> None:
     """Gradients stop at the terminator: none enters a node that is all frozen."""
     job = ring.make_job(model_folder, train__max_steps=12, unfreeze__every_steps=4)
@@ -198,6 +220,7 @@ def _pass_frozen(hand: ring.HandRing, seq: int, micro: int) -> int:
     return host.live_bytes()
 
 
+@pytest.mark.promise("3 frozen means free")
 def test_executor_keeps_nothing_of_frozen_batches(model_folder: Path, tmp_path: Path) -> None:
     """A frozen slice holds one hidden state while it works and nothing afterwards, however many batches pass."""
     job = ring.make_job(model_folder, train__microbatches=2, train__local_iterations=6)

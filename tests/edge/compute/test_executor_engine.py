@@ -88,6 +88,7 @@ class Post:
                 pytest.fail(message)
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("private", [0, 1])
 def test_executor_under_engines_equals_one_process(model_folder: Path, tmp_path: Path, seed: int, private: int) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load
 
 from edge.compute.executor import NodeExecutor
 from edge.data.language import Language, LanguageExamples
-from edge.model.heads import IGNORED
+from edge.data.tokens import IGNORED
 from ringtune.errors import DataError, ModelError
 from tests.support import hand_ring as ring
 from tests.support import tiny

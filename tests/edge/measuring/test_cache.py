@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edge.agent import workshop
-from edge.agent.options import AgentOptions
+from edge.agent_options import AgentOptions
 from edge.data.rows import MeanTokens
 from edge.measuring.cache import CACHE_FILE, KEPT_ENTRIES, ProfileCache, cache_key
 from edge.measuring.wanted import Timing

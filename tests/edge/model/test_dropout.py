@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edge.compute.executor import NodeExecutor
-from edge.model.dropout import block_unit, unit_seed
+from edge.model.dropout import block_unit, seed_unit, unit_seed
 from ringtune.schedule.actions import Op, TensorKey
 from ringtune.schedule.turns import StepKind, Turn
 from tests.support import hand_ring as ring
@@ -44,6 +44,16 @@ def test_dropout_seed_is_the_documented_one() -> None:
     """The seed is 63 bits of a SHA-256 that any other implementation can compute."""
     digest = hashlib.sha256(b"3/17/2/block.5").digest()
     assert unit_seed(3, 17, 2, block_unit(5)) == int.from_bytes(digest[:8], "little") % 2**63
+
+
+def test_dropout_seeds_as_torch_does_and_leaves_nothing_behind() -> None:
+    """The numbers are those of ``torch.manual_seed``, which would keep each call for an accelerator of later."""
+    torch.manual_seed(unit_seed(3, 17, 2, "head"))
+    wanted, waiting = torch.rand(5), len(torch.cuda._queued_calls)
+    for _ in range(10):
+        seed_unit(3, 17, 2, "head")
+    assert torch.equal(torch.rand(5), wanted)
+    assert len(torch.cuda._queued_calls) == waiting
 
 
 def test_dropout_ignores_the_state_of_the_generator(model_folder: Path, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def _merge(hand: ring.HandRing, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.promise("8 adapterhub folder")
 @pytest.mark.parametrize(
     ("config", "dtype"), [("seq_bn", "float32"), ("seq_bn", "float64"), ("lora", "float64"), ("loreft", "float32")]
 )

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edge.data.tokens import Batch
+from edge.data.tokens import IGNORED, Batch
 from edge.model import heads
-from edge.model.heads import IGNORED, CausalLanguageModel, HeadCounts
+from edge.model.heads import CausalLanguageModel, HeadCounts
 from edge.model.token_loss import token_loss
 from ringtune.costs.memory import MOST_LOGIT_BYTES
 

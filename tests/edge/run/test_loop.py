@@ -116,6 +116,7 @@ def test_run_lost_peer_is_reported_once_and_at_once() -> None:
         assert failed == [rp.Failed("PeerLostError", "node b lost its link with node a: socket closed", "a")]
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_run_without_progress_names_what_it_waits_for() -> None:
     """A host whose neighbour never starts gives up after wait_s and names message and sender."""
     with ring_of(two_hosts(), wait_s=0.05) as ring:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from edge.agent.options import default_state
+from edge.agent_options import default_state
 from edge.shards.saver import Saver, ShardAsked, check_shards, open_saver
 from edge.shards.state_folder import KEPT_RUNS, StateFolder
 from ringtune.errors import BusyError, IntegrityError, StorageError, UsageError

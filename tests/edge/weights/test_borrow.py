@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edge.agent.options import AgentOptions
+from edge.agent_options import AgentOptions
 from edge.model.safetensors_files import Checkpoint
 from edge.weights.borrow import Borrower
 from ringtune.costs.model_facts import model_facts

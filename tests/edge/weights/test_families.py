@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge.agent.options import AgentOptions
+from edge.agent_options import AgentOptions
 from edge.compute.hosting import Hosted, host
 from edge.model.safetensors_files import Checkpoint
 from edge.weights.borrow import Borrower

@@ -157,6 +157,7 @@ def test_checks_refuse_the_same_frame_twice() -> None:
     check.admit(_header())
 
 
+@pytest.mark.promise("7 bounded memory")
 def test_checks_hold_the_sender_to_its_credits() -> None:
     """No more hidden states than credits are in the inbox; a returned credit lets one more in."""
     of = plan(credits=2, num_steps=12, local_iterations=12)
@@ -259,6 +260,7 @@ def test_checks_hello_of_another_run_is_refused(change: Callable[[ring_pb2.Frame
         check_hello(expectation(), None)
 
 
+@pytest.mark.promise("7 bounded memory")
 def test_checks_of_a_long_run_stay_small_and_quick() -> None:
     """A run of a million steps is not expanded ahead: memory follows the window, not the run."""
     of = plan(num_steps=1_000_000, local_iterations=10)

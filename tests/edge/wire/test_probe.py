@@ -50,6 +50,7 @@ def test_probe_names_both_ends_of_a_link_that_nobody_answers() -> None:
             measure_link("a", "b", address, message_bytes=1000, timeout_s=WAIT_S)
 
 
+@pytest.mark.promise("6 every wait ends")
 def test_probe_gives_up_at_its_deadline() -> None:
     """The other end takes the call and never answers."""
     ended = threading.Event()

@@ -87,12 +87,12 @@ def default_name() -> str:
 
 
 def default_cache() -> Path:
-    """This user's folder for what can be fetched again, as the XDG base directory specification has it."""
+    """This user's folder for what can be fetched again, as this system has it."""
     return user_cache_path("ringtune")
 
 
 def default_state(name: str) -> Path:
-    """Where a node keeps its shards unless it is told, as the XDG base directory specification has it."""
+    """Where a node keeps its shards unless it is told, as this system has it."""
     return user_state_path("ringtune") / name
 
 

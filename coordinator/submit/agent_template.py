@@ -1,0 +1,208 @@
+"""The launcher's end of a template: agents are forked from one process, which has loaded the libraries once.
+
+The template is ``python -m edge.template``, which describes the messages; agents are never imported here. A
+forked agent is a child of the template, so its signals and its exit code go through the template. Its standard input
+is a pipe that this process holds: when this process ends, the agent ends too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from coordinator.submit.exit_errors import exit_error
+from ringtune.errors import DeadlineError, RingTuneError
+
+LOAD_S: Final = 120.0
+"""How long the libraries may take to load: seconds on a laptop, half a minute on a small board."""
+
+COMMAND: Final = (sys.executable, "-P", "-m", "edge.template", "_" * 100)
+"""Starts a template. The last word is room in its command line, where each agent writes its own for others to read."""
+
+_WHO: Final = "the template of the local nodes"
+_FORK_S: Final = 10.0
+_END_S: Final = 5.0
+_MAX_BYTES: Final = 1 << 16
+
+
+class ForkedAgent:
+    """An agent that was forked from a template.
+
+    Args:
+        template: it.
+        number: by which the template knows the agent.
+        pid: the agent's process id.
+        standard_input: the end of the agent's input at which one writes.
+    """
+
+    def __init__(self, template: AgentTemplate, number: int, pid: int, standard_input: int) -> None:
+        self.pid = pid
+        self._template = template
+        self._number = number
+        self._input = standard_input
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self._template.code_of(self._number)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Its exit code; None if it still runs after ``timeout_s`` seconds."""
+        self._template.wait_for(lambda: self.poll() is not None, timeout_s)
+        return self.poll()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens if the agent has ended."""
+        self._template.send_signal(self._number, number)
+
+    def close_input(self) -> None:
+        """End the agent's standard input, by which it learns that its launcher has ended; more than once is fine."""
+        if self._input >= 0:
+            os.close(self._input)
+            self._input = -1
+
+
+class AgentTemplate:
+    """Runs a template while in its context.
+
+    Args:
+        log: gets what the template prints.
+        environment: variables of the template and its agents.
+        command: starts the template.
+    """
+
+    def __init__(self, log: Path, environment: Mapping[str, str], *, command: Sequence[str] = COMMAND) -> None:
+        self._log = log
+        self._command = command
+        self._environment = environment
+        self._changed = threading.Condition()
+        self._is_ready = False
+        self._is_over = False
+        self._count = 0
+        self._pids: dict[int, int] = {}
+        self._codes: dict[int, int] = {}
+
+    def __enter__(self) -> AgentTemplate:
+        """Start the template; it loads the libraries while this process goes on."""
+        self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other, self._log.open("wb") as log:
+            # a session of its own: Ctrl-C is for the launcher, which then ends the run in order
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
+                self._command,
+                stdin=other.fileno(),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=self._environment,
+            )
+        self._reader = threading.Thread(target=self._read, name="agent-template", daemon=True)
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Kill the template, and with it the agents that still run."""
+        self._process.kill()
+        self._process.wait(_END_S)
+        self._reader.join(_END_S)
+        self._control.close()
+
+    @property
+    def pid(self) -> int:
+        """The template's process id."""
+        return self._process.pid
+
+    def error(self) -> RingTuneError | None:
+        """Why the template has ended; None while it runs."""
+        if not self._is_over:
+            return None
+        output = self._log.read_text(encoding="utf-8", errors="replace")
+        return exit_error(_WHO, self._process.wait(_END_S), output, log=self._log)
+
+    def start(
+        self, arguments: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
+    ) -> ForkedAgent:
+        """Fork an agent, as soon as the libraries are loaded.
+
+        Args:
+            arguments: of ``ringtune node``.
+            log: gets what the agent prints, behind what is there.
+            environment: variables that differ from the template's.
+
+        Raises:
+            RingTuneError: the template has ended, or does not answer in time.
+        """
+        self._await(lambda: self._is_ready, LOAD_S, "to load the libraries")
+        with self._changed:
+            number = self._count = self._count + 1
+        request = {"agent": number, "arguments": list(arguments), "environment": dict(environment or {})}
+        read, write = os.pipe()
+        with log.open("ab") as file:
+            try:
+                self._send(request, [read, file.fileno(), file.fileno()])
+                self._await(lambda: number in self._pids, _FORK_S, "to fork a node")
+                return ForkedAgent(self, number, self._pids[number], write)
+            except BaseException:
+                os.close(write)
+                raise
+            finally:
+                os.close(read)
+
+    def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until what the template has told satisfies ``predicate``, or for ``timeout_s`` seconds."""
+        with self._changed:
+            return self._changed.wait_for(predicate, timeout_s)
+
+    def code_of(self, number: int) -> int | None:
+        """The exit code of an agent, None while it runs; the kernel kills agents whose template has ended."""
+        with self._changed:
+            return self._codes.get(number, -signal.SIGKILL if self._is_over else None)
+
+    def send_signal(self, number: int, signal_number: signal.Signals) -> None:
+        """Send a signal to an agent; nothing happens if it has ended."""
+        if self.code_of(number) is None:
+            self._send({"agent": number, "signal": int(signal_number)})
+
+    def _send(self, request: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        with contextlib.suppress(ConnectionError):  # the template has ended, as whoever waits for it learns
+            socket.send_fds(self._control, [json.dumps(request).encode()], descriptors)
+
+    def _await(self, predicate: Callable[[], bool], timeout_s: float, what: str) -> None:
+        in_time = self.wait_for(lambda: predicate() or self._is_over, timeout_s)
+        error = self.error()
+        if error is not None:
+            raise error
+        if not in_time:
+            raise DeadlineError(f"waited {timeout_s:g} s for {_WHO} {what}; see {self._log} and repeat the run")
+
+    def _read(self) -> None:
+        while packet := self._receive():
+            message: dict[str, Any] = json.loads(packet)
+            with self._changed:
+                if "code" in message:
+                    self._codes[message["agent"]] = message["code"]
+                elif "pid" in message:
+                    self._pids[message["agent"]] = message["pid"]
+                else:
+                    self._is_ready = True
+                self._changed.notify_all()
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def _receive(self) -> bytes:
+        """The next message; empty at the end of the template."""
+        try:
+            return self._control.recv(_MAX_BYTES)
+        except OSError:
+            return b""

@@ -1,0 +1,31 @@
+"""What the end of a process that was started here means: the error that it printed, or a lost node."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from ringtune.errors import PeerLostError, RingTuneError, all_errors
+
+
+def exit_error(who: str, code: int, output: str, *, log: Path) -> RingTuneError:
+    """The error for a process that ended by itself.
+
+    Args:
+        who: ended, e.g. ``node node-1``.
+        code: what the process ended with; negative for a signal.
+        output: the end of what it printed.
+        log: where all of it is.
+    """
+    lines = [line.removeprefix("error: ") for line in output.splitlines() if line.startswith("error: ")]
+    kinds = {kind.exit_code: kind for kind in reversed(all_errors()) if kind is not RingTuneError}
+    if lines and code in kinds:
+        return kinds[code](f"{who}: {lines[-1]}")
+    if code < 0:  # from outside, often for want of memory; its own last words say nothing about it
+        return PeerLostError(
+            f"{who} was ended by {signal.Signals(-code).name}; see {log} and repeat or --resume the run"
+        )
+    last = output.strip().splitlines()[-1:] or ["it printed nothing"]
+    return PeerLostError(
+        f"{who} ended with exit code {code} ({last[0][:300]}); see {log} and repeat or --resume the run"
+    )

@@ -1,0 +1,236 @@
+"""A template for the agents of one machine: it loads the libraries once, and agents are forked from it.
+
+Agents that load torch and the model libraries each for itself need the processor seconds and the memory so many
+times. A forked agent has them from its first moment, and shares the memory until it writes there::
+
+    launcher -> template   {"agent": 1, "arguments": [...], "environment": {...}}   fork; the agent's 0, 1, 2 beside it
+                           {"agent": 1, "signal": 15}                               send a signal
+    template -> launcher   {"ready": true}                                          the libraries are loaded
+                           {"agent": 1, "pid": 71}                                  forked
+                           {"agent": 1, "code": -9}                                 ended; negative for a signal
+
+Each message is one packet on the socket that the template has as its standard input; the launcher writes them in
+``coordinator.submit.agent_template``. An agent gets what a process of its own would get: session, descriptors,
+variables, random numbers, exit code. When the socket ends, the launcher has ended: the agents end by themselves, and
+whoever does not is killed. When the template ends, however it does, the kernel kills its agents.
+
+Only the thread that calls ``fork`` lives on in the child, and a lock that another one held stays locked for ever. So
+the template never has a second thread or a channel, and counts before each fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from edge.machine.forked import count_threads, die_with, set_command_line
+from edge.machine.libraries import load_libraries, require_libraries
+from edge.machine.threads import available_cores, limit_library_threads
+from ringtune.errors import RingTuneError
+
+END_S: Final = 10.0
+"""How long agents may take to end by themselves after their launcher has ended."""
+
+OWN: Final = ("edge.__main__", "edge.agent.process", "edge.agent.workshop")
+"""What an agent loads of its own code."""
+
+_MAX_BYTES: Final = 1 << 20
+_NUM_DESCRIPTORS: Final = 3
+
+
+def main() -> int:
+    """Serve the launcher at the standard input; gives the exit code."""
+    control = _take_standard_input()
+    set_command_line([sys.executable, "-m", "edge.template"])
+    try:
+        require_libraries()
+        load_everything()
+        Template(control).serve()
+    except RingTuneError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def load_everything() -> None:
+    """Import what every agent needs; the garbage collector leaves it alone, here and in the agents."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # it starts its threads when it is loaded; agents compute with torch
+    limit_library_threads(available_cores())
+    gc.disable()
+    load_libraries()
+    for module in OWN:
+        importlib.import_module(module)
+    gc.freeze()
+
+
+class Template:
+    """Forks agents for one launcher and tells it of their ends.
+
+    Args:
+        control: connected to the launcher; keeps the limits of packets.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._pid = os.getpid()
+        self._agents: dict[int, int] = {}
+        self._ended, self._wake = os.pipe()
+
+    def serve(self) -> None:
+        """Do what the launcher asks until it ends; then wait for the agents.
+
+        Raises:
+            RingTuneError: there is a second thread, so that nothing can be forked.
+        """
+        os.set_blocking(self._wake, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        self._control.settimeout(END_S)
+        self._tell({"ready": True})
+        while True:
+            readable = self._wait(self._control, self._ended)
+            self._reap()
+            if self._control in readable and not self._take_request():
+                break
+        deadline_s = time.monotonic() + END_S
+        while self._agents and time.monotonic() < deadline_s:  # the kernel kills those that stay
+            self._wait(self._ended, timeout_s=deadline_s - time.monotonic())
+            self._reap()
+
+    def _wait(self, *sources: socket.socket | int, timeout_s: float | None = None) -> list[socket.socket | int]:
+        """Which of the sources have something to read; without a deadline only while a launcher is there to end it."""
+        readable, _, _ = select.select(sources, [], [], timeout_s)
+        if self._ended in readable:
+            os.read(self._ended, _MAX_BYTES)
+        return readable
+
+    def _reap(self) -> None:
+        for number, pid in tuple(self._agents.items()):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                del self._agents[number]
+                self._tell({"agent": number, "code": os.waitstatus_to_exitcode(status)})
+
+    # ---- requests ---------------------------------------------------------------------------------
+
+    def _take_request(self) -> bool:
+        """Carry out one request; False at the end of the launcher."""
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(self._control, _MAX_BYTES, _NUM_DESCRIPTORS)
+        except ConnectionError:
+            return False
+        if not packet:
+            return False
+        request = json.loads(packet)
+        number = request["agent"]
+        if "signal" not in request:
+            self._start(number, request, descriptors)
+        elif number in self._agents:  # not yet waited for, so the process id is still its own
+            os.kill(self._agents[number], request["signal"])
+        return True
+
+    def _start(self, number: int, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        try:
+            pid = self._fork(request["arguments"], request["environment"], descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        self._agents[number] = pid
+        self._tell({"agent": number, "pid": pid})
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the launcher has ended, which the next request tells
+            self._control.send(json.dumps(message).encode())
+
+    def _fork(self, arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> int:
+        threads = count_threads()
+        if threads != 1:
+            raise RingTuneError(
+                f"the template of the local nodes has {threads} threads where it may have one, so no node can be "
+                "forked from it; look for a package of this Python that starts threads when it is imported"
+            )
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                self._let_go(descriptors)
+                code = _be_agent(arguments, environment, self._pid)
+            finally:
+                _end(code)
+        return pid
+
+    def _let_go(self, descriptors: Sequence[int]) -> None:
+        """In the child: take the agent's descriptors, drop the template's."""
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for descriptor in (self._control.detach(), self._ended, self._wake):
+            os.close(descriptor)
+
+
+# ---- in the child --------------------------------------------------------------------------------
+
+
+def _be_agent(arguments: Sequence[str], environment: Mapping[str, str], parent: int) -> int:
+    """What ``python -m edge`` does; gives its exit code."""
+    os.setsid()
+    if not die_with(parent):
+        return 0
+    os.environ.update(environment)
+    set_command_line([sys.executable, "-m", "edge", *arguments])
+    if is_spoiled():
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "edge", *arguments])  # noqa: S606
+    _draw_afresh()
+    gc.enable()
+    sys.argv[1:] = arguments
+    from edge.__main__ import main as be_agent
+
+    return be_agent()
+
+
+def is_spoiled() -> bool:
+    """Whether a library has touched an accelerator before the fork, which then refuses to work in the child."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda._is_in_bad_fork())
+
+
+def _draw_afresh() -> None:
+    """Seed what numpy drew from the system when it was loaded; ``random`` does so by itself, torch never does."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def _end(code: int) -> None:
+    from edge.__main__ import end
+
+    if sys.exc_info()[0] is not None:
+        traceback.print_exc()
+    end(code)
+
+
+def _take_standard_input() -> socket.socket:
+    """The socket that this process was started with; descriptor 0 then is empty."""
+    control = socket.socket(fileno=os.dup(0))
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 0)
+    return control
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # as in ``edge.__main__``

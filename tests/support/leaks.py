@@ -1,0 +1,48 @@
+"""Processes below this one, as the kernel lists them: cheap enough to ask before and after each test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+KEPT: Final[set[int]] = set()
+"""Process ids that outlive tests on purpose, whatever is below them; whoever adds one ends it and takes it out."""
+
+_LISTS = (
+    Path(f"/proc/{os.getpid()}/task").is_dir() and Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists()
+)
+
+
+def processes_below() -> set[int]:
+    """Children of this process, theirs and so on, without those that are kept."""
+    found: set[int] = set()
+    ahead = [os.getpid()]
+    while ahead:
+        fresh = [pid for pid in _children(ahead.pop()) if pid not in KEPT and pid not in found]
+        found.update(fresh)
+        ahead += fresh
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    """Each thread has a list of those that it has started."""
+    if not _LISTS:
+        return [child.pid for child in psutil.Process(pid).children()]
+    try:
+        texts = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:  # it has just ended
+        return []
+    return [int(word) for text in texts for word in text.split()]
+
+
+def still_running(pids: set[int], grace_s: float) -> list[psutil.Process]:
+    """Those of these processes that do not end within ``grace_s`` seconds."""
+    processes = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+    return list(psutil.wait_procs(processes, timeout=grace_s)[1]) if processes else []
