@@ -66,9 +66,12 @@ class ProfileTimes:
         Raises:
             PlanError: that work was not measured on the node.
         """
-        found = self.begins(node, action)
-        if found.seconds is None:
+        op, seq, micro, start, stop, _, _ = action
+        found = self.kinds.get((node, op, micro, start, stop, self._by_seq[seq].number))
+        if found is None or found.seconds is None:
+            found = self.begins(node, action)
             found.seconds = self._seconds(node, action)
+        self.running[node] = found
         return found.seconds
 
     def begins(self, node: str, action: Action) -> ActionKind:

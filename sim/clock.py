@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 
@@ -16,12 +17,11 @@ class VirtualClock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self._queue: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
-        self._scheduled = 0
+        self._numbers = count()
 
     def at(self, time_s: float, callback: Callable[..., object], *args: Any) -> None:
         """Call ``callback(*args)`` at ``time_s``; a time in the past means now."""
-        self._scheduled = number = self._scheduled + 1
-        heappush(self._queue, (time_s if time_s > self.now_s else self.now_s, number, callback, args))
+        heappush(self._queue, (time_s if time_s > self.now_s else self.now_s, next(self._numbers), callback, args))
 
     def after(self, delay_s: float, callback: Callable[..., object], *args: Any) -> None:
         """Call ``callback(*args)`` in ``delay_s`` seconds."""

@@ -121,7 +121,8 @@ class MeasuredLinks:
             up_s, down_s = link.uplink.free_s, link.downlink.free_s
             up_s, down_s = up_s if up_s > arrival_s else arrival_s, down_s if down_s > arrival_s else arrival_s
             link.uplink.free_s, link.downlink.free_s = up_s + uplink_s, down_s + downlink_s
-            link.free_s = end_s = max(up_s, down_s, link.free_s) + on_wire_s
+            begin_s = up_s if up_s > down_s else down_s
+            link.free_s = end_s = (begin_s if begin_s > link.free_s else link.free_s) + on_wire_s
             link.busy_s += on_wire_s
             arrival_s = end_s + link.latency_s
         if arrival_s < link.arrived_s:

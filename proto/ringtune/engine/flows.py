@@ -33,6 +33,7 @@ class Place:
         start, stop: its units.
         rank: the lower, the sooner it is started; see ``node_engine``.
         receive: the tensor that has to be here before; None if it needs none.
+        awaits: the next tensor that its micro-batch takes here, from this place on; None if it takes no more.
         send: the tensor that leaves when it is done; None if none does.
         is_upward: whether earlier micro-batches have to be past its units before it starts.
         keeps_graph, frees_graph: what it does to the graphs of its micro-batch.
@@ -42,6 +43,7 @@ class Place:
     """
 
     __slots__ = (
+        "awaits",
         "credit",
         "frees_graph",
         "frontier",
@@ -61,6 +63,7 @@ class Place:
         self.start, self.stop = leg.start, leg.stop
         self.rank = op.rank
         self.receive, self.send, self.credit = receive, send, credit
+        self.awaits = receive
         self.is_upward = op.is_forward and op is not Op.HEAD
         self.keeps_graph, self.frees_graph = op.graph is Graph.KEEPS, op.graph is Graph.FREES
         self.frontier = leg.start if self.is_upward else math.inf
@@ -96,8 +99,9 @@ class Path:
                 send = _message(after) if after is not None and after.op is Op.SEND else None
                 places.append(Place(leg, receive, send, credits_at[at]))
                 receive = None
-        for place, following in itertools.pairwise(places):
+        for following, place in itertools.pairwise(reversed(places)):
             place.next = following
+            place.awaits = place.receive or following.awaits
         self.first = places[0]
         self.num_backwards = sum(place.frees_graph for place in places)
         self.has_head = any(place.op is Op.HEAD for place in places)
@@ -160,9 +164,7 @@ class Flow:
         place = self.place
         if is_running and place is not None:
             place = place.next
-        while place is not None and place.receive is None:
-            place = place.next
-        return None if place is None else place.receive
+        return None if place is None else place.awaits
 
 
 class ItemState:

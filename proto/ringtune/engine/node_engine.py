@@ -259,7 +259,8 @@ class NodeEngine:
 
     def _on_credit(self, event: ev.CreditArrived, now_s: float, commands: list[ev.Command]) -> bool:
         self._last_progress_s = now_s
-        self._credits.channel(event.source, event.boundary).came_back()
+        boundary, source = event
+        self._credits.channel(source, boundary).came_back()
         is_awaited, self._is_starved = self._is_starved, False
         return is_awaited
 
@@ -341,16 +342,23 @@ class NodeEngine:
         following = flow.place = place.next
         if place.is_upward:
             if following is None or not following.is_upward:
-                self._upward.remove(flow)
-                self._may_update = self._may_run_head = True
+                upward = self._upward
+                upward.remove(flow)
+                self._may_run_head = True
+                if not upward or upward[0].seq > flow.seq:
+                    self._may_update = True
         elif place.op is Op.HEAD:
             flow.state.heads.popleft()
             self._embeds_in_flight -= 1
-            self._may_update = self._may_run_head = self._may_go_down = self._head_may_move = True
+            self._may_run_head = self._may_go_down = True
+            if not flow.state.heads:
+                self._may_update = self._head_may_move = True
         elif place.frees_graph:
+            self._may_go_down = True
             if following is None or not following.frees_graph:
                 flow.state.backwards.popleft()
-            self._may_update = self._may_go_down = True
+                if not flow.state.backwards:
+                    self._may_update = True
         if following is None:
             flow.state.flows_left -= 1
 
