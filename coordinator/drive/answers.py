@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from coordinator.records.events import read_object
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError
 from ringtune.v1 import control_pb2
@@ -52,22 +52,3 @@ def read_facts(facts: Facts) -> NodeFacts:
     if found.node != facts.node:
         raise IntegrityError(f"node {facts.node} sent the facts of node {found.node}; use one version on all machines")
     return found
-
-
-def read_object(content: str | bytes, what: str) -> dict[str, Any]:
-    """A JSON object.
-
-    Args:
-        content: its text.
-        what: for the message.
-
-    Raises:
-        IntegrityError: it is none.
-    """
-    try:
-        value = json.loads(content)
-    except ValueError as error:
-        raise IntegrityError(f"{what} is not JSON: {error}; use one version on all machines") from error
-    if not isinstance(value, dict):
-        raise IntegrityError(f"{what} is not a JSON object; use one version on all machines")
-    return value

@@ -25,6 +25,7 @@ from coordinator.drive.requests import Evaluation, invited
 from coordinator.drive.status_board import StatusBoard
 from coordinator.members.recruiting import Members, choose, choose_named, lost_message, not_there, too_few
 from coordinator.members.registry import Member
+from coordinator.records.events import EventSink
 from ringtune.errors import FrameError, InterruptedRunError, RingTuneError, error_from_name
 from ringtune.rounds import rounds
 from ringtune.v1 import control_pb2
@@ -57,6 +58,7 @@ class Driver:
         self._started_s = time.monotonic()
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._outbox = Outbox()
+        self._sinks: list[EventSink] = [self.board.take, self._outbox.emit]
         self._calls: dict[str, AgentCalls] = {}
         self._instances: dict[str, str] = {}
         self._needed: frozenset[str] = frozenset()
@@ -72,6 +74,10 @@ class Driver:
     def stop(self, reason: str) -> None:
         """Stop, whatever is under way; returns at once."""
         self._queue.put(rounds.StopAsked(reason))
+
+    def listen(self, sink: EventSink) -> None:
+        """Let a further reader hear all events; to be called before ``start``."""
+        self._sinks.insert(0, sink)
 
     def drain(self, reason: str) -> None:
         """Stop in order; that is to stop, where nothing can be saved. Returns at once."""
@@ -132,8 +138,8 @@ class Driver:
         """Complete the files that grew while the work went on."""
 
     def _emit(self, event: control_pb2.RunEvent) -> None:
-        self.board.take(event)
-        self._outbox.emit(event)
+        for sink in self._sinks:
+            sink(event)
 
     def _next(self) -> Any:
         """What comes next; None if nothing came for a moment."""

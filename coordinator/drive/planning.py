@@ -9,13 +9,13 @@ from coordinator.drive.checkpointing import Checkpointing
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.given_profile import check_given, with_given_times
 from coordinator.planner.make_plan import Planned, make_plan
-from coordinator.records.file_events import Emit
+from coordinator.records.events import EventSink
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.v1 import control_pb2
 
 
 def plan_run(
-    request: RunRequest, facts: Mapping[str, NodeFacts], checkpoints: Checkpointing, emit: Emit
+    request: RunRequest, facts: Mapping[str, NodeFacts], checkpoints: Checkpointing, emit: EventSink
 ) -> tuple[Planned, Profile]:
     """Plan a run, and tell the submitter what it is planned with.
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
-from coordinator.drive.answers import Answer, Facts, Files, Hosted, Reported, read_facts, read_object
+from coordinator.drive.answers import Answer, Facts, Files, Hosted, Reported, read_facts
 from coordinator.drive.checkpointing import Checkpointing, Noted
 from coordinator.drive.driver import Driver
 from coordinator.drive.planning import plan_run
@@ -25,6 +25,7 @@ from coordinator.drive.requests import RunRequest
 from coordinator.members.recruiting import Members, num_neighbours
 from coordinator.planner.make_plan import Planned
 from coordinator.records.books import RunBooks
+from coordinator.records.events import read_object
 from coordinator.records.file_events import send_file
 from coordinator.records.result_files import adapter_folder
 from ringtune.costs.profile import NodeFacts

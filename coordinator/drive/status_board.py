@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from coordinator.drive.answers import read_object
+from coordinator.records.events import read_object
 from ringtune.v1 import control_pb2
 
 _FIGURES = ("round", "initiator", "depth", "loss")

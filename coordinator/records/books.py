@@ -6,7 +6,8 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 
-from coordinator.records.file_events import Emit, GrowingFile
+from coordinator.records.events import EventSink
+from coordinator.records.file_events import GrowingFile
 from coordinator.records.report import RunLedger
 from coordinator.records.trace_file import Span, TraceText
 from ringtune.costs.profile import Profile
@@ -32,7 +33,7 @@ class RunBooks:
         emit: sends an event to the submitter.
     """
 
-    def __init__(self, plan: Plan, job: Job, profile: Profile, emit: Emit) -> None:
+    def __init__(self, plan: Plan, job: Job, profile: Profile, emit: EventSink) -> None:
         self._plan = plan
         self._job = job
         self._emit = emit

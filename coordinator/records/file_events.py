@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 
+from coordinator.records.events import EventSink
 from ringtune.files.chunks import FileCutter, cut_file
 from ringtune.v1 import control_pb2
-
-Emit = Callable[[control_pb2.RunEvent], None]
 
 
 class GrowingFile:
@@ -19,7 +17,7 @@ class GrowingFile:
         emit: sends an event to the submitter.
     """
 
-    def __init__(self, path: str, emit: Emit) -> None:
+    def __init__(self, path: str, emit: EventSink) -> None:
         self._cutter = FileCutter(path)
         self._emit = emit
         self._is_closed = False
@@ -36,7 +34,7 @@ class GrowingFile:
             self._emit(control_pb2.RunEvent(file=self._cutter.end()))
 
 
-def send_file(path: str, content: bytes, emit: Emit) -> None:
+def send_file(path: str, content: bytes, emit: EventSink) -> None:
     """Send a whole file."""
     for chunk in cut_file(path, io.BytesIO(content)):
         emit(control_pb2.RunEvent(file=chunk))

@@ -16,6 +16,7 @@ from coordinator.drive.requests import MeasureRequest, RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.drive.status_board import StatusBoard
 from coordinator.members.registry import Member, Registry
+from coordinator.records.events import EventSink
 from ringtune import __version__
 from ringtune.errors import BusyError, FrameError, JobError, RingTuneError, UsageError
 from ringtune.ids import check_node_name, make_run_id
@@ -34,11 +35,15 @@ class Coordinator:
     Args:
         lease_s: a node that was not heard of for so long is lost.
         insecure: whether nodes may be on other machines.
+
+    Attributes:
+        sinks: further readers of the events of each run that begins from now on; they must neither wait nor raise.
     """
 
     def __init__(self, *, lease_s: float = 10.0, insecure: bool = False) -> None:
         self.lease_s = lease_s
         self.offers = Offers()
+        self.sinks: list[EventSink] = []
         self._insecure = insecure
         self._lock = threading.Lock()
         self._registry = Registry(lease_s)
@@ -145,6 +150,8 @@ class Coordinator:
             self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
             self._driver, self._board = driver, driver.board
             self.offers.put(run_id, model_folder(job))
+            for sink in self.sinks:
+                driver.listen(sink)
             driver.start()
         return driver
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import grpc
 
-from coordinator.drive.answers import read_object
 from coordinator.drive.driver import Driver
 from coordinator.drive.requests import Evaluation, MeasureRequest, RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.members.member_codec import entry_of, member_of
+from coordinator.records.events import read_object
 from coordinator.server.coordinator import Coordinator
 from ringtune import __version__
 from ringtune.costs.profile import Profile

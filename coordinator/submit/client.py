@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
-from coordinator.drive.answers import read_object
-from coordinator.planner.make_plan import plan_memory
+from coordinator.records.events import EventSink
+from coordinator.run_folder.event_files import EventFiles
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
 from coordinator.submit.interrupts import Interrupts
+from coordinator.submit.outcome import Outcome
+from coordinator.submit.shown_events import ShownEvents
 from ringtune.costs.profile import Profile
-from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError, error_from_name
+from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError
 from ringtune.files.chunks import ADAPTER_FILES, cut_folder
 from ringtune.jobs.job import Job
-from ringtune.rounds.checkpoint import Manifest, Resume
+from ringtune.rounds.checkpoint import Resume
 from ringtune.rpc.addresses import require_private
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
@@ -90,7 +92,8 @@ class Client:
         resume: Resume | None = None,
         profile: Profile | None = None,
         interrupts: Interrupts | None = None,
-    ) -> Submission:
+        sinks: Sequence[EventSink] = (),
+    ) -> Outcome:
         """Start a run, or go on with one, and follow it to its end.
 
         Args:
@@ -103,6 +106,7 @@ class Client:
             resume: what to go on from; None = begin.
             profile: times to plan with; None = the nodes measure.
             interrupts: asks the run to end in order at the first Ctrl-C; None = Ctrl-C ends it at once.
+            sinks: further readers of the run's events.
 
         Raises:
             InterruptedRunError: Ctrl-C.
@@ -116,10 +120,11 @@ class Client:
             resume_json=resume.to_text() if resume else "",
             profile_json=json.dumps(profile.to_json()) if profile else "",
         )
-        submission = Submission(job, progress, folder, on_saved=self._note_saved)
-        with (interrupts or Interrupts()).asking(lambda: self._drain(submission.run_id, progress)):
+        outcome = Outcome(job)
+        files = [EventFiles(folder, on_saved=self._note_saved)] if folder is not None else []
+        with (interrupts or Interrupts()).asking(lambda: self._drain(outcome.run_id, progress)):
             # no deadline: a run may take days; keepalive sees a dead coordinator
-            return self._follow(self._stub.Run(request), submission)
+            return self._follow(self._stub.Run(request), outcome, *files, ShownEvents(progress, outcome), *sinks)
 
     def measure(
         self,
@@ -155,7 +160,8 @@ class Client:
             fresh=is_fresh,
             one_by_one=one_by_one,
         )
-        found = self._follow(self._stub.Measure(request), Submission(job, progress, None)).profile
+        outcome = Outcome(job)
+        found = self._follow(self._stub.Measure(request), outcome, ShownEvents(progress, outcome)).profile
         if found is None:
             raise IntegrityError("the coordinator sent no profile; use one version on all machines")
         return found
@@ -184,7 +190,7 @@ class Client:
         """Tell that a manifest is on disk; nobody waits for the answer."""
         self._stub.Noted.future(control_pb2.CheckpointNoted(run_id=run_id, step=step), timeout=_CALL_S)
 
-    def evaluate(self, job: Job, *, owner: str, saved: Path, progress: Progress) -> Submission:
+    def evaluate(self, job: Job, *, owner: str, saved: Path, progress: Progress) -> Outcome:
         """Evaluate a saved adapter on the nodes, and follow it to its end.
 
         Args:
@@ -203,16 +209,17 @@ class Client:
             for chunk in cut_folder(saved, ADAPTER_FILES):
                 yield control_pb2.EvaluateInput(file=chunk)
 
-        return self._follow(self._stub.Evaluate(inputs()), Submission(job, progress, None))
+        outcome = Outcome(job)
+        return self._follow(self._stub.Evaluate(inputs()), outcome, ShownEvents(progress, outcome))
 
-    def _follow(self, call: Any, submission: Submission) -> Submission:
+    def _follow(self, call: Any, outcome: Outcome, *sinks: EventSink) -> Outcome:
         try:
-            self._checked(lambda: _follow(call, submission))
+            self._checked(lambda: _hear(call, outcome, sinks))
         except KeyboardInterrupt as error:
             raise InterruptedRunError("stopped; every node was told to forget the run") from error
         finally:
             call.cancel()
-        return submission
+        return outcome
 
     def _checked(self, call: Callable[[], T]) -> T:
         try:
@@ -221,135 +228,12 @@ class Client:
             raise error_of_call(error, peer=f"coordinator {self._address}") from error
 
 
-def _follow(call: Any, submission: Submission) -> None:
+def _hear(call: Any, outcome: Outcome, sinks: Sequence[EventSink]) -> None:
+    """Hand every event to the outcome first, then to the sinks."""
     for event in call:
-        submission.take(event)
-    submission.require_end()
-
-
-class Submission:
-    """What has come of a run so far.
-
-    Args:
-        job: of the run.
-        progress: where it is shown.
-        folder: where its files go.
-        on_saved: called with run and step when the manifest of a checkpoint is on disk.
-
-    Attributes:
-        run_id: once it has begun.
-        plan: once it is made.
-        profile: once it is measured.
-        memory: what each node needs at most, in bytes.
-        report: once the run is done.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        progress: Progress,
-        folder: RunFolder | None,
-        *,
-        on_saved: Callable[[str, int], None] = lambda run_id, step: None,
-    ) -> None:
-        self.run_id = ""
-        self.plan: Plan | None = None
-        self.profile: Profile | None = None
-        self.memory: dict[str, int] = {}
-        self.report: dict[str, Any] = {}
-        self._job = job
-        self._progress = progress
-        self._folder = folder
-        self._on_saved = on_saved
-        self._is_done = False
-
-    def take(self, event: control_pb2.RunEvent) -> None:
-        """Write and show one event.
-
-        Raises:
-            RingTuneError: the event says that the run failed, or is not readable.
-        """
-        kind = event.WhichOneof("event")
-        match kind:
-            case "state":
-                self._progress.state(event.state)
-            case "job_toml":
-                self._write_text("job.toml", event.job_toml)
-            case "profile_json":
-                self.profile = Profile.from_json(read_object(event.profile_json, "the profile"))
-                self._write_json("profile.json", event.profile_json)
-            case "plan_json":
-                self._take_plan(event.plan_json)
-            case "metrics_json":
-                if self._folder is not None:
-                    self._folder.add_metrics(event.metrics_json)
-            case "step_json":
-                self._take_step(read_object(event.step_json, "a step"))
-            case "report_json":
-                self.report = read_object(event.report_json, "the report")
-                self._write_json("report.json", event.report_json)
-            case "file":
-                self._take_file(event.file)
-            case "run_id":
-                self.run_id = event.run_id
-            case "checkpoint_json":
-                self._take_checkpoint(Manifest.parse(event.checkpoint_json))
-            case "resumed_json":
-                self._take_resumed(read_object(event.resumed_json, "where the run goes on"))
-            case "failure":
-                raise error_from_name(event.failure.error, event.failure.message)
-            case "done":
-                self._is_done = True
-                if self.report:
-                    self._progress.report(self.report)
-
-    def require_end(self) -> None:
-        """Refuse a stream that ends without saying how the run ended.
-
-        Raises:
-            ConnectionFailedError: it did.
-        """
-        if not self._is_done:
-            raise ConnectionFailedError("the coordinator ended before the run did; see its log and repeat the run")
-
-    def _take_plan(self, text: str) -> None:
-        self.plan = plan = Plan.from_json(read_object(text, "the plan"))
-        self._write_json("plan.json", text)
-        if self.profile is not None:
-            facts = {node.node: node for node in self.profile.nodes}
-            memory = plan_memory(self._job, plan, facts)
-            self.memory = {node: estimate.total_bytes for node, estimate in memory.items()}
-        self._progress.plan(plan, self.memory)
-
-    def _take_checkpoint(self, manifest: Manifest) -> None:
-        if self._folder is not None:
-            self._folder.add_checkpoint(manifest)
-            self._on_saved(self.run_id, manifest.step)
-
-    def _take_resumed(self, resumed: dict[str, Any]) -> None:
-        step = int(resumed["step"])
-        for reason in resumed["passed_over"]:
-            self._progress.note(str(reason))
-        self._progress.note(f"going on after step {step}")
-        if self._folder is not None:
-            self._folder.go_back_to(step)
-
-    def _take_step(self, step: dict[str, Any]) -> None:
-        if step.get("kind") == "evaluation":
-            self._progress.evaluation(step)
-        elif step.get("kind") == "unfreeze":
-            self._progress.unfreeze(step)
-        else:
-            self._progress.step(step)
-
-    def _take_file(self, file: control_pb2.FileChunk) -> None:
-        if self._folder is not None:
-            self._folder.add_chunk(file)
-
-    def _write_text(self, name: str, text: str) -> None:
-        if self._folder is not None:
-            self._folder.write_text(name, text)
-
-    def _write_json(self, name: str, text: str) -> None:
-        if self._folder is not None:
-            self._folder.write_json(name, text)
+        outcome(event)
+        for sink in sinks:
+            sink(event)
+        if outcome.error is not None:
+            break
+    outcome.require_end()

@@ -16,7 +16,8 @@ from coordinator.drive import agent_calls
 from coordinator.drive.requests import RunRequest
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
-from coordinator.submit.client import Client, Submission
+from coordinator.submit.client import Client
+from coordinator.submit.outcome import Outcome
 from ringtune.errors import (
     BusyError,
     CapacityError,
@@ -34,7 +35,7 @@ from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, MODEL, Cluster, FakeAgent, job, read_lines
 
 
-def run(cluster: Cluster, folder: Path | None = None, *, num_nodes: int = 2, **changes: object) -> Submission:
+def run(cluster: Cluster, folder: Path | None = None, *, num_nodes: int = 2, **changes: object) -> Outcome:
     """Submit the small job and follow it to its end."""
     with Client(cluster.server.address) as client:
         if folder is None:
@@ -61,6 +62,20 @@ def test_run_writes_the_whole_folder(tmp_path: Path) -> None:
         "report.json",
         "trace.json",
     ]
+
+
+def test_run_tells_further_readers_what_it_tells_its_submitter() -> None:
+    """A sink at the coordinator and one at the submitter hear the same events, from the run's id to its end."""
+    there: list[control_pb2.RunEvent] = []
+    here: list[control_pb2.RunEvent] = []
+    with Cluster("a", "b") as cluster:
+        cluster.server.coordinator.sinks.append(there.append)
+        with Client(cluster.server.address) as client:
+            client.run(job(), progress=Progress(), folder=None, num_nodes=2, sinks=(here.append,))
+    assert there == here
+    kinds = [event.WhichOneof("event") for event in there]
+    assert [kinds[0], kinds[1], kinds[-1]] == ["run_id", "job_toml", "done"]
+    assert {"plan_json", "step_json", "metrics_json", "report_json", "file"} <= set(kinds)
 
 
 def test_run_merges_the_blocks_of_all_nodes(tmp_path: Path) -> None:

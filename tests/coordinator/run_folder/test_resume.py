@@ -13,8 +13,9 @@ import pytest
 from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
-from coordinator.submit.client import Client, Submission
+from coordinator.submit.client import Client
 from coordinator.submit.interrupts import Interrupts
+from coordinator.submit.outcome import Outcome
 from ringtune.errors import DeadlineError, IntegrityError, InterruptedRunError, ModelError, PlanError, RingTuneError
 from ringtune.rounds.checkpoint import Resume
 from ringtune.schedule.turns import Turn
@@ -36,7 +37,7 @@ class Notes(Progress):
 
 def run(
     cluster: Cluster, out: Path, *, resume: Resume | None = None, notes: Notes | None = None, **more: Any
-) -> Submission:
+) -> Outcome:
     """Run the job, or go on with it."""
     with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
         return client.run(JOB, progress=notes or Progress(), folder=folder, resume=resume, **more)

@@ -11,14 +11,15 @@ from coordinator.drive.requests import Evaluation, RunRequest, invited
 from coordinator.members.registry import Member
 from coordinator.run_folder.saved_run import evaluation_job, read_run
 from coordinator.screen.progress import Progress
-from coordinator.submit.client import Client, Submission
+from coordinator.submit.client import Client
 from coordinator.submit.evaluation import evaluate_on_ring
+from coordinator.submit.outcome import Outcome
 from ringtune.errors import BusyError, DataError, IntegrityError, RingTuneError
 from tests.support.fake_agents import Cluster, facts, job
 from tests.support.saved_runs import adapter_files, write_run
 
 
-def evaluate(cluster: Cluster, folder: Path, owner: str) -> Submission:
+def evaluate(cluster: Cluster, folder: Path, owner: str) -> Outcome:
     """Evaluate a run's folder with a node as the owner."""
     run = read_run(folder)
     with Client(cluster.server.address) as client:
