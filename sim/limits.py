@@ -58,13 +58,13 @@ def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -
 
 def recorded_shape(profile: Profile, plan: Plan) -> Shape | None:
     """What the timings should belong to, where there is no job that says it: the plan's lengths and wire type."""
-    measured = [node.shape for node in profile.nodes if node.shape.is_measured]
+    measured = [node for node in profile.nodes if node.shape.is_measured]
     if not measured:
         return None
-    first = measured[0]
+    first = measured[0].shape
     return Shape(
         rows=first.rows,
-        tokens=plan.course.max_length,
+        tokens=first.tokens if measured[0].model.fixed_tokens else plan.course.max_length,
         task=first.task,
         adapter=first.adapter,
         dtype=first.dtype,

@@ -38,7 +38,7 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
     setup = LocalSetup.of(job, num_nodes, available_bytes=available, base_bytes=0 if memory_bytes else None)
     model = model_facts(job.model.path, job)
     token_bytes = estimate_activation_token_bytes(
-        model, tokens=job.train.max_length, dropout=job.train.dropout, dtype=job.model.dtype
+        model, tokens=model.fixed_tokens or job.train.max_length, dropout=job.train.dropout, dtype=job.model.dtype
     )
     train = count_rows(job.data.train, job)
     held_out = count_rows(job.data.eval, job) if job.data.eval else RowCounts(examples=())

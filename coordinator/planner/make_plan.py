@@ -239,7 +239,7 @@ def _draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         local_iterations=train.local_iterations,
         batch_size=train.batch_size,
         microbatches=train.microbatches,
-        max_length=train.max_length,
+        max_length=model.fixed_tokens or train.max_length,
         hidden_size=model.hidden_size,
         eval_every=train.eval_every,
         checkpoint_every=train.checkpoint_every,

@@ -57,6 +57,7 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
         head_class_bytes=head.class_params * item_bytes,
         head_token_logits=head.token_logits,
         inner_kept=sizes.inner_kept,
+        fixed_tokens=sizes.longest if sizes.fixed else 0,
         adapter_block_bytes=adapter_params * item_bytes,
         digest=_digest(config, tensors),
     )

@@ -37,6 +37,7 @@ class ModelFacts:
         head_class_bytes: what each class adds to the head.
         head_token_logits: numbers that the head computes for each token; 0 if it looks at one token of a row.
         inner_kept: tensors of width ``intermediate_size`` that a block keeps for backward.
+        fixed_tokens: of every row, where all are alike (images); 0 = rows have lengths of their own, as texts.
     """
 
     model_type: str
@@ -53,6 +54,7 @@ class ModelFacts:
     head_class_bytes: int = 0
     head_token_logits: int = 0
     inner_kept: int = 1
+    fixed_tokens: int = 0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -65,6 +67,7 @@ class ModelFacts:
             "adapter_block_bytes",
             "head_class_bytes",
             "head_token_logits",
+            "fixed_tokens",
         ):
             _check_at_least(f"model.{name}", getattr(self, name), 0)
 

@@ -33,6 +33,16 @@ def test_plan_orders_ring_and_owners_by_name() -> None:
     assert plan.course.num_steps == 2 * 2 * 2
 
 
+def test_plan_of_images_counts_the_tokens_that_an_image_has() -> None:
+    """All rows are alike: what a job allows beyond them is neither computed nor kept."""
+    model = dataclasses.replace(MODEL, fixed_tokens=5)
+    images = [dataclasses.replace(facts(name), model=model) for name in "ab"]
+    found = make_plan(job(train__max_length=16), {node.node: node for node in images})
+    exact = make_plan(job(train__max_length=5), {name: facts(name) for name in "ab"})
+    assert found.plan.course.max_length == exact.plan.course.max_length == 5
+    assert found.memory_bytes == exact.memory_bytes
+
+
 def times(seconds: float) -> dict[str, Any]:
     """A node whose blocks take so long in every direction."""
     return {"block_forward_s": seconds, "block_graph_s": seconds, "block_backward_s": seconds}
