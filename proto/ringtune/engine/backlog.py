@@ -1,0 +1,331 @@
+"""What a node has taken on and not done, and which of it may go on now: the list scheduler of an engine.
+
+Things wait in queues, each in the order of (seq, micro). A queue is looked through only when something has happened by
+which one of its things may have become possible: a flag for each queue says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from ringtune.engine.credits import Credits
+from ringtune.engine.flows import Flow, ItemState, Path, Place
+from ringtune.engine.head_keeping import HeadKeeping
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.lowering import Legs, route
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.versions import in_flight, weight_version
+
+_FORWARD_RANK: Final = Op.FORWARD.rank
+
+
+class Backlog:
+    """Items and micro-batches of one node that are not done.
+
+    Args:
+        plan: of the run.
+        node: which node.
+        head: which head it has.
+
+    Attributes:
+        states: the items, in order.
+        is_host: whether it hosts blocks.
+    """
+
+    __slots__ = (
+        "_backwards",
+        "_credits",
+        "_early",
+        "_embeds",
+        "_embeds_in_flight",
+        "_floor",
+        "_flows",
+        "_graphs",
+        "_head",
+        "_head_unit",
+        "_heads",
+        "_is_starved",
+        "_max_embeds",
+        "_max_graphs",
+        "_may_go_down",
+        "_may_run_head",
+        "_may_update",
+        "_paths",
+        "_piece",
+        "_private_blocks",
+        "_updating",
+        "_upward",
+        "_versions",
+        "is_host",
+        "states",
+    )
+
+    def __init__(self, plan: Plan, node: str, head: HeadKeeping) -> None:
+        course, placement, piece = plan.course, plan.placement, plan.slice_of(node)
+        is_owner = plan.owner(node) is not None
+        self._head, self._head_unit = head, course.head
+        self._piece, self._private_blocks = piece, placement.private_blocks
+        self.is_host = piece.num_blocks > 0
+        self._floor = 0 if is_owner and placement.private_blocks else piece.start
+        self._versions: dict[int, int] = {}
+        # things leave a queue when they are behind it
+        self.states: deque[ItemState] = deque()
+        self._updating: deque[ItemState] = deque()
+        self._graphs: deque[ItemState] = deque()
+        self._heads: deque[ItemState] = deque()
+        self._backwards: deque[ItemState] = deque()
+        self._upward: list[Flow] = []
+        self._embeds: deque[Flow] = deque()
+        self._embeds_in_flight = 0
+        self._max_embeds = placement.credits * max(1, len(route(plan, node))) if is_owner else 0
+        self._max_graphs = in_flight(course, piece.start) if self.is_host else 1
+        self._flows: dict[tuple[int, int], Flow] = {}
+        self._early: dict[tuple[int, int], str] = {}
+        self._credits = Credits(placement.credits)
+        self._paths: dict[Legs, Path] = {}
+        # what may have become possible since it was last looked for
+        self._is_starved = False
+        self._may_update = self._may_run_head = self._may_go_down = False
+
+    # ---- what comes in ------------------------------------------------------------------------------
+
+    def begin(self, plan: Plan, step: int) -> None:
+        """The run begins at ``step``, or goes on there; the plan of the first turn says what was unfrozen before."""
+        self._versions = {
+            unit: weight_version(plan.course, unit, step) for unit in range(self._piece.start, self._piece.stop)
+        }
+
+    def path(self, legs: Legs) -> Path:
+        """The way of a micro-batch with these legs; computed once."""
+        path = self._paths.get(legs)
+        if path is None:
+            path = self._paths[legs] = Path(legs, self._private_blocks, self._credits)
+        return path
+
+    def take_on(self, state: ItemState) -> None:
+        """Put an item and its micro-batches into every queue that they have to leave."""
+        self.states.append(state)
+        if state.holds_graph:  # what goes backward here holds later updates up, even if it updates nothing here
+            self._updating.append(state)
+            self._graphs.append(state)
+        if state.heads:
+            self._heads.append(state)
+        if state.backwards:
+            self._backwards.append(state)
+        for flow in state.flows:
+            key = (flow.seq, flow.micro)
+            self._flows[key] = flow
+            if key in self._early:
+                flow.source = self._early.pop(key)
+            if flow.path.first.is_upward:
+                self._upward.append(flow)
+            if flow.path.has_embedding:
+                self._embeds.append(flow)
+
+    def look_again(self) -> None:
+        """A turn, an update or a head may have made anything possible."""
+        self._may_update = self._may_run_head = self._may_go_down = True
+
+    def arrived(self, key: TensorKey, source: str, running: Flow | None) -> bool:
+        """Note a tensor from ``source``; whether a micro-batch waits for it.
+
+        Args:
+            key: of the tensor.
+            source: who sent it.
+            running: the micro-batch whose action runs.
+        """
+        payload, seq, micro, boundary = key
+        flow = self._flows.get((seq, micro))
+        if flow is None:  # its turn is granted to others already
+            self._early[seq, micro] = source
+            return False
+        awaited = flow.awaited(is_running=flow is running)
+        if awaited is None or awaited[1] != boundary or awaited[0] != payload:
+            return False  # it came before, and nothing waits for it any more
+        flow.source = source
+        if payload == Payload.GRAD:
+            self._may_go_down = True
+        elif boundary == self._head_unit:
+            self._may_run_head = True
+        return True
+
+    def credit_came(self, source: str, boundary: int) -> bool:
+        """A hidden state left the inbox of ``source``; whether a micro-batch waits for room there or elsewhere."""
+        self._credits.channel(source, boundary).came_back()
+        is_awaited, self._is_starved = self._is_starved, False
+        return is_awaited
+
+    # ---- what is done -------------------------------------------------------------------------------
+
+    def began_embedding(self) -> None:
+        """The oldest embedding runs."""
+        self._embeds.popleft()
+        self._embeds_in_flight += 1
+
+    def passed(self, flow: Flow, place: Place) -> None:
+        """A micro-batch is through one place, and goes on at the next."""
+        following = flow.place = place.next
+        if place.is_upward:
+            if following is None or not following.is_upward:
+                upward = self._upward
+                upward.remove(flow)
+                self._may_run_head = True
+                if not upward or upward[0].seq > flow.seq:
+                    self._may_update = True
+        elif place.op is Op.HEAD:
+            flow.state.heads.popleft()
+            self._embeds_in_flight -= 1
+            self._may_run_head = self._may_go_down = True
+            if not flow.state.heads:
+                self._may_update = True
+        elif place.frees_graph:
+            self._may_go_down = True
+            if following is None or not following.frees_graph:
+                flow.state.backwards.popleft()
+                if not flow.state.backwards:
+                    self._may_update = True
+        if following is None:
+            flow.state.flows_left -= 1
+
+    def updated(self, action: Action, state: ItemState) -> None:
+        """An update or a save of an item is done."""
+        state.updates.remove(action)
+        self.look_again()
+        if action.op is not Op.SAVE and action.start != self._head_unit:
+            for unit in range(action.start, action.stop):
+                self._versions[unit] += 1
+
+    def retired(self) -> Iterator[ItemState]:
+        """Forget finished items, in order, and give them."""
+        while self.states and self.states[0].is_done:
+            state = self.states.popleft()
+            for flow in state.flows:
+                del self._flows[flow.seq, flow.micro]
+            state.flows.clear()  # each knows its item
+            yield state
+
+    def needs_head_before(self, turn: int) -> bool:
+        """Whether own items of earlier turns still use the head that is here."""
+        head = self._head_unit
+        return any(state.is_own and state.item.turn < turn and state.uses_head(head) for state in self.states)
+
+    # ---- what goes on next --------------------------------------------------------------------------
+
+    def next_update(self) -> tuple[Action, ItemState] | None:
+        """An update or a save that has become possible; only the end of an action or a head makes any so."""
+        if not self._may_update or not self._updating:
+            return None
+        while self._updating and not self._updating[0].holds_graph:
+            self._updating.popleft()
+        upward_seq = self._upward[0].seq if self._upward else math.inf
+        for state in itertools.islice(self._updating, self._max_graphs):
+            for update in state.updates:
+                if self._is_possible(update, state, upward_seq):
+                    return update, state
+                if update.start < self._head_unit:
+                    upward_seq = -1.0
+            if state.backwards:
+                upward_seq = -1.0  # blocks are updated item after item, even where one has no backward
+        self._may_update = False
+        return None
+
+    def next_flow(self) -> Flow | None:
+        """The micro-batch to go on with: the lowest rank that is ready, and of those the oldest."""
+        if self._may_run_head:
+            flow = self._ready_head()
+            if flow is not None:
+                return flow
+        if self._may_go_down:
+            flow = self._ready_backward()
+            if flow is not None:
+                return flow
+        found = None
+        barrier, floor = math.inf, self._floor
+        for flow in self._upward:
+            place = flow.place
+            if place is None or place.op is Op.EMBED:
+                break  # earlier ones come first at every unit above
+            if place.stop <= barrier and (place.receive is None or flow.source) and self._is_ready(flow, place):
+                if place.rank == _FORWARD_RANK:
+                    return flow
+                if found is None:
+                    found = flow
+            if place.frontier < barrier:
+                barrier = place.frontier
+                if barrier <= floor:
+                    break
+        return self._or_embedding(found) if self._embeds else found
+
+    def _is_possible(self, update: Action, state: ItemState, upward_seq: float) -> bool:
+        """Whether all that has to come before an update or a save is done; ``upward_seq`` is still on its way up."""
+        if update.op is Op.SAVE:  # after all earlier updates; the owner saves the head too, so it has to have it
+            return state is self._updating[0] and (not state.is_own or self._head.counts_for(state))
+        if update.start == self._head_unit:
+            return not state.heads
+        return not state.backwards and state.awaited_seq < upward_seq
+
+    def _ready_head(self) -> Flow | None:
+        """The oldest micro-batch of ours whose head is still to come, if that can run."""
+        while self._heads and not self._heads[0].heads:
+            self._heads.popleft()
+        if self._heads:
+            state = self._heads[0]
+            flow = state.heads[0]
+            place = flow.ready
+            if place is not None and place.op is Op.HEAD and self._head.counts_for(state):
+                return flow
+        self._may_run_head = False
+        return None
+
+    def _ready_backward(self) -> Flow | None:
+        """The oldest micro-batch that goes backward here and can."""
+        while self._backwards and not self._backwards[0].backwards:
+            self._backwards.popleft()
+        for state in itertools.islice(self._backwards, self._max_graphs):
+            if state.backwards:
+                flow, wanted = state.backwards[0], state.backward_versions
+                place = flow.ready
+                if place is not None and place.frees_graph and (not wanted or self._has_versions(wanted, place)):
+                    return flow
+        self._may_go_down = False
+        return None
+
+    def _is_ready(self, flow: Flow, place: Place) -> bool:
+        """Whether an upward action can start, its tensor being here and earlier micro-batches past it."""
+        if place.keeps_graph and not self._has_room_for_graph(flow.state):
+            return False
+        if place.credit is not None and place.credit.left <= 0:
+            self._is_starved = True
+            return False
+        wanted = flow.state.forward_versions
+        return not wanted or place.op is Op.SKIP or self._has_versions(wanted, place)
+
+    def _has_room_for_graph(self, state: ItemState) -> bool:
+        graphs = self._graphs
+        while graphs and not graphs[0].holds_graph:
+            graphs.popleft()
+        return state in itertools.islice(graphs, self._max_graphs)
+
+    def _has_versions(self, wanted: Mapping[int, int], place: Place) -> bool:
+        """Whether each unit of the action has had the wanted updates."""
+        versions = self._versions
+        if versions == wanted:  # all that is hosted here, which is the usual case
+            return True
+        return all(wanted.get(unit) == versions.get(unit) for unit in range(place.start, place.stop))
+
+    def _or_embedding(self, found: Flow | None) -> Flow | None:
+        """The next embedding if it may begin and is older than what was found."""
+        if self._embeds_in_flight >= self._max_embeds:
+            return found
+        flow = self._embeds[0]
+        if found is not None and (found.seq, found.micro) < (flow.seq, flow.micro):
+            return found
+        credit = flow.path.first.credit
+        if credit is not None and credit.left <= 0:
+            self._is_starved = True
+            return found
+        return flow
