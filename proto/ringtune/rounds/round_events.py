@@ -32,7 +32,7 @@ class Prepared(NamedTuple):
 
 
 class StepReported(NamedTuple):
-    """An owner's item is through (``events.ReportStep``)."""
+    """An owner reports a finished item of its own (``events.ReportStep``)."""
 
     node: str
     seq: int
@@ -116,7 +116,7 @@ class Grant(NamedTuple):
 
 
 class LogStep(NamedTuple):
-    """An item is through: its numbers, with where it stands in the run."""
+    """Log a finished item: its numbers, with its turn, step and depth."""
 
     turn: Turn
     seq: int
