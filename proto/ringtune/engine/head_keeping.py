@@ -40,8 +40,6 @@ class HeadKeeping:
         """Note a granted turn, whose first item needs a head that has had ``version`` updates.
 
         This node's own turn needs the head. Another owner's turn right after an own one gets the head from here.
-
-        A turn of this node needs the head; one of another owner after it needs the head from here.
         """
         self._first_versions[turn.index] = version
         if turn.owner == self._node:

@@ -76,8 +76,6 @@ def lowest_and_pattern(course: Course, item: Item, micro: int) -> tuple[int, str
 
     The unit is the head (N) if only the head gets a gradient, and N + 1 if nothing does. Example: blocks 1 to 3 of four
     train and the pattern is ``1311``: the lowest unit is 2.
-
-    The head's number if it is the head alone, one more if nothing does.
     """
     units = trained(course, item.kind, item.step)
     rows = patterns(course, item)
