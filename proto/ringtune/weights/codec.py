@@ -1,4 +1,4 @@
-"""Between the messages of the ``Weights`` service and the values of ``ringtune.weights.manifest``."""
+"""Translates between the messages of the ``Weights`` service and the values of ``ringtune.weights.manifest``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def manifest_from_proto(message: weights_pb2.ManifestReply) -> Manifest:
 
 
 def pieces_from_proto(message: weights_pb2.FetchRequest) -> tuple[tuple[str, int], ...]:
-    """Digests with the offsets to begin at.
+    """Read the digests that a fetch asks for, each with the offset to begin at.
 
     Raises:
         IntegrityError: something that is no digest.
