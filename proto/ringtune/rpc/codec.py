@@ -1,4 +1,4 @@
-"""Between the messages of the wire and the values of the rules: turns and numbers.
+"""Translates turns and numbers between the messages of the wire and the values of the rules.
 
 Actions travel as the words of :mod:`ringtune.schedule.table`. Nothing here trusts its input: what does not read as a
 value raises :class:`~ringtune.errors.IntegrityError`.
