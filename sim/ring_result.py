@@ -30,7 +30,7 @@ class Message(NamedTuple):
 
     @property
     def payload(self) -> str:
-        """What it carries."""
+        """What the message carries."""
         return self.key.payload
 
 
@@ -43,7 +43,7 @@ class Handled(NamedTuple):
 
 
 class Observer(Protocol):
-    """Sees what happens; in the order of virtual time."""
+    """Sees what happens in a virtual run, in the order of virtual time."""
 
     def granted(self, turn: Turn) -> None:
         """The coordinator granted a turn, to every node."""
@@ -66,7 +66,7 @@ class Observer(Protocol):
 
 @dataclass(slots=True)
 class RingResult:
-    """What happened; the recordings are empty where ``record`` was off.
+    """What happened in a virtual run; the recordings are empty where ``record`` was off.
 
     Attributes:
         order: everything each node did, in order, as table actions.
