@@ -82,6 +82,8 @@ def change_all(profile: Profile, plan: Plan, changes: Sequence[str]) -> tuple[Pr
 def change_profile(profile: Profile, key: str, value: str) -> Profile:
     """Change one figure of a node or a link.
 
+    Example: with the key ``pi.compute`` and the value ``0.5`` all times of node pi are doubled.
+
     Raises:
         PlanError: an unknown node, link or key, named with the nearest; a value out of range.
     """
@@ -178,7 +180,7 @@ def _ends(profile: Profile, pair: str, key: str) -> tuple[str, str]:
 
 
 def plan_value(key: str, value: str) -> int | str:
-    """The value of a key of the plan, in its type.
+    """The value of a key of the plan, in the key's type: of ``credits``, ``4`` is the number 4.
 
     Raises:
         PlanError: there is no such key, or it is no whole number.

@@ -15,7 +15,7 @@ from sim.memory_ledger import MemoryLedger
 
 @dataclass(slots=True)
 class NodeMeter:
-    """Seconds of one node.
+    """Busy seconds and number of actions of one node.
 
     Attributes:
         busy_s: by operation.
