@@ -69,7 +69,9 @@ def hidden_bytes(job: Job, hidden_size: int) -> int:
 
 
 def link_rounds(nodes: Sequence[str], machines: Mapping[str, str]) -> tuple[tuple[Pair, ...], ...]:
-    """Every unordered pair of nodes once, in rounds of pairs that have nothing to do with each other.
+    """Pair every two nodes once, in rounds in which no node and no machine is in two pairs.
+
+    Example: four nodes on machines of their own take three rounds of two pairs.
 
     Args:
         nodes: at least two to have any pair.

@@ -175,7 +175,7 @@ class Sizes:
 
 
 def memory_estimate(course: Course, share: Share, sizes: Sizes) -> MemoryEstimate:
-    """What a node with this share holds at most during the whole run, whatever the timing."""
+    """Estimate what a node with this share holds at most during the whole run, whatever the timing."""
     return MemoryEstimate(tuple(term for term in _terms(course, share, sizes) if term.number and term.each_bytes))
 
 
@@ -188,7 +188,7 @@ def node_memory(
     activation_token_bytes: float,
     dtype: str = "float32",
 ) -> MemoryEstimate:
-    """What ``node`` holds at most during the run of ``plan``; arguments as for ``Sizes``."""
+    """Estimate what ``node`` holds at most during the run of ``plan``; arguments as for ``Sizes``."""
     sizes = Sizes(plan.course, model, optimizer=optimizer, dtype=dtype, activation_token_bytes=activation_token_bytes)
     return memory_estimate(plan.course, Share.of(plan, node), sizes)
 
@@ -309,6 +309,9 @@ def logits_fit(num_tokens: int, token_logits: int, item_bytes: int) -> bool:
 
 
 def logits_peak_bytes(num_tokens: int, token_logits: int, item_bytes: int) -> int:
-    """What the logits of a micro-batch of at most so many tokens take at their peak; see ``logits_fit``."""
+    """Bytes that the logits of a micro-batch of at most so many tokens take at their peak.
+
+    Logits that do not fit (``logits_fit``) are computed in chunks.
+    """
     each = token_logits * item_bytes
     return min(_LOGIT_COPIES * num_tokens * each, max(MOST_LOGIT_BYTES, each))

@@ -173,7 +173,7 @@ class RecordedProfile:
     # ---- what comes of it -------------------------------------------------------------------------
 
     def profile(self) -> Profile:
-        """The profile with recorded times wherever there are ``LEAST_SAMPLES`` of a kind; links as they were."""
+        """The profile with recorded times for each work with ``LEAST_SAMPLES`` on a node; links as they were."""
         return dataclasses.replace(self._profile, nodes=tuple(self._updated(node) for node in self._profile.nodes))
 
     def _updated(self, facts: NodeFacts) -> NodeFacts:

@@ -191,7 +191,7 @@ class CourseCosts:
         return self.nodes[source].work(Work.ENCODE, size) + self.nodes[target].work(Work.DECODE, size)
 
     def taken_s(self, source: str, target: str, payload: str, num_bytes: float, size: float) -> tuple[float, float]:
-        """What a message takes from the computing of its source and of its target, in seconds.
+        """Seconds that a message takes from the computing of its source and of its target.
 
         Sending and receiving are done by other threads. Where the threads that compute leave less than a core free
         (one core, or a quota), they have to share it with them. Times that were recorded in a run have it in them.

@@ -49,7 +49,10 @@ class StoredTensor(NamedTuple):
 
 
 def sample_start(nbytes: int) -> int:
-    """Where in a tensor of ``nbytes`` its sample begins."""
+    """The offset in a tensor of ``nbytes`` at which its sample begins.
+
+    Example: 468 in 1,000 bytes, because the sample is the middle 64.
+    """
     return max(0, nbytes - SAMPLE_BYTES) // 2
 
 

@@ -30,7 +30,7 @@ from ringtune.schedule.methods.patience import TURNS_AHEAD, Patience
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfreezing:
-    """What the rule knows after some finished train turns; a checkpoint keeps it.
+    """The knowledge of the rule after some finished train turns; checkpoints keep it.
 
     Attributes:
         num_turns: train turns that are finished.

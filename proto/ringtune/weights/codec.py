@@ -10,7 +10,7 @@ DIGEST_BYTES = 32
 
 
 def manifest_to_proto(manifest: Manifest) -> weights_pb2.ManifestReply:
-    """The message of a manifest."""
+    """Translate a manifest into its message."""
     return weights_pb2.ManifestReply(
         tensors=[
             weights_pb2.TensorEntry(
@@ -30,7 +30,7 @@ def manifest_to_proto(manifest: Manifest) -> weights_pb2.ManifestReply:
 
 
 def manifest_from_proto(message: weights_pb2.ManifestReply) -> Manifest:
-    """The manifest of a message.
+    """Translate a message into its manifest.
 
     Raises:
         IntegrityError: it breaks a rule of ``ringtune.weights.manifest``.

@@ -74,7 +74,7 @@ class TensorEntry:
     sample: bytes
 
     def __post_init__(self) -> None:
-        """Refuse what no safetensors file can have."""
+        """Refuse a name, type, shape, digest or sample that no tensor of a model can have."""
         if not 1 <= len(self.name) <= _MAX_NAME or not self.name.isprintable():
             raise IntegrityError(f"the manifest has a tensor with the name {self.name[:80]!r}; ask another source")
         if self.dtype not in DTYPE_BYTES or len(self.shape) > _MAX_DIMENSIONS or any(side < 0 for side in self.shape):
@@ -125,7 +125,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
 
     def __post_init__(self) -> None:
-        """Refuse names that come twice, and a model without tensors or config."""
+        """Refuse names twice or out of order, too many tensors or bytes, no tensors, and no config."""
         if not 1 <= len(self.tensors) <= _MAX_TENSORS:
             raise IntegrityError(f"the manifest has {len(self.tensors):,} tensors; ask another source")
         if sum(tensor.nbytes for tensor in self.tensors) > _MAX_TOTAL_BYTES:
