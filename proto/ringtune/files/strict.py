@@ -132,7 +132,7 @@ def describe(value: object) -> str:
 
 
 def _choice(args: tuple[Any, ...], value: object, *, where: str, error: type[InvalidInputError]) -> Any:
-    """Choose the type of a union that a value is read as: a list for a list, else its own type."""
+    """Choose which type of a union a value is read as: a list type, or else its own type."""
     given = [arg for arg in args if arg is not type(None)]
     if len(given) == 1:
         return given[0]
