@@ -17,7 +17,7 @@ from sim.memory_ledger import Effect
 
 
 class ActionKind:
-    """All actions of a node that are alike: what one takes, how many there were, and what they do to memory.
+    """All actions of a node that are alike: seconds, how many ended, and their effect on memory.
 
     Attributes:
         node: whose.
@@ -93,7 +93,7 @@ class ProfileTimes:
 
 
 class RecordedTimes:
-    """Samples of a recording, medians of a profile for what has none.
+    """Times of actions from a recording, and from the medians of a profile for what has no sample.
 
     Args:
         course: the run to be simulated.
@@ -126,7 +126,10 @@ class RecordedTimes:
             self._pools.setdefault(kind, []).append(seconds / self._units(action))
 
     def __call__(self, node: str, action: Action) -> float:
-        """Seconds of an action."""
+        """Seconds of an action that begins now.
+
+        A replay of the very run takes the recorded time; else a drawn sample counts, else the median.
+        """
         self._medians.begins(node, action)
         if self._same_run:
             exact = self._exact.get((node, action))
@@ -136,7 +139,10 @@ class RecordedTimes:
         return self._random.choice(pool) * self._units(action) if pool else self._medians(node, action)
 
     def _kind(self, node: str, action: Action, is_trained: bool) -> tuple[str, Op, bool, bool]:
-        """What may stand for each other: heads of evaluations have no backward, the head's update is no block's."""
+        """The pool of an action: samples of one pool may stand for each other.
+
+        Heads of evaluations have no backward, and the head's update is no block's.
+        """
         return node, action.op, is_trained, action.start == self._head
 
     def _units(self, action: Action) -> int:

@@ -12,7 +12,7 @@ class Carrier(Protocol):
     """What actions and messages really do."""
 
     def granted(self, node: str, turn: Turn) -> None:
-        """A turn was granted to ``node``."""
+        """Note that a turn was granted to ``node``."""
 
     def run(self, node: str, action: Action) -> tuple[tuple[str, float], ...]:
         """Carry a compute action out; returns the numbers it yields."""

@@ -48,10 +48,10 @@ _ALL = "*"
 
 
 def split_change(text: str) -> tuple[str, str]:
-    """Key and value of ``KEY=VALUE``.
+    """Split ``KEY=VALUE`` into key and value.
 
     Raises:
-        UsageError: it has no such form.
+        UsageError: ``text`` has no such form.
     """
     key, equals, value = (part.strip() for part in text.partition("="))
     if not (equals and key and value):
@@ -82,6 +82,8 @@ def change_all(profile: Profile, plan: Plan, changes: Sequence[str]) -> tuple[Pr
 def change_profile(profile: Profile, key: str, value: str) -> Profile:
     """Change one figure of a node or a link.
 
+    Example: with the key ``pi.compute`` and the value ``0.5`` all times of node pi are doubled.
+
     Raises:
         PlanError: an unknown node, link or key, named with the nearest; a value out of range.
     """
@@ -105,13 +107,13 @@ def change_profile(profile: Profile, key: str, value: str) -> Profile:
 
 
 def with_speed(node: NodeFacts, speed: float) -> NodeFacts:
-    """A node that computes ``speed`` times as fast: all its times are divided by it."""
+    """Make a node that computes ``speed`` times as fast: all its times are divided by ``speed``."""
     blocks = {name: getattr(node, name) / speed for name in ("block_forward_s", "block_graph_s", "block_backward_s")}
     return dataclasses.replace(node, **blocks, work_times=tuple(_faster(time, speed) for time in node.work_times))
 
 
 def _with_processors(links: Sequence[LinkFacts], node: str, speed: float) -> tuple[LinkFacts, ...]:
-    """What each byte takes of a node's processor, where that is ``speed`` times as fast; rates stay."""
+    """Divide what each byte takes of the node's processor by ``speed``; rates stay."""
     return tuple(
         dataclasses.replace(
             link,
@@ -178,7 +180,7 @@ def _ends(profile: Profile, pair: str, key: str) -> tuple[str, str]:
 
 
 def plan_value(key: str, value: str) -> int | str:
-    """The value of a key of the plan, in its type.
+    """The value of a key of the plan, in the key's type: of ``credits``, ``4`` is the number 4.
 
     Raises:
         PlanError: there is no such key, or it is no whole number.
@@ -194,7 +196,7 @@ def plan_value(key: str, value: str) -> int | str:
 
 
 def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -> tuple[Profile, Plan]:
-    """Change keys of the plan.
+    """Change keys of the plan: of its method, its course and its placement.
 
     Raises:
         PlanError: the plan breaks a rule then, or the profile can't tell times for other micro-batches.
@@ -233,7 +235,7 @@ def check_rows(profile: Profile, after: int, before: int) -> None:
     """Refuse micro-batches of other rows where a node has times of one size only.
 
     Raises:
-        PlanError: a node has.
+        PlanError: a node has times of one size only.
     """
     for node in profile.nodes:
         if after != before and not node.work_times:

@@ -12,7 +12,9 @@ from ringtune.schedule.versions import trained
 
 
 class ItemKind(NamedTuple):
-    """What an action's time and memory depend on besides the action: equal for the items of a turn at one depth.
+    """What time and memory of an item's actions depend on, besides the action itself.
+
+    Items of one turn have equal kinds if depth, rows and the lowest units with a gradient are equal.
 
     Attributes:
         number: of its own for each kind that occurs, so that it is quick to look up by.

@@ -1,4 +1,4 @@
-"""What has to hold before a plan is run on the virtual clock: the profile is of its model, and every node has room."""
+"""Checks before a plan runs on the virtual clock: the profile fits the plan, and every node has room."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringtune.schedule.plan import Plan
 
 
 def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shape: Shape | None = None) -> None:
-    """Refuse what can't be predicted, or would never be run.
+    """Refuse a plan that its profile can't time, or that does not fit in the memory of a node.
 
     Args:
         plan: the plan.
@@ -57,7 +57,10 @@ def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -
 
 
 def recorded_shape(profile: Profile, plan: Plan) -> Shape | None:
-    """What the timings should belong to, where there is no job that says it: the plan's lengths and wire type."""
+    """The shape that timings should have where no job says it; None if nothing was measured.
+
+    Tokens and wire dtype are the plan's (an image's tokens those of the profile); all else is that of the first measured node.
+    """
     measured = [node for node in profile.nodes if node.shape.is_measured]
     if not measured:
         return None

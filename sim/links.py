@@ -18,7 +18,7 @@ from sim.transport import Strain
 
 
 class _Passage(NamedTuple):
-    """What a message of one kind and size takes; equal for all of them, so it is computed once."""
+    """What each message of one kind and size takes on a link; computed once for all of them."""
 
     num_bytes: float
     around_s: float
@@ -29,7 +29,7 @@ class _Passage(NamedTuple):
 
 
 class _Side:
-    """One direction of a node's connection: until when it is taken, and its rate in bytes per second."""
+    """One direction of a node's connection: until when it is taken, and its bytes per second."""
 
     __slots__ = ("free_s", "rate")
 
@@ -104,7 +104,7 @@ class MeasuredLinks:
         return {pair: link.busy_s for pair, link in self._links.items() if link.sent_bytes}
 
     def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
-        """When it is there, decoded; counts its bytes.
+        """When a message that is sent at ``now_s`` is there and decoded; counts its bytes.
 
         Raises:
             PlanError: the profile has links, but not this one.
@@ -139,12 +139,12 @@ class MeasuredLinks:
         return self._links[source, target].passages[payload, boundary, size].strain
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
-        """A credit is short: it takes the latency."""
+        """When a credit that is returned at ``now_s`` is there: after the latency of its link."""
         link = self._links.get((source, target)) or self._link(source, target)
         return now_s + link.latency_s
 
     def control_s(self, source: str, target: str, now_s: float) -> float:
-        """Words to and from the coordinator are short."""
+        """When a word to or from the coordinator is there: after ``control_latency_s``."""
         return now_s + self._control_latency_s
 
     @staticmethod

@@ -16,7 +16,7 @@ def drop_from_profile(profile: Profile, name: str) -> Profile:
     """The profile without a node and its links.
 
     Raises:
-        PlanError: it has no such node.
+        PlanError: the profile has no such node.
     """
     if name not in profile.by_name:
         raise PlanError(f"--drop {name}: the profile has no such node; {nearest(name, profile.by_name)}")
@@ -28,9 +28,11 @@ def drop_from_profile(profile: Profile, name: str) -> Profile:
 
 
 def drop_from_plan(plan: Plan, name: str) -> Plan:
-    """The plan without a node: its blocks go to the host before it in the ring, those of the first host to the next.
+    """The plan without a node, whose blocks go to the host before it in the ring.
 
-    Its data is not trained on any more; the number of steps stays.
+    The blocks of the first host go to the next host.
+
+    The data of the node is not trained on any more; the number of steps stays.
 
     Raises:
         PlanError: no host or no owner is left.
@@ -58,8 +60,8 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
 def add_node(profile: Profile, name: str, like: str) -> Profile:
     """A further node with the speed, memory and links of ``like``, but without data.
 
-    Between the two the rate is that of the slower of the model's fastest way out and in, with the longer latency of
-    those two.
+    Links between ``name`` and ``like`` have the lower rate of the fastest link out of ``like`` and the fastest into it,
+    and the longer latency of those two links.
 
     Raises:
         PlanError: ``like`` is not there, or ``name`` is already.

@@ -17,7 +17,7 @@ from sim.items import ItemKind
 
 
 class Held:
-    """One node's account.
+    """The bytes that one node holds, and the most that it held.
 
     Args:
         sizes: of what it trains.
@@ -36,19 +36,22 @@ class Held:
         self._moments: set[int] = set()  # units whose optimizer state exists
 
     def add(self, num_bytes: float) -> None:
-        """Take or free bytes."""
+        """Add bytes to those that are held; negative bytes are freed."""
         self.now_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self.now_bytes)
 
     def give(self, units: Iterable[int]) -> None:
-        """These units get a gradient, if they have none yet."""
+        """Add a gradient for each of these units that has none yet."""
         for unit in units:
             if unit not in self._gradients:
                 self._gradients.add(unit)
                 self.add(self._sizes.trained_bytes(unit))
 
     def use_up(self, units: Iterable[int]) -> None:
-        """These units are updated, as far as they got a gradient; the first time their moments come into being."""
+        """Free the gradients of these units; the first update of a unit adds its moments.
+
+        A unit without a gradient is left alone.
+        """
         for unit in units:
             if unit in self._gradients:
                 if unit not in self._moments:
@@ -86,7 +89,10 @@ class Effect:
         self.gradient, self.updates = gradient, updates
 
     def apply(self) -> None:
-        """An action of that kind is done: at its end all that it took was there."""
+        """Change the account by one action that is done.
+
+        The peak has all that the action took and touched, before it frees anything.
+        """
         held = self.held
         if self.gradient or self.updates:
             held.use_up(self.updates)
@@ -140,18 +146,18 @@ class MemoryLedger:
         return {node: round(held.peak_bytes) for node, held in self._held.items()}
 
     def took(self, node: str, size: float) -> None:
-        """A tensor of ``size`` padded tokens comes to lie at a node."""
+        """Add a tensor of ``size`` padded tokens that comes to lie at a node."""
         held = self._held[node]
         held.now_bytes = now_bytes = held.now_bytes + size * self._token_bytes
         if now_bytes > held.peak_bytes:
             held.peak_bytes = now_bytes
 
     def freed(self, node: str, size: float) -> None:
-        """It is gone from there."""
+        """Free a tensor of ``size`` padded tokens that is gone from a node."""
         self._held[node].now_bytes -= size * self._token_bytes
 
     def moved(self, source: str, target: str, size: float) -> None:
-        """It lies at the target in place of the source."""
+        """Move a tensor of ``size`` padded tokens from the source to the target."""
         num_bytes = size * self._token_bytes
         self._held[source].now_bytes -= num_bytes
         held = self._held[target]
@@ -160,7 +166,7 @@ class MemoryLedger:
             held.peak_bytes = now_bytes
 
     def effect(self, node: str, action: Action, item: ItemKind) -> Effect | None:
-        """What an action does; None if it holds nothing that is not counted elsewhere. Equal for all of its kind."""
+        """The effect of an action on memory, equal for all actions of its kind; None if there is none."""
         op, _, micro, start, stop, _, _ = action
         held, sizes = self._held[node], self._sizes[node]
         if op.scope is Scope.UNITS:
@@ -181,7 +187,7 @@ class MemoryLedger:
 
 
 def _fixed_bytes(sizes: Sizes, share: Share, embedding_bytes: float | None) -> float:
-    """Weights and adapters of hosted blocks, and what an owner has besides."""
+    """Bytes that a node holds throughout: hosted blocks and adapters; an owner's head and embedding."""
     blocks = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
     fixed = blocks * (sizes.block_bytes + sizes.adapter_bytes)
     if not share.is_owner:

@@ -15,11 +15,11 @@ from sim.memory_ledger import MemoryLedger
 
 @dataclass(slots=True)
 class NodeMeter:
-    """Seconds of one node.
+    """Busy seconds and number of actions of one node.
 
     Attributes:
         busy_s: by operation.
-        actions: how many.
+        actions: how many ended.
     """
 
     busy_s: dict[Op, float] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class NodeMeter:
 
 
 class Meter:
-    """An observer of a virtual ring.
+    """An observer of a virtual ring that adds up what it sees.
 
     Args:
         nodes: of the plan.
@@ -50,7 +50,7 @@ class Meter:
         self._last_item_s = 0.0
 
     def granted(self, turn: Turn) -> None:
-        """Note its items."""
+        """Note the items of a granted turn."""
         self._items.granted(turn)
 
     @property
@@ -64,7 +64,7 @@ class Meter:
         return found
 
     def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
-        """Add an action up."""
+        """Add a finished action to the count, seconds and memory of its kind."""
         kind = self._running[node]
         kind.count += 1
         kind.busy_s += end_s - start_s
@@ -74,7 +74,7 @@ class Meter:
             self.spans.append((node, action, start_s, end_s))
 
     def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
-        """A tensor lies at its sender until it is there."""
+        """Add a tensor that lies at its sender until it arrives."""
         payload, seq, micro, boundary = key
         is_head = payload == Payload.HEAD  # its ``seq`` is a turn; what it holds is counted with its owner
         if not is_head:
@@ -84,16 +84,19 @@ class Meter:
             self.spans.append((source, Action(Op.SEND, *numbers, 0, target, payload), sent_s, arrival_s))
 
     def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
-        """It lies in the inbox now."""
+        """Move a tensor from its sender to the inbox of its target."""
         if key[0] != Payload.HEAD:
             self._ledger.moved(source, target, self._by_seq[key[1]].sizes[key[2]])
 
     def accepted(self, node: str, key: TensorKey) -> None:
-        """The micro-batch has it."""
+        """Free a tensor that its micro-batch has taken out of the inbox."""
         self._ledger.freed(node, self._by_seq[key[1]].sizes[key[2]])
 
     def logged(self, command: rd.Command, now_s: float) -> None:
-        """Seconds of a step run from the end of the item before it."""
+        """Add the seconds of a finished step, which run from the end of the item before it.
+
+        At the end of a turn its items are forgotten.
+        """
         if isinstance(command, rd.LogStep):
             passed_s, self._last_item_s = now_s - self._last_item_s, now_s
             if command.turn.kind is StepKind.TRAIN:

@@ -43,7 +43,7 @@ class Recording:
 
 
 def read_trace(path: Path, num_blocks: int) -> Recording:
-    """Read a trace.
+    """Read the compute actions of a run from its ``trace.json``.
 
     Args:
         path: of ``trace.json``.

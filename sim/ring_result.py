@@ -30,7 +30,7 @@ class Message(NamedTuple):
 
     @property
     def payload(self) -> str:
-        """What it carries."""
+        """What the message carries."""
         return self.key.payload
 
 
@@ -43,30 +43,30 @@ class Handled(NamedTuple):
 
 
 class Observer(Protocol):
-    """Sees what happens; in the order of virtual time."""
+    """Sees what happens in a virtual run, in the order of virtual time."""
 
     def granted(self, turn: Turn) -> None:
-        """The coordinator granted a turn, to every node."""
+        """Note that the coordinator granted a turn, to every node."""
 
     def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
-        """A compute action is done."""
+        """Note that a compute action is done."""
 
     def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
-        """A message is on its way."""
+        """Note that a message is on its way."""
 
     def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
-        """A message is in the inbox."""
+        """Note that a message is in the inbox."""
 
     def accepted(self, node: str, key: TensorKey) -> None:
-        """A tensor went from the inbox to its micro-batch."""
+        """Note that a tensor went from the inbox to its micro-batch."""
 
     def logged(self, command: rd.Command, now_s: float) -> None:
-        """The coordinator logged something: a step, a turn, an evaluation, a phase."""
+        """Note what the coordinator logged: a step, a turn, an evaluation, a phase."""
 
 
 @dataclass(slots=True)
 class RingResult:
-    """What happened; the recordings are empty where ``record`` was off.
+    """What happened in a virtual run; the recordings are empty where ``record`` was off.
 
     Attributes:
         order: everything each node did, in order, as table actions.

@@ -95,7 +95,7 @@ def run_cells(
     backend: str = "loky",
     cluster: str = "",
 ) -> list[Cell]:
-    """Do ``task`` for every cell.
+    """Do ``task`` for every cell, on the cores of this machine or on a cluster.
 
     Args:
         task: picklable, as are its results.
@@ -128,7 +128,7 @@ def run_cells(
 
 @contextmanager
 def _backend(joblib: Any, backend: str, workers: int, cluster: str) -> Iterator[None]:
-    """Joblib's backend of that name, with the cluster behind it."""
+    """Set joblib's backend for what runs inside, with the cluster behind it."""
     if backend == "loky":
         try:
             with joblib.parallel_config("loky", inner_max_num_threads=1):

@@ -60,19 +60,22 @@ class Delays:
         self._free_s: dict[tuple[str, str, str], float] = {}
 
     def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
-        """In the order of sending."""
+        """When a message is there: after ``message_s``, but not before an earlier message of its link."""
         return self._in_order(source, target, "data", now_s + self._message_s(source, target, key.payload))
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:
-        """In the order of returning."""
+        """When a credit is there: after ``message_s``, but not before an earlier credit of its link."""
         return self._in_order(source, target, "credit", now_s + self._message_s(source, target, "credit"))
 
     def control_s(self, source: str, target: str, now_s: float) -> float:
-        """In the order of the calls; the coordinator is the empty name."""
+        """When a word is there: after ``control_s``, but not before an earlier word of the same pair.
+
+        The coordinator is the empty name.
+        """
         return self._in_order(source, target, "control", now_s + self._control_s(source or target))
 
     def strain(self, key: TensorKey, source: str, target: str) -> Strain | None:
-        """Nothing."""
+        """None: messages cost the processors nothing here."""
         return None
 
     def _in_order(self, source: str, target: str, lane: str, at_s: float) -> float:

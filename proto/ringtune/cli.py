@@ -34,7 +34,10 @@ BUG_EXIT_CODE = 70
 
 
 def command_targets() -> dict[str, str]:
-    """``module:attribute`` of every command, by name, sorted."""
+    """Find every command: its name -> ``module:attribute``, sorted by name.
+
+    The entry points of a checkout win over those of what is installed.
+    """
     found = {entry.name: entry.value for entry in entry_points(group=GROUP)}
     return dict(sorted((found | _targets_of_checkout()).items()))
 
@@ -64,7 +67,7 @@ def _load(name: str, target: str) -> Any:
 
 
 def _missing(name: str, module: str) -> Any:
-    """A command that says what is not installed."""
+    """Make a command that only says which Python package it lacks."""
     app = typer.Typer(add_completion=False)
 
     @app.command(
@@ -79,7 +82,7 @@ def _missing(name: str, module: str) -> Any:
 
 
 class _LazyCommands(MutableMapping[str, Any]):
-    """Commands by name; the module of one is imported when it is looked up."""
+    """Commands by name; the module of a command is imported when it is first looked up."""
 
     def __init__(self, targets: dict[str, str]) -> None:
         self._targets = targets
@@ -116,7 +119,7 @@ class LazyGroup(TyperGroup):
         return self.commands.get(cmd_name)
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """The names, sorted."""
+        """The names of all commands, sorted."""
         return list(self.commands)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -144,7 +147,7 @@ class LazyGroup(TyperGroup):
 
 
 def _refuse(error: TyperException, asked: str) -> NoReturn:
-    """Tell what the parser refuses in the form of all errors, and where the help is."""
+    """Print what the parser refuses as a ``UsageError`` that names the help, and exit with its code."""
     _show(UsageError(f"{error.format_message().rstrip('.')}; see '{asked} --help'"))
     raise typer.Exit(UsageError.exit_code) from error
 
@@ -194,7 +197,7 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; never returns."""
+    """Run the command line and exit; an error that is not ours exits with code 70."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say more than what the C core logs beside them
     try:
         app()

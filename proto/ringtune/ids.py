@@ -26,13 +26,16 @@ def check_node_name(name: str) -> str:
 
 
 def node_name_from_host(host: str) -> str:
-    """A node name made from a host name: other characters become dashes."""
+    """Make a node name from the first label of a host name; other characters become dashes.
+
+    Example: ``Lab Pi.local`` becomes ``lab-pi``; where nothing is left, the name is ``node``.
+    """
     name = re.sub(r"[^a-z0-9_-]+", "-", host.split(".")[0].lower()).lstrip("-_")[:63]
     return name or "node"
 
 
 def make_run_id(started_unix_s: float, token: bytes) -> str:
-    """A run id that sorts by time, e.g. ``r20260102-030405-0a1b2c3d``.
+    """Make a run id that sorts by time, e.g. ``r20260102-030405-0a1b2c3d``.
 
     Args:
         started_unix_s: wall clock, seconds.
@@ -44,7 +47,7 @@ def make_run_id(started_unix_s: float, token: bytes) -> str:
 
 
 def check_run_id(run_id: str) -> str:
-    """Return ``run_id`` if it has the form of one.
+    """Return ``run_id`` if it has the form ``rYYYYMMDD-HHMMSS-xxxxxxxx``.
 
     Raises:
         UsageError: it has not.

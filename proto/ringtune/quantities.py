@@ -21,7 +21,7 @@ _FACTORS = {
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of ``512MiB`` (binary), ``2GB`` (decimal), ``1.5 GiB`` or a plain number; rounded down.
+    """Read a size as bytes, rounded down: ``512MiB``, ``2GB`` (decimal), ``1.5 GiB`` or a plain number.
 
     Raises:
         UsageError: not a size.
@@ -35,7 +35,10 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """``512 B``, ``1.5 KiB``, ``3,100 MiB``, ``12.0 GiB``: MiB up to 10 GiB, so that budgets compare at sight."""
+    """Print bytes in binary units: ``512 B``, ``1.5 KiB``, ``3,100 MiB``, ``12.0 GiB``.
+
+    MiB are used up to 10 GiB, so that budgets compare at sight.
+    """
     size = abs(size_bytes)
     if size < 1024:
         return f"{size_bytes:.0f} B"
@@ -49,7 +52,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_seconds(duration_s: float) -> str:
-    """``0.35 ms``, ``18 ms``, ``2.5 s``, ``3 min 12 s``, ``2 h 05 min``."""
+    """Print a duration: ``0.35 ms``, ``18 ms``, ``2.5 s``, ``3 min 12 s``, ``2 h 05 min``."""
     if duration_s < 0:
         return f"-{format_seconds(-duration_s)}"
     if duration_s < 1:

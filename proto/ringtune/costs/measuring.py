@@ -21,14 +21,14 @@ Pair = tuple[str, str]
 
 
 class Size(NamedTuple):
-    """A micro-batch: rows, and the padded length of each in tokens."""
+    """The size of a micro-batch: rows, and the padded length of each row in tokens."""
 
     rows: int
     tokens: int
 
 
 def job_shape(job: Job) -> Shape:
-    """What timings for this job belong to; ``tokens`` is ``train.max_length``."""
+    """The shape that timings for this job belong to: its largest micro-batch, at ``train.max_length`` tokens."""
     return Shape(
         rows=-(-job.train.batch_size // job.train.microbatches),
         tokens=job.train.max_length,
@@ -44,7 +44,8 @@ def job_shape(job: Job) -> Shape:
 def timed_sizes(job: Job, *, fixed_tokens: int = 0) -> tuple[Size, ...]:
     """The sizes at which work is timed: the largest micro-batch, and about half of it.
 
-    Half as long; for images, which have one length, half as many rows. One size where nothing can be halved.
+    The half has half the tokens, or half the rows for images, which have one length; it is left out where nothing can
+    be halved. Example: 4 rows of 128 tokens are timed at (4, 128) and (4, 64).
 
     Args:
         job: batch, micro-batches and longest text.
@@ -57,7 +58,10 @@ def timed_sizes(job: Job, *, fixed_tokens: int = 0) -> tuple[Size, ...]:
 
 
 def hidden_bytes(job: Job, hidden_size: int) -> int:
-    """Bytes of the hidden state of the largest micro-batch at full length, with its mask."""
+    """Bytes of the hidden state of the largest micro-batch at full length, with its mask.
+
+    Example: 4 rows of 128 tokens, 384 wide, in float32: 4 * 128 * (4 * 384 + 1) = 786,944.
+    """
     shape = job_shape(job)
     scale_bytes = _SCALE_BYTES if job.wire.dtype == "int8" else 0
     token_bytes = hidden_size * WIRE_ITEM_BYTES[job.wire.dtype] + scale_bytes + 1
@@ -65,7 +69,9 @@ def hidden_bytes(job: Job, hidden_size: int) -> int:
 
 
 def link_rounds(nodes: Sequence[str], machines: Mapping[str, str]) -> tuple[tuple[Pair, ...], ...]:
-    """Every unordered pair of nodes once, in rounds of pairs that have nothing to do with each other.
+    """Pair every two nodes once, in rounds in which no node and no machine is in two pairs.
+
+    Example: four nodes on machines of their own take three rounds of two pairs.
 
     Args:
         nodes: at least two to have any pair.
@@ -81,7 +87,10 @@ def link_rounds(nodes: Sequence[str], machines: Mapping[str, str]) -> tuple[tupl
 
 
 def _tournament(nodes: Sequence[str]) -> list[list[Pair]]:
-    """The first node stays, the others move on by one place a round; with an odd number one rests."""
+    """Pair all nodes in rounds: the first node keeps its seat, the others move on by one a round.
+
+    With an odd number of nodes one rests in each round.
+    """
     seats = [*nodes, *([""] if len(nodes) % 2 else [])]
     rounds = []
     for _ in range(len(seats) - 1):

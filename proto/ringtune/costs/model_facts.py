@@ -1,4 +1,4 @@
-"""What planning counts of a model: read from its folder, with the job's adapters and head on top."""
+"""The sizes of a model that planning counts with: of its folder, and of the job's adapters and head."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
 
 
 def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) -> None:
-    """Whether a model can do what a job asks for.
+    """Refuse a job that asks for more than the model can do.
 
     Raises:
         ModelError: its family has no head for the task.
@@ -93,7 +93,10 @@ class _HeadSizes(NamedTuple):
 
 
 def _head_sizes(task: str, sizes: Sizes) -> _HeadSizes:
-    """What AdapterHub's default heads have; a language model's head is frozen and counts as embedding."""
+    """Count the weights of AdapterHub's default head for a task.
+
+    A language model's head is frozen and counts as embedding.
+    """
     row = sizes.hidden + 1
     return {
         CLASSIFICATION: _HeadSizes(sizes.hidden * row, row, 0),
@@ -104,7 +107,7 @@ def _head_sizes(task: str, sizes: Sizes) -> _HeadSizes:
 
 
 def _digest(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> str:
-    """Config, names, types, shapes, and a sample of each tensor: tells two trainings of one architecture apart.
+    """Digest config, names, types, shapes and samples, so that two trainings of one architecture differ.
 
     The number of files does not matter, only what is in them.
     """

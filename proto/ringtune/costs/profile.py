@@ -13,7 +13,7 @@ from ringtune.files.strict import read_dataclass, read_value
 
 SCHEMA = 3
 _TOKENS_SCHEMA = 2
-"""The one before: activations were counted per micro-batch of the measured shape."""
+"""The schema before: activations were counted per micro-batch of the measured shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class ModelFacts:
     fixed_tokens: int = 0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Refuse a size below 1, and negative bytes and counts."""
         for name in ("num_blocks", "hidden_size", "intermediate_size", "num_heads", "block_bytes", "inner_kept"):
             _check_at_least(f"model.{name}", getattr(self, name), 1)
         for name in (
@@ -98,7 +98,7 @@ class Shape:
 
     @property
     def is_measured(self) -> bool:
-        """Whether there are timings at all."""
+        """Whether there are timings of this shape at all."""
         return self.rows > 0
 
 
@@ -115,7 +115,7 @@ class LinkFacts:
         rate_high_bytes_per_s: third quartile.
         send_cpu_s_per_byte: processor seconds that the source spends on each byte; 0 = not known.
         receive_cpu_s_per_byte: the same of the target.
-        busy_source_s: what a long message takes longer when the source computes: its turn on the processor.
+        busy_source_s: how much longer a long message takes while the source computes, waiting for the processor.
         busy_target_s: the same when the target does.
     """
 
@@ -131,7 +131,7 @@ class LinkFacts:
     busy_target_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Refuse a link of a node to itself, a rate that is not above 0, and negative figures."""
         name = f"link.{self.source}.{self.target}"
         if self.source == self.target:
             raise InvalidInputError(f"{name} joins a node with itself; leave it out")
@@ -149,7 +149,10 @@ class LinkFacts:
             _check_at_least(f"{name}.{key}", getattr(self, key), 0)
 
     def seconds(self, num_bytes: float) -> float:
-        """How long a message of so many bytes takes from the first byte sent to the last one received."""
+        """Seconds that a message of so many bytes takes, from the first byte sent to the last one received.
+
+        Example: 1 MB at 10 MB a second and a latency of 0.01 s takes 0.11 s.
+        """
         return self.latency_s + num_bytes / self.rate_bytes_per_s
 
 
@@ -204,7 +207,7 @@ class NodeFacts:
     has_messages: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Refuse negative figures, and fewer than one thread."""
         for name in ("train_rows", "eval_rows", "skipped_rows", "memory_bytes"):
             _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
         for name in (
@@ -220,7 +223,7 @@ class NodeFacts:
         _check_at_least(f"{self.node}.threads", self.threads, 1)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able form with its schema version."""
+        """Write the node as a JSON-able table with its schema version."""
         return {"schema": SCHEMA, **dataclasses.asdict(self)}
 
     @staticmethod
@@ -249,7 +252,7 @@ class Profile:
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
-        """Every node and every link stands once, and links join nodes of the profile."""
+        """Refuse a node or link that stands twice, and a link of a node that the profile lacks."""
         names = [node.node for node in self.nodes]
         if len(set(names)) != len(names):
             raise InvalidInputError(f"the profile has a node twice: {', '.join(sorted(names))}")
@@ -271,7 +274,7 @@ class Profile:
         return {(link.source, link.target): link for link in self.links}
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able form."""
+        """Write the profile as a JSON-able table with its schema version."""
         return {
             "schema": self.schema,
             "nodes": [dataclasses.asdict(node) for node in self.nodes],
@@ -296,7 +299,7 @@ def _schema_of(value: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     """The schema of a table and its other fields.
 
     Raises:
-        PlanError: it is none that can be read.
+        PlanError: the schema is none that can be read.
     """
     if not isinstance(value, Mapping):
         raise PlanError("a profile has to be a table; measure anew with 'ringtune measure'")
@@ -307,10 +310,12 @@ def _schema_of(value: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
 
 
 def _per_token(node: Mapping[str, Any]) -> dict[str, Any]:
-    """A node of ringtune 0.1: its activations were those of the micro-batch that its shape names.
+    """Convert a node of schema 2: divide its activations by the padded tokens of its shape.
+
+    Example: 2,048,000 bytes for 16 rows of 128 tokens are 1,000 bytes per token.
 
     Raises:
-        PlanError: they are no number, or it names none.
+        PlanError: the activations are no number, or the shape has no tokens.
     """
     fields, name = dict(node), "activation_block_bytes"
     shape = read_dataclass(Shape, fields.get("shape", {}), where="shape", error=PlanError)

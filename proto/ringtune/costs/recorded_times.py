@@ -34,7 +34,7 @@ from ringtune.schedule.units import EMBEDDING
 _BLOCK_WORKS = (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST, Work.BACKWARD)
 LEAST_SAMPLES = 5
 KEPT_SAMPLES = 2000
-"""Of each kind of work and node; the newest stay."""
+"""How many of the newest samples are kept for each kind of work on each node."""
 
 _OF_A_PART = frozenset({Scope.MICRO, Scope.RANGE})
 _UNSIZED = frozenset({Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE})
@@ -49,7 +49,7 @@ class _Open(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """One recorded work: its time, its size, and the time over what the profile has for that size (0 = nothing)."""
+    """One recorded work: its time, its size, and its time over the profile's for that size (0 = none)."""
 
     seconds: float
     size: float
@@ -57,7 +57,7 @@ class _Sample(NamedTuple):
 
 
 class RecordedProfile:
-    """Collects the actions of a run.
+    """Turns the recorded actions of a run into the times of a profile.
 
     Args:
         course: the run.
@@ -78,7 +78,7 @@ class RecordedProfile:
     # ---- what happens -----------------------------------------------------------------------------
 
     def granted(self, turn: Turn) -> None:
-        """A turn's actions may come from now on."""
+        """Note a granted turn: actions of its items count from now on."""
         course = self._course.decided(turn.unfreeze_at)
         for item in items(course, turn):
             parts = course.microbatch_sizes(item.rows) if item.kind is not StepKind.CHECKPOINT else ()
@@ -87,16 +87,16 @@ class RecordedProfile:
             self._open[item.seq] = _Open(item, lowest_units(course, item), sizes)
 
     def turn_done(self, turn: Turn) -> None:
-        """No more of a turn's actions come."""
+        """Forget a turn that is done: no more of its actions count."""
         for seq in range(turn.first_seq, turn.end_seq):
             self._open.pop(seq, None)
             self._shared.pop(seq, None)
 
     def add(self, node: str, action: Action, seconds: float) -> None:
-        """A node says that it carried an action out.
+        """Add the recorded time of one action of a node.
 
-        One of no granted turn, of no node of the profile, of blocks or a micro-batch that there are not, or whose
-        time is none is left out.
+        An action is left out if no granted turn has its item, the profile lacks its node, the run lacks its blocks or
+        micro-batch, or its time is negative or not finite.
         """
         entry = self._open.get(action.seq)
         if entry is None or node not in self._tables or not 0 <= seconds < math.inf or not self._fits(action, entry):
@@ -119,7 +119,10 @@ class RecordedProfile:
         return scope is not Scope.UNITS or EMBEDDING <= action.start < action.stop <= stop
 
     def _add_shared(self, node: str, action: Action, entry: _Open, seconds: float) -> None:
-        """The first embedding of an item makes its batch too, so the mean of all of them counts."""
+        """Add the mean time of an item's actions of one kind, once all of them have come.
+
+        The first embedding of an item makes its whole batch, so that one alone says little.
+        """
         found = self._shared.setdefault(entry.item.seq, [])
         found.append(seconds)
         if len(found) == len(entry.sizes):
@@ -129,7 +132,7 @@ class RecordedProfile:
     def _shares(
         self, node: str, action: Action, entry: _Open, seconds: float, size: float
     ) -> Sequence[tuple[Work, float]]:
-        """What one action says about which works; see ``NodeCosts.seconds`` for the way back."""
+        """Take an action's time apart into times of works; ``NodeCosts.seconds`` goes the way back."""
         timing, count = action.op.timing, action.stop - action.start
         if not timing.work:
             return []
@@ -144,7 +147,11 @@ class RecordedProfile:
     def _with_lowest(
         self, node: str, works: tuple[Work, Work], count: int, seconds: float, size: float
     ) -> Sequence[tuple[Work, float]]:
-        """Shares of ``count`` blocks of which the lowest is the lowest with a graph."""
+        """Share a time out among ``count`` blocks, the lowest of which is the lowest with a graph.
+
+        Example: 2.5 s for 3 blocks, the lowest known to take half as long, are 1 s for a block above and 0.5 s for the
+        lowest.
+        """
         above, lowest = works
         if count == 1:
             return [(lowest, seconds)]
@@ -166,7 +173,7 @@ class RecordedProfile:
     # ---- what comes of it -------------------------------------------------------------------------
 
     def profile(self) -> Profile:
-        """The profile with recorded times wherever there are ``LEAST_SAMPLES`` of a kind; links as they were."""
+        """The profile with recorded times for each work with ``LEAST_SAMPLES`` on a node; links as they were."""
         return dataclasses.replace(self._profile, nodes=tuple(self._updated(node) for node in self._profile.nodes))
 
     def _updated(self, facts: NodeFacts) -> NodeFacts:
@@ -195,12 +202,12 @@ class RecordedProfile:
         )
 
     def _samples_of(self, node: str, work: Work) -> Sequence[_Sample]:
-        """Those that are sure; with those that had to be guessed where there are too few."""
+        """The samples of a work that are no guess; guesses too where those are below ``LEAST_SAMPLES``."""
         sure = self._samples.get((node, work), ())
         return sure if len(sure) >= LEAST_SAMPLES else [*sure, *self._guesses.get((node, work), ())]
 
     def _moved(self, node: str, work: Work, before: Sequence[WorkTime], found: Sequence[_Sample]) -> list[WorkTime]:
-        """The measured curve, moved, with the recorded point on it."""
+        """Scale the measured points of a work by the mean ratio of its samples; add the recorded point."""
         size = statistics.fmean(sample.size for sample in found)
         rows = self._rows(size)
         tokens = round(size / rows)
@@ -218,7 +225,7 @@ class RecordedProfile:
         return [*curve, _point(work, rows, tokens, len(found), (low * known, mean * known, high * known))]
 
     def _rows(self, size: float) -> int:
-        """The rows of a point at a mean size: those of the largest micro-batch, if that makes a length."""
+        """Rows of a point at a mean size: those of the largest micro-batch, 1 if the size is smaller."""
         rows = self._course.microbatch_sizes()[0]
         return rows if size >= rows else 1
 

@@ -22,7 +22,7 @@ _DEFAULT_OPTIMIZER = "adamw"
 
 
 def work_table(node: NodeFacts) -> WorkTable:
-    """The times of a node; where only a block was measured, what else there is counts nothing.
+    """The table of a node's measured times; see ``work_points``.
 
     Raises:
         PlanError: nothing was measured.
@@ -34,14 +34,20 @@ def work_table(node: NodeFacts) -> WorkTable:
 
 
 def work_points(node: NodeFacts) -> tuple[WorkTime, ...]:
-    """The measured points of a node; where only a block was measured, those of its blocks; none if nothing was."""
+    """The measured points of a node; none if nothing was measured.
+
+    Where only a block was measured, its times count for any size, and all other works take 0 s.
+    """
     if node.work_times or not node.block_forward_s > 0:
         return node.work_times
     return tuple(_point(work, seconds) for work, seconds in _from_block(node).items())
 
 
 def padded_size(owner: NodeFacts, *, max_length: int, rows: int, kind: StepKind) -> float:
-    """Padded tokens of a micro-batch of so many rows of ``owner``."""
+    """Padded tokens of a micro-batch: ``rows`` times the owner's mean padded length.
+
+    The length is at most ``max_length``, and ``max_length`` where the mean is not known.
+    """
     tokens = owner.eval_tokens if kind is StepKind.EVALUATE else owner.train_tokens
     return rows * (min(tokens, max_length) or max_length)
 
@@ -75,7 +81,7 @@ class NodeCosts:
         self._head = head
 
     def seconds(self, op: Op, start: int, stop: int, *, size: float, lowest: int, kind: StepKind) -> float:
-        """The time of one action, as the table of operations says; messages are no compute and take nothing here.
+        """Seconds of one action, as the table of operations says; a message takes none here.
 
         Args:
             op: what it does.
@@ -102,7 +108,7 @@ class NodeCosts:
         return (stop - start - 1) * each_s + self._table.seconds(timing.lowest, size)
 
     def work(self, work: Work, size: float = 0.0) -> float:
-        """The time of a work that is no action, 0 if it was not measured."""
+        """Seconds of a work that is no action; 0 if it was not measured."""
         return self._table.seconds(work, size) if work in self._table else 0.0
 
 
@@ -146,11 +152,11 @@ class CourseCosts:
         return padded_size(self._facts[owner], max_length=self.course.max_length, rows=rows, kind=kind)
 
     def action_s(self, node: str, action: Action, *, size: float, lowest: int, kind: StepKind) -> float:
-        """The time of a compute action; see ``NodeCosts.seconds``."""
+        """Seconds of a compute action; see ``NodeCosts.seconds``."""
         return self.nodes[node].seconds(action.op, action.start, action.stop, size=size, lowest=lowest, kind=kind)
 
     def tensor_bytes(self, size: float, *, with_mask: bool) -> float:
-        """Payload of a hidden state or gradient of ``size`` padded tokens."""
+        """Payload bytes of a hidden state or gradient of ``size`` padded tokens."""
         course = self.course
         scales = _ROW_SCALE_BYTES if course.wire_dtype == "int8" else 0
         token_bytes = course.hidden_size * WIRE_ITEM_BYTES[course.wire_dtype] + scales
@@ -176,13 +182,16 @@ class CourseCosts:
         return found
 
     def around_message_s(self, source: str, target: str, payload: str, size: float) -> float:
-        """Seconds of making the bytes at the source and reading them at the target."""
+        """Seconds to encode a message at the source and to decode it at the target.
+
+        For a head both are in the one time that the source was measured for.
+        """
         if payload == Payload.HEAD:
             return self.nodes[source].work(Work.HAND_OVER)
         return self.nodes[source].work(Work.ENCODE, size) + self.nodes[target].work(Work.DECODE, size)
 
     def taken_s(self, source: str, target: str, payload: str, num_bytes: float, size: float) -> tuple[float, float]:
-        """What a message takes from the computing of its source and of its target, in seconds.
+        """Seconds that a message takes from the computing of its source and of its target.
 
         Sending and receiving are done by other threads. Where the threads that compute leave less than a core free
         (one core, or a quota), they have to share it with them. Times that were recorded in a run have it in them.

@@ -1,4 +1,4 @@
-"""How long the pieces of a step take on one node: measured points, and what lies between them.
+"""How long the pieces of a step take on one node: measured points, and times between them.
 
 The planner adds these times up, the simulator replays them. A *work* is what one timing covers; the time of an
 action is put together from works in ``ringtune.costs.seconds``. Times grow with the size of the micro-batch, counted in
@@ -36,7 +36,7 @@ class Work(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkTime:
-    """One measured point.
+    """The measured time of one work at one size.
 
     Attributes:
         work: a value of ``Work``.
@@ -57,7 +57,7 @@ class WorkTime:
     samples: int
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Refuse an unknown work, negative figures, no samples, and quartiles that do not enclose the median."""
         if self.work not in set(Work):
             raise InvalidInputError(f"work {self.work!r} is not one of {', '.join(Work)}; measure anew")
         for name in ("rows", "tokens", "median_s", "low_s", "high_s"):
@@ -97,14 +97,16 @@ class WorkTable:
         return work in self._points
 
     def seconds(self, work: str, size: float = 0.0) -> float:
-        """The time of ``work`` for ``size`` padded tokens, in seconds.
+        """Seconds that ``work`` takes for ``size`` padded tokens.
 
-        Between two measured sizes it is linear, beyond the largest the line goes on unless it falls. Below the
+        Example: measured as 1 s at 100 tokens and 3 s at 200, a size of 150 takes 2 s, one of 300 takes 5 s.
+
+        Between two measured sizes the time is linear, beyond the largest the line goes on unless it falls. Below the
         smallest it goes on too, but never below the smallest one's time scaled in proportion. A single point is
         scaled in proportion, if it has a size.
 
         Raises:
-            PlanError: it was not measured.
+            PlanError: ``work`` was not measured.
         """
         points = self._points.get(work)
         if not points:

@@ -1,4 +1,4 @@
-"""What a micro-batch waits for, and from whom: the words of an error of a deadline."""
+"""Says what a micro-batch waits for and from whom, in the words of a deadline's error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from ringtune.schedule.actions import Op, Payload
 
 
 def awaited_by(flow: Flow, *, has_head: bool, head_from: str) -> str:
-    """What the next action of ``flow`` needs.
+    """Say what the next action of ``flow`` needs.
+
+    Example: ``the gradient of step 7 (train), micro-batch 0, at block 4, from node c``.
 
     Args:
         flow: a micro-batch that is not through.

@@ -1,4 +1,4 @@
-"""Room for hidden states where they go: so many may be on their way or waiting per target and boundary."""
+"""Credits: so many hidden states may be on their way or wait, for each target and boundary."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ class Channel:
 
     Args:
         target: the node.
-        boundary: the unit that they enter there.
-        most: how many may be with the target, or on their way.
+        boundary: the unit that the hidden states enter there.
+        most: how many hidden states may wait at the target or be on their way.
 
     Attributes:
-        left: how many more may be sent now.
+        left: how many more hidden states may be sent now.
     """
 
     __slots__ = ("boundary", "left", "most", "target")
@@ -22,7 +22,7 @@ class Channel:
         self.most = self.left = most
 
     def came_back(self) -> None:
-        """The target took one out of its inbox; a credit that comes twice adds nothing."""
+        """Take one credit back, because the target took a hidden state out; ``left`` never passes ``most``."""
         if self.left < self.most:
             self.left += 1
 

@@ -35,7 +35,7 @@ class HeadArrived(NamedTuple):
 
 
 class CreditArrived(NamedTuple):
-    """``source`` took one hidden state of ours at ``boundary`` out of its inbox."""
+    """``source`` took one of this node's hidden states at ``boundary`` out of its inbox."""
 
     boundary: int
     source: str
@@ -117,7 +117,7 @@ class CancelTimer(NamedTuple):
 
 
 class ReportStep(NamedTuple):
-    """Tell the coordinator about a finished item of our own: summed numbers of its micro-batches."""
+    """Tell the coordinator the numbers of an own finished item, summed over its micro-batches."""
 
     seq: int
     step: int

@@ -1,7 +1,8 @@
-"""Which head an owner has, for which of its turns it counts, and to whom it goes next.
+"""Keeps track of a node's head: for which turns it may be used, and to whom it goes next.
 
-A head is held from one turn of ours on, through consecutive turns of ours. Equal versions are not enough to tell
-whether it may be used: after an evaluation an owner still has a head of the right version that it has passed on.
+A head that came for turn 5 of this node serves turn 5 and the turns of this node that follow without a gap. Equal
+versions are not enough to tell whether a head may be used: after an evaluation an owner still has a head of the right
+version that it has passed on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ringtune.schedule.turns import Turn
 
 
 class HeadKeeping:
-    """The head of one node.
+    """Keeps track of one node's head.
 
     Args:
         node: whose.
@@ -32,13 +33,13 @@ class HeadKeeping:
         self._first_versions: dict[int, int] = {}
 
     def begin(self, version: int) -> None:
-        """The run begins, or goes on, with so many updates of the head."""
+        """Note how many updates the head has had where the run begins or goes on."""
         self._version = version
 
     def granted(self, turn: Turn, version: int) -> None:
-        """A turn may be worked on, whose first item needs a head of ``version``.
+        """Note a granted turn, whose first item needs a head that has had ``version`` updates.
 
-        A turn of this node needs the head; one of another owner after it needs the head from here.
+        This node's own turn needs the head. Another owner's turn right after an own one gets the head from here.
         """
         self._first_versions[turn.index] = version
         if turn.owner == self._node:
@@ -47,11 +48,11 @@ class HeadKeeping:
             self._handovers.append((turn, self._holds_since[turn.index - 1], version))
 
     def arrived(self, turn: int, source: str) -> None:
-        """The head for ``turn`` is in the inbox."""
+        """Note that the head for ``turn`` is in the inbox, sent by ``source``."""
         self._arrived[turn] = source
 
     def updated(self) -> None:
-        """It had one more update."""
+        """Count one more update of the head."""
         self._version += 1
 
     def counts_for(self, state: ItemState) -> bool:
@@ -61,7 +62,7 @@ class HeadKeeping:
     def take(
         self, turns: Mapping[int, Turn], is_used_before: Callable[[int], bool], commands: list[ev.Command]
     ) -> bool:
-        """Take heads that are due.
+        """Take each arrived head whose turn is known, once no item before that turn uses the old head.
 
         Args:
             turns: that are known here, by index.
@@ -69,7 +70,7 @@ class HeadKeeping:
             commands: to be added to.
 
         Returns:
-            Whether one was taken.
+            Whether a head was taken.
         """
         taken = False
         for index in sorted(self._arrived):
@@ -89,6 +90,6 @@ class HeadKeeping:
             commands.append(ev.SendHead(turn.index, turn.owner))
 
     def forget(self, turn: int) -> None:
-        """A turn is long over."""
+        """Drop what is kept of a turn that is long over."""
         self._holds_since.pop(turn, None)
         self._first_versions.pop(turn, None)

@@ -23,11 +23,11 @@ ADAPTER_FILES: Final = ("adapter_config.json", "adapter.safetensors", "head_conf
 """The AdapterHub folder of a run."""
 
 MAX_ADAPTER_BYTES: Final = 1 << 32
-"""What such a folder may have at most when it is sent to be evaluated."""
+"""Most bytes of an adapter folder that is sent to be evaluated."""
 
 
 class FileCutter:
-    """Cuts one file into messages as its content comes; the last one has the digest.
+    """Cuts one file into messages as its content comes; the last message has the digest.
 
     Args:
         path: as the receiver shall know it.
@@ -39,7 +39,7 @@ class FileCutter:
         self._pending = bytearray()
 
     def add(self, content: bytes) -> Iterator[control_pb2.FileChunk]:
-        """The messages that are full; what is left waits for more."""
+        """Yield the messages that are full; the rest waits for more content or the end."""
         rest = memoryview(content)
         while rest:
             if len(self._pending) == CHUNK_BYTES:
@@ -49,7 +49,7 @@ class FileCutter:
             rest = rest[room:]
 
     def end(self) -> control_pb2.FileChunk:
-        """The last message."""
+        """Make the last message, which has the digest of the whole file."""
         return self._message(last=True)
 
     def _message(self, *, last: bool) -> control_pb2.FileChunk:
@@ -61,7 +61,7 @@ class FileCutter:
 
 
 def cut_file(path: str, file: BinaryIO) -> Iterator[control_pb2.FileChunk]:
-    """One file as messages."""
+    """Cut one file into messages."""
     cutter = FileCutter(path)
     while content := file.read(CHUNK_BYTES):
         yield from cutter.add(content)
@@ -69,7 +69,7 @@ def cut_file(path: str, file: BinaryIO) -> Iterator[control_pb2.FileChunk]:
 
 
 def cut_folder(folder: Path, names: Iterable[str]) -> Iterator[control_pb2.FileChunk]:
-    """These files of a folder, one after the other."""
+    """Cut these files of a folder into messages, one file after the other."""
     for name in names:
         with (folder / name).open("rb") as file:
             yield from cut_file(name, file)
@@ -91,10 +91,10 @@ class FileJoiner:
         self._digest = hashlib.sha256()
 
     def add(self, chunk: control_pb2.FileChunk) -> bool:
-        """Write a piece; whether the file is complete with it.
+        """Write a piece and return whether the file is complete with it.
 
         Raises:
-            IntegrityError: it is complete, and its digest differs.
+            IntegrityError: the file is complete, and its digest differs.
         """
         self._digest.update(chunk.chunk)
         self.file.write(chunk.chunk)
@@ -143,7 +143,10 @@ def read_files(chunks: Iterable[control_pb2.FileChunk], *, max_bytes: int, sourc
 def _join(
     chunks: Iterable[control_pb2.FileChunk], open_file: Callable[[str], Sink], *, max_bytes: int, source: str
 ) -> Iterator[tuple[str, Sink]]:
-    """Each file with its path when it is complete; it is closed when the next one is asked for."""
+    """Yield each file with its path when it is complete.
+
+    The file is closed when the next one is asked for.
+    """
     came: set[str] = set()
     pending, left_bytes = iter(chunks), max_bytes
     for first in pending:

@@ -20,7 +20,7 @@ PARTIAL_SUFFIX = ".tmp"
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Replace a file at once.
+    """Replace a file's content in one step: after a crash it is the old content or the new one.
 
     Args:
         path: of the file; its folder is made if it is missing.
@@ -70,7 +70,7 @@ def remove_partial_files(folder: Path) -> None:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Say what can't be written instead of raising ``OSError``.
+    """Turn an ``OSError`` inside into a ``StorageError`` that says what can't be written.
 
     Raises:
         StorageError: an ``OSError`` was raised inside.

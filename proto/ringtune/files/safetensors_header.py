@@ -61,7 +61,9 @@ def read_safetensors_header(path: str | Path) -> dict[str, TensorInfo]:
 
 
 def header_of(file: BinaryIO, size: int, *, where: str) -> dict[str, TensorInfo]:
-    """The same of an open file of ``size`` bytes; ``where`` names it in errors.
+    """Names, types and shapes of an open safetensors file of ``size`` bytes, in the order of the data.
+
+    ``where`` names the file in errors.
 
     Raises:
         IntegrityError: truncated, or the header contradicts itself or the size of the file.

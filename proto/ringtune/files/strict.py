@@ -122,7 +122,7 @@ def join(where: str, key: str) -> str:
 
 
 def describe(value: object) -> str:
-    """A value for a message, short and with its kind: ``the text 'abc'``."""
+    """Describe a value for a message, short and with its kind: ``the text 'abc'``."""
     kind = _TYPE_NAMES.get(type(value), type(value).__name__)
     if isinstance(value, Mapping | list | tuple) or value is None:
         return kind
@@ -132,7 +132,7 @@ def describe(value: object) -> str:
 
 
 def _choice(args: tuple[Any, ...], value: object, *, where: str, error: type[InvalidInputError]) -> Any:
-    """The one of several types that a value is to be read as: a list, or else the type that it has."""
+    """Choose which type of a union a value is read as: a list type, or else its own type."""
     given = [arg for arg in args if arg is not type(None)]
     if len(given) == 1:
         return given[0]

@@ -52,10 +52,10 @@ def read_table(path: Path, columns: Mapping[str, str]) -> list[Record]:
 
 
 def text_of(path: Path, record: Record, column: str) -> str:
-    """A column that has to be text.
+    """The value of a column that has to be text.
 
     Raises:
-        DataError: it is something else.
+        DataError: the value is something else.
     """
     number, found = record
     value = found[column]
@@ -65,10 +65,10 @@ def text_of(path: Path, record: Record, column: str) -> str:
 
 
 def class_of(path: Path, record: Record, column: str) -> str:
-    """A column that has to be a class name: a text or a whole number.
+    """The class name in a column: a text or a whole number.
 
     Raises:
-        DataError: it is something else, or empty.
+        DataError: the value is something else, or empty.
     """
     number, found = record
     value = found[column]

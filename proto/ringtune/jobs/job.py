@@ -61,7 +61,7 @@ class Job:
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
-        """Check what concerns two sections: settings of another method, keys that the task has no use for."""
+        """Refuse settings of another method, and keys that the task has no use for."""
         self._check_method_sections()
         if self.model.task in CLASS_TASKS:
             return
@@ -107,7 +107,7 @@ class Job:
         return tomli_w.dumps(self.to_tables())
 
     def with_overrides(self, overrides: Mapping[str, object]) -> Job:
-        """A job with some values replaced.
+        """Make a job with some values replaced.
 
         Args:
             overrides: dotted keys as in the file, e.g. ``{"train.seed": 1}``. Setting one of ``train.rounds``

@@ -1,4 +1,7 @@
-"""What the design of ``job.toml`` has and no code carries out yet: refused by name, because silence would be a lie."""
+"""Refuses by name what the design of ``job.toml`` has and no code carries out yet.
+
+Silence would be a lie.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Model:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Refuse an empty path, and an unknown task or dtype."""
         _check_text("model.path", self.path)
         _check_choice("model.task", self.task, TASKS)
         _check_choice("model.dtype", self.dtype, MODEL_DTYPES)
@@ -76,7 +76,7 @@ class Data:
     owners: int = 0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Refuse bad columns, labels that are equal or only one, an unknown split, and negative numbers."""
         for names in (("text", "label"), ("image", "label"), ("question", "context", "answer")):
             self._check_columns(names)
         if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
@@ -86,7 +86,7 @@ class Data:
         split_alpha(self.split)
 
     def _check_columns(self, names: tuple[str, ...]) -> None:
-        """The columns of one task have names, and different ones."""
+        """Refuse columns of one task that are empty or the same."""
         columns = [getattr(self, name) for name in names]
         for name, column in zip(names, columns, strict=True):
             _check_text(f"data.{name}", column)
@@ -109,7 +109,7 @@ class Adapter:
     config: str = "seq_bn"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Refuse a configuration that can't be read or does not stay inside the blocks."""
         parse_adapter_config(self.config)
 
 
@@ -154,7 +154,7 @@ class Train:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the ranges; without ``rounds`` and ``max_steps`` there are ``DEFAULT_ROUNDS`` rounds."""
+        """Refuse values out of range; without ``rounds`` and ``max_steps`` there are ``DEFAULT_ROUNDS`` rounds."""
         if self.rounds is None and self.max_steps is None:
             object.__setattr__(self, "rounds", DEFAULT_ROUNDS)
         if self.rounds is not None and self.max_steps is not None:
@@ -180,7 +180,10 @@ class Train:
             )
 
     def num_steps(self, num_owners: int) -> int:
-        """Optimizer steps of the whole run, for so many owners."""
+        """How many optimizer steps the whole run has with so many owners.
+
+        Example: 5 rounds of 10 steps with 4 owners are 200.
+        """
         if self.max_steps is not None:
             return self.max_steps
         return (self.rounds or DEFAULT_ROUNDS) * self.local_iterations * num_owners
@@ -191,10 +194,11 @@ class Unfreeze:
     """``[unfreeze]``: when RingAda trains one more block, top-down.
 
     Attributes:
-        every_steps: every so many steps; None exactly if ``at`` is given.
-        at: at each of these steps, or ``auto``: when the loss has stopped improving (``unfreezing``).
+        every_steps: one more block every so many steps; None exactly if ``at`` is given.
+        at: one more block at each of these steps, or ``auto``: when the loss has stopped improving (``unfreezing``).
         patience_steps: for ``auto``: so many steps without improvement; None for the other forms.
-        min_improvement: for ``auto``: what counts as one, as a share of the best loss; None for the other forms.
+        min_improvement: for ``auto``: how far the loss has to fall to count as improved, as a share of the best loss;
+            None for the other forms.
     """
 
     every_steps: int | None = None
@@ -203,7 +207,7 @@ class Unfreeze:
     min_improvement: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the ranges, and fill in what was left out."""
+        """Refuse values out of range, and fill in what was left out."""
         if self.every_steps is not None and self.at is not None:
             raise JobError(
                 f"unfreeze.every_steps = {self.every_steps} and unfreeze.at both say when to unfreeze; keep one"
@@ -244,7 +248,7 @@ class Wire:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Refuse an unknown dtype."""
         _check_choice("wire.dtype", self.dtype, WIRE_DTYPES)
 
 
@@ -259,7 +263,7 @@ class Privacy:
     private_blocks: int = 0
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Refuse a negative number of blocks."""
         _check_at_least("privacy.private_blocks", self.private_blocks, 0)
 
 
@@ -280,7 +284,7 @@ class Runtime:
     record: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Refuse a negative number of threads, and times that are not above 0."""
         _check_at_least("runtime.threads", self.threads, 0)
         for name in ("lease_s", "wait_s"):
             if not getattr(self, name) > 0:

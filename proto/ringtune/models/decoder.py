@@ -41,7 +41,7 @@ def _gpt2_sizes(config: Config) -> Sizes:
 
 
 def _gpt2_block(config: Config) -> Shapes:
-    """Its matrices are stored with inputs first."""
+    """Shapes of a GPT-2 block's tensors; its matrices are stored with inputs first."""
     hidden = config["n_embd"]
     return {"attn.c_attn.weight": (hidden, 3 * hidden), "mlp.c_fc.weight": (hidden, _gpt2_inner(config))}
 
@@ -115,7 +115,10 @@ def _llama_sizes(config: Config) -> Sizes:
 
 
 def _llama_widths(config: Config) -> Widths:
-    """The library wraps the last matrix as ``intermediate`` and the one before it as ``output``."""
+    """The matrices that LoRA wraps in a Llama block.
+
+    The library wraps the last matrix as ``intermediate`` and the one before it as ``output``.
+    """
     hidden, inner, width = config["hidden_size"], config["intermediate_size"], _head_width(config)
     groups = (hidden, _groups(config) * width)
     return Widths(

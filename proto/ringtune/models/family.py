@@ -1,4 +1,4 @@
-"""What a family of models looks like on disk, as far as the header of its weights does not say it.
+"""What a family of models looks like on disk, beyond what the header of its weights says.
 
 A pure description beside the code that computes (``edge.model.families``): which config keys count, where the blocks
 are, and the shapes by which a config is compared with the weights beside it. All other names and shapes are read from
@@ -92,7 +92,7 @@ class Widths:
 
     @staticmethod
     def plain(hidden: int, inner: int, *, merged: bool = False) -> Widths:
-        """Those of a block with square attention matrices."""
+        """The widths of a block with square attention matrices."""
         square = (hidden, hidden)
         return Widths(
             query=square, key=square, value=square, intermediate=(hidden, inner), output=(inner, hidden), merged=merged
@@ -141,7 +141,10 @@ class Family:
 
 
 def kept_by(activation: str) -> int:
-    """Tensors of the inner width that an activation function keeps for backward; measured with adapters 1.3.0."""
+    """How many tensors of the inner width an activation function keeps for backward.
+
+    Measured with adapters 1.3.0; ``tests/edge/model/test_sizes.py`` holds the estimate that uses it to measured bytes.
+    """
     return {"gelu_new": 4, "gelu_fast": 4, "quick_gelu": 2}.get(activation, 1)
 
 

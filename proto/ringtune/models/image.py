@@ -17,7 +17,10 @@ from ringtune.models.family import (
 
 
 def image_tokens(config: Config) -> int:
-    """Patches of one image, and the class token."""
+    """How many tokens one image has: its patches, and the class token.
+
+    Example: 224 pixels in patches of 16 are 14 * 14 + 1 = 197.
+    """
     side: int = config["image_size"] // config["patch_size"]
     return side * side + 1
 

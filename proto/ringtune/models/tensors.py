@@ -38,18 +38,21 @@ class StoredTensor(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The tensor's shape."""
         return self.info.shape
 
     def sample(self) -> bytes:
-        """A few bytes of its middle: two trainings of one architecture differ there."""
+        """Read a few bytes of the tensor's middle, where two trainings of one architecture differ."""
         with self.path.open("rb") as file:
             file.seek(self.info.offset + sample_start(self.info.nbytes))
             return file.read(min(SAMPLE_BYTES, self.info.nbytes))
 
 
 def sample_start(nbytes: int) -> int:
-    """Where in a tensor of ``nbytes`` its sample begins."""
+    """The offset in a tensor of ``nbytes`` at which its sample begins.
+
+    Example: 468 in 1,000 bytes, because the sample is the middle 64.
+    """
     return max(0, nbytes - SAMPLE_BYTES) // 2
 
 
@@ -74,7 +77,10 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
 
 
 def base_name(name: str, family: Family) -> str:
-    """The name in the base model of a tensor in a file: without prefix, and as it is written today."""
+    """The name in the base model of a file's tensor: without prefix, with today's ending.
+
+    Example: BERT's ``bert.embeddings.LayerNorm.gamma`` is ``embeddings.LayerNorm.weight``.
+    """
     name = name.removeprefix(family.prefix)
     for old, new in _LEGACY_ENDS.items():
         if name.endswith(old):

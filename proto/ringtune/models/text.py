@@ -55,7 +55,10 @@ def _bert_sizes(config: Config) -> Sizes:
 
 
 def _roberta_sizes(config: Config) -> Sizes:
-    """Positions begin after the padding index."""
+    """Sizes of a RoBERTa model, whose positions begin after the padding index.
+
+    Example: 514 positions and padding index 1 leave 512 tokens.
+    """
     sizes = _bert_sizes(config)
     return dataclasses.replace(sizes, longest=sizes.longest - config["pad_token_id"] - 1)
 

@@ -1,4 +1,6 @@
-"""What a checkpoint is: a manifest that names every node's shard with its digest, and whether one can be used.
+"""What a checkpoint is: a manifest that names every node's shard by digest.
+
+This module also says whether a checkpoint can be used.
 
 A checkpoint lies at a turn boundary. Shards (adapters, moments with step counts, at one owner the head) stay on
 the nodes; the submitter keeps the manifest, which is written last: without it there is no checkpoint. Everything
@@ -71,7 +73,7 @@ class Manifest:
     unfreezing: Unfreezing = NOTHING_KNOWN
 
     def __post_init__(self) -> None:
-        """Refuse what can't be a checkpoint; names become parts of paths."""
+        """Refuse a wrong schema, and a run id or node name that may not become part of a path."""
         check_run_id(self.run_id)
         for shard in self.shards:
             check_node_name(shard.node)
@@ -80,7 +82,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON form; a run that has nothing to decide has no losses in it."""
+        """SHA-256 of the canonical JSON form, without ``unfreezing`` where nothing is known of the losses."""
         value = dataclasses.asdict(self)
         if self.unfreezing == NOTHING_KNOWN:
             del value["unfreezing"]
@@ -98,7 +100,7 @@ class Manifest:
         raise IntegrityError(f"the checkpoint of step {self.step} has no shard of node {node}")
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able form with the digest beside it."""
+        """Write the manifest as a JSON-able table, with its digest."""
         return {**dataclasses.asdict(self), "digest": self.digest}
 
     @staticmethod
@@ -106,7 +108,7 @@ class Manifest:
         """Read what ``to_json`` wrote.
 
         Raises:
-            IntegrityError: it is damaged.
+            IntegrityError: the manifest is damaged.
         """
         fields = {key: item for key, item in value.items() if key != "digest"}
         try:
@@ -146,7 +148,7 @@ class Resume:
     manifests: tuple[Manifest, ...]
 
     def to_text(self) -> str:
-        """As JSON."""
+        """Write plan and manifests as JSON text."""
         return json.dumps({"plan": self.plan.to_json(), "manifests": [entry.to_json() for entry in self.manifests]})
 
     @staticmethod
@@ -217,7 +219,7 @@ def job_digest(job: Job) -> str:
 
 
 def changed_keys(before: Job, now: Job) -> tuple[str, ...]:
-    """Dotted keys that make two jobs different ones, sorted."""
+    """The dotted keys in which two jobs differ, sorted; ``[runtime]`` does not count."""
     old, new = _result_keys(before), _result_keys(now)
     names = sorted(old.keys() | new.keys())
     return tuple(name for name in names if old.get(name) != new.get(name))

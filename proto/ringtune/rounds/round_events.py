@@ -32,7 +32,7 @@ class Prepared(NamedTuple):
 
 
 class StepReported(NamedTuple):
-    """An owner's item is through (``events.ReportStep``)."""
+    """An owner reports a finished item of its own (``events.ReportStep``)."""
 
     node: str
     seq: int
@@ -91,7 +91,7 @@ Event = (
 
 
 class EnterPhase(NamedTuple):
-    """The run is in this phase now."""
+    """Enter this phase of the run."""
 
     phase: str
 
@@ -116,7 +116,7 @@ class Grant(NamedTuple):
 
 
 class LogStep(NamedTuple):
-    """An item is through: its numbers, with where it stands in the run."""
+    """Log a finished item: its numbers, with its turn, step and depth."""
 
     turn: Turn
     seq: int
@@ -126,20 +126,20 @@ class LogStep(NamedTuple):
 
 
 class LogTurn(NamedTuple):
-    """Every node has done a turn; its bytes and times are complete."""
+    """Log a turn that every node has done; its bytes and times are complete."""
 
     turn: Turn
 
 
 class LogUnfreeze(NamedTuple):
-    """The run has decided that from ``step`` on ``depth`` blocks train; said when the turn is granted."""
+    """Log the decision, when its turn is granted, that from ``step`` on ``depth`` blocks train."""
 
     step: int
     depth: int
 
 
 class LogCheckpoint(NamedTuple):
-    """Every node has saved what it trained up to ``step``; ``holder`` saved the head."""
+    """Log a checkpoint: every node saved what it trained up to ``step``, and ``holder`` the head."""
 
     step: int
     holder: str
@@ -147,7 +147,7 @@ class LogCheckpoint(NamedTuple):
 
 
 class LogEvaluation(NamedTuple):
-    """An evaluation is complete: counts summed over the owners."""
+    """Log a complete evaluation: counts summed over the owners."""
 
     step: int
     values: tuple[tuple[str, float], ...]

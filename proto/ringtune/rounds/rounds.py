@@ -82,7 +82,7 @@ _TRAINING_PATIENCE = 1.5
 
 
 class Rounds:
-    """The state machine.
+    """The coordinator's state machine of one run.
 
     Args:
         planner: facts by node name -> plan, or the plan of an earlier run with where it goes on; may raise any
@@ -263,7 +263,7 @@ class Rounds:
         self._reported_items[turn.index] = 0
 
     def _needs_more(self) -> bool:
-        """At least one turn beyond the current one, and enough items to keep the frozen part busy."""
+        """Whether to grant more turns: fewer than two are open, or too few items are ahead."""
         ahead = sum(turn.num_items - self._reported_items[turn.index] for turn in self._open.values())
         return len(self._open) < 2 or ahead < self._items_ahead
 
@@ -288,7 +288,7 @@ class Rounds:
         self._close_turns(now_s, commands)
 
     def _close_turns(self, now_s: float, commands: list[Command]) -> None:
-        """Turns close in order, so that whatever is logged is complete up to there."""
+        """Close finished turns in order, so that whatever is logged is complete up to there."""
         depths = self._made_depths
         while self._open:
             first = min(self._open)
@@ -308,7 +308,10 @@ class Rounds:
         self._end_training(now_s, commands)
 
     def _end_training(self, now_s: float, commands: list[Command]) -> None:
-        """Collect once every turn is closed; a resumed run may have none left."""
+        """Collect, or end a run that was stopped, once every turn is closed.
+
+        A resumed run may have no turns left.
+        """
         if self._open or not self._is_exhausted:
             return
         if self._drain_reason:
@@ -368,7 +371,7 @@ class Rounds:
 
 
 def _summed(values: Mapping[int, tuple[tuple[str, float], ...]]) -> tuple[tuple[str, float], ...]:
-    """Sums by name, added in the order of ``seq``: arrival must not change the last bits."""
+    """Sum values by name, in the order of ``seq``: arrival must not change the last bits."""
     sums: dict[str, float] = {}
     for seq in sorted(values):
         for name, value in values[seq]:

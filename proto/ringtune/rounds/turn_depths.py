@@ -17,7 +17,7 @@ from ringtune.schedule.unfreezing import NOTHING_KNOWN
 
 
 class TurnDepths:
-    """The decisions of one run.
+    """The unfreezing decisions of one run.
 
     Args:
         course: of the run.
@@ -43,7 +43,10 @@ class TurnDepths:
         return turn.first_step // self._course.local_iterations < self.unfreezing.num_turns + TURNS_AHEAD
 
     def decided(self, turn: Turn, last: Turn | None) -> Turn:
-        """The turn with the decisions that hold for it; what comes between train turns takes those of ``last``."""
+        """The turn with the decisions that hold for it.
+
+        A turn between train turns takes the decisions of the turn before it, ``last``.
+        """
         if not self._course.decides:
             return turn
         step = turn.first_step
@@ -52,7 +55,7 @@ class TurnDepths:
         return dataclasses.replace(turn, unfreeze_at=self.unfreezing.holding(step))
 
     def note(self, turn: Turn, seq: int, values: tuple[tuple[str, float], ...]) -> None:
-        """An item of an open turn is through; again has no effect."""
+        """Note the loss of a finished item of an open turn; a second report of an item changes nothing."""
         if self._course.decides and turn.kind is StepKind.TRAIN:
             found = dict(values)
             sums = (found.get("loss_sum", math.nan), found.get("count", 0.0))
@@ -65,7 +68,7 @@ class TurnDepths:
         return len(self._losses.get(turn.index, ())) == turn.num_items
 
     def close(self, turn: Turn) -> None:
-        """The turn is closed; turns are closed in order."""
+        """Add a closed turn's mean loss to what is known; turns are closed in order."""
         losses = self._losses.pop(turn.index, None)
         if losses is None:
             return

@@ -1,1 +1,1 @@
-"""Between values and messages: channel options and codecs."""
+"""Calls between nodes: addresses, connections, statuses and codecs."""

@@ -8,10 +8,10 @@ from ringtune.errors import UsageError
 
 
 def split_address(address: str, *, option: str) -> tuple[str, int]:
-    """Host and port; an IPv6 host stands in brackets.
+    """Split ``host:port`` into host and port; an IPv6 host stands in brackets.
 
     Raises:
-        UsageError: not of the form ``host:port``.
+        UsageError: ``address`` is not of the form ``host:port``.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
@@ -20,12 +20,12 @@ def split_address(address: str, *, option: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """``host:port``, with brackets around an IPv6 host."""
+    """Join host and port to ``host:port``, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(address: str) -> bool:
-    """Whether ``host:port`` is on this machine."""
+    """Whether the host of ``host:port`` is ``localhost`` or a loopback address."""
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True

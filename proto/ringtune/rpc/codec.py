@@ -1,4 +1,4 @@
-"""Between the messages of the wire and the values of the rules: turns and numbers.
+"""Translates turns and numbers between the messages of the wire and the values of the rules.
 
 Actions travel as the words of :mod:`ringtune.schedule.table`. Nothing here trusts its input: what does not read as a
 value raises :class:`~ringtune.errors.IntegrityError`.
@@ -17,7 +17,7 @@ from ringtune.v1 import control_pb2
 
 
 def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
-    """The message of a turn."""
+    """Translate a turn into its message."""
     return control_pb2.TurnMessage(
         index=turn.index,
         kind=turn.kind.value,
@@ -32,7 +32,7 @@ def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
 
 
 def turn_from_proto(message: control_pb2.TurnMessage) -> Turn:
-    """The turn of a message.
+    """Translate a message into its turn.
 
     Raises:
         IntegrityError: an unknown kind, no owner, no items, a negative number, or unfreezing steps out of order.
@@ -70,12 +70,12 @@ def _step_kind(text: str) -> StepKind:
 
 
 def numbers_to_proto(values: Iterable[tuple[str, float]]) -> list[control_pb2.Number]:
-    """Named figures as messages, in the given order."""
+    """Translate named figures into messages, in the given order."""
     return [control_pb2.Number(name=name, value=value) for name, value in values]
 
 
 def numbers_from_proto(messages: Iterable[control_pb2.Number]) -> tuple[tuple[str, float], ...]:
-    """Named figures, in the given order.
+    """Translate messages into named figures, in the given order.
 
     Raises:
         IntegrityError: a figure without a name, or a name that comes twice.

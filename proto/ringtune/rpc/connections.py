@@ -16,7 +16,10 @@ from ringtune.rpc.options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
 
 
 def open_channel(address: str, more: Options = ()) -> grpc.Channel:
-    """A channel to ``host:port``, with ``more`` options than all have; it connects at the first call. Close it."""
+    """Open a channel to ``host:port``, which connects at the first call; the caller closes it.
+
+    ``more`` options are added to those that every channel has.
+    """
     return grpc.insecure_channel(address, options=(*CLIENT_OPTIONS, *more))
 
 

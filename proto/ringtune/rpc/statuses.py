@@ -92,7 +92,7 @@ def error_of_status(name: str, details: str, *, peer: str) -> RingTuneError:
 
 
 def answer(context: grpc.ServicerContext, call: Callable[[], T]) -> T:
-    """The result of ``call``, or its error as a status."""
+    """Return the result of ``call``; if it fails, end the gRPC call with its error as a status."""
     try:
         return call()
     except Exception as error:
@@ -100,7 +100,7 @@ def answer(context: grpc.ServicerContext, call: Callable[[], T]) -> T:
 
 
 def answer_stream(context: grpc.ServicerContext, values: Iterator[T]) -> Iterator[T]:
-    """The values, and if an error ends them, that as a status."""
+    """Yield the values; an error that ends them ends the gRPC call, as a status."""
     try:
         yield from values
     except Exception as error:

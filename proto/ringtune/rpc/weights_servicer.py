@@ -24,11 +24,11 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
     def Manifest(  # noqa: N802
         self, request: weights_pb2.ManifestRequest, context: grpc.ServicerContext
     ) -> weights_pb2.ManifestReply:
-        """What the model of a run consists of."""
+        """Answer what the model of a run consists of."""
         return answer(context, lambda: self._offers.manifest(request))
 
     def Fetch(  # noqa: N802
         self, request: weights_pb2.FetchRequest, context: grpc.ServicerContext
     ) -> Iterator[weights_pb2.FetchChunk]:
-        """Contents by digest."""
+        """Stream the contents that are asked for by digest."""
         return answer_stream(context, self._offers.chunks(request))

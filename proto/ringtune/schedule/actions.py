@@ -1,4 +1,4 @@
-"""One table of operations: what an action of a node can be, with everything that others have to know of it.
+"""The table of operations: every kind of action that a node can do, with its facts.
 
 Printing, costs, recorded times, the memory ledger and the engine read the facts of an operation here. A new operation
 is one more row of ``Op``, and one more method of the executor that carries it out.
@@ -29,7 +29,7 @@ from ringtune.errors import PlanError
 
 
 class Scope(enum.Enum):
-    """What one action belongs to, which is also how it prints."""
+    """What one action belongs to; each scope prints in its own form."""
 
     MICRO = enum.auto()  # a micro-batch: E12.0
     RANGE = enum.auto()  # a micro-batch and a range of blocks: f12.0[0,1)
@@ -108,7 +108,7 @@ class Op:
     timing: Timing = field(default=Timing())
 
     def __post_init__(self) -> None:
-        """Make it known by its letter.
+        """Enter the operation into the table under its letter.
 
         Raises:
             ValueError: another operation has that letter.
@@ -118,19 +118,19 @@ class Op:
         _OPERATIONS[self.letter] = self
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        """In another process it is the row of that process."""
+        """Pickle the letter alone, so that another process gets its own row of the table."""
         return op_of, (self.letter,)
 
     def __lt__(self, other: Op) -> bool:
-        """By letter, for reports."""
+        """Order operations by letter, for reports."""
         return self.letter < other.letter
 
     def __str__(self) -> str:
-        """Its letter."""
+        """The operation's letter."""
         return self.letter
 
     def forget(self) -> None:
-        """Take it out of the table again (a test that added it)."""
+        """Take the operation out of the table again; for tests that added a row."""
         del _OPERATIONS[self.letter]
 
 
@@ -218,7 +218,7 @@ class Payload(enum.StrEnum):
 
 
 class TensorKey(NamedTuple):
-    """Which tensor of a run: it is unique, and the same for its sender and its receiver.
+    """The name of one tensor: unique in a run, and equal at its sender and its receiver.
 
     Attributes:
         payload: ``Payload.HIDDEN`` or ``Payload.GRAD``.
@@ -234,11 +234,11 @@ class TensorKey(NamedTuple):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether it is a hidden state, which takes a credit."""
+        """Whether the tensor is a hidden state; only hidden states take a credit."""
         return self.payload == Payload.HIDDEN
 
     def __str__(self) -> str:
-        """``hidden state 12.0 at block 2``."""
+        """Print the tensor for people: ``hidden state 12.0 at block 2``."""
         name = "hidden state" if self.is_hidden else "gradient"
         return f"{name} {self.seq}.{self.micro} at block {self.boundary}"
 
@@ -261,7 +261,7 @@ class Action(NamedTuple):
 
     @property
     def key(self) -> TensorKey:
-        """Of a message the tensor that it carries."""
+        """The tensor that a message carries."""
         return TensorKey(self.payload, self.seq, self.micro, self.start)
 
 
@@ -278,7 +278,7 @@ class Leg(NamedTuple):
     payload: str = ""
 
     def bind(self, seq: int, micro: int) -> Action:
-        """The action for one micro-batch."""
+        """Make the action of this leg for one micro-batch of an item."""
         op, start, stop, peer, payload = self
         # what Action(...) does in the end, in a third of the time: this is every action of every node
         return _NEW(Action, (op, seq, micro, start, stop, peer, payload))

@@ -57,6 +57,6 @@ class BatchStream:
 
 
 def eval_rows(num_rows: int, batch_size: int, batch_index: int) -> tuple[int, ...]:
-    """Row indices of an evaluation batch: in file order, the last one may be short."""
+    """Row indices of an evaluation batch, in file order; the last batch may be short."""
     first = batch_index * batch_size
     return tuple(range(first, min(first + batch_size, num_rows)))

@@ -55,7 +55,7 @@ class Course(Extent):
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what breaks a rule, whoever carries it out.
+        """Refuse a course that breaks a rule, whatever its placement.
 
         Raises:
             PlanError: names the field and its value.
@@ -65,7 +65,7 @@ class Course(Extent):
         object.__setattr__(self, "_hash", hash(tuple(values)))  # it is in the key of many caches
 
     def __hash__(self) -> int:
-        """Of all fields."""
+        """The hash of all fields, computed once."""
         return self._hash
 
     # ---- owners and batches -----------------------------------------------------------------------
@@ -75,14 +75,16 @@ class Course(Extent):
         return next((owner for owner in self.owners if owner.node == node), None)
 
     def microbatch_sizes(self, rows: int | None = None) -> tuple[int, ...]:
-        """Rows of each micro-batch of a batch of ``rows``; the first ones take the remainder.
+        """Rows of each micro-batch of a batch of ``rows``; the first micro-batches take the remainder.
+
+        Example: 10 rows in 4 micro-batches are 3, 3, 2 and 2.
 
         A short evaluation batch keeps the number of micro-batches unless it has fewer rows.
         """
         return _parts(self.batch_size if rows is None else rows, self.microbatches)
 
     def eval_batches(self, owner: Owner) -> int:
-        """Evaluation batches of one owner; the last one may be short."""
+        """How many evaluation batches one owner has; the last batch may be short."""
         return -(-owner.eval_rows // self.batch_size)
 
     def operations_of(self, owner: str, batch: int) -> tuple[str, ...]:
@@ -95,11 +97,16 @@ class Course(Extent):
 
     @property
     def decides(self) -> bool:
-        """Whether the run itself decides what trains when; each turn then says what holds for it."""
+        """Whether the losses of the run decide what trains when (``unfreeze.at = "auto"``).
+
+        Each turn then carries the decisions that hold for it.
+        """
         return self.method.patience is not None
 
     def decided(self, steps: tuple[int, ...]) -> Course:
-        """The course as it is where the run has decided at ``steps`` (``Turn.unfreeze_at``); none: itself.
+        """The course in which the run's decisions are settled: more trains from each of ``steps`` on.
+
+        ``steps`` are those of ``Turn.unfreeze_at``. Without any, this is the course itself.
 
         Equal steps give one object.
 
@@ -109,14 +116,20 @@ class Course(Extent):
         return _decided(self, steps) if steps else self
 
     def soonest(self) -> Course:
-        """The course if the run decides as soon as it can: no run of it trains more at any step."""
+        """The course of the earliest decisions possible: no run of this course trains more at any step.
+
+        Where the method leaves nothing to the run, this is the course itself.
+        """
         method = self.method.soonest(self)
         return self if method == self.method else dataclasses.replace(self, method=method)
 
     # ---- files ------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able form; what came later is left out where it says nothing, so that digests last."""
+        """Write the course as a JSON-able table.
+
+        ``operations`` is left out where it is None, so that the digests of courses without a table last.
+        """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["method"] = self.method.to_json()
         value["owners"] = [dataclasses.asdict(owner) for owner in self.owners]

@@ -1,4 +1,4 @@
-"""How far a run goes: its blocks, owners and steps, which is all that a method asks of it."""
+"""The extent of a run: its blocks, owners and steps, which is all that a method may ask."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def way(plan: Plan, item: Item, micro: int) -> Way:
 
 
 def legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
-    """The legs at ``node`` of every micro-batch of ``item``; empty where one does not pass there.
+    """The legs at ``node`` of every micro-batch of ``item``; empty for one that passes the node by.
 
     Micro-batches that have the same way share one object.
     """
@@ -72,9 +72,10 @@ def legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
 
 
 def lowest_and_pattern(course: Course, item: Item, micro: int) -> tuple[int, str]:
-    """The lowest unit that gets a gradient for this micro-batch, and its operations; empty = all full.
+    """The lowest unit with a gradient for a micro-batch, and the micro-batch's operations; empty = all full.
 
-    The head's number if it is the head alone, one more if nothing does.
+    The unit is the head (N) if only the head gets a gradient, and N + 1 if nothing does. Example: blocks 1 to 3 of four
+    train and the pattern is ``1311``: the lowest unit is 2.
     """
     units = trained(course, item.kind, item.step)
     rows = patterns(course, item)
@@ -88,7 +89,7 @@ def lowest_and_pattern(course: Course, item: Item, micro: int) -> tuple[int, str
 
 
 def lowest_units(course: Course, item: Item) -> tuple[int, ...]:
-    """Per micro-batch the lowest unit that gets a gradient."""
+    """The lowest unit that gets a gradient, for each micro-batch of ``item``."""
     count = num_microbatches(course, item)
     if not patterns(course, item):
         return (trained(course, item.kind, item.step).lowest,) * count
@@ -96,13 +97,13 @@ def lowest_units(course: Course, item: Item) -> tuple[int, ...]:
 
 
 def patterns(course: Course, item: Item) -> tuple[str, ...]:
-    """The rows of the operation table for an item; empty if it has none."""
+    """The operation table's rows for a train item, one a micro-batch; empty for other items and batches."""
     return course.operations_of(item.owner, item.batch) if item.kind.has_update else ()
 
 
 @functools.lru_cache(maxsize=4096)
 def lower(plan: Plan, owner: str, lowest: int, pattern: str) -> dict[str, Legs]:
-    """The way of a micro-batch that depends on these alone.
+    """Lower a micro-batch's way to legs at every node, from owner, lowest unit and pattern alone.
 
     Args:
         plan: the plan, as it is for the item's turn.
@@ -149,7 +150,9 @@ def lower(plan: Plan, owner: str, lowest: int, pattern: str) -> dict[str, Legs]:
 
 
 def _forward(segment: Segment, lowest: int, pattern: str, private: int) -> Iterator[Leg]:
-    """Blocks without a graph one by one, so that they can be interrupted; others as ranges as long as can be.
+    """Yield a segment's forward legs: blocks without a graph one by one, others in the longest ranges.
+
+    So a forward without a graph can be interrupted after each block.
 
     No range goes beyond the private blocks: micro-batches of several owners are in order above them only.
     """
@@ -189,7 +192,7 @@ def route(plan: Plan, owner: str) -> tuple[Segment, ...]:
 
 
 def item_updates(plan: Plan, item: Item, node: str) -> tuple[Action, ...]:
-    """What ``node`` does after the last micro-batch of ``item``: update its trained units, or save."""
+    """The actions of ``node`` after the last micro-batch of ``item``: update its trained units, or save."""
     if item.kind is StepKind.CHECKPOINT:
         return (Action(Op.SAVE, item.seq),)
     if not item.kind.has_update:
@@ -200,14 +203,14 @@ def item_updates(plan: Plan, item: Item, node: str) -> tuple[Action, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _updated(plan: Plan, node: str, units: Units, is_own: bool) -> tuple[Range, ...]:
-    """What of the trained units a node updates: those of its slice, and as the initiator embedding and head."""
+    """The trained ranges that a node updates: of its slice, as the initiator also embedding and head."""
     piece, head = plan.slice_of(node), plan.course.head
     ranges = units.ranges_within(piece.start, piece.stop)
     return ranges + units.ranges_within(EMBEDDING, 0) + units.ranges_within(head, head + 1) if is_own else ranges
 
 
 def num_microbatches(course: Course, item: Item) -> int:
-    """Micro-batches of an item; a short evaluation batch may have fewer."""
+    """How many micro-batches an item has: fewer in a short evaluation batch, none in a checkpoint."""
     return 0 if item.kind is StepKind.CHECKPOINT else len(course.microbatch_sizes(item.rows))
 
 
@@ -216,7 +219,7 @@ def num_microbatches(course: Course, item: Item) -> int:
 
 @functools.lru_cache(maxsize=256)
 def links(plan: Plan) -> frozenset[tuple[str, str]]:
-    """Every directed pair of nodes between which the run sends tensors or hands over the head."""
+    """Every directed pair of nodes along which tensors or a head travel, and its opposite direction."""
     pairs: set[tuple[str, str]] = set()
     owners = [owner.node for owner in plan.course.owners]
     for owner in owners:

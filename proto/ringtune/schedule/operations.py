@@ -58,7 +58,7 @@ class Operations:
     batches: tuple[BatchOperations, ...] = ()
 
     def check(self, *, num_blocks: int, microbatches: int, owners: tuple[str, ...]) -> None:
-        """Refuse a table that is not of a run with these figures.
+        """Refuse a table that does not fit so many blocks, micro-batches and these owners.
 
         Raises:
             PlanError: a batch twice, an unknown owner, or a row of another length or with another code.
@@ -80,5 +80,5 @@ class Operations:
                     )
 
     def by_batch(self) -> dict[tuple[str, int], tuple[str, ...]]:
-        """The rows of each batch."""
+        """The rows of each batch, by (owner, batch id)."""
         return {(entry.owner, entry.batch_id): entry.rows for entry in self.batches}

@@ -32,7 +32,7 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Who hosts what, from a turn on.
+    """Who hosts which blocks, from a turn on.
 
     Attributes:
         slices: in ring order; they cover ``[private_blocks, N)`` without gaps.
@@ -60,7 +60,7 @@ class Placement:
         object.__setattr__(self, "_hash", hash(values))  # it is in the key of many caches
 
     def __hash__(self) -> int:
-        """Of all fields."""
+        """The hash of all fields, computed once."""
         return self._hash
 
     @property
@@ -81,11 +81,14 @@ class Placement:
         return Slice(node=node, start=self.stop, stop=self.stop)
 
     def hosts_above(self, block: int) -> int:
-        """Hosts that a micro-batch passes from ``block`` to the head, the block's own included; 0 for the head."""
+        """How many hosts a micro-batch passes from ``block`` up to the head, the block's own included.
+
+        Example: with the slices [0, 2) and [2, 4) there are 2 for block 1, 1 for block 2, and 0 for the head (4).
+        """
         return sum(1 for piece in self.slices if piece.num_blocks and piece.stop > block)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able form."""
+        """Write the placement as a JSON-able table."""
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         return {**value, "slices": [dataclasses.asdict(piece) for piece in self.slices]}
 

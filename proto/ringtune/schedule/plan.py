@@ -47,12 +47,14 @@ class Plan:
         object.__setattr__(self, "_hash", hash((self.course, self.placements)))
 
     def __hash__(self) -> int:
-        """Of course and placements."""
+        """The hash of course and placements, computed once."""
         return self._hash
 
     @staticmethod
     def of(course: Course, placement: Placement) -> Plan:
-        """The plan of a course on one placement; the method is told the ring if its result depends on it.
+        """Make the plan of a course on one placement.
+
+        A method whose result depends on the ring is told the ring first (``Method.fitted``).
 
         Raises:
             PlanError: they do not fit.
@@ -64,7 +66,7 @@ class Plan:
 
     @property
     def placement(self) -> Placement:
-        """The only placement."""
+        """The plan's only placement."""
         return self.placements[0]
 
     @property
@@ -82,7 +84,9 @@ class Plan:
         return self.course.owner(node)
 
     def decided(self, steps: tuple[int, ...]) -> Plan:
-        """The plan as it is where the run has decided at ``steps`` (``Turn.unfreeze_at``); none: itself.
+        """The plan of the course in which the run's decisions are settled; see ``Course.decided``.
+
+        Without any ``steps``, this is the plan itself.
 
         Equal steps give one object.
 
@@ -92,14 +96,17 @@ class Plan:
         return _decided(self, steps) if steps else self
 
     def soonest(self) -> Plan:
-        """The plan if the run decides as soon as it can; what has to hold for every run is asked of it."""
+        """The plan of the course with the earliest decisions possible; see ``Course.soonest``.
+
+        What has to hold for every run, such as the memory of a node, is asked of this plan.
+        """
         course = self.course.soonest()
         return self if course is self.course else Plan(course, self.placements)
 
     # ---- files ------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able form with the digests beside it."""
+        """Write the plan as a JSON-able table, with the digests of its parts and its own."""
         return {
             "schema": SCHEMA,
             "course": {**self.course.to_json(), "digest": self.course.digest},

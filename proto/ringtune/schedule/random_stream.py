@@ -41,7 +41,7 @@ class RandomStream:
         return word % bound
 
     def uniform(self) -> float:
-        """A number in (0, 1) with 53 random bits, never 0."""
+        """A number above 0 and at most 1, with 53 random bits."""
         return ((self.word() >> 11) + 0.5) / (1 << 53)
 
     def normal(self) -> float:

@@ -131,7 +131,9 @@ def _action(op: Op, part: Mapping[str, str | None], num_blocks: int) -> Action:
 
 
 def build_table(plan: Plan, turns: Iterable[Turn], *, start: StartPoint | None = None) -> dict[str, list[Action]]:
-    """The actions of every node for these turns, item after item (nothing runs ahead); 1F1B where weights are stale.
+    """Build the actions of every node for these turns.
+
+    Actions come item after item (nothing runs ahead), in 1F1B order where weights are stale.
 
     Within an item a node takes each stretch up to its next receive for all micro-batches in turn.
     """
@@ -155,7 +157,10 @@ def _hand_over(op: Op, turn: Turn, peer: str) -> Action:
 
 
 def _item_parts(plan: Plan, item: Item, node: str) -> list[tuple[tuple[int, int], list[Action]]]:
-    """What a node does for an item, in parts that stay together, each with its place in the order of the turn."""
+    """The parts of what a node does for an item, each with its place in the turn's order.
+
+    The actions of one part stay together.
+    """
     stretches: dict[tuple[int, int], list[Action]] = {}
     for micro, way in enumerate(legs(plan, item, node)):
         for key, stretch in _stretches(way):
@@ -172,7 +177,7 @@ _PLACED = (Op.FORWARD, Op.HEAD, Op.BACKWARD)
 
 
 def _stretches(way: Legs) -> Iterable[tuple[tuple[int, int], Legs]]:
-    """The parts of a way between two receives, each with its place: from the bottom up, and down again."""
+    """Cut a way at its receives; each stretch has a place, from the bottom up and down again."""
     starts = [at for at, leg in enumerate(way) if leg.op is Op.RECEIVE or at == 0]
     for at, end in itertools.pairwise([*starts, len(way)]):
         first = way[at]
@@ -181,7 +186,9 @@ def _stretches(way: Legs) -> Iterable[tuple[tuple[int, int], Legs]]:
 
 
 def _place(plan: Plan, item: Item, op: Op, unit: int) -> tuple[int, int]:
-    """Where an action of an item comes in the order of its turn: item after item, or 1F1B where weights are stale.
+    """The place of an item's action in the order of its turn.
+
+    The order is item after item, or 1F1B where weights are stale.
 
     With equal actions host p of P does the forward of item k at 2k + p and the backward at 2k + 2P - 1 - p; the
     head comes between those of the top host. In halves of that unit, embeddings first::

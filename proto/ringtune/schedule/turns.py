@@ -1,4 +1,4 @@
-"""Which batch of which owner comes when: turns, and the items they consist of.
+"""The order of batches: turns of owners, and the items that each turn consists of.
 
 A *turn* is one initiator's ``local_iterations`` steps, or one owner's evaluation. The coordinator grants
 turns; nodes expand them into *items*. An item is one pass of one batch through the ring; ``seq`` counts
@@ -95,7 +95,7 @@ class StartPoint:
 
     @staticmethod
     def of(course: Course, *, step: int = 0, holder: str = "", unfreezing: Unfreezing = NOTHING_KNOWN) -> StartPoint:
-        """A start point that fits the course; by default its very beginning.
+        """Make a start point that fits the course; by default the very beginning of the run.
 
         Raises:
             PlanError: the step is not at a turn boundary, or the holder is no owner.
@@ -137,7 +137,7 @@ def items(course: Course, turn: Turn) -> tuple[Item, ...]:
 
 
 def item_of(course: Course, turn: Turn, offset: int) -> Item:
-    """One item of a turn, counted from 0."""
+    """The item at position ``offset`` of a turn, counted from 0."""
     batch, rows = turn.first_batch + offset, course.batch_size
     if turn.kind is StepKind.EVALUATE:
         owner = course.owner(turn.owner)
@@ -154,7 +154,7 @@ def item_of(course: Course, turn: Turn, offset: int) -> Item:
 
 
 def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterator[Turn]:
-    """All turns of a run, in order: rounds of training turns, with the rest at turn boundaries.
+    """Yield all turns of a run in order: rounds of train turns, checkpoints and evaluations between.
 
     A checkpoint or an evaluation comes after the turn in which a multiple of ``checkpoint_every`` or
     ``eval_every`` steps was passed; both come at the end too. The checkpoint is first; the evaluation starts

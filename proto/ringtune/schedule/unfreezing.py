@@ -30,7 +30,7 @@ from ringtune.schedule.methods.patience import TURNS_AHEAD, Patience
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unfreezing:
-    """What the rule knows after some finished train turns; a checkpoint keeps it.
+    """The knowledge of the rule after some finished train turns; checkpoints keep it.
 
     Attributes:
         num_turns: train turns that are finished.
@@ -47,7 +47,10 @@ class Unfreezing:
     unfreeze_at: tuple[int, ...] = ()
 
     def after(self, course: Course, loss: float) -> Unfreezing:
-        """The knowledge after one more train turn with this mean loss; one that is no number counts as the worst."""
+        """The knowledge after one more train turn with this mean loss.
+
+        A loss that is not a finite number counts as the worst.
+        """
         patience = course.method.patience or Patience()
         loss = loss if math.isfinite(loss) else sys.float_info.max
         turn, length = self.num_turns, course.local_iterations
@@ -87,11 +90,11 @@ class Unfreezing:
 
 
 NOTHING_KNOWN = Unfreezing()
-"""At the beginning of a run, and where the course leaves nothing to it."""
+"""The knowledge at the beginning of a run, and where the course leaves nothing to the run."""
 
 
 def unfreezing_after(course: Course, losses: Iterable[float]) -> Unfreezing:
-    """What the rule says after train turns with these mean losses, from the first one on."""
+    """The knowledge after train turns with these mean losses, from the first turn on."""
     found = NOTHING_KNOWN
     for loss in losses:
         found = found.after(course, loss)
@@ -99,5 +102,5 @@ def unfreezing_after(course: Course, losses: Iterable[float]) -> Unfreezing:
 
 
 def _most(course: Course) -> int:
-    """Blocks that can be unfrozen besides the top one."""
+    """How many blocks can be unfrozen besides the top block, which trains from the start."""
     return course.num_blocks - course.frozen_blocks - 1

@@ -27,12 +27,12 @@ class Range(NamedTuple):
 
 
 def head_of(num_blocks: int) -> int:
-    """The unit above all blocks."""
+    """The unit of the head, the one above all blocks: ``num_blocks``."""
     return num_blocks
 
 
 def unit_name(unit: int, num_blocks: int) -> str:
-    """``embedding``, ``block 3`` or ``head``."""
+    """Name a unit for people: ``embedding``, ``block 3`` or ``head``."""
     if unit == head_of(num_blocks):
         return "head"
     return "embedding" if unit == EMBEDDING else f"block {unit}"
@@ -75,42 +75,45 @@ class Units:
         return Units(num_blocks, (Range(num_blocks - depth, num_blocks + 1),))
 
     def __contains__(self, unit: object) -> bool:
-        """Whether it is one of them."""
+        """Whether ``unit`` is one of these units."""
         return isinstance(unit, int) and any(start <= unit < stop for start, stop in self.ranges)
 
     def __iter__(self) -> Iterator[int]:
-        """All of them, ascending."""
+        """Yield these units in ascending order."""
         return itertools.chain.from_iterable(range(start, stop) for start, stop in self.ranges)
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Whether there is any unit."""
         return bool(self.ranges)
 
     @property
     def has_embedding(self) -> bool:
-        """Whether the embedding is one of them."""
+        """Whether the embedding is one of these units."""
         return EMBEDDING in self
 
     @property
     def has_head(self) -> bool:
-        """Whether the head is one of them."""
+        """Whether the head is one of these units."""
         return head_of(self.num_blocks) in self
 
     @property
     def lowest(self) -> int:
-        """The lowest one; one past the head if there is none."""
+        """The lowest of these units; one past the head, ``num_blocks + 1``, if there is none."""
         return self.ranges[0].start if self.ranges else head_of(self.num_blocks) + 1
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """The blocks among them, ascending."""
+        """The blocks among these units, ascending."""
         return tuple(self.within(0, self.num_blocks))
 
     def ranges_within(self, start: int, stop: int) -> tuple[Range, ...]:
-        """Those in ``[start, stop)``, as ranges."""
+        """The ranges of these units in ``[start, stop)``.
+
+        Example: of the units [2, 5), the range in [0, 3) is [2, 3).
+        """
         cut = (Range(max(start, first), min(stop, last)) for first, last in self.ranges)
         return tuple(piece for piece in cut if piece.start < piece.stop)
 
     def within(self, start: int, stop: int) -> Units:
-        """Those in ``[start, stop)``."""
+        """These units as far as they are in ``[start, stop)``."""
         return Units(self.num_blocks, self.ranges_within(start, stop))

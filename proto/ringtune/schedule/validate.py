@@ -1,4 +1,6 @@
-"""Whether a table of actions carries turns out correctly; a refusal prints the whole table with the bad cell marked.
+"""Checks whether a table of actions carries turns out correctly.
+
+A refusal prints the whole table with the bad cell marked.
 
 Precedent: the validator of torch.distributed.pipelining.
 """
@@ -82,13 +84,19 @@ class _Column:
         self._backwards: dict[int, int] = {}
 
     def hand_over(self, action: Action) -> None:
-        """A head leaves, or comes for a turn."""
+        """Note a hand-over: a received head has had all updates before its turn.
+
+        A sent head changes nothing here.
+        """
         if action.op is Op.RECEIVE:
             course, step = self._first_steps[action.start]
             self._head = weight_version(course, course.head, step)
 
     def problem(self, plan: Plan, item: Item, action: Action) -> str:
-        """What is wrong with an action of an item, ``plan`` being as it is for its turn; empty = nothing."""
+        """What is wrong with an action of ``item``; empty if nothing is.
+
+        In ``plan`` the decisions that hold for the item's turn are settled.
+        """
         op, course = action.op, plan.course
         if op is Op.HEAD:
             return self._of_head(course, item, "sees")

@@ -18,20 +18,29 @@ from ringtune.schedule.units import Units
 
 @functools.lru_cache(maxsize=4096)
 def trained(course: Course, kind: StepKind, step: int) -> Units:
-    """The units whose weights get a gradient in an item of this kind; none if it has no backward."""
+    """The units whose weights get a gradient in an item of this kind; none if it has no backward.
+
+    A ``SCORE`` item gives one to every unit that may train.
+    """
     if not kind.has_backward:
         return Units(course.num_blocks)
     return course.trainable if kind is StepKind.SCORE else course.method.trained(course, step)
 
 
 def depth(course: Course, step: int) -> int:
-    """How many blocks train at ``step``; where the run decides, ask the course that was decided."""
+    """How many blocks train at ``step``.
+
+    Where the run decides what trains, ``course`` is one with settled decisions (``Course.decided``).
+    """
     return len(course.method.trained(course, step).blocks)
 
 
 @functools.lru_cache(maxsize=256)
 def ever_trained(course: Course) -> Units:
-    """Every unit that trains at some step; where the run decides, as soon as it can."""
+    """Every unit that trains at some step; where the run decides, every unit that could train.
+
+    A course of no steps trains none.
+    """
     soonest = course.soonest()
     return soonest.method.reach(soonest) if course.num_steps else Units(course.num_blocks)
 
@@ -48,7 +57,7 @@ def in_flight(course: Course, unit: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def is_stale(course: Course) -> bool:
-    """Whether any unit may have several items in flight."""
+    """Whether any trainable unit may have several items in flight."""
     return any(in_flight(course, unit) > 1 for unit in course.trainable)
 
 
@@ -60,7 +69,8 @@ def may_be_stale(course: Course) -> bool:
 def forward_version(course: Course, unit: int, item: Item) -> int:
     """Updates of ``unit`` that a forward of ``item`` must see, neither more nor fewer.
 
-    All earlier ones; with w items in flight, item k = 0, 1, ... of a turn sees ``max(0, k - w + 1)`` of that turn's.
+    With one item in flight these are all earlier updates. With w items in flight, item k = 0, 1, ... of a turn sees
+    all updates of earlier turns and ``max(0, k - w + 1)`` of that turn's.
     """
     stale = 0
     if item.kind.has_update:
@@ -71,12 +81,14 @@ def forward_version(course: Course, unit: int, item: Item) -> int:
 def awaited_forward(course: Course, unit: int, item: Item) -> int:
     """The step whose forward has to have passed ``unit`` before the update of ``item`` there.
 
-    It is the last one that must not see this update, so that no timing changes what a forward sees.
+    Example: two items in flight, a turn of four steps: the updates of its steps wait for the forwards of 1, 2, 3, 3.
+
+    That forward is the last one that must not see this update, so that no timing changes what a forward sees.
     """
     end_of_turn = min(course.num_steps, (item.step // course.local_iterations + 1) * course.local_iterations)
     return min(item.step + in_flight(course, unit), end_of_turn) - 1
 
 
 def unfreezing_steps(course: Course) -> tuple[int, ...]:
-    """The steps of the run at which more begins to train; as ``unfreeze.at`` they give the same run."""
+    """The steps at which more blocks begin to train; given as ``unfreeze.at`` they repeat the run."""
     return course.method.changes(course)

@@ -1,4 +1,4 @@
-"""Between the messages of the ``Weights`` service and the values of ``ringtune.weights.manifest``."""
+"""Translates between the messages of the ``Weights`` service and the values of ``ringtune.weights.manifest``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DIGEST_BYTES = 32
 
 
 def manifest_to_proto(manifest: Manifest) -> weights_pb2.ManifestReply:
-    """The message of a manifest."""
+    """Translate a manifest into its message."""
     return weights_pb2.ManifestReply(
         tensors=[
             weights_pb2.TensorEntry(
@@ -30,7 +30,7 @@ def manifest_to_proto(manifest: Manifest) -> weights_pb2.ManifestReply:
 
 
 def manifest_from_proto(message: weights_pb2.ManifestReply) -> Manifest:
-    """The manifest of a message.
+    """Translate a message into its manifest.
 
     Raises:
         IntegrityError: it breaks a rule of ``ringtune.weights.manifest``.
@@ -53,7 +53,7 @@ def manifest_from_proto(message: weights_pb2.ManifestReply) -> Manifest:
 
 
 def pieces_from_proto(message: weights_pb2.FetchRequest) -> tuple[tuple[str, int], ...]:
-    """Digests with the offsets to begin at.
+    """Read the digests that a fetch asks for, each with the offset to begin at.
 
     Raises:
         IntegrityError: something that is no digest.

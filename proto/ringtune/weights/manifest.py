@@ -74,7 +74,7 @@ class TensorEntry:
     sample: bytes
 
     def __post_init__(self) -> None:
-        """Refuse what no safetensors file can have."""
+        """Refuse a name, type, shape, digest or sample that no tensor of a model can have."""
         if not 1 <= len(self.name) <= _MAX_NAME or not self.name.isprintable():
             raise IntegrityError(f"the manifest has a tensor with the name {self.name[:80]!r}; ask another source")
         if self.dtype not in DTYPE_BYTES or len(self.shape) > _MAX_DIMENSIONS or any(side < 0 for side in self.shape):
@@ -85,7 +85,7 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Bytes of the tensor."""
         return DTYPE_BYTES[self.dtype] * math.prod(self.shape)
 
 
@@ -114,7 +114,7 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """A whole model.
+    """The manifest of a whole model: all its tensors and small files, by digest.
 
     Attributes:
         tensors: by name.
@@ -125,7 +125,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
 
     def __post_init__(self) -> None:
-        """Refuse names that come twice, and a model without tensors or config."""
+        """Refuse names twice or out of order, too many tensors or bytes, no tensors, and no config."""
         if not 1 <= len(self.tensors) <= _MAX_TENSORS:
             raise IntegrityError(f"the manifest has {len(self.tensors):,} tensors; ask another source")
         if sum(tensor.nbytes for tensor in self.tensors) > _MAX_TOTAL_BYTES:
@@ -138,21 +138,24 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Names the model: SHA-256 over everything in the manifest, hex."""
+        """SHA-256, hex, over names, types, shapes, sizes and digests: it names the model.
+
+        Samples are not in it.
+        """
         rows: list[Any] = [[entry.name, entry.dtype, entry.shape, entry.sha256] for entry in self.tensors]
         rows += [[entry.name, entry.nbytes, entry.sha256] for entry in self.files]
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
 def needed_files(manifest: Manifest, *, is_owner: bool) -> tuple[FileEntry, ...]:
-    """The config, and at an owner what turns rows into tensors."""
+    """The files that a node needs: the config, and at an owner also what turns rows into tensors."""
     return tuple(file for file in manifest.files if is_owner or file.name == CONFIG_FILE)
 
 
 def needed_tensors(
     manifest: Manifest, config: Mapping[str, Any], *, blocks: Iterable[int], is_owner: bool, with_decoder: bool
 ) -> tuple[TensorEntry, ...]:
-    """What a node hosts of a model.
+    """The tensors that a node hosts of a model.
 
     What a file may lack (a pooler) is used by no head and never fetched; a decoder that is tied to the token table is
     that table.

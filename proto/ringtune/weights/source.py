@@ -29,7 +29,7 @@ _READ_BYTES = 1 << 20
 
 
 class _Place(NamedTuple):
-    """Where a content lies."""
+    """Where the bytes of a digest lie: in which file, from where on, how many."""
 
     path: Path
     offset: int
@@ -74,7 +74,7 @@ class ModelSource:
 
     @property
     def is_current(self) -> bool:
-        """Whether the folder is as it was when it was hashed."""
+        """Whether the folder's files have the sizes and times that they had when they were hashed."""
         return _state(self._folder) == self._state
 
     def read(self, pieces: Sequence[tuple[str, int]]) -> Iterator[tuple[int, bytes]]:
@@ -133,7 +133,7 @@ class Offers:
             self._folders.pop(run_id, None)
 
     def manifest(self, request: weights_pb2.ManifestRequest) -> weights_pb2.ManifestReply:
-        """What the model of a run consists of.
+        """Answer what the model of a run consists of.
 
         Raises:
             RingTuneError: see ``source``.
@@ -141,7 +141,7 @@ class Offers:
         return manifest_to_proto(self.source(request.run_id).manifest)
 
     def chunks(self, request: weights_pb2.FetchRequest) -> Iterator[weights_pb2.FetchChunk]:
-        """What was asked for by digest.
+        """Yield the contents that a fetch asks for by digest.
 
         Raises:
             BusyError: too many fetch already.
@@ -157,7 +157,9 @@ class Offers:
             self._slots.release()
 
     def source(self, run_id: str) -> ModelSource:
-        """The model of a run; hashes it when it is first asked for, which takes a second for some 500 MB.
+        """The model of a run, hashed when it is first asked for.
+
+        Hashing some 500 MB takes a second.
 
         Raises:
             FrameError: the run is not known here, or not yet.
@@ -177,7 +179,7 @@ class Offers:
 
 
 def _state(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of every file that counts."""
+    """Size and modification time of every file that may be served, by name."""
     names = {*MODEL_FILES, INDEX_FILE, *(path.name for path in folder.glob("*.safetensors"))}
     paths = [folder / name for name in sorted(names) if (folder / name).is_file()]
     return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}

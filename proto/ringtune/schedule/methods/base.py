@@ -33,8 +33,8 @@ class Method(abc.ABC):
 
     Attributes:
         name: as in ``train.method``.
-        max_hosts: it wants so many hosts at most; 0 = any number.
-        section: the section of ``job.toml`` that has its settings; empty = it has none.
+        max_hosts: most hosts that the method may have; 0 = any number.
+        section: the section of ``job.toml`` with the method's settings; empty = the method has none.
     """
 
     name: ClassVar[str]
@@ -48,12 +48,15 @@ class Method(abc.ABC):
         """The units that are updated at ``step``; at least one, and none that stays frozen."""
 
     def reach(self, extent: Extent) -> Units:
-        """Every unit that trains at some step of the run; here all steps are asked."""
+        """Every unit that trains at some step of the run; by default the union over all steps."""
         kinds = {self.trained(extent, step) for step in range(extent.num_steps)}
         return Units.of(extent.num_blocks, itertools.chain.from_iterable(kinds))
 
     def updates(self, extent: Extent, unit: int, step: int) -> int:
-        """How many updates ``unit`` has had when all steps before ``step`` are done; here they are counted."""
+        """How many updates ``unit`` has had when all steps before ``step`` are done.
+
+        By default the steps that train the unit are counted.
+        """
         return _counted(self, extent, unit)(step)
 
     # ---- how stale a forward may be ---------------------------------------------------------------
@@ -63,28 +66,34 @@ class Method(abc.ABC):
         return 1
 
     def in_flight_below(self, extent: Extent, hosts: int) -> int:
-        """The same for a host from which so many hosts, itself included, lead to the head; for planning."""
+        """How many train items may be in flight at a host with ``hosts`` hosts up to the head, itself included.
+
+        The planner asks this before a ring is chosen.
+        """
         return 1
 
     def fitted(self, slices: Sequence[Slice]) -> Method:
-        """The method for a ring with these slices, if the result depends on them; by default it does not."""
+        """The method as it is on a ring with these slices.
+
+        Only a method whose result depends on the ring changes; by default it is the method itself.
+        """
         return self
 
     # ---- what else follows the steps --------------------------------------------------------------
 
     def rate_at(self, extent: Extent, step: int) -> tuple[int, int]:
-        """Where the learning rate stands: updates before this one, and how many the whole schedule has."""
+        """Where the learning rate stands: updates before that of ``step``, and updates of the whole schedule."""
         return step, extent.num_steps
 
     # ---- decisions that a run takes itself --------------------------------------------------------
 
     @property
     def patience(self) -> Patience | None:
-        """When the run itself decides to train more; each turn then says what holds. None: it decides nothing."""
+        """The settings by which the run's losses decide to train more; None if the run decides nothing."""
         return None
 
     def decided(self, steps: tuple[int, ...]) -> Method:
-        """The method as it is where the run has decided to change at these steps.
+        """The method in which the run's decisions are settled: more trains from each of these steps on.
 
         Raises:
             PlanError: it leaves nothing to the run.
@@ -94,33 +103,36 @@ class Method(abc.ABC):
         )
 
     def soonest(self, extent: Extent) -> Method:
-        """The method if the run decides as soon as it can: no run trains more at any step. By default itself."""
+        """The method of the earliest decisions possible: no run of this method trains more at any step.
+
+        Where the run decides nothing, this is the method itself.
+        """
         return self
 
     def expected(self) -> Method:
-        """The method that a prediction assumes where the run decides; by default itself."""
+        """The method that a prediction assumes; another one than ``self`` only where the run decides."""
         return self
 
     # ---- from the job, to files and for people ----------------------------------------------------
 
     @classmethod
     def from_settings(cls, settings: Any) -> Method:
-        """The method with the settings of its section; None if the job has none."""
+        """Make the method from the settings of its section; they are None if the job has no such section."""
         return cls()
 
     def check(self, extent: Extent) -> None:  # noqa: B027 - most methods have nothing to refuse
         """Refuse settings that do not fit the extent.
 
         Raises:
-            PlanError: they do not; says which.
+            PlanError: settings do not fit; says which.
         """
 
     def changes(self, extent: Extent) -> tuple[int, ...]:
-        """The steps of the run at which more units begin to train than before, where that is settled."""
+        """The steps at which more units begin to train; none where the run has still to decide them."""
         return ()
 
     def to_json(self) -> dict[str, Any]:
-        """Its name and settings."""
+        """Write the method's name and settings as a JSON-able table."""
         return {"name": self.name, **dataclasses.asdict(self)}  # type: ignore[call-overload]
 
 
@@ -136,7 +148,7 @@ def method_names() -> tuple[str, ...]:
 
 
 def method_class(name: str, *, where: str = "method", error: type[PlanError | JobError] = PlanError) -> type[Method]:
-    """The method of a name.
+    """The method class of a name.
 
     Raises:
         PlanError: there is none (or ``error``); names the nearest.
@@ -163,7 +175,7 @@ def method_from_json(value: object) -> Method:
 
 @functools.lru_cache(maxsize=4096)
 def _counted(method: Method, extent: Extent, unit: int) -> Callable[[int], int]:
-    """A counter of one unit's updates that goes on from where it was asked last."""
+    """Make a counter of one unit's updates before a step; it remembers what it has counted."""
     counts = [0]
 
     def count(step: int) -> int:

@@ -1,4 +1,7 @@
-"""``all``: the head and every block that is not frozen train from the first step on; no weight is ever stale."""
+"""``all``: the head and every block that is not frozen train from the first step on.
+
+No weight is ever stale.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ class Everything(Method):
         return extent.trainable
 
     def reach(self, extent: Extent) -> Units:
-        """The same at every step."""
+        """All units that may train, because every step trains the same."""
         return extent.trainable
 
     def updates(self, extent: Extent, unit: int, step: int) -> int:
-        """One a step."""
+        """One update a step for a unit that may train; none for a frozen one."""
         return max(0, step) if unit in extent.trainable else 0

@@ -10,7 +10,7 @@ from ringtune.errors import PlanError
 PATIENCE_STEPS: Final = 20
 MIN_IMPROVEMENT: Final = 0.01
 TURNS_AHEAD: Final = 2
-"""What a turn's loss decides holds so many turns later: the turn after it is granted while it trains."""
+"""Turns after which a turn's loss decides: turn t + 1 is granted already while turn t trains."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,14 +19,14 @@ class Patience:
 
     Attributes:
         patience_steps: so many steps without improvement.
-        min_improvement: what counts as one, as a share of the best loss.
+        min_improvement: how far the loss has to fall to count as improved, as a share of the best loss.
     """
 
     patience_steps: int = PATIENCE_STEPS
     min_improvement: float = MIN_IMPROVEMENT
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Refuse a patience below one step, and an improvement outside ``[0, 1)``."""
         if self.patience_steps < 1:
             raise PlanError(f"patience_steps is {self.patience_steps}, it has to be at least 1")
         if not 0 <= self.min_improvement < 1:

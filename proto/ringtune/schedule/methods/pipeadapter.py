@@ -34,26 +34,29 @@ class PipeAdapter(Everything):
     hosts_above: tuple[int, ...] = ()
 
     def in_flight(self, extent: Extent, unit: int) -> int:
-        """As many as there are hosts up to the head, but no more than a turn has steps."""
+        """One item for each host from ``unit`` up to the head, but no more than a turn has steps."""
         hosts = self.hosts_above[unit] if 0 <= unit < len(self.hosts_above) else 1
         return self.in_flight_below(extent, hosts)
 
     def in_flight_below(self, extent: Extent, hosts: int) -> int:
-        """One for each host on the way to the head."""
+        """One item for each of ``hosts``, but no more than a turn has steps."""
         return max(1, min(hosts, extent.local_iterations))
 
     def fitted(self, slices: Sequence[Slice]) -> Method:
-        """With the hosts of this ring; blocks below the first slice count as on it."""
+        """The method with the number of hosts that lead from each block of this ring to the head.
+
+        Blocks below the first slice count as on it. Example: the slices [0, 2) and [2, 4) give 2, 2, 1, 1.
+        """
         hosts = [piece for piece in slices if piece.num_blocks]
         stop = hosts[-1].stop if hosts else 0
         above = tuple(sum(1 for piece in hosts if piece.stop > block) for block in range(stop))
         return dataclasses.replace(self, hosts_above=above)
 
     def check(self, extent: Extent) -> None:
-        """Every block has its number.
+        """Refuse numbers of hosts that are not one for each block, or below 1.
 
         Raises:
-            PlanError: some have none, or less than one.
+            PlanError: says the numbers.
         """
         if self.hosts_above and (len(self.hosts_above) != extent.num_blocks or min(self.hosts_above) < 1):
             raise PlanError(f"hosts_above of pipeadapter has {list(self.hosts_above)} for {extent.num_blocks} blocks")

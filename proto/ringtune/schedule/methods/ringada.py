@@ -26,12 +26,12 @@ EVERY_STEPS: Final = 40
 @method
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RingAda(Method):
-    """One more block at a time.
+    """The head and the top blocks train; one more block is unfrozen at a time.
 
     Attributes:
-        every_steps: one more every so many steps; 0 where one of the others says when.
-        at: one more at each of these steps.
-        auto: one more when the loss has stopped improving; the run decides.
+        every_steps: one more block every so many steps; 0 where ``at`` or ``auto`` says when.
+        at: one more block at each of these steps.
+        auto: one more block when the loss has stopped improving; the run decides.
     """
 
     name = "ringada"
@@ -42,10 +42,10 @@ class RingAda(Method):
     auto: Patience | None = None
 
     def __post_init__(self) -> None:
-        """Check that exactly one form is given.
+        """Refuse more than one form, and steps that are negative or out of order.
 
         Raises:
-            PlanError: it is not, or steps are out of order.
+            PlanError: says the forms or the steps.
         """
         if self.every_steps < 0:
             raise PlanError(f"every_steps is {self.every_steps}, it has to be at least 1")
@@ -57,7 +57,11 @@ class RingAda(Method):
     # ---- what trains ------------------------------------------------------------------------------
 
     def depth(self, extent: Extent, step: int) -> int:
-        """How many blocks train at ``step``; where the run decides, ask the method that was decided."""
+        """How many blocks train at ``step``.
+
+        Where the run decides, this is right only for a method with settled decisions (``decided``). Example: with
+        ``every_steps`` = 40 it is 1 up to step 39, and 2 from step 40 on.
+        """
         if step < 0:
             return 0
         if self.every_steps:
@@ -65,15 +69,15 @@ class RingAda(Method):
         return 1 + bisect.bisect_right(self.at, step)
 
     def trained(self, extent: Extent, step: int) -> Units:
-        """The head and the top blocks."""
+        """The head and the ``depth`` top blocks."""
         return Units.top(extent.num_blocks, self.depth(extent, step))
 
     def reach(self, extent: Extent) -> Units:
-        """What trains at the last step: depth only grows."""
+        """The units that train at the last step, because depth only grows."""
         return self.trained(extent, extent.num_steps - 1)
 
     def updates(self, extent: Extent, unit: int, step: int) -> int:
-        """One a step from the first one at which it trains."""
+        """One update a step from the first step on at which ``unit`` trains."""
         first = 0 if unit == head_of(extent.num_blocks) else self._first_step(extent, unit)
         return 0 if first is None else max(0, step - first)
 
@@ -89,7 +93,7 @@ class RingAda(Method):
         return self.at[needed - 2] if needed - 2 < len(self.at) else None
 
     def changes(self, extent: Extent) -> tuple[int, ...]:
-        """The steps at which one more block begins to train; given as ``unfreeze.at`` they give the same run."""
+        """The steps at which one more block begins to train; given as ``unfreeze.at`` they repeat the run."""
         blocks = reversed(range(extent.num_blocks - 1))
         found = (self._first_step(extent, block) for block in blocks)
         return tuple(step for step in found if step is not None and step < extent.num_steps)
@@ -98,17 +102,20 @@ class RingAda(Method):
 
     @property
     def patience(self) -> Patience | None:
-        """When the loss decides."""
+        """The settings of ``auto``; None where the job settles the steps."""
         return self.auto
 
     def decided(self, steps: tuple[int, ...]) -> Method:
-        """One more block at each of these steps."""
+        """RingAda with one more block at each of these steps."""
         if self.auto is None:
             return Method.decided(self, steps)
         return dataclasses.replace(self, every_steps=0, at=steps, auto=None)
 
     def soonest(self, extent: Extent) -> Method:
-        """As if the loss never improved."""
+        """RingAda as if the loss never improved, so that each block is unfrozen as early as can be.
+
+        Example: 3 owners, turns of 10 steps, a patience of 20: one more block at the steps 60, 90, 120, ...
+        """
         if self.auto is None:
             return self
         length = extent.local_iterations
@@ -118,14 +125,14 @@ class RingAda(Method):
         return self.decided(tuple(steps)) if steps else self
 
     def expected(self) -> Method:
-        """One more block every so many steps as by default, where the loss decides."""
+        """RingAda with its default ``every_steps`` where the loss decides; otherwise itself."""
         return self if self.auto is None else RingAda()
 
     # ---- settings ---------------------------------------------------------------------------------
 
     @classmethod
     def from_settings(cls, settings: Any) -> Method:
-        """From ``[unfreeze]`` (``jobs.sections.Unfreeze``)."""
+        """Make the method from ``[unfreeze]`` (``jobs.sections.Unfreeze``)."""
         if settings is None:
             return cls()
         if settings.every_steps is not None:
@@ -136,7 +143,7 @@ class RingAda(Method):
         return cls(every_steps=0, auto=auto)
 
     def check(self, extent: Extent) -> None:
-        """No more blocks are unfrozen than there are.
+        """Refuse more unfreezing steps than there are blocks to unfreeze.
 
         Raises:
             PlanError: there are too many steps.
