@@ -59,7 +59,7 @@ def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -
 def recorded_shape(profile: Profile, plan: Plan) -> Shape | None:
     """The shape that timings should have where no job says it; None if nothing was measured.
 
-    Tokens and wire dtype are the plan's (an image's tokens those of the profile); all else is that of the first measured node.
+    Tokens and wire dtype are the plan's, all else is that of the first measured node; so are the tokens of images.
     """
     measured = [node for node in profile.nodes if node.shape.is_measured]
     if not measured:

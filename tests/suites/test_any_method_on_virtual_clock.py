@@ -62,6 +62,7 @@ def run(plan: Plan, seed: int) -> RingResult:
     ).run()
 
 
+@pytest.mark.promise("2 right version")
 @pytest.mark.parametrize("first", range(0, 200, 25))
 def test_any_method_finishes_in_a_valid_order(first: int) -> None:
     """No deadlock, every forward sees its version, no update overtakes a backward, whatever trains."""
@@ -81,6 +82,7 @@ def test_any_method_has_a_valid_table(first: int) -> None:
         validate_table(plan, turns, build_table(plan, turns))
 
 
+@pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("first", range(0, 100, 25))
 def test_any_method_stays_within_its_memory_estimate(first: int) -> None:
     """No node holds more tensors or graphs than the planner counted."""
@@ -106,6 +108,7 @@ def peak_graphs(result: RingResult, node: str) -> int:
     return peak
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("seed", range(3))
 def test_any_method_trains_as_one_process_does(tmp_path: Path, seed: int) -> None:
     """With tensors in float64: 1e-9 from a reference that sets ``requires_grad`` by the same drawn units."""

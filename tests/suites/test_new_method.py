@@ -134,6 +134,7 @@ def collected(plan: Plan, carrier: TorchCarrier) -> dict[str, torch.Tensor]:
     return carrier.collected(plan, list(turn_sequence(plan.course))[-1].owner)
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("adapter", ["seq_bn", "lora"])
 def test_new_method_on_a_ring_equals_a_literal_loop(folder: Path, split: str, adapter: str) -> None:
@@ -174,6 +175,7 @@ def test_new_method_resumed_from_any_checkpoint_gives_the_same_bits(folder: Path
         assert all(torch.equal(found[name], wanted[name]) for name in wanted), checkpoint
 
 
+@pytest.mark.promise("3 frozen means free")
 def test_new_method_moves_nothing_that_it_does_not_need(folder: Path) -> None:
     """At even steps no gradient goes below block 2, and the head is updated at odd steps only."""
     case = case_of(folder, owners=("a",), microbatches=1, num_steps=4)

@@ -145,6 +145,7 @@ def collected(plan: Plan, carrier: TorchCarrier) -> dict[str, torch.Tensor]:
     return carrier.collected(plan, list(turn_sequence(plan.course))[-1].owner)
 
 
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("adapter", ["seq_bn", "lora"])
 @pytest.mark.parametrize("method", ["ringada", "all"])
@@ -172,6 +173,7 @@ def test_table_of_operations_changes_the_result(folder: Path) -> None:
         assert distance(collected(plan, run(changed, plan)[1]), found) > 1e-4
 
 
+@pytest.mark.promise("5 timing changes nothing")
 @pytest.mark.parametrize("seed", range(3))
 def test_timing_changes_no_bit_of_a_run_with_operations(folder: Path, seed: int) -> None:
     """Other delays, same bits in float32 with dropout."""
@@ -182,6 +184,7 @@ def test_timing_changes_no_bit_of_a_run_with_operations(folder: Path, seed: int)
     assert all(torch.equal(first[name], other[name]) for name in first)
 
 
+@pytest.mark.promise("3 frozen means free")
 def test_skipped_slices_get_no_bytes_and_do_nothing(folder: Path) -> None:
     """Slices with nothing but shortcuts: no message comes or goes there, and no block is run."""
     row = SHORTCUT * 2 + FULL * 2
@@ -198,6 +201,7 @@ def test_skipped_slices_get_no_bytes_and_do_nothing(folder: Path) -> None:
     assert distance(collected(plan, carrier), one_process(case)) < 1e-9
 
 
+@pytest.mark.promise("3 frozen means free")
 def test_backward_stops_at_the_lowest_full_block_of_each_micro_batch(folder: Path) -> None:
     """One micro-batch each: all full, the top half, the top block, none; counted on the wire."""
     rows = (FULL * 4, SHORTCUT + FORWARD_ONLY + FULL * 2, FORWARD_ONLY * 3 + FULL, FORWARD_ONLY * 4)
