@@ -1,4 +1,4 @@
-"""From what nodes said to the plan of a run: times that were given, the plan of an earlier part, or a new one."""
+"""Plan a run from the nodes' facts: with a given profile or without, and a new plan or that of a resumed run."""
 
 from __future__ import annotations
 
