@@ -334,7 +334,7 @@ class AgentRun:
             self._handle(entry)
 
     def _handle(self, entry: _Entry) -> Action | None:
-        """Feed one event to the engine and carry its commands out; return the action to run, None if there is none."""
+        """Feed one event to the engine and carry its commands out; return the action to run, if any."""
         if isinstance(entry, _Call):
             _answer(entry)
             return None
