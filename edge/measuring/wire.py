@@ -1,4 +1,4 @@
-"""Encode a hidden state to the messages of a link and decode it again, as the two ends of a link do."""
+"""Encode a hidden state to messages and decode it again, as the two ends of a link do."""
 
 from __future__ import annotations
 

@@ -101,7 +101,10 @@ class Bench:
         self._device = torch.device(device)
 
     def _make_plan(self, rows: int, labels: tuple[str, ...]) -> Plan:
-        """Make a plan in which this node hosts one block of N and absent nodes the rest; step s unfreezes N - 1 - s."""
+        """Make a plan in which this node hosts one block and absent nodes host the rest.
+
+        Step s unfreezes block N - 1 - s of N blocks.
+        """
         block, stop, train = self._block, self._num_blocks, self._job.train
         pieces = (
             Slice(node=_BELOW, start=0, stop=block),
@@ -273,7 +276,7 @@ class Bench:
     # ---- parts ------------------------------------------------------------------------------------
 
     def _item(self, *, lowest: bool, kind: StepKind = StepKind.TRAIN) -> int:
-        """Grant one item anew, of a step at which the block is the lowest trainable one, or the next above it.
+        """Grant one item anew, of a step at which the block is the lowest trainable one, or is not.
 
         Returns:
             The item's ``seq``: 0 where the block is the lowest, 1 where it is not.
