@@ -272,7 +272,7 @@ def _fits(each: _Searched, ring: Ring) -> bool:
 
 
 def _even(each: _Searched) -> Candidate | None:
-    """Cut the blocks into slices as even as memory allows, on the nodes in the order of their names; None if none fits.
+    """Cut the blocks into slices as even as memory allows, on the nodes by name; None if none fits.
 
     Example: 12 blocks on four roomy nodes are 3 each; a node with room for one block gets one.
     """

@@ -9,9 +9,9 @@ _MOST = 16
 
 
 def microbatch_choices(text: str, batch_size: int) -> tuple[int, ...]:
-    """Read ``1,4`` as numbers of micro-batches; ``auto`` is every power of two up to 16 that the batch has rows for.
+    """Read ``1,4`` as numbers of micro-batches; an empty text is no number.
 
-    Example: ``auto`` with a batch of 6 rows is 1, 2, 4; an empty text is no number.
+    ``auto`` is every power of two up to 16 that the batch has rows for: 1, 2, 4 for 6 rows.
 
     Raises:
         UsageError: no numbers, or one that a batch of so many rows can't be cut into.

@@ -254,7 +254,7 @@ def _size(costs: CourseCosts, owner: str, rows: float) -> float:
 def _transfer(
     costs: CourseCosts, source: str, target: str, payload: str, boundary: int, size: float
 ) -> tuple[float, float]:
-    """Seconds of a tensor from its first byte to its last, and seconds that the link is taken; 0 within a node."""
+    """Seconds of a tensor from first byte to last, and seconds that the link is taken; 0 within a node."""
     if source == target:
         return 0.0, 0.0
     around_s = costs.around_message_s(source, target, payload, size)

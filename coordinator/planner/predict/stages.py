@@ -1,4 +1,4 @@
-"""Evaluate a ring from the top down, one stage at a time, with every figure that the time of a step needs.
+"""Evaluate a ring from the top down, one stage at a time, with every figure that a step's time needs.
 
 The formulas stand in ``step_time``. They can be kept incrementally in this direction, because at depth d only the
 stages above the lowest trainable one are trained whole, and those below it are frozen whole.
@@ -105,7 +105,7 @@ def overlapped(costs: RingCosts, busy: Sequence[float], critical: Sequence[float
 
 
 def frozen_s(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom: bool) -> list[float]:
-    """Seconds per owner that a stage with only frozen blocks, or the busiest link at it, is taken in a step."""
+    """Seconds per owner that a stage of frozen blocks, or the busiest link at it, is taken in a step."""
     is_top = above.node < 0
     work_s = costs.num_micro * count * costs.forward_s[node]
     wire_s = 0.0 if is_top else costs.num_micro * costs.hidden_wire_s[node][above.node]

@@ -1,4 +1,4 @@
-"""Lower bounds of the seconds that the blocks not placed yet will take, for every set of nodes that may host them.
+"""Lower bounds of the seconds that unplaced blocks will take, for every set of nodes that may host them.
 
 Each figure relaxes something: blocks of a node need not be neighbours, nodes come in any order, a block may be cut,
 and every message takes the cheapest link. Memory counts as the most blocks that a node could host anywhere. So no

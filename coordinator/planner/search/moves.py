@@ -48,7 +48,7 @@ def moves(ring: Ring, free: Sequence[int], max_hosts: int) -> Iterator[Move]:
 
 
 def applied(ring: Ring, move: Move) -> Ring | None:
-    """Apply a move to a ring; None if the ring has changed since the move was listed and the move is impossible now."""
+    """Apply a move to a ring; None if the move is impossible on it, because the ring has changed since."""
     kind, i, j, k, donor = move
     nodes, counts = list(ring.nodes), list(ring.counts)
     length = len(nodes)

@@ -28,7 +28,7 @@ def starts(costs: RingCosts, lacking: Lacking, max_hosts: int) -> list[Ring]:
 
 
 def ranked_nodes(costs: RingCosts) -> list[int]:
-    """Sort all nodes by the seconds of an average slice plus those of a message to the nearer half of the others."""
+    """Sort all nodes by the seconds of an average slice plus those of messages to near nodes (``_near_s``)."""
     block_s = _block_s(costs)
     per_stage = max(1, (costs.stop - costs.first) // costs.num_nodes)
     nodes = range(costs.num_nodes)
@@ -61,7 +61,10 @@ def _sizes(most: int) -> list[int]:
 
 
 def _cap(costs: RingCosts, lacking: Lacking, node: int) -> int:
-    """The most blocks that a node can host right below the top block; if none, all blocks where those fit, else 0."""
+    """The most blocks that a node can host right below the top block.
+
+    If not one fits there: all blocks if the node can host them all, else 0.
+    """
     stop = costs.stop - 1
     for count in range(stop - costs.first, 0, -1):
         if not lacking(node, stop - count, stop, 1):
