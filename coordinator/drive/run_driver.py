@@ -74,7 +74,7 @@ class RunDriver(Driver):
     # ---- from other threads -----------------------------------------------------------------------
 
     def drain(self, reason: str) -> None:
-        """Ask for the run's end after the granted turns, with a checkpoint; a second call asks for its end at once."""
+        """Ask for the run's end after the granted turns, with a checkpoint; a second call ends it at once."""
         self._queue.put(rounds.DrainAsked(reason))
 
     def noted(self, step: int) -> None:
