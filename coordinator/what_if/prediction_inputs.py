@@ -169,7 +169,7 @@ def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
 
 
 def read_measured(inputs: Inputs) -> Measured | None:
-    """Read what the run in the folder took; None if only a plan was given, or the run did not end.
+    """Read what the run in the folder took; None without a run, or if it did not end.
 
     Raises:
         IntegrityError: trace or report is damaged; says where.
@@ -221,7 +221,7 @@ def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
 
 
 def plan_as_run(plan: Plan, measured: Measured | None) -> Plan:
-    """Put the steps at which the run decided to unfreeze into the plan; a plan that decides them stays as it is."""
+    """Put the steps at which a measured run decided to unfreeze, if any, into the plan."""
     if measured is None or measured.unfreeze_at is None:
         return plan
     method = plan.course.method.decided(measured.unfreeze_at)
