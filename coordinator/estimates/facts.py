@@ -1,4 +1,4 @@
-"""Estimate the facts of nodes that do not exist yet, so that a job is planned before any device is bought.
+"""Estimate the facts of nodes that do not exist yet, to plan a job before any device is bought.
 
 Sizes come from the model folder's config and safetensors header, rows from the data files (``row_counts``); speeds
 are taken as equal, and what a forward keeps for backward is computed instead of measured.
