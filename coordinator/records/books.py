@@ -68,7 +68,7 @@ class RunBooks:
             self._recordings[node].write(request.recording.encode())
 
     def _spans(self, request: control_pb2.ReportRequest) -> Iterator[Span]:
-        """Yield the spans of a report with their actions parsed; warn of each that is no action, and leave it out."""
+        """Yield the spans of a report with their actions parsed; leave out, with a warning, what is no action."""
         for span in request.spans:
             try:
                 action = parse_action(span.action, self._plan.course.num_blocks)

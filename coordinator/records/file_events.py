@@ -1,4 +1,4 @@
-"""Send files to a run's submitter in pieces while the run goes on, each file with a digest at its end."""
+"""Send files to a run's submitter in pieces while the run goes on, each with its digest last."""
 
 from __future__ import annotations
 
