@@ -168,7 +168,7 @@ class Coordinator:
         driver.report(request)
 
     def drain(self, run_id: str, reason: str) -> None:
-        """Ask for a run's end after the granted turns, with a checkpoint; a second call asks for its end at once.
+        """Ask for a run's end after the granted turns, with a checkpoint; a second call ends it at once.
 
         Raises:
             FrameError: that run is not driven.
