@@ -53,7 +53,7 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A ring with its predictions.
+    """A ring for a draft, with the predicted seconds of the job.
 
     Attributes:
         ring: hosts and counts.
@@ -148,7 +148,7 @@ def choose(
 
 
 def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
-    """Return a ring's slices, each with the name of its node: counts 2 and 3 from block 1 on are [1, 3) and [3, 6)."""
+    """Return a ring's slices with their nodes' names: counts 2 and 3 from block 1 on are [1, 3), [3, 6)."""
     slices, at = [], costs.first
     for node, count in zip(ring.nodes, ring.counts, strict=True):
         slices.append(Slice(node=costs.names[node], start=at, stop=at + count))

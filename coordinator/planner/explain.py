@@ -1,4 +1,4 @@
-"""Explain a plan: memory of each node, step time of each depth, why a node hosts nothing, and the second best plan."""
+"""Explain a plan: each node's memory, each depth's step time, why a node hosts nothing, the second best plan."""
 
 from __future__ import annotations
 

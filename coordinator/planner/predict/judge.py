@@ -48,16 +48,16 @@ class _StepEnds:
         self.ends_s[action.seq] = end_s
 
     def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
-        """Nothing to note."""
+        """Ignore a tensor that was sent."""
 
     def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
-        """Nothing to note."""
+        """Ignore a tensor that arrived."""
 
     def accepted(self, node: str, key: TensorKey) -> None:
-        """Nothing to note."""
+        """Ignore a tensor that a node took out of its inbox."""
 
     def logged(self, command: rd.Command, now_s: float) -> None:
-        """Nothing to note."""
+        """Ignore what the coordinator's rules log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,7 @@ class Steady(Method):
         return self.units
 
     def updates(self, extent: Extent, unit: int, step: int) -> int:
-        """One update at every earlier step for each unit that trains."""
+        """Number of updates before ``step``: one at every step for a unit that trains, 0 for others."""
         return max(0, step) if unit in self.units else 0
 
 

@@ -203,10 +203,11 @@ def _busier(
 def _wider(
     costs: RingCosts, before: Sequence[float], node: int, segment_s: float, both_s: float, traffic: _Traffic
 ) -> list[float]:
-    """Longest span per owner: a span is a host's forwards and backwards of a step, with the way to the host and back.
+    """Longest span per owner, after this host was placed below the others.
 
-    This host's segment lengthens all spans above it, and its own span begins without a way. Example: a span of 5 s
-    before and a segment of 2 s are 7 s; this host's own span of 6 s is shorter, so 7 s remain.
+    A span is one host's forwards and backwards of a step, with the way from the lowest stage to that host and back.
+    This host's segment lengthens the way to all hosts above it; to itself there is no way. Example: a span of 5 s
+    above and a segment of 2 s are 7 s. This host's own span of 6 s is shorter, so the result is 7 s.
     """
     common_s = max(both_s, traffic.wires_s)
     span = [max(span_s + segment_s, common_s) for span_s in before]

@@ -88,7 +88,7 @@ def search_local(
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """One stage of an evaluated ring, with everything above it."""
+    """One stage of an evaluated ring, with the figures of the ring from the top down to this stage."""
 
     node: int
     count: int
