@@ -11,7 +11,7 @@ from ringtune.v1 import control_pb2
 
 
 class Reported(NamedTuple):
-    """A node's report."""
+    """A node's report of what happened in the run."""
 
     request: control_pb2.ReportRequest
 

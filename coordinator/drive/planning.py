@@ -1,4 +1,4 @@
-"""Plan a run from the nodes' facts: with a given profile or without, and a new plan or that of a resumed run."""
+"""Plan a run from the nodes' facts, with a given profile if there is one, or keep a resumed run's plan."""
 
 from __future__ import annotations
 

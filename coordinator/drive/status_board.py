@@ -29,7 +29,7 @@ class StatusBoard:
         self._now = control_pb2.RunStatus(run_id=run_id, phase="joining")
 
     def take(self, event: control_pb2.RunEvent) -> None:
-        """Note what an event tells of phase, steps, figures or failure."""
+        """Note the phase, steps, figures or failure that an event tells of."""
         with self._lock:
             match event.WhichOneof("event"):
                 case "state":
