@@ -138,6 +138,8 @@ class WhatIf:
     def check(self, cells: Sequence[Sequence[str]]) -> None:
         """Refuse the cells of a sweep if one makes no sense, before any is computed.
 
+        Such a cell is a mistake of the user; a plan that does not fit is a result.
+
         Raises:
             UsageError: a change is not KEY=VALUE.
             PlanError: an unknown node, link or key, or a value out of range.
