@@ -1,8 +1,8 @@
 """Keep the ledger of a run: a line of metrics for each step, and the report's totals at the end.
 
-A step is known in two stages. When its owner reports it, its loss is shown as progress. When every node has
-done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the bytes of finished turns
-are forgotten, so that memory does not grow with the run.
+Pure bookkeeping, without a clock. A step is known in two stages. When its owner reports it, its loss is shown as
+progress. When every node has done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the
+bytes of finished turns are forgotten, so that memory does not grow with the run.
 """
 
 from __future__ import annotations
