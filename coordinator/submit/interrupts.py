@@ -30,7 +30,7 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Install the handlers of before again."""
+        """Install the handlers that were there before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
