@@ -83,7 +83,7 @@ class SequenceClassification(_OneOutput):
         return _head(model)
 
     def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
-        """Nothing: the head is new."""
+        """Do nothing: the head is new and has nothing from the pretrained model."""
 
     def num_targets(self, batch: Batch) -> int:
         """Number of rows with a label."""
@@ -116,7 +116,7 @@ class QuestionAnswering(_OneOutput):
         return _head(model)
 
     def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
-        """Nothing: the head is new."""
+        """Do nothing: the head is new and has nothing from the pretrained model."""
 
     def num_targets(self, batch: Batch) -> int:
         """Number of windows."""

@@ -179,7 +179,7 @@ def _adapter_config(job: Job) -> Any:
 
 
 def _with_dropout(config: Any, probability: float) -> Any:
-    """Every part that has a dropout of its own gets this one."""
+    """Replace the dropout probability of every part of a configuration that has one."""
     from adapters import ConfigUnion
 
     if isinstance(config, ConfigUnion):

@@ -19,7 +19,7 @@ import torch
 
 
 class TokenLoss(NamedTuple):
-    """The loss of some tokens.
+    """Summed loss and number of hits of some tokens.
 
     Attributes:
         loss_sum: scalar tensor, summed cross entropy; keeps its graph.
