@@ -60,7 +60,10 @@ class Padder:
         self._type = int(tokenizer.pad_token_type_id)
 
     def start(self, length: int, width: int) -> int:
-        """Index at which a row of ``length`` tokens begins in a batch of ``width``: 3 in 5 at 2, padded on the left."""
+        """Index at which a row of ``length`` tokens begins in a batch of ``width``.
+
+        Example: with padding on the left 3 tokens begin at 2 in a batch of 5, with padding on the right at 0.
+        """
         return width - length if self.side == "left" else 0
 
     def pad(self, rows: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
