@@ -1,4 +1,4 @@
-"""Know the turns whose frames a node may get now: granted turns, and some that only other nodes may have been granted.
+"""Know the turns whose frames a node may get now: granted ones, and some granted only to others as yet.
 
 A grant reaches one node before another, so a frame may come for a turn that this node has not heard of. Such turns are
 derived from the course, but only a bounded number beyond the last grant: a peer can't make a node look further.
