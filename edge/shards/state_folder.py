@@ -1,4 +1,4 @@
-"""Keep the shards of a node on its disk: written whole or not at all, checked by digest, the newest runs kept.
+"""Keep the shards of a node's newest runs on its disk, written whole or not at all, checked by digest.
 
 ::
 
