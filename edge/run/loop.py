@@ -68,7 +68,7 @@ class Executor(Protocol):
 
 
 class Link(Protocol):
-    """What the loop needs from a link to a peer; a send returns the payload's bytes before these have left."""
+    """What the loop needs from a link to a peer; a send only queues, and returns the payload's bytes."""
 
     def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
         """Queue a tensor for the peer."""
