@@ -171,7 +171,7 @@ class Template:
         return pid
 
     def _let_go(self, descriptors: Sequence[int]) -> None:
-        """In the child: take the agent's descriptors, drop the template's."""
+        """Take the agent's descriptors and drop the template's, in the forked child."""
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
@@ -202,7 +202,7 @@ def _be_agent(arguments: Sequence[str], environment: Mapping[str, str], parent: 
 
 
 def is_spoiled() -> bool:
-    """Whether a library has touched an accelerator before the fork, which then refuses to work in the child."""
+    """Whether a library has used an accelerator before the fork, so that none works in the child."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda._is_in_bad_fork())
 
