@@ -1,1 +1,1 @@
-"""The agent on a device: it hosts a slice of the model, owns its data, and takes part in runs."""
+"""The agent on a device hosts a slice of the model, owns the device's data, and takes part in runs."""

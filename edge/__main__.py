@@ -12,7 +12,7 @@ from ringtune.errors import RingTuneError
 
 
 def main() -> int:
-    """Run an agent; gives the exit code."""
+    """Run an agent; return the exit code."""
     level = os.environ.get("RINGTUNE_LOG", "WARNING").upper()
     logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:

@@ -1,4 +1,4 @@
-"""What an agent is started with, checked once."""
+"""The options of an agent, checked once."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AgentOptions:
     is_guest: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense, and whatever would leave this machine unencrypted by accident."""
+        """Refuse options that make no sense, and addresses that leave this machine unencrypted without ``insecure``."""
         check_node_name(self.name)
         for option, address in (("--coordinator", self.coordinator), ("--bind", self.bind)):
             require_private(address, option=option, insecure=self.insecure)
@@ -71,7 +71,7 @@ class AgentOptions:
             raise UsageError(f"--share {index}/{count} has to be I/N with 0 <= I < N, e.g. 0/4")
 
     def check_rows(self) -> None:
-        """Refuse, before joining, what a run would only find missing later.
+        """Refuse files of rows that are missing, before the node joins.
 
         Raises:
             DataError: a file of rows is not there.
@@ -82,22 +82,22 @@ class AgentOptions:
 
 
 def default_name() -> str:
-    """A node name made from this host's."""
+    """Make a node name from this host's name."""
     return node_name_from_host(socket.gethostname())
 
 
 def default_cache() -> Path:
-    """This user's folder for what can be fetched again, as this system has it."""
+    """Return this user's folder for files that can be fetched again, as this system has it."""
     return user_cache_path("ringtune")
 
 
 def default_state(name: str) -> Path:
-    """Where a node keeps its shards unless it is told, as this system has it."""
+    """Return the folder in which a node keeps its shards by default, as this system has it."""
     return user_state_path("ringtune") / name
 
 
 def parse_share(text: str) -> tuple[int, int]:
-    """``i/n`` as two numbers.
+    """Read ``1/4`` as the two numbers 1 and 4.
 
     Raises:
         UsageError: not of that form.
@@ -109,7 +109,11 @@ def parse_share(text: str) -> tuple[int, int]:
 
 
 def advertised_address(options: AgentOptions, port: int) -> str:
-    """Where peers reach this node: as told, or the address that leads to the coordinator."""
+    """Address where peers reach this node: ``--advertise``, else the host of ``--bind`` with the port that is served.
+
+    A bind to all addresses becomes this machine's address on the way to the coordinator: ``--bind 0.0.0.0:0`` that
+    got port 4000 is 10.0.0.7:4000.
+    """
     if options.advertise:
         host, colon, told = options.advertise.rpartition(":")
         return options.advertise if colon and told.isdigit() else f"{options.advertise}:{port}"
@@ -120,7 +124,7 @@ def advertised_address(options: AgentOptions, port: int) -> str:
 
 
 def _address_towards(host: str, port: int) -> str:
-    """This machine's address on the way to ``host``; sends nothing."""
+    """Find this machine's address on the way to ``host``, without sending anything."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

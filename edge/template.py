@@ -1,4 +1,4 @@
-"""A template for the agents of one machine: it loads the libraries once, and agents are forked from it.
+"""Run a template: a process that loads the libraries once, and from which the agents of one machine are forked.
 
 Agents that load torch and the model libraries each for itself need the processor seconds and the memory so many
 times. A forked agent has them from its first moment, and shares the memory until it writes there::
@@ -40,17 +40,17 @@ from edge.machine.threads import available_cores, limit_library_threads
 from ringtune.errors import RingTuneError
 
 END_S: Final = 10.0
-"""How long agents may take to end by themselves after their launcher has ended."""
+"""Seconds that agents may take to end by themselves after their launcher has ended."""
 
 OWN: Final = ("edge.__main__", "edge.agent.process", "edge.agent.workshop")
-"""What an agent loads of its own code."""
+"""Modules of its own code that an agent loads."""
 
 _MAX_BYTES: Final = 1 << 20
 _NUM_DESCRIPTORS: Final = 3
 
 
 def main() -> int:
-    """Serve the launcher at the standard input; gives the exit code."""
+    """Serve the launcher at the standard input; return the exit code."""
     control = _take_standard_input()
     set_command_line([sys.executable, "-m", "edge.template"])
     try:
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def load_everything() -> None:
-    """Import what every agent needs; the garbage collector leaves it alone, here and in the agents."""
+    """Import the modules that every agent needs, and keep the garbage collector off their objects."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # it starts its threads when it is loaded; agents compute with torch
     limit_library_threads(available_cores())
     gc.disable()
@@ -88,10 +88,10 @@ class Template:
         self._ended, self._wake = os.pipe()
 
     def serve(self) -> None:
-        """Do what the launcher asks until it ends; then wait for the agents.
+        """Carry out the launcher's requests until the launcher ends; then wait for the agents.
 
         Raises:
-            RingTuneError: there is a second thread, so that nothing can be forked.
+            RingTuneError: the template has a second thread, so that nothing can be forked.
         """
         os.set_blocking(self._wake, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -109,7 +109,7 @@ class Template:
             self._reap()
 
     def _wait(self, *sources: socket.socket | int, timeout_s: float | None = None) -> list[socket.socket | int]:
-        """Which of the sources have something to read; without a deadline only while a launcher is there to end it."""
+        """Wait until a source has something to read, and list such sources; no deadline while there is a launcher."""
         readable, _, _ = select.select(sources, [], [], timeout_s)
         if self._ended in readable:
             os.read(self._ended, _MAX_BYTES)
@@ -125,7 +125,7 @@ class Template:
     # ---- requests ---------------------------------------------------------------------------------
 
     def _take_request(self) -> bool:
-        """Carry out one request; False at the end of the launcher."""
+        """Carry out one request; False when the launcher has ended."""
         try:
             packet, descriptors, _, _ = socket.recv_fds(self._control, _MAX_BYTES, _NUM_DESCRIPTORS)
         except ConnectionError:
@@ -171,7 +171,7 @@ class Template:
         return pid
 
     def _let_go(self, descriptors: Sequence[int]) -> None:
-        """In the child: take the agent's descriptors, drop the template's."""
+        """Take the agent's descriptors and drop the template's, in the forked child."""
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
@@ -185,7 +185,7 @@ class Template:
 
 
 def _be_agent(arguments: Sequence[str], environment: Mapping[str, str], parent: int) -> int:
-    """What ``python -m edge`` does; gives its exit code."""
+    """Run an agent in the forked child as ``python -m edge`` would; return its exit code."""
     os.setsid()
     if not die_with(parent):
         return 0
@@ -202,13 +202,16 @@ def _be_agent(arguments: Sequence[str], environment: Mapping[str, str], parent: 
 
 
 def is_spoiled() -> bool:
-    """Whether a library has touched an accelerator before the fork, which then refuses to work in the child."""
+    """Whether a library has used an accelerator before the fork, so that none works in the child."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.cuda._is_in_bad_fork())
 
 
 def _draw_afresh() -> None:
-    """Seed what numpy drew from the system when it was loaded; ``random`` does so by itself, torch never does."""
+    """Seed numpy's generator anew, so that agents draw differently.
+
+    Python's ``random`` is seeded anew by itself, and torch's seed is fixed.
+    """
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
@@ -223,7 +226,7 @@ def _end(code: int) -> None:
 
 
 def _take_standard_input() -> socket.socket:
-    """The socket that this process was started with; descriptor 0 then is empty."""
+    """Take the socket that this process was started with out of descriptor 0, which is empty then."""
     control = socket.socket(fileno=os.dup(0))
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)

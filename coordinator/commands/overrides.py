@@ -9,7 +9,7 @@ from ringtune.errors import UsageError
 
 
 def parse_changes(changes: Iterable[str]) -> dict[str, object]:
-    """Dotted keys with their values.
+    """Split each ``KEY=VALUE`` into a dotted key and its value.
 
     Raises:
         UsageError: not ``KEY=VALUE``, or a key without a section.

@@ -100,7 +100,7 @@ def train(
 
 
 def how_to_resume(step: int, arguments: Sequence[str]) -> str:
-    """The line that tells how a run goes on.
+    """Write the line that tells how to resume a run.
 
     Args:
         step: of its newest checkpoint.

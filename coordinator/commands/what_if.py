@@ -85,7 +85,7 @@ def what_if(
 
 
 def _models(add: list[str], like: list[str]) -> list[str]:
-    """Whom each added node is like; one name stands for all.
+    """Name the node that each added node is like; one name stands for all.
 
     Raises:
         UsageError: another number of names.

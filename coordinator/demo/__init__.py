@@ -1,1 +1,1 @@
-"""A demonstration that needs nothing but the package index: a real model and real sentences, on local nodes."""
+"""Demonstrate training with a real model and real sentences on local nodes, with nothing but the package index."""

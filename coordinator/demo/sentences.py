@@ -29,7 +29,7 @@ class Sentence:
 
 
 def read_sentences(path: Path) -> tuple[Sentence, ...]:
-    """The Rotten Tomatoes sentences of the package's file, in its order.
+    """Read the Rotten Tomatoes sentences of the package's file, in the file's order.
 
     Raises:
         DataError: the file is not the one that the demo knows.
@@ -46,7 +46,7 @@ def read_sentences(path: Path) -> tuple[Sentence, ...]:
 def split(
     sentences: Iterable[Sentence], *, num_held_out: int = NUM_HELD_OUT
 ) -> tuple[tuple[Sentence, ...], tuple[Sentence, ...]]:
-    """(to train on, held out); no text is in both.
+    """Split the sentences into those to train on and those held out; no text is in both.
 
     Raises:
         DataError: there are not enough sentences.

@@ -20,7 +20,7 @@ from coordinator.demo.settings import write_job
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workspace:
-    """Where the demo's files are; all absolute.
+    """Absolute paths of the demo's files.
 
     Attributes:
         model: folder of the base model.

@@ -1,1 +1,1 @@
-"""Driving a run or a measurement: calls to nodes, answers, failures."""
+"""Drive a run or a measurement: calls to nodes, answers, failures."""

@@ -1,4 +1,4 @@
-"""Calls to one node: one after the other, each with a deadline, all of them cancellable.
+"""Calls to one node: one after the other, each with a deadline, each cancellable.
 
 A node has one worker thread, so that grants arrive in the order in which they were given. What went wrong is
 told in the node's own words if it answered, and as a lost node if it did not.
@@ -30,7 +30,7 @@ _MAX_RESULT_BYTES = 1 << 34
 
 
 class AgentCalls:
-    """What the coordinator asks of one node in one run.
+    """The coordinator's calls to one node in one run.
 
     Args:
         node: its name.
@@ -78,7 +78,7 @@ class AgentCalls:
         timeout_s: float,
         on_result: Callable[[control_pb2.MeasureLinkReply], None],
     ) -> None:
-        """Let the node measure its link to another one."""
+        """Ask the node to measure its link to the node ``target``."""
         request = control_pb2.MeasureLinkRequest(target=target, address=address, message_bytes=message_bytes)
         self._submit(lambda: on_result(self._unary(self._stub.MeasureLink, request, timeout_s)))
 
@@ -93,7 +93,7 @@ class AgentCalls:
         saved: Path | None = None,
         extend: Callable[[control_pb2.PrepareRequest], None] = lambda request: None,
     ) -> None:
-        """Hand over the plan, and a saved adapter to begin with; the answer is the bytes that the node hosts."""
+        """Send the plan, and a saved adapter to begin with if there is one; ``on_result`` gets the bytes hosted."""
         request = control_pb2.PrepareRequest(
             run_id=self._run_id, plan_epoch=0, plan_json=plan_json, job_toml=job_toml, addresses=dict(addresses)
         )
@@ -114,7 +114,7 @@ class AgentCalls:
             run_id = ""  # the first one says it for all
 
     def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
-        """Let the node work on turns, and drop shards of steps before ``keep_from_step``."""
+        """Grant turns to the node, and let it drop shards of steps before ``keep_from_step``."""
         request = control_pb2.GrantRequest(
             run_id=self._run_id,
             plan_epoch=0,
@@ -126,12 +126,12 @@ class AgentCalls:
     def collect(
         self, *, with_head: bool, with_private: bool, timeout_s: float, on_result: Callable[[dict[str, bytes]], None]
     ) -> None:
-        """Take the node's results, as files by name."""
+        """Fetch the node's results; ``on_result`` gets the files by name."""
         request = control_pb2.CollectRequest(run_id=self._run_id, with_head=with_head, with_private=with_private)
         self._submit(lambda: on_result(self._collect(request, timeout_s)))
 
     def release(self, reason: str) -> Future[None]:
-        """Stop whatever is under way and tell the node that the run is over; errors are only logged."""
+        """Cancel the call under way and tell the node that the run is over; errors are only logged."""
         self._cancel()
         request = control_pb2.ReleaseRequest(run_id=self._run_id, reason=reason)
 
@@ -144,7 +144,7 @@ class AgentCalls:
         return self._worker.submit(work)
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Cancel all calls and close the connection."""
         self._cancel()
         self._worker.shutdown(wait=False, cancel_futures=True)
         self._channel.close()
@@ -197,7 +197,10 @@ class AgentCalls:
 
 
 def node_error(status: str, details: str, *, node: str, address: str) -> RingTuneError:
-    """What a failed call to a node means: its own error, or that the node is lost."""
+    """Make the error of a failed call: the node's own error, or ``PeerLostError`` if no answer came.
+
+    Example: status ``UNAVAILABLE`` without an error's name in its details is a lost node.
+    """
     error = error_of_status(status, details, peer=f"node {node} at {address}")
     if type(error) in (ConnectionFailedError, DeadlineError) and not details.startswith("ringtune."):
         return PeerLostError(

@@ -1,4 +1,4 @@
-"""What nodes answered, on its way to the run's thread, and how it is read."""
+"""Answers of nodes, on their way to the run's thread, and how to read them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ringtune.v1 import control_pb2
 
 
 class Reported(NamedTuple):
-    """A node's report."""
+    """A node's report of what happened in the run."""
 
     request: control_pb2.ReportRequest
 
 
 class Facts(NamedTuple):
-    """A node's facts, not read yet."""
+    """A node's facts as JSON text that is not checked yet, and the states of its shards."""
 
     node: str
     facts_json: str
@@ -25,7 +25,7 @@ class Facts(NamedTuple):
 
 
 class Hosted(NamedTuple):
-    """A node is prepared, and holds so many bytes of weights."""
+    """The answer of a node that is prepared: the bytes of weights that it holds."""
 
     node: str
     hosted_bytes: int
@@ -42,7 +42,7 @@ Answer = Reported | Facts | Hosted | Files
 
 
 def read_facts(facts: Facts) -> NodeFacts:
-    """The facts of a node.
+    """Read the facts of a node from their JSON text.
 
     Raises:
         IntegrityError: not JSON, or the facts of another node.

@@ -1,4 +1,4 @@
-"""The coordinator's part in checkpoints: collect what nodes saved, and go on from what they have.
+"""The coordinator's part in checkpoints: collect what nodes saved, and choose the checkpoint to go on from.
 
 Pure bookkeeping of one run. A checkpoint is complete when every node has its shard on disk; its manifest then
 goes to the submitter, and only when the submitter has that on disk too may nodes drop older shards.
@@ -21,13 +21,13 @@ from ringtune.v1 import control_pb2
 
 
 class Noted(NamedTuple):
-    """The submitter has the manifest of a checkpoint on disk."""
+    """The note that the submitter has the manifest of the checkpoint of ``step`` on disk."""
 
     step: int
 
 
 class Checkpointing:
-    """Checkpoints of one run.
+    """The checkpoints of one run: those that it may go on from, and those that it saves.
 
     Args:
         run_id: of the run.
@@ -60,13 +60,13 @@ class Checkpointing:
 
     @property
     def needed_nodes(self) -> tuple[str, ...]:
-        """The nodes without which the run can't go on; none if it begins."""
+        """Names of the nodes without which the run can't go on; none if it begins."""
         return self._resume.plan.nodes if self._resume else ()
 
     # ---- going on ---------------------------------------------------------------------------------
 
     def ask_about(self, node: str, request: control_pb2.InspectRequest) -> None:
-        """Let the node say whether its shards are intact."""
+        """Add to an inspection the digests of the node's shards, so that it says whether they are intact."""
         if self._resume is None:
             return
         request.checkpoint_run = self._run_id
@@ -74,11 +74,11 @@ class Checkpointing:
             request.shards.add(step=manifest.step, sha256=manifest.shard_of(node).sha256)
 
     def note_states(self, node: str, states: Sequence[control_pb2.ShardState]) -> None:
-        """What a node said of its shards."""
+        """Remember what a node said of its shards."""
         self._problems[node] = {state.step: state.problem for state in states}
 
     def planned(self, facts: Mapping[str, NodeFacts]) -> Planned | None:
-        """The plan that goes on, with the checkpoint chosen; None if the run begins.
+        """Choose the checkpoint to go on from and check its plan against the nodes; None if the run begins.
 
         Raises:
             IntegrityError: no checkpoint is whole, or a node did not say.
@@ -108,11 +108,11 @@ class Checkpointing:
         return planned
 
     def note_model(self, facts: Mapping[str, NodeFacts], plan: Plan) -> None:
-        """Remember the base model for the manifests."""
+        """Remember the digest of the nodes' base model for the manifests."""
         self._model_digest = facts[plan.nodes[0]].model.digest
 
     def go_on(self, node: str, request: control_pb2.PrepareRequest) -> None:
-        """Let the node load its shard."""
+        """Add to a preparation the shard that the node shall load, if the run goes on from a checkpoint."""
         if self._chosen is not None:
             request.checkpoint_run = self._run_id
             request.start_holder = self._chosen.holder
@@ -122,13 +122,15 @@ class Checkpointing:
     # ---- saving -----------------------------------------------------------------------------------
 
     def note_saved(self, node: str, saved: Sequence[control_pb2.Saved]) -> None:
-        """A node has shards on disk; again has no effect."""
+        """Remember which shards a node has on disk; hearing of a shard twice has no further effect."""
         for entry in saved:
             shard = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes)
             self._saved.setdefault(entry.step, {})[node] = shard
 
     def manifest(self, plan: Plan, step: int, holder: str, unfreezing: Unfreezing = NOTHING_KNOWN) -> Manifest:
-        """The manifest of a checkpoint that every node has saved; ``unfreezing`` is what is known of the losses.
+        """Make the manifest of a checkpoint that every node has saved.
+
+        ``unfreezing`` is what is known of the losses at that step.
 
         Raises:
             IntegrityError: a node did not say what it saved.
@@ -151,7 +153,10 @@ class Checkpointing:
         )
 
     def note_kept(self, step: int) -> bool:
-        """The submitter has a manifest on disk: shards before the one before it can go; whether there are any."""
+        """Note that the submitter has the manifest of ``step``; True if nodes may now drop more shards than before.
+
+        The checkpoint before it stays: after notes of steps 100, 200 and 300 shards of steps before 200 may go.
+        """
         before = self._noted[-1] if self._noted else self.start.step if self.start else 0
         self._noted = [step]
         has_more = before > self.keep_from_step

@@ -1,4 +1,4 @@
-"""What a run and a measurement have in common: members, calls to them, one thread, and events for the submitter.
+"""The base of a run and of a measurement: members, calls to them, one thread, and events for the submitter.
 
 ::
 
@@ -68,11 +68,11 @@ class Driver:
     # ---- from other threads -----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin; returns at once."""
+        """Start the thread that does the work."""
         self._thread.start()
 
     def stop(self, reason: str) -> None:
-        """Stop, whatever is under way; returns at once."""
+        """Ask for the end of the work at once, whatever is under way."""
         self._queue.put(rounds.StopAsked(reason))
 
     def listen(self, sink: EventSink) -> None:
@@ -80,36 +80,36 @@ class Driver:
         self._sinks.insert(0, sink)
 
     def drain(self, reason: str) -> None:
-        """Stop in order; that is to stop, where nothing can be saved. Returns at once."""
+        """Ask for an end in order; work that can save nothing ends at once."""
         self.stop(reason)
 
     def noted(self, step: int) -> None:
-        """The submitter has the manifest of a checkpoint on disk; nothing to do where there are none."""
+        """Hear that the submitter has the manifest of a checkpoint on disk; work without checkpoints ignores it."""
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
-        """Hear from elsewhere that a node has ended; returns at once."""
+        """Queue that a node has failed or ended."""
         self._queue.put(rounds.NodeFailed(node, type(error).__name__, str(error)))
 
     def report(self, request: control_pb2.ReportRequest) -> None:
-        """Take a node's report; returns at once.
+        """Refuse a node's report: only a run takes reports.
 
         Raises:
-            FrameError: no reports are expected.
+            FrameError: always; ``RunDriver`` takes reports instead.
         """
         raise FrameError(f"{self.run_id} is a measurement; node {request.node} can't report a run of it")
 
     @property
     def nodes(self) -> frozenset[str]:
-        """The nodes that work for it."""
+        """Names of the nodes that take part and are not released."""
         return self._needed
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the end; False if it still goes on."""
+        """Wait for the end of the work; False if it goes on after ``timeout_s``."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def events(self) -> Iterator[control_pb2.RunEvent]:
-        """What happens, until it is over."""
+        """Yield the events for the submitter until the work is over."""
         return self._outbox.events()
 
     # ---- its own thread ---------------------------------------------------------------------------
@@ -131,7 +131,7 @@ class Driver:
             self._outbox.close()
 
     def _drive(self) -> RingTuneError | None:
-        """Do the work; the error with which it ended."""
+        """Do the work; return the error with which it ended, None after success."""
         raise NotImplementedError
 
     def _finish_files(self) -> None:
@@ -142,7 +142,7 @@ class Driver:
             sink(event)
 
     def _next(self) -> Any:
-        """What comes next; None if nothing came for a moment."""
+        """Take the next entry of the queue; None if none came for ``TICK_S``."""
         try:
             return self._queue.get(timeout=TICK_S)
         except queue.Empty:
@@ -159,7 +159,7 @@ class Driver:
         named: Sequence[str] = (),
         evaluation: Evaluation | None = None,
     ) -> tuple[Member, ...]:
-        """Wait for members, and call them from now on.
+        """Wait for enough members, and open the calls to them.
 
         Args:
             job_toml: what they shall do, for the submitter.
@@ -199,7 +199,7 @@ class Driver:
             raise_if_over(self._next())
 
     def _silent_nodes(self) -> Iterator[tuple[str, str]]:
-        """Nodes whose lease is over, and why they count as lost."""
+        """Yield each node whose lease is over, with the message that it is lost."""
         for node in sorted(self._needed):
             silent_s = self._members.silent_for_s(node, self._instances[node])
             if silent_s >= self._lease_s:
@@ -227,7 +227,7 @@ class Driver:
 
 
 def raise_if_over(entry: object) -> None:
-    """Raise what ends the work, if this does.
+    """Raise an error if an entry of the queue ends the work: somebody stops it, or a node failed.
 
     Raises:
         InterruptedRunError: nobody waits any more.

@@ -1,4 +1,4 @@
-"""Drives one measurement: every node times itself, then pairs of nodes time their links; ends with a profile.
+"""Drive one measurement: every node times itself, pairs of nodes time their links, and the result is a profile.
 
 A measurement has the coordinator to itself, as a run has: whatever computed beside it would be in its figures. Nodes
 of one machine are timed at the same moment, because in a ring they compute at the same moment; ``one_by_one`` times
@@ -30,7 +30,7 @@ _LINK_FIGURES = tuple(field.name for field in dataclasses.fields(LinkFacts) if f
 
 
 class _Answer(NamedTuple):
-    """What a call gave, and what it was about."""
+    """The result of a call, with the key of the node or link that it was asked about."""
 
     key: Any
     value: Any
@@ -81,7 +81,10 @@ class MeasureDriver(Driver):
         return [found[node] for node in sorted(found)]
 
     def _groups(self) -> list[list[Member]]:
-        """Who is timed at the same moment: all, or one of each machine."""
+        """Group the members that are timed at the same moment: all in one group, or one member per machine in each.
+
+        Example with ``one_by_one``: a and b on machine x, c on machine y are the groups [a, c] and [b].
+        """
         if not self._request.one_by_one:
             return [list(self._chosen)]
         groups: list[list[Member]] = []
@@ -137,7 +140,7 @@ class MeasureDriver(Driver):
         return lambda value: self._queue.put(_Answer(key, value))
 
     def _await(self, keys: set[T], what: str) -> Mapping[T, Any]:
-        """Wait until every call is answered.
+        """Wait until every call of ``keys`` is answered.
 
         Raises:
             DeadlineError: one was not; names whose.

@@ -1,4 +1,4 @@
-"""Events on their way from a run to its submitter: a bounded queue that survives a submitter that is gone."""
+"""A bounded queue of events from a run to its submitter; a run goes on when its submitter is gone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_BYTES = 64 << 20
 
 
 class Outbox:
-    """What a run says, read by one submitter.
+    """The events of a run, read by one submitter.
 
     Args:
         wait_s: how long a full outbox waits for a submitter that does not read, in seconds.
@@ -32,7 +32,7 @@ class Outbox:
         self._changed = threading.Condition()
 
     def emit(self, event: control_pb2.RunEvent) -> None:
-        """Queue an event; dropped if nobody reads any more.
+        """Queue an event; drop it if the submitter is gone.
 
         Raises:
             InterruptedRunError: the submitter is there but does not read.
@@ -41,13 +41,13 @@ class Outbox:
             raise InterruptedRunError(f"the submitter did not take events for {self._wait_s:g} s; submit again")
 
     def close(self) -> None:
-        """There are no more events; a full outbox takes this too, or its reader would wait for ever."""
+        """End the events; a full outbox takes the end too, because its reader waits for it."""
         with self._changed:
             self._events.append(None)
             self._changed.notify_all()
 
     def events(self) -> Generator[control_pb2.RunEvent, None, None]:
-        """The events, until closed."""
+        """Yield the events until the outbox is closed."""
         try:
             while (event := self._take()) is not None:
                 yield event

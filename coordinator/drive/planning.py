@@ -1,4 +1,4 @@
-"""From what nodes said to the plan of a run: times that were given, the plan of an earlier part, or a new one."""
+"""Plan a run from the nodes' facts, with a given profile if there is one, or keep a resumed run's plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes report of a run: each report once, written down, and turned into events of ``ringtune.rounds``."""
+"""Take each report of a node once, write it down, and turn it into events of ``ringtune.rounds``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringtune.v1 import control_pb2
 
 
 class Reports:
-    """The reports of one run.
+    """Reads the reports of one run's nodes.
 
     Args:
         checkpoints: of the run; they hear of shards that were saved.
@@ -27,7 +27,7 @@ class Reports:
         self._blame = Blame()
 
     def take(self, request: control_pb2.ReportRequest, books: RunBooks) -> Iterator[rounds.Event]:
-        """Write a report down.
+        """Write a report into the books; a report whose number came before is ignored.
 
         Yields:
             What happened, in order; each has to be handled before the next is asked for.
@@ -56,5 +56,5 @@ class Reports:
                 yield failed
 
     def verdict(self, now_s: float) -> rounds.NodeFailed | None:
-        """A node that is believed to be lost, because others complain about it."""
+        """Return the failure of a node that others complain about, once its time to report itself is up."""
         return self._blame.verdict(now_s)

@@ -1,4 +1,4 @@
-"""What a coordinator is asked for: a run, the evaluation of a saved adapter as a run of one owner, a measurement."""
+"""The requests that a coordinator takes: a run, a measurement, and an evaluation, which is a run of one owner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringtune.rounds.checkpoint import Resume
 
 
 class Evaluation(NamedTuple):
-    """What is evaluated.
+    """The evaluation of a saved adapter on the rows of one owner.
 
     Attributes:
         owner: the node whose evaluation rows count; rows of others are left alone.
@@ -26,10 +26,10 @@ class Evaluation(NamedTuple):
     folder: Path
 
     def narrow(self, facts: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
-        """The facts with ``owner`` as the only one that has data.
+        """Copy the nodes' facts so that ``owner`` is the only node with data.
 
         Raises:
-            DataError: it takes no part, or has no rows to evaluate on.
+            DataError: the owner takes no part, or has no rows to evaluate on.
         """
         if self.owner not in facts or not facts[self.owner].eval_rows:
             raise DataError(f"node {self.owner} has no rows to evaluate on; start it with --eval-data")
@@ -37,7 +37,7 @@ class Evaluation(NamedTuple):
 
 
 class RunRequest(NamedTuple):
-    """What the submitter asked for."""
+    """A request to run a job, on so many nodes, from the start or from a checkpoint."""
 
     job: Job
     plan_only: bool
@@ -49,7 +49,7 @@ class RunRequest(NamedTuple):
 
 
 class MeasureRequest(NamedTuple):
-    """What the user asked for.
+    """A request to measure nodes and links.
 
     Attributes:
         job: whose model, sizes and adapter.
@@ -69,7 +69,7 @@ class MeasureRequest(NamedTuple):
 
 
 def invited(living: Sequence[Member], evaluation: Evaluation | None) -> tuple[Member, ...]:
-    """The members that a run may take; a guest is there for the evaluation of its own rows only."""
+    """Filter the members that a run may take: all but guests, and the guest whose own rows are evaluated."""
     owner = evaluation.owner if evaluation else ""
     return tuple(member for member in living if not member.is_guest or member.node == owner)
 

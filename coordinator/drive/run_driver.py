@@ -1,4 +1,4 @@
-"""Drives one run: turns what nodes answer and report into events of ``ringtune.rounds``, carries its commands out.
+"""Drive one run: feed nodes' answers and reports to ``ringtune.rounds`` as events, and carry its commands out.
 
 ::
 
@@ -75,15 +75,15 @@ class RunDriver(Driver):
     # ---- from other threads -----------------------------------------------------------------------
 
     def drain(self, reason: str) -> None:
-        """Stop the run after the turns that were granted, with a checkpoint; again = at once. Returns at once."""
+        """Ask for the run's end after the granted turns, with a checkpoint; a second call ends it at once."""
         self._queue.put(rounds.DrainAsked(reason))
 
     def noted(self, step: int) -> None:
-        """The submitter has the manifest of a checkpoint on disk; returns at once."""
+        """Queue that the submitter has the manifest of the checkpoint of ``step`` on disk."""
         self._queue.put(Noted(step))
 
     def report(self, request: control_pb2.ReportRequest) -> None:
-        """Take a node's report; returns at once.
+        """Queue a node's report.
 
         Raises:
             IntegrityError: the node is not in this run.
@@ -95,7 +95,7 @@ class RunDriver(Driver):
     # ---- the run's thread -------------------------------------------------------------------------
 
     def _drive(self) -> RingTuneError | None:
-        """Run the state machine to its end; the error of a failed run."""
+        """Run the state machine to its end; return the error of a failed run, None after success."""
         request = self._request
         members = self._recruit(
             self._job_toml,
@@ -214,12 +214,18 @@ class RunDriver(Driver):
                     self._books.log(command)
 
     def _ask_more(self, node: str, request: control_pb2.InspectRequest) -> None:
-        """Nodes of one machine are timed at the same moment, as they will compute."""
+        """Add to an inspection how long to measure, with how many neighbours, and which shards are asked for.
+
+        Nodes of one machine are timed at the same moment, as they will compute.
+        """
         request.measure_s, request.neighbours = _MEASURE_S, self._neighbours[node]
         self._checkpoints.ask_about(node, request)
 
     def _let_go_of_shards(self, step: int) -> None:
-        """Tell nodes at once which shards they may drop: there may be no further turn to grant."""
+        """Tell nodes which shards they may drop now that the submitter has the manifest of ``step``.
+
+        A call of its own, because there may be no further grant that could say so.
+        """
         if self._checkpoints.note_kept(step) and self._rounds.phase in ("training", "collecting"):
             for node in self._require_plan().plan.nodes:
                 self._calls[node].grant((), keep_from_step=self._checkpoints.keep_from_step)
@@ -246,7 +252,11 @@ class RunDriver(Driver):
             self._emit(control_pb2.RunEvent(state=phase))
 
     def _plan(self, facts: Mapping[str, NodeFacts]) -> Plan | tuple[Plan, StartPoint]:
-        """The planner of the state machine: also tells the submitter and opens the books."""
+        """Plan the run for the state machine, tell the submitter and open the books.
+
+        Returns:
+            The plan; for a run that goes on from a checkpoint also the point where it goes on.
+        """
         self._enter("planning")  # the state machine says so only after its planner has answered
         self._planned, profile = plan_run(self._request, facts, self._checkpoints, self._emit)
         plan = self._planned.plan
@@ -266,7 +276,7 @@ class RunDriver(Driver):
     # ---- the end ----------------------------------------------------------------------------------
 
     def _hand_results_in(self) -> None:
-        """Merge what the nodes sent and give it to the submitter."""
+        """Send adapter, profile and report of the run to the submitter, merged from what the nodes sent."""
         if self._request.plan_only or self._books is None:
             return
         for node, files in self._files.items():

@@ -1,4 +1,4 @@
-"""Where a run stands, read off the events that its submitter gets."""
+"""Keep the present state of a run, taken from the events that its submitter gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIGURES = ("round", "initiator", "depth", "loss")
 
 
 class StatusBoard:
-    """Keeps the latest of everything; written by the run's thread, read by any.
+    """The present phase, step and figures of a run; written by the run's thread, read by any.
 
     Args:
         run_id: of the run.
@@ -29,7 +29,7 @@ class StatusBoard:
         self._now = control_pb2.RunStatus(run_id=run_id, phase="joining")
 
     def take(self, event: control_pb2.RunEvent) -> None:
-        """Note what an event tells."""
+        """Note the phase, steps, figures or failure that an event tells of."""
         with self._lock:
             match event.WhichOneof("event"):
                 case "state":
@@ -63,7 +63,7 @@ class StatusBoard:
                 setattr(self._now, name, step[name])
 
     def read(self) -> control_pb2.RunStatus:
-        """Where the run stands now."""
+        """Return a copy of the run's state, with the seconds of the phase and of the run until now."""
         with self._lock:
             status = control_pb2.RunStatus()
             status.CopyFrom(self._now)

@@ -1,1 +1,1 @@
-"""Facts about nodes that are not there."""
+"""Estimate the facts of nodes that do not exist yet."""

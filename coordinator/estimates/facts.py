@@ -1,4 +1,4 @@
-"""Facts about nodes that are not there: enough to plan a job before any device is bought or started.
+"""Estimate the facts of nodes that do not exist yet, to plan a job before any device is bought.
 
 Sizes come from the model folder's config and safetensors header, rows from the data files (``row_counts``); speeds
 are taken as equal, and what a forward keeps for backward is computed instead of measured.
@@ -20,7 +20,7 @@ _DEFAULT_NODES = 2
 
 
 def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[str, NodeFacts]:
-    """Facts of equal nodes, as ``--local N`` would start them.
+    """Estimate the facts of equal nodes, as ``--local N`` would start them.
 
     Args:
         job: names model and data.
@@ -65,7 +65,7 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
 
 
 def _share(job: Job, train: RowCounts, held_out: RowCounts, index: int, num_owners: int) -> tuple[RowCounts, RowCounts]:
-    """The rows of an owner; none for a node that is none."""
+    """Count the training and evaluation rows that a node would own; a node that is no owner has none."""
     if index >= num_owners:
         return RowCounts(examples=()), RowCounts(examples=())
     mine = split_rows(

@@ -1,4 +1,4 @@
-"""Read what an npz file says of its arrays, and short arrays of labels, without numpy.
+"""Read type and shape of the arrays of an npz file, and short arrays of labels, without numpy.
 
 An npz file is a zip of npy files: a magic, a version, and a Python dict of ``descr``, ``fortran_order`` and ``shape``
 as text, then the numbers. The dict is taken apart by a pattern and never evaluated.
@@ -26,7 +26,7 @@ _SHAPE = re.compile(r"'shape':\s*\(([\d,\s]*)\)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArrayHeader:
-    """What an npy file says of itself.
+    """Type and shape of an array, from the header of its npy file.
 
     Attributes:
         kind: letter of the type: ``u``, ``i``, ``f``, ``U``.
@@ -61,7 +61,7 @@ class Archive:
             raise self._damaged(error) from error
 
     def __enter__(self) -> Archive:
-        """The archive itself."""
+        """Return the archive."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,15 +74,15 @@ class Archive:
         return tuple(name.removesuffix(".npy") for name in self._zip.namelist())
 
     def header(self, name: str) -> ArrayHeader:
-        """Shape and type of an array.
+        """Read shape and type of an array.
 
         Raises:
-            DataError: there is none, or it is damaged.
+            DataError: there is no such array, or it is damaged.
         """
         return self._read(name, with_content=False)[0]
 
     def labels(self, name: str) -> list[str]:
-        """The elements of an array of whole numbers or names, in order, as text.
+        """Read an array of whole numbers or names as text: numbers 3 and 1 are "3" and "1".
 
         Raises:
             DataError: there is no such array, it is damaged, or of another type or shape.

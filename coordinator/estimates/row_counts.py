@@ -1,4 +1,4 @@
-"""Count what a task's files have without a node: rows, class names, and how many examples each row becomes.
+"""Count rows, class names and examples of a task's files without a node.
 
 A table's rows and images are counted. How long a text is in tokens only its tokenizer knows, which is not here; where
 the number of examples depends on it (windows of a question's context, blocks of a plain text) it is estimated from
@@ -54,7 +54,7 @@ def count_rows(file: str, job: Job) -> RowCounts:
 
 
 def estimate_note(job: Job) -> str:
-    """What of the counted rows is only an estimate, in words; empty if all are counted."""
+    """Say in words which counts are only estimates; empty if every row is counted."""
     what = ""
     if job.model.task == QUESTION_ANSWERING:
         what = "windows of the questions' contexts"
@@ -81,7 +81,10 @@ def _count_texts(path: Path, job: Job) -> RowCounts:
 
 
 def _num_blocks(path: Path, max_length: int) -> int:
-    """Blocks of ``max_length`` tokens, and the rest if something can be learned from it."""
+    """Estimated number of blocks of ``max_length`` tokens, with the rest as one more if it has two tokens at least.
+
+    Example: 3,800 characters are 1,000 tokens, which are 8 blocks of at most 128.
+    """
     try:
         tokens = round(len(path.read_text(encoding="utf-8-sig")) / CHARACTERS_PER_TOKEN)
     except OSError as error:
@@ -102,13 +105,17 @@ def _count_questions(path: Path, job: Job) -> RowCounts:
 
 
 def _has_answer(answer: Any, context: str) -> bool:
-    """Whether a node could use the row; an empty answer says nothing."""
+    """Whether a node could use the row: one of its answers is not blank and stands in the context."""
     texts = answer.get("text") if isinstance(answer, Mapping) else answer
     return any(str(text).strip() and str(text) in context for text in (texts if isinstance(texts, list) else [texts]))
 
 
 def _num_windows(question_characters: int, context_characters: int, job: Job) -> int:
-    """Windows of a question (at most half of each) and a piece of its context; pieces overlap by the stride."""
+    """Estimated number of windows; each holds the question, cut to half a window, and a piece of its context.
+
+    Pieces overlap by the stride. Example: windows of 128 tokens, stride 42, question 10 tokens, context 200. A piece
+    has 128 - 10 - 3 = 115 tokens and begins 73 after the one before, so there are 3 windows.
+    """
     longest = job.train.max_length
     question = min(round(question_characters / CHARACTERS_PER_TOKEN), longest // 2)
     room = max(1, longest - question - _SPECIAL_TOKENS)

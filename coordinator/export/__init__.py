@@ -1,1 +1,1 @@
-"""Giving a run's adapter away."""
+"""Export a run's adapter to give it away."""

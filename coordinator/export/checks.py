@@ -1,4 +1,4 @@
-"""Whether an adapter folder is whole before it is given away, and whether it would tell where it was made."""
+"""Check that an adapter folder is whole, and tells nothing of where it was made, before it is given away."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_head(run: SavedRun, config: Mapping[str, Any]) -> None:
         config: content of ``head_config.json``.
 
     Raises:
-        IntegrityError: it is.
+        IntegrityError: a file is damaged, or the classes differ.
     """
     tensors = read_safetensors_header(run.adapter / "model_head.safetensors")
     if run.job.model.task not in CLASS_TASKS:
@@ -85,7 +85,7 @@ def _outputs(tensors: Mapping[str, TensorInfo]) -> set[int]:
 
 
 def private_paths(run: SavedRun) -> tuple[str, ...]:
-    """Paths of this machine that nobody else should read."""
+    """List the paths of this machine that an export must not name: of model, data, run and home."""
     data = run.job.data
     named = [run.job.model.path, data.train, data.eval]
     parents = [str(Path(path).parent) for path in named if path]
@@ -98,7 +98,7 @@ def check_private(name: str, text: str, paths: Iterable[str]) -> None:
     """Refuse a text that names one of these paths.
 
     Raises:
-        IntegrityError: it does.
+        IntegrityError: the text names one; says which.
     """
     for path in paths:
         if path in text:

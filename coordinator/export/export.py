@@ -24,7 +24,7 @@ _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def export_run(folder: Path, target: Path, *, base_model: str = "") -> dict[str, str]:
-    """Write ``target`` from the adapter of a run.
+    """Write the adapter of a run with a model card to the folder ``target``.
 
     Args:
         folder: of the run.
@@ -66,7 +66,7 @@ def _check_target(target: Path) -> None:
 
 
 def _contents(run: SavedRun, base_model: str) -> dict[str, bytes]:
-    """Every file of the export, checked."""
+    """Check the adapter, and return the content of every file of the export by name."""
     configs = {name: read_json(run.adapter / name) for name in ADAPTER_FILES if name.endswith(".json")}
     adapter, head = configs["adapter_config.json"], configs["head_config.json"]
     check_adapter(run, adapter)

@@ -1,4 +1,4 @@
-"""The page that goes with an exported adapter: what it is, how it came about, and how it is used.
+"""Write the page of an exported adapter: what it is, how it was trained, and how it is used.
 
 Nothing in it says on which machines or by whom it was made: owners are counted, paths and node names left out.
 
@@ -23,7 +23,7 @@ model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
 
 
 def model_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-    """The text of ``README.md``.
+    """Write the text of ``README.md``.
 
     Args:
         run: what is exported.

@@ -1,1 +1,1 @@
-"""Who is a member, under which address, and who takes part in a run."""
+"""Keep the members with their addresses, and choose those that take part in a run."""

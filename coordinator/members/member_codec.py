@@ -1,4 +1,4 @@
-"""Members as messages, and back; fields have the names that they have in ``JoinRequest``."""
+"""Convert members to messages and back; a member's fields have the names that they have in ``JoinRequest``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _TOLD = tuple(name for name in _SAID if name != "instance")
 
 
 def member_of(request: control_pb2.JoinRequest) -> Member:
-    """What an agent said of itself."""
+    """Make a member from what an agent said of itself as it joined."""
     return Member(**{name: getattr(request, name) for name in _SAID})
 
 
 def entry_of(member: Member, state: str, seen_s: float) -> control_pb2.NodeEntry:
-    """What users are told of it."""
+    """Make the entry of a member in a list for users; its ``instance`` is left out."""
     joined = control_pb2.JoinRequest(**{name: getattr(member, name) for name in _TOLD})
     return control_pb2.NodeEntry(joined=joined, state=state, seen_s=seen_s, rss_bytes=member.rss_bytes)

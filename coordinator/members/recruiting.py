@@ -1,4 +1,4 @@
-"""Which members take part in a run."""
+"""Choose the members that take part in a run."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from ringtune.rpc.addresses import split_address
 
 
 class Members(Protocol):
-    """What a run wants to know about members."""
+    """What a run needs to know about the members."""
 
     def living(self) -> tuple[Member, ...]:
-        """Living members by name."""
+        """List the living members, sorted by name."""
 
     def silent_for_s(self, node: str, instance: str) -> float:
         """Seconds since the last sign of life of a node's process; infinite if it has left."""
 
 
 def choose(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:
-    """All that are there (``wanted`` 0), or so many, those with data first; None if there are too few."""
+    """Choose ``wanted`` members, those with data first, or all with ``wanted`` 0; None if there are too few.
+
+    Example: of a, b and c, where only c has data, two wanted members are c and a.
+    """
     if not living or len(living) < wanted:
         return None
     ranked = sorted(living, key=lambda member: (not member.has_data, member.node))
@@ -30,24 +33,24 @@ def choose(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:
 
 
 def choose_named(living: Sequence[Member], names: Sequence[str]) -> tuple[Member, ...] | None:
-    """The members with these names; None if one is not there."""
+    """Choose the members with these names; None if one is not there."""
     by_name = {member.node: member for member in living}
     return tuple(by_name[name] for name in names) if set(names) <= by_name.keys() else None
 
 
 def machine_of(member: Member) -> str:
-    """The machine that a member is on: the host of its address."""
+    """Return the machine that a member is on: the host of its address."""
     return split_address(member.address, option=f"node {member.node}: its address")[0]
 
 
 def num_neighbours(members: Sequence[Member]) -> dict[str, int]:
-    """For each node, how many others are on its machine."""
+    """Count for each node the other members on its machine."""
     counts = Counter(machine_of(member) for member in members)
     return {member.node: counts[machine_of(member)] - 1 for member in members}
 
 
 def not_there(living: Sequence[Member], names: Sequence[str], waited_s: float) -> RingTuneError:
-    """The error that ends waiting for the nodes of an earlier run."""
+    """Make the error that ends waiting for the nodes of an earlier run."""
     missing = sorted(set(names) - {member.node for member in living})
     return DeadlineError(
         f"waited {waited_s:g} s for node {', '.join(missing)}: a run goes on with the nodes that it began with "
@@ -56,7 +59,7 @@ def not_there(living: Sequence[Member], names: Sequence[str], waited_s: float) -
 
 
 def too_few(living: Sequence[Member], wanted: int, waited_s: float) -> RingTuneError:
-    """The error that ends waiting for members."""
+    """Make the error that ends waiting for members."""
     if not wanted:
         return CapacityError("no node has joined this coordinator; start some with 'ringtune node'")
     names = ", ".join(member.node for member in living) or "none"
@@ -67,6 +70,6 @@ def too_few(living: Sequence[Member], wanted: int, waited_s: float) -> RingTuneE
 
 
 def lost_message(node: str, silent_s: float, lease_s: float) -> str:
-    """Why a node counts as lost."""
+    """Write why a node counts as lost, and what to do."""
     since = "it has left, or was started again" if silent_s == float("inf") else f"last heard of {silent_s:.1f} s ago"
     return f"node {node} is lost: {since}, its lease is {lease_s:g} s; start it again and repeat or --resume the run"

@@ -1,4 +1,4 @@
-"""Who is a member: names, addresses and leases. Pure: every method is told the time.
+"""Keep the members with their addresses and leases; every method is told the time.
 
 A member renews its lease by heartbeats. One that was not heard of for a whole lease is *lost*; it stays in
 the list for a while, so that a user sees its name, and may come back under the same name.
@@ -78,7 +78,7 @@ class Registry:
         self._members[member.node] = dataclasses.replace(member, seen_at_s=now_s)
 
     def heartbeat(self, node: str, instance: str, rss_bytes: int, now_s: float) -> bool:
-        """Renew a lease.
+        """Renew a member's lease.
 
         Returns:
             Whether the member is known; one that is not, or whose lease ran out, has to join again.
@@ -96,7 +96,7 @@ class Registry:
             self._members[node] = dataclasses.replace(present, seen_at_s=now_s)
 
     def leave(self, node: str, instance: str) -> bool:
-        """Forget a member that leaves in order; whether it was one."""
+        """Forget a member that leaves in order; False if it was none."""
         present = self._members.get(node)
         if present is None or present.instance != instance:
             return False
@@ -109,11 +109,11 @@ class Registry:
         return present is not None and self._is_alive(present, now_s)
 
     def living(self, now_s: float) -> tuple[Member, ...]:
-        """Every living member, sorted by name."""
+        """List every living member, sorted by name."""
         return tuple(member for member in self.all(now_s) if self._is_alive(member, now_s))
 
     def all(self, now_s: float) -> tuple[Member, ...]:
-        """Living and recently lost members, sorted by name."""
+        """List living and recently lost members, sorted by name."""
         self._forget_ghosts(now_s)
         return tuple(self._members[node] for node in sorted(self._members))
 

@@ -1,4 +1,8 @@
-"""The planner's flow: micro-batches and wire dtype, credits, search, and the simulator as the judge of the best few."""
+"""Choose the ring, the number of micro-batches, the wire dtype and the credits of a job.
+
+Each pair of micro-batches and wire dtype is searched on its own, with fewer credits if no ring fits. The simulator then
+ranks the best few rings of all searches.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +26,13 @@ from ringtune.schedule.plan import Plan
 EXACT_NODES, EXACT_BLOCKS = 8, 24
 FEWER_CREDITS = (4, 2, 1)
 _CANDIDATES = 5
-_NEAR = 1.25
+_NEAR = 1.25  # the formula's largest error is some twenty percent: tests/bench/planner.py, part formula
 _COARSE_DEPTHS = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effort:
-    """How hard to look.
+    """Limits of a search: seconds, rings looked at, and actions that the simulator may run.
 
     Attributes:
         seconds: most that a local search takes, on ``now_s``.
@@ -49,7 +53,7 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A ring with its predictions.
+    """A ring for a draft, with the predicted seconds of the job.
 
     Attributes:
         ring: hosts and counts.
@@ -66,7 +70,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What was decided, and what it was preferred to.
+    """The ring that was chosen and the rings that it was preferred to.
 
     Attributes:
         best: the chosen one.
@@ -106,7 +110,7 @@ def choose(
     effort: Effort,
     alike: bool = False,
 ) -> Choice | None:
-    """Decide a ring for one of ``drafts``.
+    """Choose one of ``drafts`` and a ring for it, so that the job takes the least predicted time.
 
     Args:
         drafts: what is to be placed, once per number of micro-batches and wire dtype to be tried.
@@ -144,7 +148,7 @@ def choose(
 
 
 def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
-    """The ring as slices with names."""
+    """Return a ring's slices with their nodes' names: counts 2 and 3 from block 1 on are [1, 3), [3, 6)."""
     slices, at = [], costs.first
     for node, count in zip(ring.nodes, ring.counts, strict=True):
         slices.append(Slice(node=costs.names[node], start=at, stop=at + count))
@@ -153,7 +157,7 @@ def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
 
 
 def plan_of(draft: Draft, costs: RingCosts, ring: Ring) -> Plan:
-    """The plan with this ring."""
+    """Make the plan that places ``draft`` on ``ring``."""
     return draft.placed(slices_of(costs, ring))
 
 
@@ -167,7 +171,11 @@ def _searched(
     exact: bool,
     known: Ring | None = None,
 ) -> _Searched | None:
-    """Search with the draft's credits; with fewer, which need less memory, if nothing fits."""
+    """Search rings with the draft's credits; if none fits, with 4, 2 and 1 credits, which need less memory.
+
+    Returns:
+        None if no ring fits with any number of credits.
+    """
     costs = ring_costs(draft, profile, optimizer=optimizer)
     for credits_each in (draft.credits, *(fewer for fewer in FEWER_CREDITS if fewer < draft.credits)):
         narrowed = dataclasses.replace(draft, credits=credits_each)
@@ -244,7 +252,7 @@ def _by_time(pair: tuple[float, Ring]) -> tuple[float, tuple[int, ...], tuple[in
 
 
 def _candidates(found: Sequence[_Searched]) -> list[Candidate]:
-    """The best few of every search, checked with ``node_memory`` itself; the best is always first."""
+    """Take from every search its ``_CANDIDATES`` fastest rings that fit the nodes' memory; sort by predicted time."""
     candidates = []
     for each in found:
         kept = 0
@@ -264,7 +272,10 @@ def _fits(each: _Searched, ring: Ring) -> bool:
 
 
 def _even(each: _Searched) -> Candidate | None:
-    """Even slices in the order of the names, as far as memory allows."""
+    """Cut the blocks into slices as even as memory allows, on the nodes by name; None if none fits.
+
+    Example: 12 blocks on four roomy nodes are 3 each; a node with room for one block gets one.
+    """
     costs, caps = each.costs, each.caps
     if each.draft.course.method.max_hosts == 1:
         return None
@@ -287,7 +298,10 @@ def _even(each: _Searched) -> Candidate | None:
 
 
 def _judged(candidates: list[Candidate], profile: Profile, optimizer: str, actions: int) -> list[Candidate]:
-    """The simulator ranks the best few; those it has not seen come after them."""
+    """Rank the best few candidates by the simulator; candidates that were not simulated follow in their order.
+
+    The order stays that of the formula if ``actions`` do not suffice for one probe of each.
+    """
     near = _worth_judging(candidates)
     share = actions // max(1, len(near))
     judged = []
@@ -303,7 +317,10 @@ def _judged(candidates: list[Candidate], profile: Profile, optimizer: str, actio
 
 
 def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The best few that the formula's error could put first; the best one of every draft is among them."""
+    """Take at most ``_CANDIDATES`` candidates within ``_NEAR`` of the best predicted time, the best of each kind first.
+
+    A kind is a pair of micro-batches and wire dtype; with more kinds than ``_CANDIDATES`` each gives its best one.
+    """
     near = [one for one in candidates if one.job_s <= _NEAR * candidates[0].job_s]
     kinds = list(dict.fromkeys((one.draft.course.microbatches, one.draft.course.wire_dtype) for one in near))
     firsts = [

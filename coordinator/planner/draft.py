@@ -1,4 +1,4 @@
-"""What the planner has to place: a course, without anybody who carries it out."""
+"""A draft is what the planner has to place: a course whose blocks have no hosts yet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ringtune.schedule.versions import may_be_stale
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """A course with what is settled of its placement.
+    """A course with the private blocks and credits of its placement, but without slices.
 
     Attributes:
         course: the run.
@@ -27,9 +27,10 @@ class Draft:
     credits: int = CREDITS
 
     def with_choices(self, microbatches: int, wire_dtype: str) -> Draft:
-        """The draft with so many micro-batches (0 = as they are) and this wire type.
+        """Copy the draft with so many micro-batches (0 = its own number) and this wire dtype.
 
-        Where weights are stale, a whole item has to find room between two hosts.
+        Where a method uses stale weights, credits become at least the number of micro-batches: two hosts must have
+        room for a whole item between them.
         """
         course = dataclasses.replace(
             self.course, microbatches=microbatches or self.course.microbatches, wire_dtype=wire_dtype
@@ -38,6 +39,6 @@ class Draft:
         return dataclasses.replace(self, course=course, credits=max(self.credits, least))
 
     def placed(self, slices: Iterable[Slice]) -> Plan:
-        """The plan with these slices, in ring order."""
+        """Make the plan that places the draft on ``slices``, which are in ring order."""
         placement = Placement(slices=tuple(slices), private_blocks=self.private_blocks, credits=self.credits)
         return Plan.of(self.course, placement)

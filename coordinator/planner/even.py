@@ -1,4 +1,4 @@
-"""Nodes that are alike: equal machines, or none that was measured. They get even slices in the order of their names.
+"""Nodes that are alike get even slices in the order of their names.
 
 Measured times of equal machines differ by some percent from start to start. A plan that followed them would differ
 each time, and gain nothing. So without links between them nodes count as alike if they report the same hardware, or
@@ -21,7 +21,11 @@ _TOLERANCE = 1.15
 
 
 def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
-    """The nodes with equal times if they are alike, with times of 1 if any was not measured; None if they differ."""
+    """Give all nodes equal times if they are alike; return None if they differ.
+
+    Nodes are alike if they report the same hardware, threads and device, or if the slowest block takes at most
+    ``ALIKE`` times the fastest. If any node was not measured all count as alike, with times of 1.
+    """
     if any(not block_s(node) > 0 for node in nodes):
         return tuple(
             dataclasses.replace(
@@ -52,7 +56,10 @@ def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
 
 
 def _points(ranked: Sequence[NodeFacts]) -> tuple[WorkTime, ...]:
-    """For every work the points of the middle one of the nodes that have it; only owners measure embedding and head."""
+    """Take for every work the points of the middle node, by block time, among the nodes that measured that work.
+
+    Not every node has every work: only owners measure embedding and head.
+    """
     works = sorted({str(point.work) for node in ranked for point in node.work_times})
     found: list[WorkTime] = []
     for work in works:
@@ -63,17 +70,20 @@ def _points(ranked: Sequence[NodeFacts]) -> tuple[WorkTime, ...]:
 
 
 def block_s(node: NodeFacts) -> float:
-    """Seconds that one block costs in a training step; 0 if it was not measured."""
+    """Seconds of one block's forward with graph and its backward for one micro-batch; 0 if the node was not measured.
+
+    A node with only a forward without graph measured has the seconds of that.
+    """
     return node.block_graph_s + node.block_backward_s or node.block_forward_s
 
 
 def split_blocks(
     costs: Sequence[float], *, start: int, stop: int, longest: Callable[[int, int], int] | None = None
 ) -> tuple[int, ...] | None:
-    """How many blocks each node gets so that the slowest slice is fast and the split even.
+    """Share blocks out in contiguous slices, so that the slowest slice is fast and the counts are even.
 
-    Among the splits whose slowest slice is at most 15 % slower than the best one the most even is taken; what is left
-    over goes to the lower blocks, which train last.
+    Among the splits whose slowest slice is at most 15 % slower than the best one the most even is taken. Blocks that
+    are left over go to the earlier nodes, whose blocks train last: 10 blocks on four equal nodes are 3, 3, 2, 2.
 
     Args:
         costs: of one block on each node, in ring order; any unit.
@@ -102,7 +112,7 @@ def _fill(
     limit: float,
     weight: Callable[[int], int] | None,
 ) -> tuple[int, ...] | None:
-    """Exact search over all contiguous splits, from the last node to the first.
+    """Find the best of all contiguous splits exactly, from the last node to the first.
 
     Without ``weight`` it minimises the slowest slice, with it the sum of weights; no slice costs more than
     ``limit``. Among equals, earlier nodes get more.

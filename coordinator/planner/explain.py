@@ -1,4 +1,4 @@
-"""Why a plan is as it is: figures per node and depth, who is left out and why, and what came second."""
+"""Explain a plan: each node's memory, each depth's step time, why a node hosts nothing, the second best plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEPTHS_OF_TRIALS = 12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReason:
-    """One node of the profile.
+    """What one node of the profile hosts, or why it hosts nothing.
 
     Attributes:
         node: its name.
@@ -44,7 +44,7 @@ class NodeReason:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DepthTime:
-    """All steps of one depth: how many, and the predicted seconds of one."""
+    """The number of steps that train ``depth`` blocks, and the predicted seconds of one of them."""
 
     depth: int
     steps: int
@@ -53,7 +53,7 @@ class DepthTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runner:
-    """Another plan.
+    """The second best plan with its predicted times.
 
     Attributes:
         slices: (node, start, stop) in ring order.
@@ -70,7 +70,7 @@ class Runner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """Everything about a decision.
+    """Everything that a person wants to know about a chosen plan.
 
     Attributes:
         nodes: hosts in ring order, then the others by name.
@@ -101,12 +101,12 @@ class Explanation:
     relative: bool
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able form."""
+        """Return the fields as dictionaries, lists, numbers and strings."""
         return dataclasses.asdict(self)
 
 
 def explain(choice: Choice, *, relative: bool) -> Explanation:
-    """Explain a decision.
+    """Explain a choice of the planner.
 
     Args:
         choice: what was decided.
@@ -179,7 +179,7 @@ def _has_room(caps: MemoryCaps, name: str, start: int) -> bool:
 
 
 def _rings_with(ring: Ring, node: int, costs: RingCosts) -> Iterator[Ring]:
-    """The ring with one more node, or with it in another's place."""
+    """Yield the rings in which ``node`` hosts blocks too, as one more stage or in another node's place."""
     for move in moves(ring, [node], costs.num_nodes):
         if move.kind in ("insert", "replace"):
             other = applied(ring, move)
@@ -198,7 +198,10 @@ def _ring_fits(caps: MemoryCaps, costs: RingCosts, ring: Ring) -> bool:
 
 
 def _second(choice: Choice) -> Runner | None:
-    """The best of the runners-up, and of the plans that are one small change away from the chosen one."""
+    """Find the second best plan: among the runners-up, and among the rings one move away from the chosen ring.
+
+    A simulated plan comes before all that were not simulated.
+    """
     best, costs = choice.best, choice.costs
     others = [other for other in choice.others if _differs(other, best)]
     trial = with_mean_owner(with_fewer_depths(costs, _DEPTHS_OF_TRIALS))
@@ -227,7 +230,7 @@ def _differs(one: Candidate, other: Candidate) -> bool:
 
 
 def explanation_text(found: Explanation) -> list[str]:
-    """The explanation for people."""
+    """Write an explanation as lines of text."""
     seconds = (lambda value: f"{value:.4g} block times") if found.relative else format_seconds
     width = max(len(node.node) for node in found.nodes)
     lines = ["why:"]

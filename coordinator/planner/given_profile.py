@@ -1,4 +1,4 @@
-"""A profile that the user gives: its times in place of new measurements, with the rows and memory of today."""
+"""A profile that the user gives replaces new measurements of times and links; rows and memory are those of today."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MEASURED = (
 
 
 def read_profile(path: Path) -> Profile:
-    """A ``profile.json``.
+    """Read a ``profile.json``.
 
     Raises:
         PlanError: it is not there, no JSON, or of another schema.
@@ -43,7 +43,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def with_given_times(facts: Mapping[str, NodeFacts], given: Profile) -> Profile:
-    """What nodes said of themselves now, with the given times and links.
+    """Merge what nodes say of themselves today with the times and links of the given profile.
 
     Args:
         facts: of every node that takes part, not measured.
@@ -64,7 +64,7 @@ def with_given_times(facts: Mapping[str, NodeFacts], given: Profile) -> Profile:
 
 
 def check_given(given: Profile, facts: Mapping[str, NodeFacts], job: Job, plan: Plan) -> None:
-    """Refuse a profile that was measured for another model or job.
+    """Refuse a given profile that was measured for another model or for another shape of batches.
 
     Raises:
         PlanError: names node and values.

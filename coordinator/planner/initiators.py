@@ -1,4 +1,4 @@
-"""In which order the owners begin: from a start on, always the best link to an owner that has not had its turn.
+"""The order of the owners' turns: from a start on, always the best link to an owner that has not had its turn.
 
 The start is the owner from which a round of hand-overs, the way back to it included, takes least. Without links the
 owners begin in the order of their names.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 
 def initiator_order(owners: Sequence[str], hand_over_s: Callable[[str, str], float] | None) -> tuple[str, ...]:
-    """The owners in the order of their turns.
+    """Sort the owners in the order of their turns; with fewer than three owners, or without links, by name.
 
     Args:
         owners: names, any order.

@@ -1,4 +1,4 @@
-"""From facts to a plan: who hosts which blocks, in which order the owners begin, and what it needs.
+"""Make a plan from a job and from what nodes said of themselves.
 
 ``coordinator.planner`` decides ring order, slices, who is left out and in which order the owners begin, so that the
 whole job takes the least predicted time within every node's memory. Here the job's rules are agreed on (model,
@@ -35,7 +35,7 @@ from ringtune.schedule.plan import Plan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """A plan and what it was checked against.
+    """A plan with the memory that each of its nodes needs.
 
     Attributes:
         plan: the plan.
@@ -51,7 +51,7 @@ class Planned:
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """Bytes of each node."""
+        """Bytes that each node of the plan holds at most."""
         return {node: estimate.total_bytes for node, estimate in self.memory.items()}
 
 
@@ -65,7 +65,7 @@ def make_plan(
     wire_dtypes: Sequence[str] = (),
     effort: Effort | None = None,
 ) -> Planned:
-    """Decide everything that a run needs.
+    """Decide the course and the placement of a run.
 
     Args:
         job: what the user asked for.
@@ -134,7 +134,7 @@ def check_inputs(job: Job, profile: Profile) -> None:
 
 
 def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
-    """The plan of an earlier run, checked against the nodes as they are now.
+    """Check the plan of an earlier run against the nodes as they are now.
 
     Args:
         job: of the run.
@@ -171,7 +171,7 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
 
 
 def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[str, MemoryEstimate]:
-    """What each node of a plan holds at most."""
+    """Estimate by terms what each node of a plan holds at most."""
     caps = _caps(job, _draft_of(plan), facts)
     return {node: caps.estimate(plan, node) for node in plan.nodes}
 
@@ -186,7 +186,7 @@ def _draft_of(plan: Plan) -> Draft:
 
 
 def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
-    """The model that all nodes have.
+    """Return the model that all nodes have.
 
     Raises:
         ModelError: two nodes have different ones.
@@ -202,10 +202,12 @@ def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
 
 
 def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
-    """The class names of the run, sorted: those of the job, or the union of what the owners have; none without classes.
+    """Sort the class names of a run: the job's ``data.labels``, or the union of the owners' names.
+
+    A task without classes has none.
 
     Raises:
-        DataError: fewer than two, or an owner has one outside.
+        DataError: fewer than two names, or a node has rows of a class outside them.
     """
     if job.model.task not in CLASS_TASKS:
         return ()
@@ -224,7 +226,7 @@ def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
 
 
 def _draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
-    """The course of a job on these nodes; what every owner runs itself never trains."""
+    """Make the course of a job on these nodes; the private blocks, which every owner runs itself, never train."""
     owners = tuple(
         Owner(node=node.node, train_rows=node.train_rows, eval_rows=node.eval_rows) for node in nodes if node.train_rows
     )
@@ -252,7 +254,7 @@ def _draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
 
 
 def _in_order(draft: Draft, profile: Profile, optimizer: str) -> Draft:
-    """The draft with its owners in initiator order."""
+    """Sort the draft's owners in initiator order, by the seconds that the head takes between two of them."""
     if not profile.links:
         return draft
     costs = CourseCosts(draft.course, profile, optimizer=optimizer)

@@ -1,4 +1,4 @@
-"""Which slices fit a node's memory, for every (start, stop, hosts above): a cache over ``ringtune.costs.memory``."""
+"""Bytes that a node needs for a slice, for every (start, stop, hosts above): a cache over ``ringtune.costs.memory``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringtune.schedule.plan import Plan
 
 
 class MemoryCaps:
-    """Answers whether a node can host a slice.
+    """Memory that each node needs for each slice of one draft.
 
     Args:
         draft: what is to be placed.
@@ -41,7 +41,7 @@ class MemoryCaps:
         return self.needed_bytes(node, start, stop, above) <= self.facts[node].memory_bytes
 
     def fits_empty(self, node: str) -> bool:
-        """Whether ``node`` has room for what it needs without any block: an owner's embedding and head."""
+        """Whether ``node`` has room without any block: an owner for its embedding and head, any other node always."""
         top = self.draft.course.num_blocks
         return node not in self._owners or self.fits(node, top, top, 0)
 
@@ -50,7 +50,7 @@ class MemoryCaps:
         return max(0, self.needed_bytes(node, start, stop, above) - self.facts[node].memory_bytes)
 
     def needed_bytes(self, node: str, start: int, stop: int, above: int) -> int:
-        """What ``node`` needs at most to host ``[start, stop)`` with so many hosts above it."""
+        """Bytes that ``node`` needs at most to host ``[start, stop)`` with so many hosts above it."""
         key = (node, start, stop, above)
         found = self._needed.get(key)
         if found is None:
@@ -58,7 +58,7 @@ class MemoryCaps:
         return found
 
     def estimate_of(self, node: str, start: int, stop: int, above: int) -> MemoryEstimate:
-        """The same by its terms."""
+        """Estimate by terms what ``node`` needs to host ``[start, stop)``, with all other nodes as hosts."""
         share = Share(
             is_owner=node in self._owners,
             start=start,
@@ -71,5 +71,5 @@ class MemoryCaps:
         return memory_estimate(self.draft.course, share, self._sizes[node])
 
     def estimate(self, plan: Plan, node: str) -> MemoryEstimate:
-        """What ``node`` holds at most under ``plan``."""
+        """Estimate by terms what ``node`` holds at most under ``plan``."""
         return memory_estimate(plan.course, Share.of(plan, node), self._sizes[node])

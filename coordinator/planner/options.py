@@ -1,4 +1,4 @@
-"""Numbers of micro-batches and wire dtypes that the user lets the planner choose from."""
+"""Read the options ``--microbatches`` and ``--wire``, which name what the planner may choose from."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ _MOST = 16
 
 
 def microbatch_choices(text: str, batch_size: int) -> tuple[int, ...]:
-    """``1,4`` as numbers; ``auto`` is every power of two up to 16 that the batch has rows for; empty is none.
+    """Read ``1,4`` as numbers of micro-batches; an empty text is no number.
+
+    ``auto`` is every power of two up to 16 that the batch has rows for: 1, 2, 4 for 6 rows.
 
     Raises:
-        UsageError: no numbers, or none that a batch of so many rows can be cut into.
+        UsageError: no numbers, or one that a batch of so many rows can't be cut into.
     """
     if text == "auto":
         return tuple(count for count in (1, 2, 4, 8, _MOST) if count <= batch_size)
@@ -26,7 +28,7 @@ def microbatch_choices(text: str, batch_size: int) -> tuple[int, ...]:
 
 
 def wire_choices(text: str) -> tuple[str, ...]:
-    """``float32,bfloat16`` as names; empty is none.
+    """Read ``float32,bfloat16`` as names of wire dtypes; an empty text is no name.
 
     Raises:
         UsageError: an unknown one.

@@ -1,4 +1,4 @@
-"""Errors of a plan that does not fit: which node lacks how much, for what."""
+"""Errors of a plan that does not fit: the node, the blocks, the bytes that it needs and has."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringtune.quantities import format_bytes
 
 
 def refusal(caps: MemoryCaps, node: str, start: int, stop: int, more: str = "") -> CapacityError:
-    """The error that ``node`` can't host ``[start, stop)``, with both numbers."""
+    """Make the error that ``node`` can't host ``[start, stop)``; it names the bytes needed and the bytes there are."""
     has, is_top = caps.facts[node].memory_bytes, stop == caps.draft.course.head
     needs = caps.estimate_of(node, start, stop, 0 if is_top else 1)
     what = f"for blocks [{start}, {stop})" if stop > start else "for embedding and head"
@@ -23,7 +23,10 @@ def refusal(caps: MemoryCaps, node: str, start: int, stop: int, more: str = "") 
 
 
 def nothing_fits(caps: MemoryCaps, nodes: Sequence[NodeFacts]) -> CapacityError:
-    """Name a node that can't do its part: an owner without room for its head, or the first that a split by speed fills.
+    """Make the error that no split fits; it names one node that lacks memory.
+
+    The node is an owner without room for embedding and head. Else it is the first node without room for its slice in
+    the split by speed, or the node with most memory if the method runs all blocks on one.
 
     Raises:
         PlanError: every node can do its part; then a plan should have been found.

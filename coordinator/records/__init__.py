@@ -1,1 +1,1 @@
-"""What a run writes down while it goes on: metrics, report, trace, results."""
+"""The files that a run writes while it goes on: metrics, report, trace, results."""

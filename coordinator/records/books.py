@@ -1,4 +1,4 @@
-"""Everything that is written down while a run goes on: ledger, metrics, trace and recordings, sent as they grow."""
+"""Write a run's ledger, metrics, trace and recordings while it goes on, and send files as they grow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RunBooks:
-    """The books of one run.
+    """The books of one run: ledger, trace, recordings, and the times that its actions took.
 
     Args:
         plan: of the run.
@@ -45,7 +45,7 @@ class RunBooks:
         self.ledger = RunLedger(plan, job.train)
 
     def begin(self, started_unix_s: float) -> None:
-        """Training begins now: time zero of the trace."""
+        """Open the trace; ``started_unix_s``, when training begins, is its time zero."""
         self.ledger.begin(started_unix_s)
         num_blocks = self._plan.course.num_blocks
         self._trace_text = TraceText(self._plan.nodes, num_blocks=num_blocks, started_unix_s=started_unix_s)
@@ -53,7 +53,7 @@ class RunBooks:
         self._trace_file.write(self._trace_text.begin().encode())
 
     def add_report(self, request: control_pb2.ReportRequest) -> None:
-        """Take bytes, spans and recording of a node's report; what is no action is left out with a warning."""
+        """Write bytes, spans and recording of a node's report down; a span of no known action is left out."""
         node = request.node
         for traffic in request.traffic:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
@@ -69,7 +69,7 @@ class RunBooks:
             self._recordings[node].write(request.recording.encode())
 
     def _spans(self, request: control_pb2.ReportRequest) -> Iterator[Span]:
-        """What a node says of its actions, read once; whoever needs one gets the value."""
+        """Yield the spans of a report with their actions parsed; leave out, with a warning, what is no action."""
         for span in request.spans:
             try:
                 action = parse_action(span.action, self._plan.course.num_blocks)
@@ -79,20 +79,20 @@ class RunBooks:
                 yield Span(action, span.start_unix_s, span.end_unix_s)
 
     def granted(self, turns: Sequence[Turn]) -> None:
-        """Actions of these turns may be reported from now on."""
+        """Expect the times of the actions of these turns from now on."""
         for turn in turns:
             self._recorded.granted(turn)
 
     def profile(self) -> Profile:
-        """The profile with the times that the run has shown so far."""
+        """Make a profile with the times that the run's actions took so far."""
         return self._recorded.profile()
 
     def note_end(self, seq: int, at_unix_s: float) -> None:
-        """Remember when an item was through; the state machine logs it next."""
+        """Remember when an item was done, for the line that the state machine logs next."""
         self._ends_unix_s[seq] = at_unix_s
 
     def log(self, command: rounds.LogStep | rounds.LogTurn | rounds.LogUnfreeze | rounds.LogEvaluation) -> None:
-        """Carry a log command of the state machine out."""
+        """Write what the state machine logs into the books, and send it to the submitter."""
         match command:
             case rounds.LogStep(turn, seq, step, depth, values):
                 ended_unix_s = self._ends_unix_s.pop(seq)
@@ -109,7 +109,7 @@ class RunBooks:
                 self._emit(control_pb2.RunEvent(step_json=json.dumps({"kind": "evaluation", **entry})))
 
     def close(self) -> None:
-        """Complete the growing files, so that even a failed run's trace opens."""
+        """Complete the growing files, so that the trace of a failed run opens too."""
         if self._trace_file is not None and self._trace_text is not None:
             self._trace_file.write(self._trace_text.end().encode())
             self._trace_file.close()

@@ -19,14 +19,14 @@ EventSink = Callable[[control_pb2.RunEvent], None]
 
 
 def read_object(content: str | bytes, what: str) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Args:
         content: its text.
         what: for the message.
 
     Raises:
-        IntegrityError: it is none.
+        IntegrityError: ``content`` is no JSON object.
     """
     try:
         value = json.loads(content)

@@ -1,4 +1,4 @@
-"""Files that a run sends to its submitter while it goes on: in pieces, each file with a digest at its end."""
+"""Send files to a run's submitter in pieces while the run goes on, each with its digest last."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class GrowingFile:
         self._is_closed = False
 
     def write(self, content: bytes) -> None:
-        """Add to the file; small pieces are sent together."""
+        """Add content to the file; small pieces are sent together."""
         for chunk in self._cutter.add(content):
             self._emit(control_pb2.RunEvent(file=chunk))
 
     def close(self) -> None:
-        """Complete the file; again has no effect."""
+        """Send the rest of the file and its digest; a second call has no effect."""
         if not self._is_closed:
             self._is_closed = True
             self._emit(control_pb2.RunEvent(file=self._cutter.end()))
 
 
 def send_file(path: str, content: bytes, emit: EventSink) -> None:
-    """Send a whole file."""
+    """Send a whole file to the submitter."""
     for chunk in cut_file(path, io.BytesIO(content)):
         emit(control_pb2.RunEvent(file=chunk))

@@ -1,8 +1,8 @@
-"""What a run amounts to: a line for each step, and totals at the end. Pure bookkeeping, no clock.
+"""Keep the ledger of a run: a line of metrics for each step, and the report's totals at the end.
 
-A step is known in two stages. When its owner reports it, its loss is shown as progress. When every node has
-done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the bytes of finished turns
-are forgotten, so that memory does not grow with the run.
+Pure bookkeeping, without a clock. A step is known in two stages. When its owner reports it, its loss is shown as
+progress. When every node has done its turn, its bytes are complete and its line of ``metrics.jsonl`` is written; the
+bytes of finished turns are forgotten, so that memory does not grow with the run.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ _LARGEST_EXPONENT = 700.0
 
 
 def mean(values: Mapping[str, float], name: str) -> float | None:
-    """``values[name]`` by count; None if nothing was counted, or training diverged (JSON has no NaN)."""
+    """Quotient ``values[name] / values["count"]``; None if the count is 0 or the quotient is not finite.
+
+    JSON has no NaN, and training may diverge. Example: loss_sum 6 and count 4 are 1.5.
+    """
     count = values.get("count", 0.0)
     quotient = values.get(name, 0.0) / count if count else math.nan
     return quotient if math.isfinite(quotient) else None
 
 
 def figures(values: Mapping[str, float]) -> dict[str, Any]:
-    """What an evaluation's sums amount to: loss, accuracy, and what else its task counts.
+    """Compute loss and accuracy from an evaluation's sums, and the further figures of its task.
 
     ``perplexity`` of a language model, ``f1`` and ``exact_match`` over the ``questions``, as shares.
     """
@@ -54,7 +57,7 @@ def figures(values: Mapping[str, float]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class NodeTotals:
-    """What one node did in the whole run.
+    """The totals of one node over the whole run.
 
     Attributes:
         busy_s: seconds of compute actions.
@@ -81,7 +84,7 @@ class NodeTotals:
 
 @dataclass(slots=True)
 class _Step:
-    """A step that is through but whose turn is not."""
+    """A step that is done, in a turn that is not."""
 
     line: dict[str, Any]
     ended_unix_s: float
@@ -89,14 +92,14 @@ class _Step:
 
 @dataclass(slots=True)
 class _Traffic:
-    """Bytes of one item by link."""
+    """Bytes of one item by link, all of them and those of gradients."""
 
     all: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     gradients: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
 class RunLedger:
-    """The books of one run.
+    """The ledger of one run: steps, evaluations, bytes by link, and totals of each node.
 
     Args:
         plan: of the run.
@@ -119,13 +122,13 @@ class RunLedger:
         self.nodes = {node: NodeTotals() for node in plan.nodes}
 
     def begin(self, started_unix_s: float) -> None:
-        """Training begins now; the first step is timed from here."""
+        """Note when training begins, from which the first step is timed."""
         self._last_end_unix_s = started_unix_s
 
     # ---- what nodes report ------------------------------------------------------------------------
 
     def add_traffic(self, node: str, seq: int, target: str, payload: str, sent_bytes: int) -> None:
-        """Count what ``node`` sent for one item."""
+        """Count the bytes that ``node`` sent to ``target`` for one item."""
         link = f"{node}>{target}"
         self._links[link] += sent_bytes
         self.nodes[node].sent_bytes += sent_bytes
@@ -138,7 +141,7 @@ class RunLedger:
             traffic.gradients[link] += sent_bytes
 
     def add_spans(self, node: str, spans: Iterable[Span]) -> None:
-        """Count the time that ``node`` computed."""
+        """Count the actions that ``node`` computed, and their seconds."""
         totals = self.nodes[node]
         for span in spans:
             if span.is_compute:
@@ -146,7 +149,7 @@ class RunLedger:
                 totals.num_actions += 1
 
     def add_totals(self, node: str, totals: Mapping[str, Any]) -> None:
-        """Note what the node says of itself at the end (``totals.json``).
+        """Note the totals that a node reports at the end (``totals.json``).
 
         Raises:
             IntegrityError: a figure is missing or no number.
@@ -166,7 +169,7 @@ class RunLedger:
     def step_done(
         self, turn: Turn, seq: int, step: int, depth: int, values: Mapping[str, float], ended_unix_s: float
     ) -> dict[str, Any]:
-        """Note an item that is through.
+        """Note an item that is done.
 
         Returns:
             What to show as progress at once.
@@ -189,7 +192,9 @@ class RunLedger:
         return {"kind": turn.kind.value, "seq": seq, "num_steps": self._plan.course.num_steps, **line}
 
     def unfrozen(self, step: int, depth: int) -> dict[str, Any]:
-        """Note that the run has decided to train ``depth`` blocks from ``step`` on; its line comes with that turn's.
+        """Note that the run has decided to train ``depth`` blocks from ``step`` on.
+
+        The line of metrics.jsonl for it comes before the lines of the turn that begins at ``step``.
 
         Returns:
             What to show as progress at once.
@@ -199,7 +204,7 @@ class RunLedger:
         return entry
 
     def turn_done(self, turn: Turn) -> list[dict[str, Any]]:
-        """Close a turn.
+        """Close a turn that every node has done.
 
         Returns:
             The lines of metrics.jsonl for its steps, in order; before them that of a block that was unfrozen.
@@ -233,7 +238,7 @@ class RunLedger:
         self._losses = [*self._losses[-(self._plan.course.local_iterations - 1) :], loss]
 
     def evaluation_done(self, step: int, values: Mapping[str, float]) -> dict[str, Any]:
-        """Note an evaluation: counts summed over the owners.
+        """Note an evaluation, whose sums are over all owners.
 
         Returns:
             Its entry in the report.
@@ -254,7 +259,7 @@ class RunLedger:
         predicted_bytes: Mapping[str, int],
         unfreeze_at: Sequence[int] = (),
     ) -> dict[str, Any]:
-        """The content of report.json.
+        """Return the content of report.json.
 
         Args:
             run_id: of the run.

@@ -15,7 +15,7 @@ from ringtune.files.safetensors_header import DTYPE_BYTES, header_bytes, header_
 
 
 class TensorBytes(NamedTuple):
-    """One tensor as it lies in a file."""
+    """One tensor as its bytes in a file, with type and shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -41,7 +41,7 @@ def read_tensors(content: bytes, *, source: str) -> dict[str, TensorBytes]:
 
 
 def merge(parts: Mapping[str, bytes]) -> bytes:
-    """Put the tensors of several files into one, sorted by name.
+    """Put the tensors of several files into one.
 
     Args:
         parts: content of each file by where it came from (the node's name).
@@ -60,14 +60,14 @@ def merge(parts: Mapping[str, bytes]) -> bytes:
 
 
 def write_tensors(tensors: Mapping[str, TensorBytes]) -> bytes:
-    """The file that holds ``tensors``, widest dtype first (so that each is aligned), then by name."""
+    """Write a safetensors file, sorted by dtype, widest first so that each tensor is aligned, then by name."""
     names = sorted(tensors, key=lambda name: (-DTYPE_BYTES[tensors[name].dtype], name))
     entries = {name: (tensors[name].dtype, tensors[name].shape) for name in names}
     return b"".join([header_bytes(entries, metadata={"format": "pt"}), *(tensors[name].data for name in names)])
 
 
 def same_everywhere(files: Iterable[tuple[str, bytes]], *, name: str) -> bytes:
-    """The content of a file that several nodes sent, which has to be equal.
+    """Return the content of a file that several nodes sent, which has to be the same from each.
 
     Raises:
         IntegrityError: nobody sent it, or two nodes sent different ones.
@@ -83,7 +83,7 @@ def same_everywhere(files: Iterable[tuple[str, bytes]], *, name: str) -> bytes:
 
 
 def adapter_folder(files: Mapping[str, Mapping[str, bytes]]) -> dict[str, bytes]:
-    """The AdapterHub folder of a run, from what the nodes handed in.
+    """Merge the files that the nodes handed in to the AdapterHub folder of a run.
 
     Args:
         files: content by file name, by node.

@@ -1,4 +1,4 @@
-"""trace.json: every action of every node with its start and end, in the format that Perfetto opens.
+"""Write trace.json: every action of every node with its start and end, in the format that Perfetto opens.
 
 A node is a process; its compute actions are one thread, its sends and receives another. Times are
 microseconds since the run started. The file is written as it grows, so that a long run needs no memory for
@@ -28,7 +28,7 @@ class Span(NamedTuple):
 
     @property
     def is_compute(self) -> bool:
-        """Whether it kept the node's processor busy."""
+        """Whether the action is of computing, not a message."""
         return self.action.op.scope is not Scope.MESSAGE
 
 
@@ -47,7 +47,7 @@ class TraceText:
         self._started_unix_s = started_unix_s
 
     def begin(self) -> str:
-        """The first piece: what the processes and threads are called."""
+        """Write the first piece: the names of processes and threads."""
         events: list[dict[str, Any]] = []
         for node, pid in self._pids.items():
             events.append(_name("process_name", pid, 0, node))
@@ -58,11 +58,11 @@ class TraceText:
         return json.dumps(head)[:-1] + ', "traceEvents": [\n' + ",\n".join(json.dumps(event) for event in events)
 
     def spans(self, node: str, spans: Iterable[Span]) -> str:
-        """The piece for some spans of one node."""
+        """Write the piece for some spans of one node."""
         return "".join(",\n" + json.dumps(self._event(self._pids[node], span)) for span in spans)
 
     def end(self) -> str:
-        """The last piece."""
+        """Write the last piece."""
         return "\n]}\n"
 
     def _event(self, pid: int, span: Span) -> dict[str, Any]:

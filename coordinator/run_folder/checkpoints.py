@@ -1,4 +1,4 @@
-"""The submitter's side of checkpoints: manifests in the folder of a run, and what can be gone on from.
+"""The submitter's side of checkpoints: keep manifests in a run's folder, and find what a run can go on from.
 
 ::
 
@@ -36,22 +36,22 @@ class RunCheckpoints:
         self._folder = run_folder / FOLDER
 
     def node_states(self) -> Path:
-        """Where local nodes keep their shards, each in a folder with its name."""
+        """Path of the folder in which local nodes keep their shards, each in a folder with its name."""
         return self._folder / NODES
 
     def path(self, step: int) -> Path:
-        """Where the manifest of a step lies."""
+        """Path of the manifest of a step."""
         return self._folder / f"step-{step}.json"
 
     def steps(self) -> tuple[int, ...]:
-        """Steps of which there is a manifest, newest first."""
+        """List the steps that have a manifest, newest first."""
         if not self._folder.is_dir():
             return ()
         found = (_NAME.fullmatch(entry.name) for entry in self._folder.iterdir())
         return tuple(sorted((int(match[1]) for match in found if match), reverse=True))
 
     def add(self, manifest: Manifest) -> None:
-        """Put a manifest on disk, which makes the checkpoint complete; then drop all but the newest ones.
+        """Write a manifest to disk, which makes the checkpoint complete; then drop all but the ``KEPT`` newest.
 
         Raises:
             StorageError: no room; manifests that were there are intact.
@@ -61,7 +61,7 @@ class RunCheckpoints:
             self.path(old).unlink(missing_ok=True)
 
     def read(self) -> tuple[tuple[Manifest, ...], tuple[str, ...]]:
-        """The manifests that can be read, newest first, and what is wrong with the others."""
+        """Read the manifests, newest first; return also what is wrong with those that can't be used."""
         found, damaged = [], []
         for step in self.steps():
             try:
@@ -74,7 +74,7 @@ class RunCheckpoints:
         return tuple(found), tuple(damaged)
 
     def go_back_to(self, step: int) -> None:
-        """Forget checkpoints after a step, from which the run goes on now."""
+        """Delete the manifests after ``step``, from which the run goes on now."""
         for newer in self.steps():
             if newer > step:
                 self.path(newer).unlink(missing_ok=True)
@@ -83,7 +83,7 @@ class RunCheckpoints:
 
 
 def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resume | None:
-    """What a run can go on from.
+    """Find the plan and the checkpoints that a run can go on from.
 
     Args:
         run_folder: of the run.
@@ -141,10 +141,10 @@ def _read_plan(path: Path) -> Plan:
 
 
 def cut_metrics(path: Path, step: int) -> None:
-    """Take the lines of a step and those after it, and a torn last line, out of ``metrics.jsonl``.
+    """Delete the lines of ``step`` and later steps, and a torn last line, from ``metrics.jsonl``.
 
     Raises:
-        StorageError: it can't be written; it is as it was.
+        StorageError: the file can't be written; its content is as before.
     """
     if not path.exists():
         return

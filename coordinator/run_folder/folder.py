@@ -1,4 +1,4 @@
-"""The folder of a run on the submitter's machine: written as events come, never half a file under its name.
+"""Write the folder of a run on the submitter's machine as events come, never half a file under its name.
 
 ::
 
@@ -79,13 +79,13 @@ class RunFolder:
             _remove_folder(entry) if entry.is_dir() else entry.unlink()
 
     def __enter__(self) -> RunFolder:
-        """The folder itself."""
+        """Return the folder."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close what is open; what is not complete keeps ``.part`` in its name."""
+        """Close the open files; a file that is not complete keeps ``.part`` in its name."""
         for growing in self._growing.values():
             growing.file.close()
         self._growing.clear()
@@ -99,10 +99,10 @@ class RunFolder:
         write_durably(self._target(name), text.encode())
 
     def write_json(self, name: str, text: str) -> None:
-        """Write a JSON document, indented for people; ``report.json`` with what earlier parts of the run amount to.
+        """Write a JSON document, indented for people; ``report.json`` gets the totals of the run's earlier parts.
 
         Raises:
-            IntegrityError: it is no JSON.
+            IntegrityError: ``text`` is no JSON.
         """
         try:
             value = json.loads(text)
@@ -128,13 +128,13 @@ class RunFolder:
         self.checkpoints.add(manifest)
 
     def go_back_to(self, step: int) -> None:
-        """Forget what comes after a step, from which the run goes on now, and put away what is of the part before."""
+        """Drop checkpoints and metrics after ``step``, from which the run goes on, and put the part before away."""
         self.checkpoints.go_back_to(step)
         cut_metrics(self.path / _METRICS, step)
         self._parts.begin(step)
 
     def add_chunk(self, chunk: control_pb2.FileChunk) -> Path | None:
-        """Append to a result file; several may grow together.
+        """Append a chunk to a result file; several files may grow together.
 
         Returns:
             The path of the file once it is complete.
@@ -163,7 +163,7 @@ class RunFolder:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove a folder, in which an agent of a killed run may write for another moment."""
+    """Remove a folder; try for ``_REMOVE_S``, because an agent of a killed run may write in it for a moment."""
     deadline_s = time.monotonic() + _REMOVE_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The parts of a run that was stopped and gone on with, and what they amount to together.
+"""Keep the parts of a run that was stopped and resumed, and add them up.
 
 ``report.json`` and ``trace.json`` are of the part that ended last: a coordinator knows no other. The lines of
 ``metrics.jsonl`` go through all parts, also those of a part that was killed, so the totals come from there. What a part
@@ -37,7 +37,7 @@ class RunParts:
         self._folder = run_folder / FOLDER
 
     def stops(self) -> tuple[int, ...]:
-        """Steps from which the run went on, ascending; empty if it was never stopped, or the file is damaged."""
+        """List the steps from which the run was resumed, ascending; none if it never was, or the file is damaged."""
         try:
             found = json.loads((self._folder / _STOPS).read_text(encoding="utf-8"))
             return tuple(sorted({int(step) for step in found}))
@@ -45,7 +45,7 @@ class RunParts:
             return ()
 
     def begin(self, step: int) -> None:
-        """The run goes on from a step: put away what the part before has left.
+        """Begin the part that goes on from ``step``: put the files of the part before away.
 
         Raises:
             StorageError: no room.
@@ -64,7 +64,10 @@ class RunParts:
         return max((int(name) for name in names if name.isdecimal()), default=0)
 
     def completed(self, report: Mapping[str, Any], metrics: Path) -> dict[str, Any]:
-        """A report with ``parts`` (the totals of each earlier one) and ``whole`` (the sums, the last part included).
+        """Add ``parts``, the totals of each earlier part, and ``whole``, the totals of all parts, to a report.
+
+        Example: a run of 100 steps resumed at 40 has one part of 40 steps, and a whole of 100. The report of a run
+        that was never resumed stays as it is.
 
         Args:
             report: of the last part.
@@ -88,7 +91,7 @@ def _lines(path: Path) -> Iterable[Mapping[str, Any]]:
 
 
 def _totals(lines: Sequence[Mapping[str, Any]], first: int, stop: int) -> dict[str, Any]:
-    """What the lines of steps ``[first, stop)`` amount to: count, seconds, bytes by link, first and last loss."""
+    """Add up the lines of steps ``[first, stop)``: count, seconds, bytes by link, first and last loss."""
     chosen = [line for line in lines if first <= int(line["step"]) < stop]
     links: Counter[str] = Counter()
     for line in chosen:

@@ -1,4 +1,4 @@
-"""The folder of a finished run, read back: what was asked, what was decided, and the adapter that came of it."""
+"""Read the folder of a finished run: its job, plan, report and adapter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADAPTER_FOLDER = "adapter"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedRun:
-    """A run's folder.
+    """A finished run as its folder holds it.
 
     Attributes:
         folder: where it is.
@@ -34,7 +34,7 @@ class SavedRun:
 
     @property
     def adapter(self) -> Path:
-        """The AdapterHub folder inside."""
+        """Path of the AdapterHub folder inside."""
         return self.folder / ADAPTER_FOLDER
 
 
@@ -66,10 +66,10 @@ def read_run(folder: Path) -> SavedRun:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object in a file.
+    """Read a JSON object from a file.
 
     Raises:
-        IntegrityError: it is none.
+        IntegrityError: the file is no JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def evaluation_job(run: SavedRun, data: Path, *, model: Path | None = None) -> Job:
-    """The job of an evaluation: as trained, with one owner that has ``data``, and the classes of the head.
+    """Make the job of an evaluation: the run's job with one owner that has ``data``, and the head's classes.
 
     Raises:
         JobError: a value is refused.

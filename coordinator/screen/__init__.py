@@ -1,1 +1,1 @@
-"""Everything that is printed or drawn."""
+"""Print and draw plans, progress, profiles, predictions and lists."""

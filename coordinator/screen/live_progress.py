@@ -1,4 +1,4 @@
-"""Progress on a terminal: a bar, the last loss, and a line for each node, redrawn in place."""
+"""Show progress on a terminal: a bar, the last loss, and a line for each node, redrawn in place."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ class LiveProgress(SpokenProgress):
         self._live = Live(console=self._console, refresh_per_second=5, get_renderable=self._render)
 
     def __enter__(self) -> Self:
-        """Take the terminal."""
+        """Begin to draw on the terminal."""
         self._live.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Give the terminal back."""
+        """Stop drawing."""
         self._live.__exit__(kind, error, traceback)
 
     def state(self, state: str) -> None:
-        """The phase becomes the title of the bar."""
+        """Show the phase as the title of the bar."""
         self._bar.update(self._task, description=state)
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
-        """From now on there is a line for each node."""
+        """Show a line for each node from now on."""
         self._plan, self._memory_bytes = plan, memory_bytes
         self._lowest = plan.course.num_blocks
         self._bar.update(self._task, total=plan.course.num_steps)
 
     def step(self, step: Mapping[str, Any]) -> None:
-        """Move the bar."""
+        """Move the bar and show the step's loss."""
         self._initiator = str(step["initiator"])
         loss = figure(step["loss"])
         if step["kind"] == "train":
@@ -77,7 +77,7 @@ class LiveProgress(SpokenProgress):
             self._bar.update(self._task, numbers=f"{step['kind']}  loss {loss}")
 
     def note(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self._console.print(text, highlight=False, markup=False)
 
     def _render(self) -> RenderableType:

@@ -1,4 +1,4 @@
-"""The members of a coordinator as text."""
+"""Print the members of a coordinator as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TITLES = ("node", "state", "seen", "data", "device", "threads", "budget", "resi
 
 
 def node_lines(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
-    """A JSON object for each member."""
+    """Write one line of JSON for each member."""
     return [
         json.dumps(
             {
@@ -35,7 +35,7 @@ def node_lines(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
 
 
 def node_table(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
-    """A table with a line for each member."""
+    """Write a table with a line for each member."""
     if not members:
         return ["no node has joined; start one with 'ringtune node --coordinator HOST:PORT'"]
     return table_lines(_TITLES, [_row(entry) for entry in members], left=len(_TITLES))

@@ -1,4 +1,4 @@
-"""The right kind of progress for where the output goes."""
+"""Choose the kind of progress that suits the output: terminal, file or JSON lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coordinator.screen.progress import JsonProgress, PlainProgress, Progress
 
 
 def make_progress(*, as_json: bool, live: bool = True, stream: TextIO | None = None) -> Progress:
-    """Progress for where the output goes.
+    """Make the progress that suits the output: JSON lines, a redrawn terminal, or plain lines.
 
     Args:
         as_json: JSON lines, wherever it goes.

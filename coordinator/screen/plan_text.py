@@ -1,4 +1,4 @@
-"""A plan as text: slices, memory, what travels in the clear, and the action table of some steps."""
+"""Write a plan as text: slices, memory, what travels in the clear, and the action table of some steps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plan_text(
     note: str = "",
     why: Explanation | None = None,
 ) -> list[str]:
-    """The plan for people.
+    """Write a plan as lines for people.
 
     Args:
         plan: the plan.
@@ -76,7 +76,7 @@ def _privacy(plan: Plan) -> str:
 
 
 def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
-    """The action table of some steps of the first owner; where the losses decide, as deep as it can get.
+    """Write the action table of some steps of the first owner; where losses decide the depth, at its deepest.
 
     Raises:
         UsageError: the run has no such step.
@@ -100,7 +100,7 @@ def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
 def plan_json(
     plan: Plan, memory: Mapping[str, MemoryEstimate], *, note: str = "", why: Explanation | None = None
 ) -> str:
-    """The plan for machines: one line; ``note`` says what is only an estimate, ``why`` has the planner's reasons."""
+    """Write a plan as one line of JSON; ``note`` says what is an estimate, ``why`` has the planner's reasons."""
     value: dict[str, Any] = {
         "event": "plan",
         "plan": plan.to_json(),

@@ -1,4 +1,4 @@
-"""A predicted run as text, as JSON, and as the files of ``ringtune sim --out``."""
+"""Write a predicted run as text, as JSON, and as the files of ``ringtune sim --out``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ PREDICTION_FILE, TRACE_FILE = "prediction.json", "trace.json"
 
 
 def share_text(share: float | None) -> str:
-    """``37.5 %``; nothing for None."""
+    """Write a share in percent: 0.375 is ``37.5 %``; None is an empty text."""
     return "" if share is None else f"{100 * share:.1f} %"
 
 
 def prediction_lines(plan: Plan, found: Prediction, measured: Measured | None = None) -> list[str]:
-    """The prediction for people: the whole, then tables of nodes, links and depths.
+    """Write a prediction as lines for people: the whole run, then tables of nodes, links and depths.
 
     Args:
         plan: that was predicted.
@@ -96,7 +96,7 @@ def _depths(found: Prediction) -> list[str]:
 
 
 def prediction_json(plan: Plan, found: Prediction, measured: Measured | None = None) -> dict[str, Any]:
-    """The prediction for machines."""
+    """Return a prediction as a JSON object, with ``measured`` if there is a real run."""
     value: dict[str, Any] = {"plan_digest": plan.digest, "method": plan.course.method.name, **found.to_json()}
     if measured is not None:
         value["measured"] = measured_json(measured, found.wall_s)
@@ -104,10 +104,10 @@ def prediction_json(plan: Plan, found: Prediction, measured: Measured | None = N
 
 
 def check_out(folder: Path) -> None:
-    """Refuse a folder whose ``trace.json`` is not one of ours.
+    """Refuse a folder whose ``trace.json`` was not written by a prediction.
 
     Raises:
-        UsageError: it is no folder, or holds a real run.
+        UsageError: ``folder`` is no folder, or holds a real run.
     """
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is no folder; choose another")

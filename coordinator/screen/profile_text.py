@@ -1,4 +1,4 @@
-"""A profile as text: what each node takes for a block, and how fast each link is."""
+"""Write a profile as text: each node's seconds for a block, and each link's rate and latency."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LINK_TITLES = ("link", "rate", "quartiles", "latency")
 
 
 def profile_json(profile: Profile) -> str:
-    """The whole profile on one line, as an event."""
+    """Write a profile as one line of JSON, an event."""
     return json.dumps({"event": "profile", "profile": profile.to_json()})
 
 
 def profile_text(profile: Profile) -> list[str]:
-    """Two tables: nodes with the times of one block for the largest micro-batch, and links."""
+    """Write two tables: nodes with the times of one block for the largest micro-batch, and links."""
     lines = [_title(profile), *_table(_NODE_TITLES, [_node(node) for node in profile.nodes])]
     if profile.links:
         lines += ["", *_table(_LINK_TITLES, [_link(link) for link in profile.links])]

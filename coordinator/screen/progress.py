@@ -1,4 +1,4 @@
-"""What the user sees while a run goes on: plain lines, JSON lines for machines; terminals have ``live_progress``."""
+"""Show a run's events as plain lines or as JSON lines; terminals have ``live_progress``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _PLAIN_INTERVAL_S = 2.0
 
 
 class Progress:
-    """Where a run's events are shown; this one shows nothing."""
+    """The interface that shows a run's events; this class shows nothing."""
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Begin to show events."""
         return self
 
     def __exit__(
@@ -34,69 +34,69 @@ class Progress:
         """Leave the terminal as it was."""
 
     def state(self, state: str) -> None:
-        """The run is in this phase now."""
+        """Show that the run is in this phase now."""
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
-        """The plan is made; with the memory that each node is expected to need."""
+        """Show the plan, with the bytes of memory that each node is expected to need."""
 
     def step(self, step: Mapping[str, Any]) -> None:
-        """An item is through."""
+        """Show an item that is done."""
 
     def unfreeze(self, entry: Mapping[str, Any]) -> None:
-        """The run has decided from which step on one more block trains."""
+        """Show the step from which one more block trains, as the run has decided."""
 
     def evaluation(self, entry: Mapping[str, Any]) -> None:
-        """An evaluation is complete."""
+        """Show a complete evaluation."""
 
     def report(self, report: Mapping[str, Any]) -> None:
-        """The totals."""
+        """Show the totals of a run that is done."""
 
     def listening(self, address: str) -> None:
-        """A coordinator is there."""
+        """Show the address of a coordinator that listens."""
 
     def note(self, text: str) -> None:
-        """Anything else worth a line."""
+        """Show any other line of text."""
 
 
 class SpokenProgress(Progress):
-    """Says what is rare in lines, by ``note``."""
+    """Shows the rare events as lines, each passed to ``note``."""
 
     def unfreeze(self, entry: Mapping[str, Any]) -> None:
-        """Step and depth on a line."""
+        """Show step and depth on a line."""
         self.note(unfreeze_line(entry))
 
     def evaluation(self, entry: Mapping[str, Any]) -> None:
-        """Accuracy and loss on a line."""
+        """Show accuracy and loss on a line."""
         self.note(evaluation_line(entry))
 
     def report(self, report: Mapping[str, Any]) -> None:
-        """A line for each node and one for all."""
+        """Show a line for all nodes and one for each."""
         for line in report_lines(report):
             self.note(line)
 
     def listening(self, address: str) -> None:
-        """The address, and how nodes join."""
+        """Show the address, and how nodes join."""
         self.note(listening_line(address))
 
 
 class PlainProgress(SpokenProgress):
-    """Plain lines: each phase, and a step every few seconds."""
+    """Shows plain lines: each phase, and a step every few seconds."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._shown_at_s = 0.0
 
     def state(self, state: str) -> None:
-        """The phase on a line."""
+        """Show the phase on a line."""
         self.note(f"{state} ...")
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
-        """A line for each node."""
+        """Show a line for each node."""
         for line in plan_lines(plan, memory_bytes):
             self.note(line)
 
     def step(self, step: Mapping[str, Any]) -> None:
-        """At most a line every two seconds, and the last step."""
+        """Show at most a step every two seconds, and the last one."""
         is_last = step["kind"] == "train" and step["step"] + 1 == step["num_steps"]
         now_s = time.monotonic()
         if is_last or now_s - self._shown_at_s >= _PLAIN_INTERVAL_S:
@@ -104,13 +104,13 @@ class PlainProgress(SpokenProgress):
             self.note(step_line(step))
 
     def note(self, text: str) -> None:
-        """The text on a line."""
+        """Write the text on a line."""
         self._stream.write(text + "\n")
         self._stream.flush()
 
 
 class JsonProgress(Progress):
-    """One JSON object a line, each with an ``event``."""
+    """Writes one JSON object a line, each with an ``event``."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -120,36 +120,36 @@ class JsonProgress(Progress):
         self._stream.flush()
 
     def state(self, state: str) -> None:
-        """A line with ``state``."""
+        """Write a line with the phase as ``state``."""
         self._write("state", {"state": state})
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
-        """A line with slices, owners and memory."""
+        """Write a line with slices, owners and memory."""
         slices = {piece.node: [piece.start, piece.stop] for piece in plan.placement.slices}
         owners = [owner.node for owner in plan.course.owners]
         value = {"digest": plan.digest, "slices": slices, "owners": owners, "num_steps": plan.course.num_steps}
         self._write("plan", {**value, "memory_bytes": dict(memory_bytes)})
 
     def step(self, step: Mapping[str, Any]) -> None:
-        """A line with the item's numbers."""
+        """Write a line with the item's numbers."""
         self._write("step", step)
 
     def unfreeze(self, entry: Mapping[str, Any]) -> None:
-        """A line with step and depth."""
+        """Write a line with step and depth."""
         self._write("unfreeze", {name: entry[name] for name in ("step", "depth")})
 
     def evaluation(self, entry: Mapping[str, Any]) -> None:
-        """A line with accuracy, loss and count."""
+        """Write a line with accuracy, loss and count."""
         self._write("evaluation", entry)
 
     def report(self, report: Mapping[str, Any]) -> None:
-        """A line with the whole report."""
+        """Write a line with the whole report."""
         self._write("report", {"report": dict(report)})
 
     def listening(self, address: str) -> None:
-        """A line with the address."""
+        """Write a line with the address."""
         self._write("listening", {"address": address})
 
     def note(self, text: str) -> None:
-        """A line with a text."""
+        """Write a line with the text."""
         self._write("note", {"text": text})

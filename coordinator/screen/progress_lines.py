@@ -1,4 +1,4 @@
-"""What happens in a run, in words: a line or a few for each event."""
+"""Describe the events of a run in words, a line or a few for each."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _TASK_FIGURES = ("accuracy", "perplexity", "f1", "exact_match")
 
 
 def listening_line(address: str) -> str:
-    """Where a coordinator is, and how nodes join."""
+    """Describe where a coordinator listens, and how nodes join."""
     return f"listening at {address}; a node joins with: ringtune node --coordinator {address} --name NAME --data FILE"
 
 
 def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:
-    """Who hosts and owns what, a line for each node."""
+    """Describe which blocks each node hosts and which rows it owns, on a line for each."""
     width = max(len(node) for node in plan.nodes)
     lines = []
     for node in plan.nodes:
@@ -30,12 +30,12 @@ def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:
 
 
 def figure(value: float | None) -> str:
-    """A loss or accuracy with four digits; ``-`` if there is none."""
+    """Write a loss or accuracy with four decimals: 0.5 is ``0.5000``; None is ``-``."""
     return "-" if value is None else f"{value:.4f}"
 
 
 def step_line(step: Mapping[str, Any]) -> str:
-    """An item in words."""
+    """Describe an item that is done; steps are counted from 1."""
     loss = figure(step["loss"])
     if step["kind"] != "train":
         return f"{step['kind']} at step {step['step']}: {step['initiator']}, loss {loss}"
@@ -46,33 +46,33 @@ def step_line(step: Mapping[str, Any]) -> str:
 
 
 def unfreeze_line(entry: Mapping[str, Any]) -> str:
-    """A decision in words; steps are counted from 1 there, as in ``step_line``."""
+    """Describe the decision to unfreeze; steps are counted from 1, as in ``step_line``."""
     return f"the loss has stopped improving: {entry['depth']} blocks train from step {entry['step'] + 1} on"
 
 
 def evaluation_line(entry: Mapping[str, Any]) -> str:
-    """An evaluation in words."""
+    """Describe an evaluation."""
     if not entry["count"]:
         return f"evaluation after {entry['step']} steps: no rows"
     return f"evaluation after {entry['step']} steps: {_evaluation(entry)}"
 
 
 def _evaluation(entry: Mapping[str, Any]) -> str:
-    """The figures that the task has, e.g. accuracy, perplexity, F1."""
+    """Describe the figures that the task has, e.g. accuracy, perplexity, F1, and the loss."""
     names = [name for name in _TASK_FIGURES if entry.get(name) is not None]
     figures = "".join(f"{name.replace('_', ' ')} {figure(entry[name])}, " for name in names)
     return f"{figures}loss {figure(entry['loss'])} on {entry['count']} {_counted(entry)}"
 
 
 def _counted(entry: Mapping[str, Any]) -> str:
-    """What the loss is a mean of: a language model predicts tokens, a question may have several windows."""
+    """Name what the loss is a mean over: tokens of a language model, windows of questions, else rows."""
     if entry.get("perplexity") is not None:
         return "tokens"
     return "windows" if entry.get("questions") else "rows"
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
-    """The totals in words."""
+    """Describe the totals of a run: all steps, each node, and the last evaluation."""
     lines = [f"{report['steps']} steps in {format_seconds(report['wall_s'])}"]
     width = max((len(node) for node in report["nodes"]), default=0)
     for node, totals in report["nodes"].items():

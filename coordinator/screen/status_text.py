@@ -1,4 +1,4 @@
-"""What a coordinator does now, as text and as JSON."""
+"""Write what a coordinator does now, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPTIONAL = ("num_steps", "steps_done", "round", "initiator", "depth", "loss")
 
 
 def status_json(status: control_pb2.StatusReply) -> str:
-    """One line: ``run`` (null before the first one) and ``nodes``; figures that there are none of yet are null."""
+    """Write one line of JSON: ``run``, null before the first run, and ``nodes``; a figure not known yet is null."""
     value = {
         "version": status.version,
         "run": _run_json(status.run) if status.HasField("run") else None,
@@ -36,7 +36,7 @@ def _run_json(run: control_pb2.RunStatus) -> dict[str, Any]:
 
 
 def status_lines(status: control_pb2.StatusReply) -> list[str]:
-    """The run in a few lines, then the nodes."""
+    """Write the run in a few lines, then a table of the nodes."""
     run = _run_lines(status.run) if status.HasField("run") else ["no run yet"]
     return [*run, *node_table(status.nodes)]
 

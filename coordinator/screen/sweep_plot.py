@@ -1,4 +1,4 @@
-"""A sweep as a picture: wall time over the first axis, a line for each combination of the others."""
+"""Draw a sweep: wall time over the first axis, a line for each combination of the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DPI = 120
 
 
 def check_plot(path: Path) -> Any:
-    """The plotting library, before anything is computed.
+    """Load the plotting library and check the picture's name, before anything is computed.
 
     Raises:
         UsageError: the name has another ending.
@@ -83,5 +83,8 @@ def _are_numbers(values: Sequence[str]) -> bool:
 
 
 def _places(values: Sequence[str]) -> list[float]:
-    """Where the values stand: numbers at their place, others side by side."""
+    """Places of the values on the axis: numbers stand at their value, other texts side by side.
+
+    Example: 1 and 4 stand at 1 and 4, "iid" and "dirichlet" at 0 and 1.
+    """
     return [float(value) for value in values] if _are_numbers(values) else [float(i) for i in range(len(values))]

@@ -1,4 +1,4 @@
-"""Tables as text: columns as wide as their widest cell, figures to the right."""
+"""Write tables as text: columns as wide as their widest cell, figures to the right."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table_lines(titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
-    """A line of titles and one for each row.
+    """Write a line of titles and one for each row.
 
     Args:
         titles: of the columns.

@@ -1,4 +1,4 @@
-"""What a what-if changes, and what a sweep found: as text, JSON and CSV."""
+"""Write the comparison of a what-if and the cells of a sweep as text, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _COLUMNS = ("wall_s", "ratio", "rows_per_s", "bubble_share", "fullest_node", "fu
 
 
 def ratio(after_s: float | None, before_s: float) -> float | None:
-    """How many times as long; None without a time."""
+    """Ratio of the time after to the time before: 150 s after 100 s is 1.5; None without a time."""
     return after_s / before_s if after_s is not None and before_s else None
 
 
 def comparison_lines(before: Outcome, after: Outcome) -> list[str]:
-    """Before, after and the ratio for people; then every node, idle and full."""
+    """Write before, after and their ratio as lines for people, then every node's idle share and memory."""
     one, other = before.prediction, after.prediction
     steps = [found.train_s / found.num_steps if found.num_steps else 0.0 for found in (one, other)]
     sent = [float(sum(link.sent_bytes for link in found.links)) for found in (one, other)]
@@ -75,13 +75,13 @@ def _blocks(node: NodePrediction | None) -> str:
 
 
 def comparison_json(before: Outcome, after: Outcome) -> dict[str, Any]:
-    """Before, after and the ratio for machines."""
+    """Return before, after and the ratio of their wall times as a JSON object."""
     wall_s = (after.prediction.wall_s, before.prediction.wall_s)
     return {"before": before.to_json(), "after": after.to_json(), "ratio": ratio(*wall_s)}
 
 
 def sweep_lines(axes: Sequence[Axis], before: Outcome, cells: Sequence[CellResult]) -> list[str]:
-    """A line for each cell."""
+    """Write the time before, then a table with a line for each cell."""
     titles = [*(axis.key for axis in axes), "wall time", "ratio", "rows/s", "idle", "fullest", ""]
     rows = []
     for cell in cells:
@@ -107,7 +107,7 @@ def _short(error: str) -> str:
 
 
 def sweep_rows(axes: Sequence[Axis], before: Outcome, cells: Sequence[CellResult]) -> list[dict[str, Any]]:
-    """An object for each cell: the axes by key, then what came of it."""
+    """Return a JSON object for each cell: the values of the axes, then its results."""
     found = []
     for cell in cells:
         figures = {**asdict(cell), "ratio": ratio(cell.wall_s, before.prediction.wall_s)}
@@ -117,7 +117,7 @@ def sweep_rows(axes: Sequence[Axis], before: Outcome, cells: Sequence[CellResult
 
 
 def sweep_csv(axes: Sequence[Axis], rows: Sequence[dict[str, Any]]) -> str:
-    """The same as CSV with a line of titles; what there is not is empty."""
+    """Write the cells as CSV with a line of titles; a figure that a cell lacks is empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [*(axis.key for axis in axes), *_COLUMNS], lineterminator="\n")
     writer.writeheader()

@@ -1,1 +1,1 @@
-"""The coordinator's gRPC services."""
+"""The coordinator's server, its gRPC services, and the object that they call."""

@@ -1,4 +1,4 @@
-"""The object behind the coordinator's service: the members, and at most one run."""
+"""The coordinator: the members, and at most one run or measurement that is driven."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """Members and the run that is driven; safe to call from any thread.
+    """Keeps the members and drives at most one run or measurement; safe to call from any thread.
 
     Args:
         lease_s: a node that was not heard of for so long is lost.
@@ -53,7 +53,7 @@ class Coordinator:
     # ---- members ----------------------------------------------------------------------------------
 
     def join(self, member: Member) -> None:
-        """Take a member in.
+        """Add a node to the members.
 
         Raises:
             BusyError: the name is taken.
@@ -71,19 +71,19 @@ class Coordinator:
         _LOG.info("node %s at %s joined", member.node, member.address)
 
     def heartbeat(self, node: str, instance: str, rss_bytes: int) -> tuple[bool, str]:
-        """Renew a lease: whether the node is known, and the run that is driven."""
+        """Renew a node's lease; return whether the node is known, and the id of the run that is driven."""
         with self._lock:
             known = self._registry.heartbeat(node, instance, rss_bytes, time.monotonic())
             return known, self._driver.run_id if self._driver else ""
 
     def leave(self, node: str, instance: str) -> None:
-        """Forget a member."""
+        """Remove a member that leaves in order."""
         with self._lock:
             if self._registry.leave(node, instance):
                 _LOG.info("node %s left", node)
 
     def living(self) -> tuple[Member, ...]:
-        """Living members by name."""
+        """List the living members, sorted by name."""
         with self._lock:
             return self._registry.living(time.monotonic())
 
@@ -93,7 +93,7 @@ class Coordinator:
             return self._registry.silent_for_s(node, instance, time.monotonic())
 
     def members(self) -> tuple[tuple[Member, str, float], ...]:
-        """Every member with its state (idle, running, lost) and the seconds since its last sign of life."""
+        """List every member with its state (idle, running, lost) and the seconds since its last sign of life."""
         with self._lock:
             now_s = time.monotonic()
             busy = self._driver.nodes if self._driver else frozenset()
@@ -156,13 +156,13 @@ class Coordinator:
         return driver
 
     def run_status(self) -> control_pb2.RunStatus | None:
-        """Where the run stands, or how the last one ended; None before the first."""
+        """Return where the run stands, or how the last run ended; None before the first."""
         with self._lock:
             board = self._board
         return board.read() if board else None
 
     def report(self, request: control_pb2.ReportRequest) -> None:
-        """Pass a node's report to its run.
+        """Pass a node's report to the run that is driven.
 
         Raises:
             FrameError: that run is not driven.
@@ -175,7 +175,7 @@ class Coordinator:
         driver.report(request)
 
     def drain(self, run_id: str, reason: str) -> None:
-        """Stop a run after the turns that were granted, with a checkpoint; again = at once.
+        """Ask for a run's end after the granted turns, with a checkpoint; a second call ends it at once.
 
         Raises:
             FrameError: that run is not driven.
@@ -183,7 +183,7 @@ class Coordinator:
         self._driver_of(run_id).drain(reason)
 
     def noted(self, run_id: str, step: int) -> None:
-        """The submitter of a run has the manifest of a checkpoint on disk.
+        """Tell a run that its submitter has the manifest of a checkpoint on disk.
 
         Raises:
             FrameError: that run is not driven.
@@ -198,14 +198,14 @@ class Coordinator:
         return driver
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
-        """Tell the run, if there is one, that a node has ended."""
+        """Tell the run, if one is driven, that a node has ended."""
         with self._lock:
             driver = self._driver
         if driver is not None:
             driver.node_failed(node, error)
 
     def stop(self, reason: str, timeout_s: float) -> bool:
-        """Stop the run, if there is one; False if it has not ended after ``timeout_s`` seconds."""
+        """Stop the run, if one is driven; False if it has not ended after ``timeout_s`` seconds."""
         with self._lock:
             driver = self._driver
         if driver is None:
@@ -222,6 +222,6 @@ class Coordinator:
 
 
 def model_folder(job: Job) -> Path | None:
-    """The job's model folder; None if it is not on this machine."""
+    """Return the job's model folder; None if it is not on this machine."""
     folder = Path(job.model.path)
     return folder if folder.is_dir() else None

@@ -1,4 +1,4 @@
-"""A coordinator that listens: bound once, exclusively, and stopped in order."""
+"""Serve a coordinator at an address, bound once and exclusively, and stop it in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GRACE_S = 1.0
 
 
 class CoordinatorServer:
-    """A coordinator that listens from the start; as a context manager it ends in order.
+    """A coordinator that listens as soon as it is made; as a context manager it ends in order.
 
     Args:
         bind: ``host:port``; port 0 = any free one.
@@ -47,12 +47,12 @@ class CoordinatorServer:
         self.address = self._server.address
 
     def __enter__(self) -> CoordinatorServer:
-        """The server itself."""
+        """Return the server, which listens already."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop the run, if any, so that its nodes are released; then stop listening."""
+        """Stop the run, if one is driven, so that its nodes are released; then stop listening."""
         self.coordinator.stop("the coordinator ends", _STOP_RUN_S)
         self._server.stop(_GRACE_S, wait=False)

@@ -1,4 +1,4 @@
-"""The coordinator's gRPC service: decode, one call, encode. The work is ``coordinator.server.coordinator``'s."""
+"""Serve the coordinator's gRPC calls: decode the request, call ``Coordinator`` once, encode the answer."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ _UPLOAD_S = 600.0
 
 
 class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
-    """What agents and users call."""
+    """The calls of agents and users to the coordinator."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
     def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:  # noqa: N802
-        """Become a member."""
+        """Add the calling node to the members."""
         answer(context, lambda: self._coordinator.join(member_of(request)))
         return control_pb2.JoinReply(lease_s=self._coordinator.lease_s, coordinator_version=__version__)
 
     def Heartbeat(  # noqa: N802
         self, request: control_pb2.HeartbeatRequest, context: grpc.ServicerContext
     ) -> control_pb2.HeartbeatReply:
-        """Renew a lease."""
+        """Renew the lease of the calling node."""
         beat = answer(context, lambda: self._coordinator.heartbeat(request.node, request.instance, request.rss_bytes))
         return control_pb2.HeartbeatReply(known=beat[0], run_id=beat[1])
 
     def Leave(self, request: control_pb2.LeaveRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
-        """Stop being a member."""
+        """Remove the calling node from the members."""
         answer(context, lambda: self._coordinator.leave(request.node, request.instance))
         return control_pb2.Empty()
 
     def Report(self, request: control_pb2.ReportRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
-        """Tell what happened in a run."""
+        """Pass a node's report to its run."""
         answer(context, lambda: self._coordinator.report(request))
         return control_pb2.Empty()
 
@@ -61,7 +61,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         return control_pb2.NodesReply(nodes=[entry_of(*member) for member in members])
 
     def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:  # noqa: N802
-        """The run and the members."""
+        """Return where the run stands, and the members."""
         members = answer(context, self._coordinator.members)
         return control_pb2.StatusReply(
             version=__version__,
@@ -80,7 +80,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def Measure(  # noqa: N802
         self, request: control_pb2.MeasureRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.RunEvent]:
-        """Let the nodes measure themselves; stops if nobody follows it any more."""
+        """Start a measurement and follow it; the measurement stops if nobody follows it any more."""
         driver = answer(context, lambda: self._coordinator.measure(_measure_request(request)))
         yield from _follow(driver, context)
 
@@ -90,14 +90,14 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         return control_pb2.Empty()
 
     def Noted(self, request: control_pb2.CheckpointNoted, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
-        """A checkpoint is complete."""
+        """Hear that the submitter has the manifest of a checkpoint on disk."""
         answer(context, lambda: self._coordinator.noted(request.run_id, request.step))
         return control_pb2.Empty()
 
     def Evaluate(  # noqa: N802
         self, request_iterator: Iterator[control_pb2.EvaluateInput], context: grpc.ServicerContext
     ) -> Iterator[control_pb2.RunEvent]:
-        """Evaluate a saved adapter; the same rules as for a run."""
+        """Evaluate a saved adapter and follow the evaluation, which stops if nobody follows it any more."""
         with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
             folder = Path(name)
             too_slow = threading.Timer(_UPLOAD_S, context.cancel)

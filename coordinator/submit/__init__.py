@@ -1,1 +1,1 @@
-"""The submitter's side of a run, on this machine or on a coordinator's nodes."""
+"""The submitter's side of a run, with nodes on this machine or on a coordinator's nodes."""

@@ -1,4 +1,4 @@
-"""The launcher's end of a template: agents are forked from one process, which has loaded the libraries once.
+"""The launcher's end of a template, the process that loads the libraries once and is forked for each agent.
 
 The template is ``python -m edge.template``, which describes the messages; agents are never imported here. A
 forked agent is a child of the template, so its signals and its exit code go through the template. Its standard input
@@ -24,10 +24,10 @@ from coordinator.submit.exit_errors import exit_error
 from ringtune.errors import DeadlineError, RingTuneError
 
 LOAD_S: Final = 120.0
-"""How long the libraries may take to load: seconds on a laptop, half a minute on a small board."""
+"""Most seconds that the libraries may take to load: a few on a laptop, half a minute on a small board."""
 
 COMMAND: Final = (sys.executable, "-P", "-m", "edge.template", "_" * 100)
-"""Starts a template. The last word is room in its command line, where each agent writes its own for others to read."""
+"""The command that starts a template; its last word is room where each agent writes its own command line."""
 
 _WHO: Final = "the template of the local nodes"
 _FORK_S: Final = 10.0
@@ -52,20 +52,20 @@ class ForkedAgent:
         self._input = standard_input
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Exit code of the agent, negative for a signal; None while it runs."""
         return self._template.code_of(self._number)
 
     def wait(self, timeout_s: float) -> int | None:
-        """Its exit code; None if it still runs after ``timeout_s`` seconds."""
+        """Wait for the agent's exit code; None if it still runs after ``timeout_s`` seconds."""
         self._template.wait_for(lambda: self.poll() is not None, timeout_s)
         return self.poll()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal; nothing happens if the agent has ended."""
+        """Send a signal to the agent; nothing happens if it has ended."""
         self._template.send_signal(self._number, number)
 
     def close_input(self) -> None:
-        """End the agent's standard input, by which it learns that its launcher has ended; more than once is fine."""
+        """Close the agent's standard input, which tells it that its launcher has ended; a second call does nothing."""
         if self._input >= 0:
             os.close(self._input)
             self._input = -1
@@ -119,11 +119,11 @@ class AgentTemplate:
 
     @property
     def pid(self) -> int:
-        """The template's process id."""
+        """Process id of the template."""
         return self._process.pid
 
     def error(self) -> RingTuneError | None:
-        """Why the template has ended; None while it runs."""
+        """Make the error with which the template has ended; None while it runs."""
         if not self._is_over:
             return None
         output = self._log.read_text(encoding="utf-8", errors="replace")
@@ -132,7 +132,7 @@ class AgentTemplate:
     def start(
         self, arguments: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
     ) -> ForkedAgent:
-        """Fork an agent, as soon as the libraries are loaded.
+        """Wait until the libraries are loaded, then fork an agent.
 
         Args:
             arguments: of ``ringtune node``.
@@ -159,12 +159,12 @@ class AgentTemplate:
                 os.close(read)
 
     def wait_for(self, predicate: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until what the template has told satisfies ``predicate``, or for ``timeout_s`` seconds."""
+        """Wait until messages of the template make ``predicate`` true; False if it is not in ``timeout_s`` seconds."""
         with self._changed:
             return self._changed.wait_for(predicate, timeout_s)
 
     def code_of(self, number: int) -> int | None:
-        """The exit code of an agent, None while it runs; the kernel kills agents whose template has ended."""
+        """Exit code of an agent, None while it runs; -9 after the template's end, because the kernel then kills it."""
         with self._changed:
             return self._codes.get(number, -signal.SIGKILL if self._is_over else None)
 
@@ -201,7 +201,7 @@ class AgentTemplate:
             self._changed.notify_all()
 
     def _receive(self) -> bytes:
-        """The next message; empty at the end of the template."""
+        """Receive the next message of the template; empty when the template has ended."""
         try:
             return self._control.recv(_MAX_BYTES)
         except OSError:

@@ -1,4 +1,4 @@
-"""The submitter's side of a run: start it on a coordinator, write its folder, show its progress."""
+"""Submit a run: start it on a coordinator, write its folder, show its progress."""
 
 from __future__ import annotations
 
@@ -61,23 +61,23 @@ class Client:
             ) from error
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Close the connection."""
         self._channel.close()
 
     def __enter__(self) -> Client:
-        """The client itself."""
+        """Return the client."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Drop the connection."""
+        """Close the connection."""
         self.close()
 
     def nodes(self) -> list[control_pb2.NodeEntry]:
-        """The members."""
+        """List the coordinator's members."""
         return list(self._checked(lambda: self._stub.Nodes(control_pb2.Empty(), timeout=_CALL_S)).nodes)
 
     def status(self) -> control_pb2.StatusReply:
-        """What the coordinator does now."""
+        """Ask where the run stands, and for the members."""
         return self._checked(lambda: self._stub.Status(control_pb2.Empty(), timeout=_CALL_S))
 
     def run(
@@ -187,11 +187,11 @@ class Client:
             progress.note("the coordinator can't be asked to end the run; Ctrl-C again stops at once")
 
     def _note_saved(self, run_id: str, step: int) -> None:
-        """Tell that a manifest is on disk; nobody waits for the answer."""
+        """Tell the coordinator that the manifest of ``step`` is on disk; nobody waits for the answer."""
         self._stub.Noted.future(control_pb2.CheckpointNoted(run_id=run_id, step=step), timeout=_CALL_S)
 
     def evaluate(self, job: Job, *, owner: str, saved: Path, progress: Progress) -> Outcome:
-        """Evaluate a saved adapter on the nodes, and follow it to its end.
+        """Evaluate a saved adapter on the nodes, and follow the evaluation to its end.
 
         Args:
             job: that the adapter came from.

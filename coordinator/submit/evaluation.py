@@ -28,7 +28,7 @@ _STOP_S = 8.0
 def evaluate_alone(
     run: SavedRun, data: Path, *, progress: Progress, join_s: float, model: Path | None
 ) -> dict[str, Any]:
-    """Evaluate in one process on this machine; nothing is left behind.
+    """Evaluate in one process on this machine, and leave nothing behind.
 
     Args:
         run: whose adapter.
@@ -122,10 +122,10 @@ def _evaluate(
 
 
 def _free_coordinator(address: str, *, insecure: bool) -> Client:
-    """A connection to a coordinator that drives nothing now: an agent takes seconds to start.
+    """Connect to a coordinator that drives nothing now; refuse a busy one before an agent starts, which takes seconds.
 
     Raises:
-        BusyError: it drives a run.
+        BusyError: the coordinator drives a run.
     """
     client = Client(address, insecure=insecure)
     try:
@@ -141,7 +141,7 @@ def _free_coordinator(address: str, *, insecure: bool) -> Client:
 
 
 def _await_member(client: Client, name: str, ended: list[RingTuneError], join_s: float) -> None:
-    """Wait until the agent has joined, or say why it did not."""
+    """Wait until the agent ``name`` has joined; raise why it did not."""
     deadline_s = time.monotonic() + join_s
     while name not in {entry.joined.node for entry in client.nodes()}:
         if ended:

@@ -1,4 +1,4 @@
-"""What the end of a process that was started here means: the error that it printed, or a lost node."""
+"""Find the error of a process that ended by itself: the error that it printed, or a lost node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from ringtune.errors import PeerLostError, RingTuneError, all_errors
 
 
 def exit_error(who: str, code: int, output: str, *, log: Path) -> RingTuneError:
-    """The error for a process that ended by itself.
+    """Make the error of a process that ended by itself.
+
+    The exit code tells the error's class and the last line ``error: ...`` its message. If one of them is missing, or
+    a signal ended the process, the node counts as lost.
 
     Args:
         who: ended, e.g. ``node node-1``.

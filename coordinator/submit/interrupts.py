@@ -1,4 +1,4 @@
-"""Ctrl-C once ends a run in order, twice at once. SIGTERM counts as Ctrl-C.
+"""Ctrl-C ends a run in order, a second Ctrl-C at once; SIGTERM counts as Ctrl-C.
 
 A handler runs between any two instructions of the main thread, so it only starts a thread or raises.
 """
@@ -16,27 +16,27 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Listens to both signals while in its context; to be used in the main thread."""
+    """Handles SIGINT and SIGTERM while in its context; to be used in the main thread."""
 
     def __init__(self) -> None:
         self._ask: Callable[[], None] | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        """Begin to listen."""
+        """Install the handlers."""
         self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Give the signals back."""
+        """Install the handlers that were there before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     @contextmanager
     def asking(self, ask: Callable[[], None]) -> Iterator[None]:
-        """Within this, the first signal calls ``ask`` on a thread of its own; the second one raises.
+        """Let the first signal within this context call ``ask`` on a thread of its own, and the second one raise.
 
         Args:
             ask: asks for an end in order; may take a while, must not raise.

@@ -1,4 +1,4 @@
-"""Nodes on this machine: agents as processes, started, watched and ended with the run.
+"""Run nodes on this machine: agents as processes, started, watched and ended with the run.
 
 Agents are never imported; they are forked from a template that has loaded the libraries once. They end when the
 standard input that they were given ends, so even a killed launcher leaves nothing behind.
@@ -35,7 +35,7 @@ OnExit = Callable[[str, RingTuneError], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalSetup:
-    """How to start the nodes of one run.
+    """The number of local nodes and owners of one run, with the threads and memory of each.
 
     Attributes:
         num_nodes: how many.
@@ -53,7 +53,7 @@ class LocalSetup:
     def of(
         job: Job, num_nodes: int, *, available_bytes: int | None = None, base_bytes: int | None = None
     ) -> LocalSetup:
-        """Share this machine out.
+        """Share this machine's cores and free memory out to ``num_nodes`` nodes.
 
         Args:
             job: names the data, and how many nodes own it.
@@ -192,7 +192,7 @@ class LocalNodes:
                 agent.close_input()
 
     def _signal(self, number: signal.Signals, timeout_s: float) -> None:
-        """Send a signal to all that still run, and wait for them."""
+        """Send a signal to the agents that still run, and wait until they have ended, ``timeout_s`` at most."""
         running = [agent for agent in self._agents.values() if agent.poll() is None]
         for agent in running:
             agent.send_signal(number)
@@ -202,17 +202,17 @@ class LocalNodes:
 
 
 def node_name(index: int, num_nodes: int) -> str:
-    """Name of a local node; names sort like numbers."""
+    """Name of a local node; names sort like numbers: the third of 12 nodes is ``node-02``."""
     return f"node-{index:0{len(str(num_nodes - 1))}}"
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Memory that is free on this machine and in this control group.
+    """Bytes of memory that are free on this machine and in this control group, whichever is less.
 
     Source: Linux ``proc_meminfo(5)``; control groups version 2 ``memory.max``, version 1 ``limit_in_bytes``.
     """

@@ -1,4 +1,4 @@
-"""A ring on this machine for as long as a command needs it: a coordinator, agents as processes, and a client."""
+"""Run a ring on this machine while a command needs it: a coordinator, agents as processes, and a client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STOP_S = 8.0
 def local_ring(
     job: Job, num_nodes: int, *, logs: Path | None = None, states: Path | None = None, goes_on: Plan | None = None
 ) -> Iterator[Client]:
-    """Start everything; nothing is left behind.
+    """Start a coordinator, agents and a client, and end them all with the context.
 
     A run takes the same way as a remote one: over gRPC, from submitter to coordinator to agents.
 

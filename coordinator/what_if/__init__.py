@@ -1,1 +1,1 @@
-"""What-if studies of a plan."""
+"""Predict what a plan would do with other nodes, links or settings."""

@@ -1,4 +1,4 @@
-"""What a prediction starts from: a plan or a run's folder, a profile, and what a real run measured."""
+"""Read the inputs of a prediction: a plan or a run's folder, a profile, and what a real run measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPTIMIZER, _DTYPE = "adamw", "float32"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """Everything that a prediction needs.
+    """A plan and a profile, with everything else that a prediction needs.
 
     Attributes:
         plan: what to run.
@@ -48,7 +48,7 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What a real run took.
+    """The times and bytes of a real run.
 
     Attributes:
         recording: its compute actions.
@@ -98,7 +98,7 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
 
 
 def read_plan(path: Path) -> Plan:
-    """A plan in a file.
+    """Read a plan from a file.
 
     Raises:
         IntegrityError: it is not readable.
@@ -112,7 +112,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def read_profile(path: Path) -> Profile:
-    """A profile in a file.
+    """Read a profile from a file.
 
     Raises:
         IntegrityError: it is not readable.
@@ -125,7 +125,7 @@ def read_profile(path: Path) -> Profile:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Say which file an error is about."""
+    """Put the file's path before the message of an error that is raised inside."""
     try:
         yield
     except InvalidInputError as error:
@@ -133,14 +133,14 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
-    """A recorded run to draw times from.
+    """Read a recorded run, from which a prediction may draw its times.
 
     Args:
         trace: ``trace.json`` or a run's folder.
         plan: to be predicted.
 
     Returns:
-        The recording, and whether it is of this very plan: then its actions are the same ones.
+        The recording, and whether it is of this very plan (taken as so if no ``plan.json`` lies beside it).
 
     Raises:
         UsageError: there is no trace in that folder.
@@ -169,7 +169,7 @@ def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
 
 
 def read_measured(inputs: Inputs) -> Measured | None:
-    """What the run in the folder took; None if only a plan was given, or the run did not end.
+    """Read what the run in the folder took; None without a run, or if it did not end.
 
     Raises:
         IntegrityError: trace or report is damaged; says where.
@@ -195,7 +195,10 @@ def read_measured(inputs: Inputs) -> Measured | None:
 
 
 def _resumed_at(plan: Plan, step: int) -> StartPoint:
-    """Where a run went on that ended well with fewer steps than the plan has."""
+    """Make the point where a run went on whose trace lacks the first ``step`` steps of the plan.
+
+    Example: turns of 10 steps by owners a, b, c. A trace without 40 steps begins after turn 3, so a has the head.
+    """
     last_turn = -(-step // plan.course.local_iterations) - 1
     return StartPoint.of(plan.course, step=step, holder=plan.course.owners[last_turn % len(plan.course.owners)].node)
 
@@ -218,7 +221,7 @@ def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
 
 
 def plan_as_run(plan: Plan, measured: Measured | None) -> Plan:
-    """The plan with what the run decided itself."""
+    """Put the steps at which a measured run decided to unfreeze, if any, into the plan."""
     if measured is None or measured.unfreeze_at is None:
         return plan
     method = plan.course.method.decided(measured.unfreeze_at)
@@ -226,7 +229,10 @@ def plan_as_run(plan: Plan, measured: Measured | None) -> Plan:
 
 
 def measured_json(measured: Measured, wall_s: float) -> dict[str, Any]:
-    """Measured beside predicted: wall time, its error as a share, and bytes."""
+    """List the measured wall time, busy seconds, steps and bytes, and the error of the predicted wall time.
+
+    Example: predicted 110 s, measured 100 s is an ``error_share`` of 0.1.
+    """
     real_s = measured.recording.wall_s
     return {
         "wall_s": real_s,

@@ -1,4 +1,4 @@
-"""One what-if: changes to a profile and a plan, planned anew if asked, and predicted.
+"""Answer one what-if: change a profile and a plan, plan anew if asked, and predict.
 
 It is a value that can be called, so that a sweep may send it to other processes.
 """
@@ -52,19 +52,19 @@ class Outcome:
 
     @property
     def rows_per_s(self) -> float:
-        """Trained rows per second of wall time: what compares plans with other batches."""
+        """Trained rows per second of wall time, which compares plans of different batch sizes."""
         wall_s = self.prediction.wall_s
         return self.plan.course.batch_size * self.plan.course.num_steps / wall_s if wall_s else 0.0
 
     @property
     def fullest(self) -> tuple[str, float]:
-        """The node that uses the largest share of its budget, and that share."""
+        """Name of the node that uses the largest share of its memory budget, and that share."""
         shares = [(node.peak_memory_bytes / max(1, node.budget_bytes), node.node) for node in self.prediction.nodes]
         share, node = max(shares)
         return node, share
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-able form."""
+        """Return plan, memory and prediction as dictionaries, lists, numbers and strings."""
         node, share = self.fullest
         return {
             "plan_digest": self.plan.digest,
@@ -80,7 +80,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellResult:
-    """One cell of a sweep.
+    """The result of one cell of a sweep.
 
     Attributes:
         values: of the axes, as text.
@@ -103,7 +103,7 @@ class CellResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """A question about a plan.
+    """A question about a plan: what would it do after these changes?
 
     Attributes:
         plan: as it is.
@@ -128,7 +128,7 @@ class WhatIf:
     job: Job | None = None
 
     def before(self) -> Outcome:
-        """The plan as it is.
+        """Predict the plan without changes.
 
         Raises:
             RingTuneError: it can't be predicted, or does not fit.
@@ -136,7 +136,9 @@ class WhatIf:
         return self._outcome(self.plan, self.profile, self.shape)
 
     def check(self, cells: Sequence[Sequence[str]]) -> None:
-        """Refuse cells that make no sense, before any is computed: those are mistakes, no results.
+        """Refuse the cells of a sweep if one makes no sense, before any is computed.
+
+        Such a cell is a mistake of the user; a plan that does not fit is a result.
 
         Raises:
             UsageError: a change is not KEY=VALUE.
@@ -151,7 +153,7 @@ class WhatIf:
                     plan_value(key, value)
 
     def after(self, more: Sequence[str] = ()) -> Outcome:
-        """The plan with all changes, and ``more`` of them.
+        """Predict the plan with all changes, and those of ``more``.
 
         Raises:
             RingTuneError: a change makes no sense, or what comes of it does not fit.
@@ -167,7 +169,7 @@ class WhatIf:
         return self._outcome(plan, profile, None)
 
     def __call__(self, more: Sequence[str]) -> CellResult:
-        """The cell of a sweep: a plan that is not possible is a result too."""
+        """Compute a cell of a sweep; the error of a plan that is not possible becomes part of the result."""
         values = tuple(split_change(text)[1] for text in more)
         try:
             found = self.after(more)
@@ -184,7 +186,7 @@ class WhatIf:
         )
 
     def _joined(self) -> Profile:
-        """The profile with the nodes that join."""
+        """Add the nodes that join to the profile."""
         if self.add and self.job is None:
             raise PlanError(f"--add {self.add[0][0]}: the plan has no blocks for it; give --replan JOB")
         profile = self.profile
@@ -193,7 +195,7 @@ class WhatIf:
         return profile
 
     def _planned(self, profile: Profile, job: Job, changes: Sequence[str]) -> tuple[Profile, Plan]:
-        """Plan anew: keys of the plan change the job, except for credits, which the job has not."""
+        """Plan anew with the changes; keys of a plan change the job, except for credits, which a job has not."""
         of_job: dict[str, object] = {}
         of_plan: dict[str, Any] = {}
         for key, value in map(split_change, changes):

@@ -1,1 +1,1 @@
-"""The agent's process: membership, what the coordinator asks, the run that is under way."""
+"""The agent's process: its membership, the coordinator's calls, and the run that is under way."""

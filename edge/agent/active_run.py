@@ -1,4 +1,4 @@
-"""One run at one node, from the first step of its preparation to its release.
+"""Hold one run at one node, from the first step of its preparation to its release.
 
 Whatever a run holds (threads, links, tensors) is reachable from here only, so dropping it drops all. It is
 also where links deliver: what comes before the node is prepared or after it was released goes nowhere.
@@ -34,7 +34,7 @@ _END_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class ActiveRun:
-    """Everything of one run at this node."""
+    """Everything that one run holds at this node: executor, links, loop, reporter, saver."""
 
     run_id: str
     node: str
@@ -50,7 +50,7 @@ class ActiveRun:
     reporter: Reporter | None = None
 
     def check_wanted(self) -> None:
-        """Stop preparing what nobody waits for.
+        """Refuse to go on with the preparation of a run that was released.
 
         Raises:
             InterruptedRunError: the run was released.
@@ -61,23 +61,23 @@ class ActiveRun:
     # ---- what links deliver, from their threads ---------------------------------------------------
 
     def on_tensor(self, key: TensorKey, source: str, tensor: Any, mask: Any) -> None:
-        """A checked tensor arrived."""
+        """Pass a checked tensor to the loop, if the run is wanted."""
         run = self._wanted()
         if run is not None:
             run.on_tensor(key, source, tensor, mask)
 
     def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
-        """A head arrived for turn ``seq``; probes end here."""
+        """Pass the head for turn ``seq`` to the loop, if the run is wanted; drop a probe."""
         run = self._wanted()
         if run is not None and kind == Payload.HEAD:
             run.on_head(seq, source, data)
 
     def on_refused(self, source: str, error: RingTuneError) -> None:
-        """A frame that claimed to be of ``source`` was dropped; the ring goes on."""
+        """Log that a frame of ``source`` was refused; the ring goes on."""
         _LOG.warning("node %s refused a frame from %s: %s", self.node, source, error)
 
     def on_ack(self, target: str, ack: Ack) -> None:
-        """``target`` took hidden states out of its inbox, or dropped a frame of ours."""
+        """Pass credits of ``target`` to the loop; fail the run if ``target`` refused a frame of this node."""
         run = self._wanted()
         if run is None:
             return
@@ -92,7 +92,7 @@ class ActiveRun:
             run.on_credits(target, ack.boundary, ack.credits)
 
     def on_link_lost(self, peer: str, reason: str) -> None:
-        """A link with ``peer``, in or out, broke."""
+        """Fail the run ``_LOST_GRACE_S`` after a link with ``peer``, in or out, broke, unless it is over by then."""
         if self.run is None or self.is_collected or self.cancelled.is_set():
             return
         _LOG.info("node %s: link with %s broke: %s", self.node, peer, reason)
@@ -111,7 +111,7 @@ class ActiveRun:
     # ---- the end ----------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """Stop computing and close the links; ``cancelled`` has to be set. Takes a few seconds at most."""
+        """Stop the loop and close the links, within seconds; ``cancelled`` has to be set before."""
         if self.run is not None:
             self.run.stop(reason)
         closers = [threading.Thread(target=link.close, daemon=True) for link in list(self.links.values())]
@@ -125,7 +125,7 @@ class ActiveRun:
             self.run.wait(_END_S)
 
     def drop(self) -> None:
-        """Let go of everything; on the compute thread, after the loop has ended."""
+        """Drop everything that the run holds; on the compute thread, after the loop has ended."""
         if self.saver is not None:
             self.saver.close()
         self.executor = self.run = self.reporter = self.saver = None

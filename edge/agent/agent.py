@@ -1,4 +1,4 @@
-"""The agent: what a node does for the coordinator, one run at a time.
+"""The agent does what the coordinator asks of a node, one run at a time.
 
 ::
 
@@ -53,19 +53,19 @@ class Workshop(Protocol):
     def inspect(
         self, options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
     ) -> tuple[dict[str, Any], Any]:
-        """Facts as JSON, and the node's dataset or None."""
+        """Return the node's facts as JSON, and its dataset or None."""
 
     def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
-        """The executor of this node."""
+        """Build the executor of this node."""
 
     def ring_servicer(self) -> Any:
-        """The servicer that takes frames; one per process."""
+        """Make the servicer that takes frames; one per process."""
 
     def expect(self, servicer: Any, active: ActiveRun, job: Job) -> None:
         """Let the servicer take the run's frames and deliver them to ``active``."""
 
     def connect(self, active: ActiveRun, target: str, address: str) -> Any:
-        """A link that is not open yet: ``open(timeout_s)`` and what ``run.Link`` has."""
+        """Make a link that is not open yet: it has ``open(timeout_s)`` and what ``run.Link`` has."""
 
 
 class Agent:
@@ -102,7 +102,7 @@ class Agent:
 
     @property
     def current_run(self) -> str:
-        """The id of the run that is prepared or under way, empty = none."""
+        """Id of the run that is prepared or under way, empty = none."""
         active = self._active
         return active.run_id if active else ""
 
@@ -113,7 +113,7 @@ class Agent:
     # ---- what the coordinator asks ----------------------------------------------------------------
 
     def inspect(self, run_id: str, job_toml: str, timing: Timing | None, *, timeout_s: float) -> str:
-        """Count rows and labels, time every kind of work; ``timing`` None = do not.
+        """Count rows and labels, and time every kind of work; ``timing`` None = time nothing.
 
         Returns:
             ``profile.NodeFacts`` as JSON.
@@ -138,7 +138,7 @@ class Agent:
         return json.dumps(self._compute.call(work, timeout_s=deadline_s - time.monotonic(), what=what))
 
     def measure_link(self, target: str, address: str, message_bytes: int, *, timeout_s: float) -> LinkRate:
-        """How fast the link to another node is; see ``edge.wire.probe``.
+        """Measure the link to another node; see ``edge.wire.probe``.
 
         Raises:
             ConnectionFailedError: it can't be measured, or leaves this machine unencrypted; names both ends.
@@ -194,7 +194,7 @@ class Agent:
         return int(active.executor.hosted_bytes)
 
     def load(self, run_id: str, chunks: Iterable[control_pb2.FileChunk], *, timeout_s: float) -> None:
-        """Take a saved adapter and head over instead of the initial ones; before the first turn.
+        """Replace the initial adapters and head by saved ones, before the first turn.
 
         Raises:
             FrameError: this run is not the one that is prepared here.
@@ -210,7 +210,7 @@ class Agent:
             run.call(lambda: executor.load_saved(folder), timeout_s=timeout_s, what="the saved adapter to be loaded")
 
     def check_shards(self, run_id: str, asked: Sequence[ShardAsked], *, timeout_s: float) -> list[str]:
-        """What is wrong with each of these shards of ``run_id`` here; empty = intact.
+        """Check shards of ``run_id`` at this node; return what is wrong with each, empty = intact.
 
         Raises:
             BusyError: another process uses this node's folder.
@@ -223,7 +223,7 @@ class Agent:
         )
 
     def grant(self, run_id: str, plan_epoch: int, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
-        """Work on these turns; shards of steps before ``keep_from_step`` are not needed any more.
+        """Work on these turns, and drop shards of steps before ``keep_from_step``.
 
         Raises:
             FrameError: this run or plan is not the one that is prepared here.
@@ -236,7 +236,7 @@ class Agent:
             run.keep_shards_from(keep_from_step)
 
     def collect(self, run_id: str, *, with_head: bool, with_private: bool, timeout_s: float) -> dict[str, bytes]:
-        """The trained tensors and this node's totals, as files by name.
+        """Collect the trained tensors and this node's totals as files by name.
 
         Raises:
             FrameError: this run is not the one that is prepared here.
@@ -264,7 +264,7 @@ class Agent:
         return files
 
     def release(self, run_id: str, reason: str) -> None:
-        """Stop and forget a run, whatever its state; an unknown one is no error. Empty = whatever runs."""
+        """Stop and forget a run in any state; an unknown ``run_id`` is no error, an empty one means any run."""
         if self.models is not None:
             self.models.release(run_id)
         active = self._active
@@ -276,7 +276,7 @@ class Agent:
     # ---- what the process asks --------------------------------------------------------------------
 
     def abandon(self, error: RingTuneError) -> None:
-        """Report that this node leaves, so that the others need not wait for the lease; then release."""
+        """Report that this node leaves, so that nobody has to wait for its lease, and release the run."""
         active = self._active
         if active is not None and active.run is not None and active.reporter is not None:
             active.run.fail(error)
@@ -284,7 +284,7 @@ class Agent:
         self.release("", str(error))
 
     def close(self, timeout_s: float) -> bool:
-        """Release everything; False if the compute thread is still busy after ``timeout_s`` seconds."""
+        """Release any run; False if the compute thread is still busy after ``timeout_s`` seconds."""
         self.release("", "the agent ends")
         return self._compute.close(timeout_s)
 
@@ -337,7 +337,7 @@ class Agent:
             )
 
     def _open_link(self, workshop: Workshop, active: ActiveRun, target: str, address: str, deadline_s: float) -> Any:
-        """Open one link; a peer that has not got the plan yet refuses, so try again until the deadline."""
+        """Open one link; try again until the deadline, because a peer refuses until it has the plan."""
         while True:
             active.check_wanted()
             link = workshop.connect(active, target, address)
@@ -378,7 +378,7 @@ class Agent:
     # ---- the end of a run -------------------------------------------------------------------------
 
     def _end(self, active: ActiveRun, reason: str) -> None:
-        """Stop a run and drop what it holds; from any thread, more than once."""
+        """Stop a run and drop what it holds; from any thread, a second call does nothing."""
         with self._lock:
             if active.cancelled.is_set():
                 return

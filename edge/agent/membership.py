@@ -1,4 +1,4 @@
-"""Being a member: join, renew the lease, notice that the coordinator is gone or has forgotten us, leave.
+"""Keep a node a member: join, renew the lease, notice that the coordinator is gone or has forgotten it, leave.
 
 One thread sends a heartbeat every third of the lease. Three answers matter::
 
@@ -78,11 +78,11 @@ class Membership:
 
     @property
     def lease_s(self) -> float:
-        """How long the coordinator waits for a heartbeat, seconds."""
+        """Seconds that the coordinator waits for a heartbeat before the node counts as lost."""
         return self._lease_s
 
     def join(self, *, timeout_s: float, give_up: threading.Event | None = None) -> None:
-        """Become a member and start to renew the lease; a name still held by a dead node is waited for.
+        """Join the coordinator and start to renew the lease; wait for a name that a dead node still holds.
 
         Args:
             timeout_s: how long to try; an attempt that began within it may take ``_JOIN_CALL_S`` more.

@@ -1,4 +1,4 @@
-"""The agent's process: start, join, wait for a reason to end, leave in order.
+"""Run an agent's process: start, join, wait for a reason to end, leave in order.
 
 Ends within seconds whatever the compute thread does: what is left of it then is a daemon thread inside a
 torch call, and the process exits without waiting for it.
@@ -40,7 +40,7 @@ _WAIT_S = 0.5
 
 @dataclass(slots=True)
 class _Ending:
-    """Why the process shall end; the first reason counts."""
+    """The reason why the process shall end; only the first one counts."""
 
     wanted: threading.Event = field(default_factory=threading.Event)
     code: int = 0
@@ -48,14 +48,14 @@ class _Ending:
     error: RingTuneError | None = None
 
     def ask(self, code: int, reason: str, error: RingTuneError | None = None) -> None:
-        """End with ``code``."""
+        """Ask the process to end with exit code ``code``."""
         if not self.wanted.is_set():
             self.code, self.reason, self.error = code, reason, error
             self.wanted.set()
 
 
 def run_agent(options: AgentOptions) -> int:
-    """Be an agent until told to stop.
+    """Run an agent until it is told to stop.
 
     Returns:
         The exit code: 143 after SIGTERM, 130 after SIGINT, 0 if the parent has ended.
@@ -113,7 +113,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending) -> int
 
 
 def _exit_now(ending: _Ending) -> None:
-    """Without waiting for a thread that is inside a long torch call, or for calls that wait for it."""
+    """Exit without waiting for a thread inside a long torch call, or for calls that wait for that thread."""
     if ending.error is not None:
         sys.stderr.write(f"error: {ending.error}\n")
     logging.shutdown()
@@ -141,7 +141,7 @@ def _watch_parent(ending: _Ending) -> None:
 
 
 def _peers(name: str, stub: control_pb2_grpc.CoordinatorStub) -> list[str]:
-    """Where the other members are reached."""
+    """List the addresses of the other members that are not lost."""
     members = stub.Nodes(control_pb2.Empty(), timeout=_REPORT_S).nodes
     return [entry.joined.address for entry in members if entry.joined.node != name and entry.state != "lost"]
 
@@ -162,7 +162,7 @@ def _identity(options: AgentOptions, port: int) -> control_pb2.JoinRequest:
 
 
 def _likely_device(options: AgentOptions) -> str:
-    """Without loading torch: what a run will probably use."""
+    """Guess the device of a run without loading torch: ``cuda`` if there is a device file of NVIDIA's."""
     if options.device != "auto":
         return options.device
     return "cuda" if any(Path(name).exists() for name in ("/dev/nvidia0", "/dev/nvhost-gpu")) else "cpu"

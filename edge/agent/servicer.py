@@ -1,4 +1,4 @@
-"""The gRPC services of an agent: decode, one call, encode. The work is ``edge.agent.agent.Agent``'s.
+"""Serve an agent's gRPC calls: decode the request, call ``edge.agent.agent.Agent`` once, encode the answer.
 
 The ring's servicer needs torch, which is loaded after the agent has joined, so it is added later.
 """
@@ -31,7 +31,7 @@ _LONGEST_CALL_S = 3600.0
 
 
 class AgentServicer(control_pb2_grpc.AgentServicer):
-    """What the coordinator calls."""
+    """The calls of the coordinator to this node."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -39,7 +39,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     def Inspect(  # noqa: N802
         self, request: control_pb2.InspectRequest, context: grpc.ServicerContext
     ) -> control_pb2.InspectReply:
-        """Facts for the planner."""
+        """Return the node's facts for the planner, and the state of each shard that is asked about."""
         facts = answer(
             context,
             lambda: self._agent.inspect(request.run_id, request.job_toml, _timing(request), timeout_s=_left_s(context)),
@@ -61,7 +61,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     def MeasureLink(  # noqa: N802
         self, request: control_pb2.MeasureLinkRequest, context: grpc.ServicerContext
     ) -> control_pb2.MeasureLinkReply:
-        """How fast this node reaches another one."""
+        """Measure the link from this node to another one."""
         found = answer(
             context,
             lambda: self._agent.measure_link(
@@ -73,7 +73,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     def Prepare(  # noqa: N802
         self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
     ) -> control_pb2.PrepareReply:
-        """Build what a plan wants from this node."""
+        """Build the slice that a plan gives this node, and open its links."""
         hosted_bytes = answer(
             context,
             lambda: self._agent.prepare(
@@ -91,7 +91,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     def Load(  # noqa: N802
         self, request_iterator: Iterator[control_pb2.LoadChunk], context: grpc.ServicerContext
     ) -> control_pb2.Empty:
-        """Take a saved adapter over."""
+        """Replace the initial adapters by those of a saved adapter."""
         answer(context, lambda: self._load(request_iterator, _left_s(context)))
         return control_pb2.Empty()
 
@@ -101,7 +101,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         self._agent.load(first.run_id, files, timeout_s=timeout_s)
 
     def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
-        """Work on turns."""
+        """Let the node work on turns, and drop shards that are not needed any more."""
         answer(
             context,
             lambda: self._agent.grant(
@@ -116,7 +116,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     def Collect(  # noqa: N802
         self, request: control_pb2.CollectRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.FileChunk]:
-        """Stream the trained tensors."""
+        """Stream the trained tensors and the node's totals as files."""
         files = answer(
             context,
             lambda: self._agent.collect(
@@ -130,7 +130,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             yield from cut_file(name, io.BytesIO(content))
 
     def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
-        """Forget a run."""
+        """Stop and forget a run."""
         answer(context, lambda: self._agent.release(request.run_id, request.reason or "released"))
         return control_pb2.Empty()
 
@@ -172,7 +172,7 @@ class AgentServer:
         self.port = self._server.port
 
     def add_ring(self, servicer: Any) -> None:
-        """Serve links too; gRPC takes further handlers while it serves."""
+        """Serve the ring's links too; gRPC takes further handlers while it serves."""
         servicer.add_to(self._grpc_server)
 
     def stop(self) -> None:

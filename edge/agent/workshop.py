@@ -1,4 +1,4 @@
-"""The part of an agent that needs torch: facts, the executor, and both ends of the links.
+"""The part of an agent that needs torch: a node's facts, the executor, and both ends of the links.
 
 Importing this module loads torch and the model libraries, which takes seconds; the agent does so in the
 background after it has joined.
@@ -40,7 +40,7 @@ _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def warm_up() -> None:
-    """Load what a run would load on its way, half of the whole time; nothing is built yet."""
+    """Load the libraries and kernels of a run, which is half of a run's preparation; build nothing yet."""
     load_libraries()
     touch_kernels()
 
@@ -48,7 +48,7 @@ def warm_up() -> None:
 def inspect(
     options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
 ) -> tuple[dict[str, Any], OwnerDataset | None]:
-    """Read what this node has, and how fast it is.
+    """Count this node's rows and labels, and time every kind of work.
 
     Args:
         options: of the agent.
@@ -102,7 +102,7 @@ def inspect(
 
 
 def load_data(options: AgentOptions, job: Job, tokenizer_folder: Path) -> OwnerDataset | None:
-    """The rows of this node; None if it was started without ``--data``.
+    """Load the rows of this node; None if it was started without ``--data``.
 
     Raises:
         DataError: a file can't be used.
@@ -121,7 +121,7 @@ def load_data(options: AgentOptions, job: Job, tokenizer_folder: Path) -> OwnerD
 
 
 def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | None) -> NodeExecutor:
-    """What this node hosts in a run.
+    """Build the executor of what this node hosts in a run.
 
     Raises:
         DataError: the plan wants data that this node does not have.
@@ -141,7 +141,7 @@ def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | N
 
 
 def set_up_torch(options: AgentOptions, job: Job) -> tuple[str, int]:
-    """Choose device and threads.
+    """Choose the device, and set torch's number of threads.
 
     Returns:
         ``cpu`` or ``cuda``, and the number of compute threads.
@@ -161,7 +161,7 @@ def set_up_torch(options: AgentOptions, job: Job) -> tuple[str, int]:
 
 
 def ring_servicer() -> RingServicer:
-    """The servicer that takes frames."""
+    """Make the servicer that takes frames."""
     return RingServicer()
 
 
@@ -180,7 +180,7 @@ def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
 
 
 def connect(active: ActiveRun, target: str, address: str) -> OutLink:
-    """A link to ``target`` that is not open yet."""
+    """Make a link to ``target`` that is not open yet."""
     hello = Hello(
         run_id=active.run_id,
         plan_epoch=active.plan_epoch,

@@ -1,1 +1,1 @@
-"""What a node computes: hosted blocks and the actions on them."""
+"""The computation of a node: the blocks that it hosts and the actions on them."""

@@ -36,7 +36,7 @@ Values = tuple[tuple[str, float], ...]
 
 
 class NodeExecutor:
-    """What one node hosts in one run, and the actions on it.
+    """Computes the actions of one node in one run, on the blocks and head that it hosts.
 
     Not thread-safe: everything is called from one thread (torch's generator is global, and dropout uses it).
 
@@ -92,7 +92,7 @@ class NodeExecutor:
 
     @property
     def version_figures(self) -> dict[str, int]:
-        """Most versions of the slice's trained tensors at once, and the bytes of those besides the newest."""
+        """Most versions of the slice's trained tensors held at once, and the most bytes of versions but the newest."""
         return {
             "peak_versions": self._versions.peak_versions,
             "peak_version_bytes": self._versions.peak_extra_bytes,
@@ -108,7 +108,7 @@ class NodeExecutor:
     # ---- turns ------------------------------------------------------------------------------------
 
     def grant(self, turn: Turn) -> None:
-        """Learn the items of a turn; has to come before any of their actions."""
+        """Open the items of a turn; no action of an item can run before."""
         course = self._course.decided(turn.unfreeze_at)
         for item in items(course, turn):
             self._items[item.seq] = OpenItem.of(course, item)
@@ -157,7 +157,7 @@ class NodeExecutor:
         return ()
 
     def _skip(self, action: Action, entry: OpenItem) -> Values:
-        """Nothing: the hidden state stays as it is."""
+        """Leave the hidden state as it is."""
         return ()
 
     def _forward(self, action: Action, entry: OpenItem) -> Values:
@@ -267,11 +267,11 @@ class NodeExecutor:
     # ---- head and files ---------------------------------------------------------------------------
 
     def head_blob(self) -> bytes:
-        """The head, its optimizer moments and step counts as one safetensors file."""
+        """Serialise the head, its optimizer moments and step counts as one safetensors file."""
         return self._owner(None)[0].to_blob()
 
     def load_head_blob(self, data: bytes) -> None:
-        """Take over a head from ``head_blob``.
+        """Replace head, moments and step counts by those that ``head_blob`` gave at another owner.
 
         Raises:
             IntegrityError: unreadable, or not a head of this run.
@@ -279,17 +279,17 @@ class NodeExecutor:
         self._owner(None)[0].load_blob(data)
 
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
-        """What a checkpoint needs of this node: trained tensors, moments, step counts.
+        """Serialise what a checkpoint needs of this node: trained tensors, moments, step counts.
 
         Args:
-            metadata: says what it is of.
+            metadata: run, step and node that the shard is of.
             with_head: also the head; ask the owner that holds it.
         """
         head = self.head_blob() if with_head else None
         return to_shard(self._trained(), self._hosted.optimizer, head, metadata)
 
     def load_shard(self, data: bytes, metadata: Mapping[str, str], *, with_head: bool) -> None:
-        """Go on from what ``shard`` gave; ``with_head`` as there.
+        """Replace trained tensors, moments and step counts by those that ``shard`` gave; ``with_head`` as there.
 
         Raises:
             IntegrityError: unreadable, of something else, or it does not fit this node's slice.
@@ -302,7 +302,7 @@ class NodeExecutor:
         return self._hosted.blocks.parameters(self._slice.start, self._slice.stop)
 
     def adapter_files(self, *, with_head: bool, with_private: bool = False) -> dict[str, bytes]:
-        """This node's part of the AdapterHub folder.
+        """Serialise this node's part of the AdapterHub folder.
 
         Args:
             with_head: also the head and both configs; ask the node that holds the newest head.

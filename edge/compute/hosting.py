@@ -25,7 +25,7 @@ from ringtune.schedule.plan import Plan
 
 @dataclass(kw_only=True, slots=True)
 class Hosted:
-    """One node's part of the model.
+    """The part of the model that one node hosts, ready to compute.
 
     Attributes:
         skeleton: the model; hosted modules are real, the others empty.
@@ -46,7 +46,7 @@ class Hosted:
     hosted_bytes: int
 
     def weights(self) -> Iterator[torch.Tensor]:
-        """Every parameter and buffer."""
+        """Yield every parameter and buffer of the model, the empty ones of blocks hosted elsewhere included."""
         yield from self.skeleton.model.parameters()
         yield from self.skeleton.model.buffers()
 

@@ -1,4 +1,4 @@
-"""What a node holds of the items and micro-batches that are under way here.
+"""The items and micro-batches that are under way at a node, with the tensors that it holds of each.
 
 A micro-batch is at one place at a time, so one hidden state and one gradient are all that it can have at a node,
 besides the graphs that wait for their backward. What was handed out or used up is dropped at once.
@@ -26,7 +26,7 @@ from ringtune.schedule.versions import trained
 
 @dataclass(slots=True)
 class MicroBatch:
-    """One micro-batch at this node (B rows, T tokens, D model width).
+    """The tensors of one micro-batch at this node (B rows, T tokens, D model width).
 
     Attributes:
         hidden: (B, T, D), not part of a graph.
@@ -44,16 +44,16 @@ class MicroBatch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is held any more."""
+        """Whether neither hidden state nor gradient nor graph is held."""
         return self.hidden is None and self.grad is None and not self.graphs
 
     def drop_hidden(self) -> None:
-        """The hidden state left for elsewhere, or became a loss."""
+        """Drop the hidden state with its mask and context: it was sent on, or the head made a loss of it."""
         self.hidden = self.mask = self._context = None
         self._has_context = False
 
     def block_inputs(self, action: Action, blocks: BlockRunner) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        """Hidden state, mask, and the context that all blocks of this node share.
+        """Return hidden state, mask, and the context that all blocks of this node share.
 
         Raises:
             PlanError: nothing came for ``action``.
@@ -67,7 +67,7 @@ class MicroBatch:
         return hidden, self.mask, self._context
 
     def head_input(self, action: Action) -> torch.Tensor:
-        """The hidden state.
+        """Return the hidden state.
 
         Raises:
             PlanError: nothing came for ``action``.
@@ -77,7 +77,7 @@ class MicroBatch:
         return self.hidden
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Everything that is held, what graphs keep included."""
+        """Yield every tensor that is held, those that graphs keep for backward included."""
         yield from (item for item in (self.hidden, self.mask, self.grad) if item is not None)
         yield from _tensors_in(self._context)
         for x, y in self.graphs.values():
@@ -85,7 +85,7 @@ class MicroBatch:
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a block's context, which may be nested."""
+    """Yield the tensors of a context, which may be a nested tuple."""
     if torch.is_tensor(value):
         yield value
     elif isinstance(value, tuple):
@@ -95,7 +95,7 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 @dataclass(slots=True)
 class OpenItem:
-    """One granted item.
+    """A granted item with what is known of its batch and gradients.
 
     Attributes:
         item: the item.
@@ -117,7 +117,7 @@ class OpenItem:
 
     @staticmethod
     def of(course: Course, item: Item) -> OpenItem:
-        """An item of which nothing has been done; ``course`` as it is for the item's turn."""
+        """Open an item of which no action has run; ``course`` is that of the item's turn."""
         sizes = course.microbatch_sizes(item.rows)
         return OpenItem(
             item=item,
@@ -128,7 +128,7 @@ class OpenItem:
         )
 
     def rows(self, action: Action) -> Batch:
-        """The rows of the action's micro-batch.
+        """Cut the rows of the action's micro-batch out of the batch.
 
         Raises:
             PlanError: the batch was not embedded.

@@ -1,1 +1,1 @@
-"""An owner's data: rows of a file, and their tokens. None of it ever leaves the node."""
+"""Read an owner's data: rows of a file and their tokens, which never leave the node."""

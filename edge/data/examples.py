@@ -1,4 +1,4 @@
-"""What a task makes of an owner's files: rows that can be shared out, and examples that batches are made of.
+"""Turn an owner's files into rows, which owners share, and examples, of which batches are made.
 
 A *row* is what the file has (a text, a question, an image), an *example* is what a batch has (a text, a window of a
 question's context, an image). Rows are shared among owners, so that all windows of a question stay together.
@@ -32,13 +32,13 @@ class Rows(NamedTuple):
 
 
 class Examples(Protocol):
-    """What one owner trains or evaluates on."""
+    """The examples that one owner trains or evaluates on."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Number of examples."""
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """These examples, padded to the longest.
+        """Make a batch of the chosen examples, padded to the longest.
 
         Args:
             chosen: indices of examples.
@@ -46,7 +46,7 @@ class Examples(Protocol):
         """
 
     def width(self, chosen: Sequence[int]) -> int:
-        """How long the rows of a batch of these examples are, padded, in tokens."""
+        """Padded length of a batch of the chosen examples, in tokens."""
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
         """Judge predictions row by row.
@@ -61,29 +61,29 @@ class Examples(Protocol):
         """
 
     def forget_scores(self) -> None:
-        """A new run begins."""
+        """Drop the scores of an evaluation that did not end, because a new run begins."""
 
 
 class Source(Protocol):
     """How a task reads its files."""
 
     def read(self, path: Path) -> Rows:
-        """The rows of a file.
+        """Read the rows of a file.
 
         Raises:
-            DataError: it can't be used; says where and why.
+            DataError: the file can't be used; says where and why.
         """
 
     def examples(self, rows: Sequence[Any], labels: Sequence[str]) -> Examples:
-        """Examples of these rows (of which ``labels`` are the class names)."""
+        """Make the examples of these rows, of which ``labels`` are the class names."""
 
 
 class Unscored:
-    """Examples whose head says all that an evaluation counts."""
+    """Examples that are not scored row by row, because the head counts all that an evaluation needs."""
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
-        """Nothing more."""
+        """Return no further numbers."""
         return ()
 
     def forget_scores(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no score is kept."""

@@ -1,4 +1,4 @@
-"""Labelled images: an npz file with two arrays, or a folder with a folder for each class.
+"""Read labelled images: an npz file with two arrays, or a folder with a folder for each class.
 
 Images have to have the size that the model takes: nothing is cut or scaled, because that is a choice which belongs
 to whoever made the data. Whole numbers of 8 bits are scaled and normalised as ``preprocessor_config.json`` says
@@ -32,13 +32,16 @@ _PREPROCESSOR = "preprocessor_config.json"
 
 
 class Shape(NamedTuple):
-    """What the model takes."""
+    """The number of channels and the side, in pixels, of the square images that the model takes."""
 
     channels: int
     side: int
 
     def order(self, shape: tuple[int, ...]) -> str:
-        """How an array of this shape lies: ``hw``, ``hwc``, ``chw``; empty if it does not fit."""
+        """Order of the axes of an array of this shape: ``hw``, ``hwc`` or ``chw``; empty if it does not fit.
+
+        Example: for 3 channels of side 32 an array (32, 32, 3) is ``hwc``.
+        """
         plane = (self.side, self.side)
         if shape == plane and self.channels == 1:
             return "hw"
@@ -47,7 +50,7 @@ class Shape(NamedTuple):
         return "chw" if shape == (self.channels, *plane) else ""
 
     def __str__(self) -> str:
-        """For messages."""
+        """Write the shape for messages: ``3 x 32 x 32 (channels, height, width)``."""
         return f"{self.channels} x {self.side} x {self.side} (channels, height, width)"
 
 
@@ -58,7 +61,7 @@ class ImageFile(NamedTuple):
 
 
 class Images:
-    """See ``Source``.
+    """The ``Source`` of image classification.
 
     Args:
         job: names of the arrays.
@@ -78,7 +81,7 @@ class Images:
         self._mean, self._std = _normalisation(folder, self._shape.channels)
 
     def read(self, path: Path) -> Rows:
-        """Images with their class names; every shape is checked here."""
+        """Read images with their class names, and check every image's shape."""
         if path.is_dir():
             return self._read_folder(path)
         if not path.is_file():
@@ -88,12 +91,12 @@ class Images:
         return self._read_npz(path)
 
     def examples(self, rows: Sequence[Array | ImageFile], labels: Sequence[str]) -> ImageExamples:
-        """One of each image; arrays are copied, so that the rest of the file can be dropped."""
+        """Make one example of each image; arrays are copied, so that the rest of the file can be dropped."""
         own = [row.copy() if isinstance(row, np.ndarray) else row for row in rows]
         return ImageExamples(own, labels, self)
 
     def pixels(self, row: Array | ImageFile) -> torch.Tensor:
-        """One image as the model takes it (C, H, W), float32.
+        """Convert one image to what the model takes: (C, H, W), float32.
 
         Raises:
             DataError: its file changed since it was checked, or it has numbers that are not finite.
@@ -112,7 +115,7 @@ class Images:
 
     @property
     def num_tokens(self) -> int:
-        """Patches of an image, and the class token."""
+        """Number of tokens of an image: its patches and the class token."""
         return self._num_tokens
 
     def _read_npz(self, path: Path) -> Rows:
@@ -154,7 +157,7 @@ class Images:
 
 
 class ImageExamples(Unscored):
-    """See ``Examples``.
+    """The ``Examples`` of image classification.
 
     Args:
         rows: arrays, or files to read.
@@ -168,11 +171,11 @@ class ImageExamples(Unscored):
         self._images = images
 
     def __len__(self) -> int:
-        """How many images."""
+        """Number of images."""
         return len(self._rows)
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """These images and the indices of their classes; every token counts."""
+        """Make a batch of the chosen images and the indices of their classes; the mask is all ones."""
         pixels = torch.stack([self._images.pixels(self._rows[index]) for index in chosen])
         labels = [targets.get(self._labels[index], IGNORED) for index in chosen]
         nothing = torch.zeros(len(chosen), 0, dtype=torch.int64)
@@ -185,12 +188,12 @@ class ImageExamples(Unscored):
         )
 
     def width(self, chosen: Sequence[int]) -> int:
-        """Patches of every image, and the class token."""
+        """Number of tokens of every image: its patches and the class token."""
         return self._images.num_tokens
 
 
 def _normalisation(folder: Path, channels: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of each channel, (C, 1, 1)."""
+    """Read mean and standard deviation of each channel, (C, 1, 1), from the preprocessor's config."""
     path = folder / _PREPROCESSOR
     values: dict[str, Any] = {}
     if path.is_file():
@@ -214,7 +217,7 @@ def _is_number(value: object) -> bool:
 
 
 def _shape_of(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of an image file; of an array only the header is read."""
+    """Read shape and type of an image file; of an array only the header is read."""
     if path.suffix.lower() != ".npy":
         array = _open(path)
         return array.shape, array.dtype

@@ -1,4 +1,4 @@
-"""Texts to continue: a text a row, or one plain text cut into blocks."""
+"""Read texts for a language model: a text a row, or one plain text cut into blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_TOKENS = 2  # one to predict, and one before it
 
 
 class Language:
-    """See ``Source``.
+    """The ``Source`` of causal language modelling.
 
     Args:
         job: name of the column, longest text.
@@ -34,20 +34,23 @@ class Language:
         self._padder = Padder(self._tokenizer)
 
     def read(self, path: Path) -> Rows:
-        """Texts of a csv or jsonl file, or the blocks of a ``.txt`` file."""
+        """Read the texts of a csv or jsonl file, or the blocks of a ``.txt`` file."""
         if path.suffix.lower() == ".txt":
             return Rows(rows=self._blocks(path))
         records = read_table(path, {"data.text": self._column})
         return Rows(rows=[text_of(path, record, self._column) for record in records])
 
     def examples(self, rows: Sequence[str | Encoded], labels: Sequence[str]) -> LanguageExamples:
-        """One of each text or block."""
+        """Make one example of each text or block."""
         texts = [row for row in rows if isinstance(row, str)]
         blocks = [row for row in rows if not isinstance(row, str)]
         return LanguageExamples(blocks or Encoder(self._tokenizer, texts), self._padder, self._max_length)
 
     def _blocks(self, path: Path) -> list[Encoded]:
-        """All tokens in a row, without special ones, cut every ``max_length``; a rest too short to learn from is left.
+        """Cut all tokens of a text, without special ones, into blocks of ``max_length``.
+
+        A rest of one token is left out: there is nothing to predict in it. Example: 257 tokens with ``max_length`` 128
+        are two blocks.
 
         The text is encoded in pieces that end with a line, to bound what the tokenizer holds at once.
         """
@@ -63,7 +66,7 @@ class Language:
 
 
 class LanguageExamples(Unscored):
-    """See ``Examples``.
+    """The ``Examples`` of causal language modelling.
 
     Args:
         rows: encoder of texts, or blocks that are encoded.
@@ -77,11 +80,11 @@ class LanguageExamples(Unscored):
         self._max_length = max_length
 
     def __len__(self) -> int:
-        """How many texts or blocks."""
+        """Number of texts or blocks."""
         return len(self._rows)
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """These texts; every token but the first of a row is a target at its own place."""
+        """Make a batch of the chosen texts; every token but a row's first is a target at its own place."""
         encoded = self._encoded(chosen)
         ids, mask, types = self._padder.pad(encoded)
         labels = ids.masked_fill(mask == 0, IGNORED)
@@ -90,7 +93,7 @@ class LanguageExamples(Unscored):
         return Batch(ids=ids, mask=mask, token_type_ids=types, labels=labels)
 
     def width(self, chosen: Sequence[int]) -> int:
-        """The longest of these texts or blocks."""
+        """Number of tokens of the longest chosen text or block."""
         return max(len(row.ids) for row in self._encoded(chosen))
 
     def _encoded(self, chosen: Sequence[int]) -> Sequence[Encoded]:

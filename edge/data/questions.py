@@ -1,4 +1,4 @@
-"""Questions whose answer is a piece of a context: read, cut into windows, and judged by the answer's text.
+"""Read questions whose answer is a piece of a context, cut them into windows, and judge predicted answers.
 
 A context that is too long becomes several windows that overlap; each has the whole question before it. A window
 without the answer points at its first token. The prediction for a question is the best span of all its windows.
@@ -24,13 +24,13 @@ from ringtune.files.tables import Record, read_table, text_of
 from ringtune.jobs.job import Job
 
 LONGEST_ANSWER = 30
-"""Tokens of a predicted answer at most, as the official baselines have it."""
+"""Most tokens of a predicted answer, as in the official baselines."""
 
 _LEAST_CONTEXT = 8
 
 
 class Question(NamedTuple):
-    """One question.
+    """One question with its context and answers.
 
     Attributes:
         question: what is asked.
@@ -68,7 +68,7 @@ class Window(NamedTuple):
 
 
 class Questions:
-    """See ``Source``.
+    """The ``Source`` of question answering.
 
     Args:
         job: names of the columns, longest window, overlap.
@@ -90,7 +90,7 @@ class Questions:
         self._padder = Padder(self._tokenizer)
 
     def read(self, path: Path) -> Rows:
-        """Questions with their contexts; those whose answer is not in its context are counted and left out."""
+        """Read questions with their contexts; leave out and count those without an answer in the context."""
         data = self._data
         columns = {"data.question": data.question, "data.context": data.context, "data.answer": data.answer}
         found = [self._question(path, record) for record in read_table(path, columns)]
@@ -100,7 +100,7 @@ class Questions:
         return Rows(rows=usable, skipped=len(found) - len(usable))
 
     def examples(self, rows: Sequence[Question], labels: Sequence[str]) -> QuestionExamples:
-        """The windows of these questions."""
+        """Make the windows of these questions."""
         windows = [window for index, row in enumerate(rows) for window in self._windows(index, row)]
         return QuestionExamples(rows, windows, self._padder)
 
@@ -136,7 +136,7 @@ class Questions:
 
 
 class QuestionExamples:
-    """See ``Examples``.
+    """The ``Examples`` of question answering.
 
     Args:
         questions: of this owner.
@@ -154,11 +154,11 @@ class QuestionExamples:
             self._num_windows[window.question] += 1
 
     def __len__(self) -> int:
-        """How many windows."""
+        """Number of windows."""
         return len(self._windows)
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """These windows; targets are tokens of the padded row."""
+        """Make a batch of the chosen windows; targets are tokens of the padded row."""
         windows = [self._windows[index] for index in chosen]
         ids, mask, types = self._padder.pad([window.tokens for window in windows])
         labels = [
@@ -174,7 +174,7 @@ class QuestionExamples:
         )
 
     def width(self, chosen: Sequence[int]) -> int:
-        """The longest of these windows."""
+        """Number of tokens of the longest chosen window."""
         return max(len(self._windows[index].tokens.ids) for index in chosen)
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
@@ -216,7 +216,7 @@ class QuestionExamples:
 
 @dataclass(slots=True)
 class _Open:
-    """A question of which some windows are judged; the order in which they come changes nothing."""
+    """A question of which some windows are judged; the order of the windows changes nothing."""
 
     question: int
     seen: int = 0
@@ -230,7 +230,10 @@ class _Open:
 
 
 def best_span(logits_T2: torch.Tensor) -> tuple[float, int, int]:  # noqa: N803
-    """The span with the largest sum of logits among those that are not too long.
+    """Find the span of at most ``LONGEST_ANSWER`` tokens with the largest sum of start and end logit.
+
+    Example: start logits 0, 3 and end logits 5, 0. From 1 to 0 the sum is 8, but that span ends before it starts, so
+    the result is the span from 0 to 0 with the sum 5.
 
     Args:
         logits_T2: (T, 2) of start and end, for the context's tokens.
@@ -249,7 +252,7 @@ def best_span(logits_T2: torch.Tensor) -> tuple[float, int, int]:  # noqa: N803
 
 
 def _answers(path: Path, record: Record, column: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Right answers, and where each begins if the file says so (otherwise -1)."""
+    """Read the right answers, and the first character of each if the file says so, otherwise -1."""
     number, found = record
     value: Any = found[column]
     texts, starts = value, None
@@ -283,7 +286,7 @@ def _window(found: Any, part: int, index: int, row: Question) -> Window:
 
 
 def _target(offsets: Sequence[tuple[int, int]], first: int, row: Question) -> tuple[int, int]:
-    """The tokens with the answer's first and last character; (0, 0) if one of them is not here."""
+    """Find the tokens with the answer's first and last character; (0, 0) if the window lacks one."""
     begins = [token for token, (start, stop) in enumerate(offsets) if start <= row.start < stop]
     ends = [token for token, (start, stop) in enumerate(offsets) if start < row.stop <= stop]
     return (first + begins[0], first + ends[-1]) if begins and ends else (0, 0)

@@ -1,4 +1,4 @@
-"""An owner's rows: read, shared out, and cut into batches of tensors.
+"""Read an owner's rows, keep its share, and cut them into batches of tensors.
 
 Raw rows, token ids and labels stay in this object; a run only sees embedded batches.
 """
@@ -50,7 +50,7 @@ NO_TOKENS = MeanTokens(0.0, 0.0)
 
 
 class OwnerDataset:
-    """What one owner trains and evaluates on.
+    """The rows that one owner trains and evaluates on.
 
     Args:
         train: examples to train on.
@@ -139,16 +139,16 @@ class OwnerDataset:
 
     @property
     def train_rows(self) -> int:
-        """Examples that it trains on."""
+        """Number of examples that the owner trains on."""
         return len(self._train)
 
     @property
     def eval_rows(self) -> int:
-        """Examples that it evaluates on."""
+        """Number of examples that the owner evaluates on."""
         return 0 if self._evaluation is None else len(self._evaluation)
 
     def set_labels(self, labels: Sequence[str]) -> None:
-        """Begin a run: fix its classes; the index of a name is its target.
+        """Set the classes of a run that begins; the index of a name is its target.
 
         Raises:
             DataError: a row has a class outside ``labels``.
@@ -164,7 +164,7 @@ class OwnerDataset:
             self._evaluation.forget_scores()
 
     def batch(self, course: Course, item: Item) -> Batch:
-        """The whole batch of an item, padded to its longest row; the item has to be this owner's."""
+        """Make the whole batch of an item of this owner, padded to its longest row."""
         if item.kind is StepKind.EVALUATE:
             if self._evaluation is None:
                 raise DataError(f"{self._source} comes without evaluation rows; plan anew")
@@ -176,7 +176,7 @@ class OwnerDataset:
         return self._train.batch(self._streams[key].rows(item.batch), self._targets)
 
     def mean_tokens(self, batch_size: int, seed: int, owner: str, *, budget_s: float = TOKENS_BUDGET_S) -> MeanTokens:
-        """The mean padded length of its batches, over all of an epoch and of an evaluation.
+        """Mean padded length of the owner's batches, over an epoch and over an evaluation.
 
         Texts are encoded for it, once: the run needs them too. Where that takes longer than the budget, the mean is
         over the batches that were done, which is a fair sample: both are visited in a random order.
@@ -196,7 +196,7 @@ class OwnerDataset:
         return MeanTokens(train, _mean_width(self._evaluation, batches, budget_s))
 
     def score(self, item: Item, batch: Batch, predictions: torch.Tensor) -> Values:
-        """What an evaluation counts beyond the head's own numbers, for rows of one of its items."""
+        """Score an evaluation's predictions row by row, beyond the head's own numbers."""
         return () if self._evaluation is None else self._evaluation.score(batch, predictions, item.turn)
 
 

@@ -1,4 +1,4 @@
-"""How SQuAD compares a predicted answer with the right ones: exact match and F1 over words.
+"""Compare a predicted answer with the right ones as SQuAD does: exact match and F1 over words.
 
 Both ignore case, punctuation, the articles a, an, the, and extra spaces; the best of several right answers counts.
 
@@ -17,17 +17,20 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalised(text: str) -> str:
-    """The text as it is compared."""
+    """Normalise a text before it is compared: "The cat's  hat!" becomes "cats hat"."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(predicted: str, answers: Sequence[str]) -> float:
-    """1 if the prediction is one of the answers, otherwise 0."""
+    """Return 1 if the normalised prediction is one of the normalised answers, otherwise 0."""
     return float(any(normalised(predicted) == normalised(answer) for answer in answers))
 
 
 def f1(predicted: str, answers: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall of the words, for the best answer."""
+    """Harmonic mean of precision and recall of the words, for the best answer.
+
+    Example: "red hat" for the answer "hat" has precision 1/2 and recall 1, so 2/3.
+    """
     return max(_f1(normalised(predicted).split(), normalised(answer).split()) for answer in answers)
 
 

@@ -1,4 +1,4 @@
-"""Labelled texts: one class per text."""
+"""Read labelled texts: one class per text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringtune.models.folder import read_config
 
 
 class LabelledTexts:
-    """See ``Source``.
+    """The ``Source`` of sequence classification.
 
     A decoder sees only what is before a token and classifies by the last one, which AdapterHub finds by counting
     ids that are no padding: so its rows are padded on the right, and it has to know the padding token.
@@ -39,17 +39,17 @@ class LabelledTexts:
         self._padder = Padder(self._tokenizer, side=_side(folder, self._tokenizer))
 
     def read(self, path: Path) -> Rows:
-        """Texts with their class names."""
+        """Read texts with their class names."""
         rows = read_rows(path, text=self._text, label=self._label)
         return Rows(rows=[text for text, _ in rows], labels=tuple(label for _, label in rows))
 
     def examples(self, rows: Sequence[str], labels: Sequence[str]) -> LabelledExamples:
-        """One of each text."""
+        """Make one example of each text."""
         return LabelledExamples(Encoder(self._tokenizer, rows), labels, self._padder, self._max_length)
 
 
 class LabelledExamples(Unscored):
-    """See ``Examples``.
+    """The ``Examples`` of sequence classification.
 
     Args:
         encoder: of the texts.
@@ -65,17 +65,17 @@ class LabelledExamples(Unscored):
         self._max_length = max_length
 
     def __len__(self) -> int:
-        """How many texts."""
+        """Number of texts."""
         return len(self._encoder)
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
-        """These texts and the indices of their classes."""
+        """Make a batch of the chosen texts and the indices of their classes."""
         ids, mask, types = self._padder.pad(self._encoder.rows(chosen, max_length=self._max_length))
         labels = [targets.get(self._labels[row], IGNORED) for row in chosen]
         return Batch(ids=ids, mask=mask, token_type_ids=types, labels=torch.tensor(labels, dtype=torch.int64))
 
     def width(self, chosen: Sequence[int]) -> int:
-        """The longest of these texts."""
+        """Number of tokens of the longest chosen text."""
         return max(len(row.ids) for row in self._encoder.rows(chosen, max_length=self._max_length))
 
 

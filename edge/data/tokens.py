@@ -1,4 +1,4 @@
-"""Texts to token ids, with the model's own tokenizer."""
+"""Turn texts into token ids with the model's own tokenizer."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Batch(NamedTuple):
     examples: torch.Tensor | None = None  # (B,) int64: which example each row is, where an evaluation scores rows
 
     def rows(self, start: int, stop: int) -> Batch:
-        """Rows ``[start, stop)``; still as wide as the whole batch."""
+        """Cut rows ``[start, stop)`` out; they stay as wide as the whole batch."""
         return Batch(*(None if tensor is None else tensor[start:stop] for tensor in self))  # type: ignore[arg-type]
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
+        """Copy the batch to another device."""
         return Batch(*(None if tensor is None else tensor.to(device) for tensor in self))  # type: ignore[arg-type]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Those that it has."""
+        """List the tensors that the batch has."""
         return [tensor for tensor in self if tensor is not None]
 
 
@@ -60,11 +60,14 @@ class Padder:
         self._type = int(tokenizer.pad_token_type_id)
 
     def start(self, length: int, width: int) -> int:
-        """Where a row of ``length`` tokens begins in a batch of ``width``."""
+        """Index at which a row of ``length`` tokens begins in a batch of ``width``.
+
+        Example: with padding on the left 3 tokens begin at 2 in a batch of 5, with padding on the right at 0.
+        """
         return width - length if self.side == "left" else 0
 
     def pad(self, rows: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Ids, mask and token types of rows, as wide as the longest."""
+        """Pad rows to ids, mask and token types that are as wide as the longest row."""
         shape = (len(rows), max(len(row.ids) for row in rows))
         ids = torch.full(shape, self._id, dtype=torch.int64)
         types = torch.full(shape, self._type, dtype=torch.int64)
@@ -92,11 +95,11 @@ class Encoder:
         self._encoded: dict[tuple[int, int], Encoded] = {}
 
     def __len__(self) -> int:
-        """How many texts."""
+        """Number of texts."""
         return len(self._texts)
 
     def rows(self, rows: Sequence[int], *, max_length: int) -> list[Encoded]:
-        """The tokens of these texts, special ones included, cut at ``max_length``."""
+        """Encode these texts, special tokens included, cut at ``max_length``."""
         return [self._encode(row, max_length) for row in rows]
 
     def _encode(self, row: int, max_length: int) -> Encoded:
@@ -110,7 +113,7 @@ class Encoder:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder, from local files only.
+    """Load the tokenizer of a model folder, from local files only.
 
     Raises:
         ModelError: there is none.

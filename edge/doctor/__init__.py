@@ -1,1 +1,1 @@
-"""Whether this machine is fit to be a node or a coordinator: checks that start nothing and load nothing heavy."""
+"""Check whether this machine is fit to be a node or a coordinator, without starting or loading anything heavy."""

@@ -1,4 +1,4 @@
-"""All checks of one machine, in the order in which they are shown."""
+"""Run all checks of one machine, in the order in which they are shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BINDS = {"node": "127.0.0.1:0", "coordinator": "127.0.0.1:7070"}
 
 
 def examine(role: str, *, model: Path | None, coordinator: str, bind: str, disk: Path, insecure: bool) -> list[Check]:
-    """Look at this machine.
+    """Check this machine, and on request a model folder and a coordinator.
 
     Args:
         role: ``node`` or ``coordinator``; a coordinator needs no torch.

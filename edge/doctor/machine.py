@@ -1,4 +1,4 @@
-"""The machine: system, cores, memory within its control groups, disk, and ports."""
+"""Check the machine: system, cores, memory within its control groups, disk, and ports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OLDEST_PYTHON = (3, 11)
 
 
 def check_system(*, pointer_bytes: int | None = None) -> Check:
-    """A 64-bit system, Linux at best.
+    """Check for a 64-bit system, and warn if it is not Linux.
 
     Args:
         pointer_bytes: of this interpreter; found out if not given.
@@ -43,7 +43,7 @@ def check_system(*, pointer_bytes: int | None = None) -> Check:
 
 
 def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Check:
-    """An interpreter that is new enough."""
+    """Check that Python is 3.11 or newer."""
     found = ".".join(str(part) for part in version)
     if version[:2] < _OLDEST_PYTHON:
         return failed("python", found, "use Python 3.11 or newer")
@@ -51,14 +51,14 @@ def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Chec
 
 
 def check_cores() -> Check:
-    """Cores that this process may use: affinity and quota count."""
+    """Count the cores that this process may use, by affinity and quota."""
     cores, present = available_cores(), os.cpu_count() or 1
     found = f"{cores} of {present} usable"
     return passed("cores", found)
 
 
 def check_memory(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Check:
-    """What a run may use here, below the limits of this process's control groups (version 1 and 2).
+    """Check the memory that a run may use, below the limits of this process's control groups (version 1 and 2).
 
     Args:
         proc: where procfs is mounted.
@@ -79,7 +79,7 @@ def check_memory(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
 
 
 def check_disk(folder: Path) -> Check:
-    """Room in a folder, and how long it takes until a megabyte is safe there."""
+    """Check the room in a folder, and the seconds until a megabyte is safe on its disk."""
     name = "disk"
     try:
         free_bytes = shutil.disk_usage(folder).free
@@ -106,7 +106,7 @@ def _sync_s(folder: Path) -> float:
 
 
 def check_port(address: str) -> Check:
-    """Whether ``host:port`` can be bound; port 0 stands for any."""
+    """Check that ``host:port`` can be bound; port 0 stands for any."""
     host, port = split_address(address, option="--bind")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""A model folder: a config of a supported family, tensors that fit it, and a tokenizer."""
+"""Check a model folder: a config of a supported family, tensors that fit it, and a tokenizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _IMAGES = ("preprocessor_config.json",)
 
 
 def check_model(folder: Path) -> list[Check]:
-    """A line each for config, weights and tokenizer; nothing but headers is read."""
+    """Check config, weights and tokenizer of a model folder, a line each; of weights only headers are read."""
     try:
         config = read_config(folder)
     except RingTuneError as error:

@@ -1,4 +1,4 @@
-"""A coordinator: whether it answers, runs the same version, and has the same time."""
+"""Check that a coordinator answers, runs the same version, and has the same time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MUCH_SKEW_S = 1.0
 
 
 class Answer(NamedTuple):
-    """What a coordinator said: its version, how far its clock is ahead, and how long it took, in seconds."""
+    """A coordinator's answer: its version, the seconds that its clock is ahead, and those that the answer took."""
 
     version: str
     skew_s: float
@@ -27,7 +27,7 @@ class Answer(NamedTuple):
 
 
 def check_coordinator(address: str) -> list[Check]:
-    """A line each for the connection, the version and the clock."""
+    """Check connection, version and clock of a coordinator, a line each."""
     channel = open_channel(address)
     try:
         stub = control_pb2_grpc.CoordinatorStub(channel)
@@ -49,7 +49,7 @@ def _ask(stub: control_pb2_grpc.CoordinatorStub) -> Answer:
 
 
 def judge(address: str, answer: Answer) -> list[Check]:
-    """What an answer means."""
+    """Judge a coordinator's answer: same version, and a clock within a second and half the round trip."""
     reached = passed("coordinator", f"{address} answers in {format_seconds(answer.round_trip_s)}")
     same = answer.version.split(".")[:2] == __version__.split(".")[:2]
     found = f"{answer.version}, here {__version__}"

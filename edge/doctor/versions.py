@@ -1,4 +1,4 @@
-"""Whether what is installed satisfies what the distribution asks for; nothing is imported to find out."""
+"""Check that installed packages satisfy the distribution's requirements, without importing them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Find = Callable[[str], str | None]
 
 
 def requirements() -> tuple[Requirement, ...]:
-    """What the installed distribution asks for; empty in a checkout that is not installed."""
+    """List the requirements of the installed distribution; empty in a checkout that is not installed."""
     try:
         return tuple(map(Requirement, metadata.requires(DISTRIBUTION) or ()))
     except metadata.PackageNotFoundError:
@@ -23,7 +23,7 @@ def requirements() -> tuple[Requirement, ...]:
 
 
 def installed(name: str) -> str | None:
-    """The version of a package; None if it is not there."""
+    """Find the version of an installed package; None if it is not there."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -31,7 +31,7 @@ def installed(name: str) -> str | None:
 
 
 def check_packages(wanted: Sequence[Requirement], extras: Sequence[str], *, find: Find = installed) -> list[Check]:
-    """A line for each package that is needed with these extras.
+    """Check each package that is needed with these extras, a line each.
 
     Args:
         wanted: the requirements.
@@ -64,7 +64,7 @@ def _check(need: Requirement, version: str | None, package: str) -> Check:
 
 
 def check_protobuf() -> Check:
-    """Whether messages are read by compiled code."""
+    """Check that protobuf reads messages with compiled code."""
     from google.protobuf.internal import api_implementation
 
     kind = str(api_implementation.Type())

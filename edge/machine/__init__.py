@@ -1,1 +1,1 @@
-"""This device: processor, memory, threads, libraries."""
+"""Ask and set up this device: processor, memory, threads, libraries."""

@@ -12,7 +12,7 @@ import ctypes
 from typing import Final
 
 KEPT_BYTES: Final = 32 * 1024 * 1024
-"""Free memory at the end of an arena that is kept; larger single blocks still come from the kernel."""
+"""Bytes of free memory at the end of an arena that stay; larger single blocks still come from the kernel."""
 
 _M_TRIM_THRESHOLD: Final = -1  # of glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3

@@ -1,4 +1,4 @@
-"""Where the kernel writes what this process may use: its control groups of both versions, up to the root.
+"""Find the folders of this process's control groups, of both versions, in which the kernel writes their limits.
 
 Source: Linux, Documentation/admin-guide/cgroup-v1/cgroups.rst and cgroup-v2.rst.
 """
@@ -11,7 +11,9 @@ PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def group_folders(controller: str, *, proc: Path, cgroup: Path) -> list[Path]:
-    """This process's groups and those above, innermost first; in a container the mount is the group.
+    """List the folders of this process's groups and those above, innermost first.
+
+    In a container the mount is the group.
 
     Args:
         controller: ``cpu`` or ``memory``.

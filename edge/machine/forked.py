@@ -1,4 +1,4 @@
-"""What a forked process puts right about itself: who ends it, and what lists of processes call it.
+"""Set up a forked process: which process's end ends it, and the command line that lists of processes show.
 
 Linux only: elsewhere nothing happens, and the process is listed under the name of the one that it was forked from.
 """
@@ -18,7 +18,7 @@ _ARG_START, _ARG_END = 45, 46  # of the fields of /proc/PID/stat behind the name
 
 
 def count_threads() -> int:
-    """Threads of this process, those of libraries included."""
+    """Number of threads of this process, those of libraries included."""
     try:
         return len(list(Path("/proc/self/task").iterdir()))
     except OSError:

@@ -1,4 +1,4 @@
-"""The processor of this device, and what this process may use of it.
+"""Describe the processor of this device, and the part of it that this process may use.
 
 A quota of a control group lets a process compute for a part of every period, and stops it for the rest. Every group
 up to the root counts: a quota may be set on any of them.
@@ -19,14 +19,14 @@ _MODEL_KEYS = ("model name", "Model", "Hardware", "cpu model", "CPU part")
 
 
 class CpuQuota(NamedTuple):
-    """So many cores on average, counted anew every period."""
+    """A limit of ``cores`` on average, counted anew every period: 0.25 cores per 10 ms are 2.5 ms of each 10."""
 
     cores: float
     period_s: float
 
 
 def cpu_quota(*, proc: Path = PROC, cgroup: Path = CGROUP) -> CpuQuota | None:
-    """The tightest quota on this process; None if there is none.
+    """Find the tightest quota on this process; None if there is none.
 
     Args:
         proc: where procfs is mounted.
@@ -53,7 +53,7 @@ def _read_quota(folder: Path) -> CpuQuota | None:
 
 
 def cpu_model(*, proc: Path = PROC) -> str:
-    """What the processor calls itself; its architecture where the kernel has no name for it."""
+    """Name of the processor as the kernel has it; its architecture where the kernel has none."""
     try:
         lines = (proc / "cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -63,7 +63,7 @@ def cpu_model(*, proc: Path = PROC) -> str:
 
 
 def describe(*, threads: int, accelerator: str = "", proc: Path = PROC, cgroup: Path = CGROUP) -> str:
-    """Processor, cores, quota and threads as one line: where it is equal, timings are comparable.
+    """Describe processor, cores, quota and threads on one line; nodes with equal lines have comparable timings.
 
     Args:
         threads: that compute.
@@ -89,7 +89,7 @@ def cpu_cores() -> float:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on, whatever its quota."""
+    """Number of cores that this process may run on, whatever its quota."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux

@@ -1,4 +1,4 @@
-"""Load the libraries of a run while the agent is idle: what a slice needs, and nothing beside it.
+"""Load the libraries that a run needs, and no others, while the agent is idle.
 
 Two things make the first run of an agent slow and its slice look large. ``transformers`` loads whatever it finds
 installed beside it (scikit-learn, scipy, torchvision, accelerate and others: seconds and tens of megabytes that no
@@ -24,10 +24,10 @@ NEEDED: Final = (
     "transformers.models.auto.tokenization_auto",
     "transformers.processing_utils",
 )
-"""What a run of any family imports on its way."""
+"""Modules that a run of any family imports."""
 
 NEEDLESS: Final = ("accelerate", "flax", "librosa", "scipy", "sklearn", "soundfile", "tf", "torchvision")
-"""What ``transformers`` would import if it is installed, by its own names: no part of embedding, blocks or head."""
+"""Packages that ``transformers`` imports if they are installed, and embedding, blocks and head do not need."""
 
 _FLAGS = "transformers.utils.import_utils"
 _SIZE = 64
@@ -46,7 +46,7 @@ def require_libraries() -> None:
 
 
 def load_libraries() -> None:
-    """Import what a run would import on its way, half of the whole time; nothing is built yet."""
+    """Import the modules of a run, which takes half of the time of its preparation; build nothing yet."""
     _hide_needless()
     for module in NEEDED:
         importlib.import_module(module)
@@ -54,7 +54,7 @@ def load_libraries() -> None:
 
 
 def _hide_needless() -> None:
-    """Tell ``transformers`` that these are not installed, before it loads anything that asks.
+    """Tell ``transformers`` that the packages ``NEEDLESS`` are not installed, before it loads a module that asks.
 
     Source: transformers 4.57, ``utils/import_utils.py``: ``is_NAME_available`` answers with ``_NAME_available``.
     """

@@ -1,4 +1,4 @@
-"""How much memory a run may use on this node: the container's limit, not the host's.
+"""Find how much memory a run may use on this node: below the container's limit, not only the host's.
 
 A process in a container sees the host's memory in ``/proc/meminfo``; the kernel kills it at the limit of
 its control group. Every group up to the root counts.
@@ -40,7 +40,7 @@ class Limit:
 
     @property
     def free_bytes(self) -> int:
-        """What is left below the limit."""
+        """Bytes that are left below the limit."""
         return max(0, self.limit_bytes - self.used_bytes)
 
 
@@ -59,7 +59,7 @@ def memory_budget(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 
 
 def cgroup_limits(*, proc: Path = PROC, cgroup: Path = CGROUP) -> tuple[Limit, ...]:
-    """The memory limits of this process's control groups; empty if there is none."""
+    """List the memory limits of this process's control groups; empty if there is none."""
     folders = group_folders("memory", proc=proc, cgroup=cgroup)
     return tuple(limit for folder in folders if (limit := _read_limit(folder)) is not None)
 
@@ -81,7 +81,7 @@ def _read_int(path: Path) -> int | None:
 
 
 def _reclaimable(path: Path, key: str) -> int:
-    """Page cache that the kernel drops before it kills anyone."""
+    """Bytes of page cache, which the kernel drops before it kills a process."""
     try:
         for line in path.read_text().splitlines():
             name, _, value = line.partition(" ")
@@ -119,7 +119,7 @@ def _own_rss(proc: Path) -> int:
 
 
 def rss_bytes() -> int:
-    """Resident memory of this process now."""
+    """Bytes of resident memory of this process now."""
     own = _own_rss(Path("/proc"))
     if own:
         return own
@@ -129,7 +129,7 @@ def rss_bytes() -> int:
 
 
 def peak_rss_bytes() -> int:
-    """Highest resident memory of this process since its start or the last ``reset_peak``."""
+    """Bytes of the highest resident memory of this process since its start or the last ``reset_peak``."""
     peak = _status_bytes("VmHWM", Path("/proc"))
     if peak is not None:
         return peak
@@ -140,7 +140,7 @@ def peak_rss_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Start the peak anew, so that each run reports its own; without effect where the kernel refuses."""
+    """Reset the peak of resident memory, so that each run reports its own; no effect where the kernel refuses."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

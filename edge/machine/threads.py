@@ -1,4 +1,4 @@
-"""How many threads compute, and the one thread that does it.
+"""Choose the number of compute threads, and run all torch work on one thread.
 
 Torch work of an agent happens on one thread: thread pools and allocator arenas then exist once, and the
 order of the work is the order of the queue.
@@ -24,7 +24,10 @@ _CLOSE = object()
 
 
 def available_cores() -> int:
-    """Cores that this process may use: its affinity, capped by the CPU quota of its cgroup; at least 1."""
+    """Number of cores that this process may use: its affinity, capped by its control group's quota; at least 1.
+
+    Example: 4 cores with a quota of 1.5 are 2.
+    """
     cores, quota = usable_cores(), cpu_quota()
     return max(1, min(cores, math.ceil(quota.cores)) if quota else cores)
 
@@ -41,7 +44,7 @@ def limit_library_threads(threads: int) -> None:
 
 
 class ComputeThread:
-    """One daemon thread that carries out what it is given, in order."""
+    """One daemon thread that carries out queued functions in order."""
 
     def __init__(self, name: str = "compute") -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -73,7 +76,7 @@ class ComputeThread:
             raise DeadlineError(f"waited {timeout_s:g} s for {what}; give more time or a smaller model") from None
 
     def close(self, timeout_s: float) -> bool:
-        """Let the thread end after what is queued; False if it is still busy after ``timeout_s`` seconds."""
+        """End the thread after the queued functions; False if it is still busy after ``timeout_s`` seconds."""
         self._queue.put(_CLOSE)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -86,7 +89,7 @@ class ComputeThread:
         self._refuse()
 
     def _refuse(self) -> None:
-        """Nobody shall wait for what comes too late."""
+        """Fail the futures of functions that were queued after the end."""
         while True:
             try:
                 entry = self._queue.get_nowait()

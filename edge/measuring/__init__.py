@@ -1,1 +1,1 @@
-"""How fast this node is: every kind of work of a run, timed, and remembered."""
+"""Time every kind of work of a run at this node, and remember the times."""

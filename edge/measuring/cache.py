@@ -1,4 +1,4 @@
-"""What a node has measured of itself, kept in its folder: a second start takes seconds.
+"""Keep a node's timings in its folder, so that a second start takes seconds.
 
 ::
 
@@ -32,7 +32,7 @@ KEPT_ENTRIES = 16
 
 
 def cache_key(**parts: object) -> str:
-    """A digest of everything that changes a timing."""
+    """Digest of ``parts``, which are everything that changes a timing."""
     text = json.dumps({name: repr(value) for name, value in parts.items()}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -48,7 +48,7 @@ class ProfileCache:
         self.path = state / CACHE_FILE
 
     def find(self, key: str, *, budget_s: float) -> Measured | None:
-        """What was measured under ``key`` with at least this budget; None if nothing was."""
+        """Find the timings under ``key`` that were measured with at least this budget; None if there are none."""
         entry = self._entries().get(key)
         if entry is None:
             return None
@@ -64,7 +64,7 @@ class ProfileCache:
             return None
 
     def put(self, key: str, measured: Measured, *, budget_s: float) -> None:
-        """Remember; without room it is only a pity."""
+        """Store timings under ``key`` and keep the newest ``KEPT_ENTRIES``; a full disk only gives a warning."""
         entries = self._entries()
         entries.pop(key, None)
         entries[key] = {

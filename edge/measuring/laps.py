@@ -1,4 +1,4 @@
-"""Timings that can be trusted where a processor is shared: long windows, many repeats, medians of windows.
+"""Time work on a shared processor: repeat it in long windows, and take the median of the windows.
 
 A quota of a control group lets a process compute for a part of each period (10 ms on some testbeds, 100 ms by
 default) and stops it for the rest. Work of a few milliseconds then often fits into the part that is free, and one
@@ -32,12 +32,12 @@ _LEAST_QUOTA_WINDOW_S = 0.05
 
 
 def window_of(quota: CpuQuota | None) -> float:
-    """How long one timing has to be, in seconds."""
+    """Seconds of a window: three periods of the quota, at least 0.05; without a quota 0.02."""
     return max(_LEAST_QUOTA_WINDOW_S, _PERIODS * quota.period_s) if quota else _LEAST_WINDOW_S
 
 
 class Spread(NamedTuple):
-    """Seconds of one work: median and quartiles of so many windows."""
+    """Seconds of one work: median, lower and upper quartile over ``samples`` windows."""
 
     median_s: float
     low_s: float
@@ -46,14 +46,14 @@ class Spread(NamedTuple):
 
     @staticmethod
     def of(timings: list[float]) -> Spread:
-        """Of at least one timing."""
+        """Compute median and quartiles of at least one timing; of a single one all three are equal."""
         if len(timings) == 1:
             return Spread(timings[0], timings[0], timings[0], 1)
         low_s, median_s, high_s = statistics.quantiles(timings, n=4, method="inclusive")
         return Spread(median_s, low_s, high_s, len(timings))
 
     def at(self, work: Work, rows: int = 0, tokens: int = 0) -> WorkTime:
-        """As a measured point."""
+        """Make the measured point of ``work`` at this size."""
         return WorkTime(
             work=work,
             rows=rows,
@@ -79,7 +79,7 @@ class Laps:
         self._sums: dict[Work, tuple[float, int]] = {}
 
     def lap(self, work: Work, function: Callable[[], T], *, times: int = 1) -> T:
-        """Run ``function``, which does ``work`` so many times."""
+        """Run ``function``, which does ``work`` ``times`` times, and add its seconds to the window."""
         self._settle()
         start_s = self._clock()
         result = function()
@@ -89,7 +89,7 @@ class Laps:
         return result
 
     def means(self) -> dict[Work, float]:
-        """Seconds of each work in this window."""
+        """Mean seconds of each work in this window: two laps of 1 s and 3 s are 2 s."""
         return {work: seconds / count for work, (seconds, count) in self._sums.items()}
 
 
@@ -98,7 +98,7 @@ Cycle = Callable[[Laps], object]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timer:
-    """Times loops.
+    """Times cycles of work in windows.
 
     Attributes:
         window_s: shortest timing, seconds.
@@ -115,10 +115,10 @@ class Timer:
 
         Args:
             cycle: does the works of a loop once, each within ``Laps.lap``; what it prepares outside is not counted.
-            budget_s: no further window is begun after so many seconds, once there are ``LEAST_TIMINGS``.
+            budget_s: no further window is begun after so many seconds, once ``LEAST_TIMINGS`` windows are done.
 
         Returns:
-            Each work that ``cycle`` has laps of.
+            Seconds of each work that ``cycle`` has laps of.
         """
         self._window(cycle, self.window_s / 2)
         started_s = self.clock()

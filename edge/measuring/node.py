@@ -1,4 +1,4 @@
-"""The timings of this node for a job: remembered, or measured now."""
+"""Time this node for a job, or take the timings that it remembers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def timings(
     state: Path | None,
     timing: Timing,
 ) -> Measured:
-    """What every kind of work takes here.
+    """Time every kind of work at this node, or find the timings of an earlier measurement.
 
     Args:
         job: with the model's folder on this machine.
@@ -41,7 +41,7 @@ def timings(
         device: torch device.
         hardware: processor and what may be used of it.
         state: the node's folder; None = nothing is remembered, and it can't save.
-        timing: how.
+        timing: budget, neighbours, and whether to measure anew.
 
     Raises:
         ModelError: the model folder can't be used.
@@ -71,6 +71,6 @@ def timings(
 
 
 def full_size_s(measured: Measured, work: Work) -> float:
-    """The time of a work at full size; 0 if it was not measured."""
+    """Median seconds of a work at the largest measured size; 0 if it was not measured."""
     points = [point for point in measured.work_times if point.work == work]
     return max(points, key=lambda point: point.size).median_s if points else 0.0

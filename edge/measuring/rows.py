@@ -1,4 +1,4 @@
-"""An owner's rows at the sizes at which work is timed.
+"""Make batches of an owner's rows in the sizes at which work is timed.
 
 The batch that is computed on has exactly the wanted size: real rows, repeated or cut. Making a batch costs what it
 costs with the real rows, because a real one is made and thrown away.
@@ -21,7 +21,7 @@ _PADDED_SHARE = 4
 
 
 class SizedRows:
-    """Stands in for an ``OwnerDataset``.
+    """Stands in for an ``OwnerDataset``, with batches of a wanted size.
 
     Args:
         real: the owner's rows.
@@ -41,15 +41,15 @@ class SizedRows:
         self.train_rows = self.eval_rows = rows
 
     def take_size(self, rows: int, tokens: int) -> None:
-        """From now on batches have this size; 0 tokens = images, as long as they are."""
+        """Set the size of the batches from now on; 0 tokens leave the length as it is, for images."""
         self._size = Size(rows, tokens)
 
     def set_labels(self, labels: tuple[str, ...]) -> None:
-        """The classes of the measurement."""
+        """Set the classes of the measurement."""
         self._real.set_labels(labels)
 
     def batch(self, course: Course, item: Item) -> Batch:
-        """A batch of the wanted size; takes as long as one of the real rows."""
+        """Make a batch of the wanted size, in the time that a batch of real rows takes."""
         kind = StepKind.EVALUATE if item.kind is StepKind.EVALUATE and self._real.eval_rows else StepKind.TRAIN
         real = self._real.batch(course, _first(item, kind))
         if (kind, self._size) not in self._made:
@@ -57,7 +57,7 @@ class SizedRows:
         return self._made[kind, self._size]
 
     def score(self, item: Item, batch: Batch, predictions: torch.Tensor) -> tuple[tuple[str, float], ...]:
-        """What an evaluation computes beyond the head, for the real rows behind the batch."""
+        """Score the predictions on the real rows behind the batch, as an evaluation does."""
         return self._real.score(item, batch, predictions)
 
 
@@ -66,7 +66,7 @@ def _first(item: Item, kind: StepKind) -> Item:
 
 
 def resized(batch: Batch, size: Size, task: str) -> Batch:
-    """A batch with other numbers of rows and tokens, made by repeating and cutting; some of it is padding.
+    """Repeat or cut a batch's rows and tokens to another size; every other row ends in padding.
 
     Args:
         batch: a real one.
@@ -92,14 +92,20 @@ def resized(batch: Batch, size: Size, task: str) -> Batch:
 
 
 def uneven_mask(size: Size) -> torch.Tensor:
-    """(B, T): every other row is shorter by a quarter. A mask costs time and memory, and most batches have one."""
+    """Make a mask (B, T) in which rows 0, 2, 4, ... end in a quarter of padding: 8 tokens are 6 ones and 2 zeros.
+
+    A mask costs time and memory, and most batches of a run have one.
+    """
     mask = torch.ones(size.rows, size.tokens, dtype=torch.int64)
     mask[::2, size.tokens - size.tokens // _PADDED_SHARE :] = 0
     return mask
 
 
 def known_labels(job_labels: tuple[str, ...], real: OwnerDataset | None, *, has_classes: bool) -> tuple[str, ...]:
-    """The classes of the measurement: all that this node knows of, two at least."""
+    """Sort all class names that the job or this node's rows have; made-up names fill up to two.
+
+    A task without classes has none. Example: rows of the class "yes" alone give "yes" and "(one)".
+    """
     if not has_classes:
         return ()
     own: set[Any] = {*real.labels, *real.eval_labels} if real else set()

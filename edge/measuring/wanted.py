@@ -1,4 +1,4 @@
-"""How a node shall time itself; without torch, so that an agent can read it before that is loaded."""
+"""How a node shall time itself; free of torch, so that an agent can read this before torch is loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ DEFAULT_BUDGET_S = 4.0
 
 
 class Timing(NamedTuple):
-    """What the coordinator asks for.
+    """The coordinator's wishes for a measurement of one node.
 
     Attributes:
         budget_s: about how long all timings may take, in seconds; slow boards take longer.

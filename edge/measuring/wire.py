@@ -1,4 +1,4 @@
-"""A hidden state to the messages of a link and back, as the two ends of a link do it."""
+"""Encode a hidden state to messages and decode it again, as the two ends of a link do."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _HELLO = frames.Hello(run_id="measure", plan_epoch=0, source="measured", digest=
 
 
 def encode(hidden: torch.Tensor, mask: torch.Tensor, dtype: str) -> list[bytes]:
-    """What the sender's thread does."""
+    """Encode a hidden state with its mask to messages, as the sender's thread does."""
     encoded = tensors.encode(hidden, mask, dtype)
     header = frames.tensor_header(_HELLO, TensorKey(Payload.HIDDEN, 0, 0, 0), encoded)
     return list(frames.messages(header, encoded.parts))
 
 
 def decode(messages: list[bytes], compute_dtype: torch.dtype) -> torch.Tensor:
-    """What the receiver's thread does.
+    """Decode messages to the hidden state, as the receiver's thread does.
 
     Raises:
         FrameError: the messages are not one whole tensor.

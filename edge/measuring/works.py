@@ -1,4 +1,4 @@
-"""Every kind of work of a run, timed through the executor of a run on one real block of the model.
+"""Time every kind of work of a run, with a run's executor on one real block of the model.
 
 The node hosts one block of a plan whose other blocks are elsewhere, and a schedule that unfreezes one more block a
 step: so the same block is the lowest trainable one at one step, and has trainable ones below it at the next. All
@@ -54,7 +54,7 @@ _BLOCK_LOOPS, _OWNER_LOOPS, _ONCE_LOOPS = 4, 3, 2
 
 
 class Measured(NamedTuple):
-    """What was found out.
+    """The timings of a node, and the activation bytes of one block.
 
     Attributes:
         work_times: every point.
@@ -101,7 +101,10 @@ class Bench:
         self._device = torch.device(device)
 
     def _make_plan(self, rows: int, labels: tuple[str, ...]) -> Plan:
-        """This node hosts one block, strangers the rest; step s unfreezes block N - 1 - s."""
+        """Make a plan in which this node hosts one block and absent nodes host the rest.
+
+        Step s unfreezes block N - 1 - s of N blocks.
+        """
         block, stop, train = self._block, self._num_blocks, self._job.train
         pieces = (
             Slice(node=_BELOW, start=0, stop=block),
@@ -128,7 +131,7 @@ class Bench:
     # ---- what is measured -------------------------------------------------------------------------
 
     def measure(self, timer: Timer, *, budget_s: float, disk: Path | None) -> Measured:
-        """Time everything that this node may have to do.
+        """Time every kind of work that this node may have to do.
 
         Args:
             timer: of the loops.
@@ -149,7 +152,7 @@ class Bench:
             return Measured(tuple(found), self.activation_token_bytes())
 
     def activation_token_bytes(self) -> float:
-        """What a forward with graph keeps of one block until its backward, per padded token, its output included."""
+        """Bytes per padded token that one block's forward with graph keeps until backward, its output included."""
         size, item = self.sizes[0], self._item(lowest=self._block == 0)
         self._put_hidden(item, self._random(size), uneven_mask(size))
         self._run(Op.FORWARD_FREE, item)  # so that what all blocks share is there already
@@ -160,7 +163,7 @@ class Bench:
         return kept / (size.rows * size.tokens)
 
     def _at_size(self, size: Size, timer: Timer, each_s: float) -> tuple[dict[Work, Spread], dict[Work, Spread]]:
-        """Times of the works that depend on the size, and of those that do not."""
+        """Time the works of one size; return those whose time depends on the size, and those whose time does not."""
         found: dict[Work, Spread] = {}
         for cycle in self._cycles(size):
             with self._forgetting():
@@ -273,7 +276,11 @@ class Bench:
     # ---- parts ------------------------------------------------------------------------------------
 
     def _item(self, *, lowest: bool, kind: StepKind = StepKind.TRAIN) -> int:
-        """Grant one item anew; its ``seq`` tells whether the block is the lowest trainable one of its step."""
+        """Grant one item anew, of a step at which the block is the lowest trainable one, or is not.
+
+        Returns:
+            The item's ``seq``: 0 where the block is the lowest, 1 where it is not.
+        """
         step = self._num_blocks - 1 - self._block + (0 if lowest else 1)
         index = 0 if lowest else 1
         turn = Turn(
@@ -291,7 +298,7 @@ class Bench:
 
     @contextmanager
     def _forgetting(self) -> Iterator[None]:
-        """Drop what a loop leaves, so that the next one finds an empty node."""
+        """Drop the tensors that a loop leaves, so that the next loop finds an empty node."""
         yield
         for index in (0, 1):
             self._executor.forget_turn(index)
@@ -306,14 +313,14 @@ class Bench:
         return torch.randn(size.rows, size.tokens, self._hidden_size, dtype=self._dtype)
 
     def settle(self) -> Callable[[], None]:
-        """What waits until the device has done what it was given."""
+        """Return a function that waits until the device has done its work; on a processor the function does nothing."""
         device = self._device
         return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
 
 
 @contextmanager
 def _folder_in(disk: Path) -> Iterator[Path]:
-    """A folder on the same disk, removed in the end."""
+    """Make a temporary folder inside ``disk`` and remove it in the end."""
     make_folder(disk)
     folder = Path(tempfile.mkdtemp(prefix=".measure-", dir=disk))
     try:

@@ -1,1 +1,1 @@
-"""The model on a device: what a node hosts of it, and how that is run, trained and saved."""
+"""The model on a device: the parts that a node hosts, and how they are run, trained and saved."""

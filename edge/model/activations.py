@@ -1,4 +1,4 @@
-"""How many bytes a graph keeps for its backward."""
+"""Count the bytes that a graph keeps for its backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Bytes of the distinct storages under these tensors, by address."""
+    """Bytes of each distinct storage under these tensors, by address: a tensor and its view count once."""
     found: dict[int, int] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -17,7 +17,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def saved_tensors(output: torch.Tensor) -> list[torch.Tensor]:
-    """Every tensor that the graph behind ``output`` keeps, parameters included.
+    """List every tensor that the graph behind ``output`` keeps, parameters included.
 
     Walks ``grad_fn``; the generated nodes expose what they keep as ``_saved_*``.
     """

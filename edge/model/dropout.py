@@ -1,4 +1,4 @@
-"""Dropout that does not depend on where a block runs.
+"""Seed dropout so that its masks do not depend on where a block runs.
 
 torch's generator is one per process. Seeding it before each unit (block, head) from (seed, step, micro-batch, unit)
 makes every mask a function of these four, whatever the split, the order or the process.
@@ -15,7 +15,7 @@ HEAD_UNIT = "head"
 
 
 def block_unit(block: int) -> str:
-    """The name of a block as a unit."""
+    """Name of a block as a unit: block 3 is ``block.3``."""
     return f"block.{block}"
 
 

@@ -1,4 +1,4 @@
-"""Prediction heads by task: AdapterHub's head, the loss that is summed over micro-batches, and what is counted."""
+"""Prediction heads by task: AdapterHub's head, the loss that is summed over micro-batches, and the counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = "ringtune"
 
 
 class HeadCounts(NamedTuple):
-    """What one micro-batch yields.
+    """Summed loss and counts of one micro-batch.
 
     Attributes:
         loss_sum: scalar tensor, sum over valid targets; keeps its graph.
@@ -36,19 +36,19 @@ class HeadCounts(NamedTuple):
 
 
 class Task(Protocol):
-    """One task's head."""
+    """The head of one task: how it is made, run and judged."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
         """Add the head to an ``AutoAdapterModel`` and return it; consumes torch's generator as the library does."""
 
     def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
-        """Read or share what the head has from the pretrained model, after the embedding is real."""
+        """Give the head the tensors that it has from the pretrained model, after the embedding is real."""
 
     def num_targets(self, batch: Batch) -> int:
-        """Valid targets of a whole batch: what the summed loss is divided by."""
+        """Number of valid targets of a whole batch, by which the summed loss is divided."""
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:  # noqa: N803
-        """Loss and hits of a micro-batch.
+        """Compute loss and hits of a micro-batch.
 
         Args:
             head: what ``add`` gave.
@@ -59,38 +59,38 @@ class Task(Protocol):
 
 
 class _OneOutput:
-    """A task whose head may compute all that it has for a micro-batch at once."""
+    """A task whose head computes all outputs of a micro-batch at once."""
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:  # noqa: N803
-        """The head as AdapterHub calls it; its output gets no name here, so that logits end before backward."""
+        """Run the head as AdapterHub calls it; its output gets no name here, so that logits end before backward."""
         from transformers.modeling_outputs import BaseModelOutput
 
         outputs = BaseModelOutput(last_hidden_state=last_BTD)
         return self.evaluate(head(outputs, attention_mask=batch.mask, return_dict=True, **more), batch)
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
-        """Loss and hits of a micro-batch from the head's output."""
+        """Compute loss and hits of a micro-batch from the head's output."""
         raise NotImplementedError
 
 
 class SequenceClassification(_OneOutput):
-    """One class per row."""
+    """Predicts one class per row of text."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """AdapterHub's default classification head, with the class names in it."""
+        """Add AdapterHub's default classification head, with the class names in it."""
         names = dict(enumerate(labels))
         model.add_classification_head(HEAD, num_labels=len(names), id2label=names)
         return _head(model)
 
     def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
-        """Nothing: the head is new."""
+        """Do nothing: the head is new and has nothing from the pretrained model."""
 
     def num_targets(self, batch: Batch) -> int:
-        """Rows with a label."""
+        """Number of rows with a label."""
         return int((batch.labels != IGNORED).sum())
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
-        """Summed cross entropy."""
+        """Sum the cross entropy over rows, and count rows whose largest logit is the label's."""
         logits_BC, labels_B = output.logits, batch.labels  # noqa: N806 - B rows, C classes
         loss = nn.functional.cross_entropy(logits_BC, labels_B, ignore_index=IGNORED, reduction="sum")
         correct = int((logits_BC.detach().argmax(dim=-1) == labels_B).sum())
@@ -98,32 +98,32 @@ class SequenceClassification(_OneOutput):
 
 
 class ImageClassification(SequenceClassification):
-    """One class per image."""
+    """Predicts one class per image."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """AdapterHub's default image head, with the class names in it."""
+        """Add AdapterHub's default image head, with the class names in it."""
         names = dict(enumerate(labels))
         model.add_image_classification_head(HEAD, num_labels=len(names), id2label=names)
         return _head(model)
 
 
 class QuestionAnswering(_OneOutput):
-    """Where an answer begins and ends in each window; a window without it points at its first token."""
+    """Predicts the first and last token of an answer in each window; without an answer both are token 0."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """AdapterHub's default head for spans."""
+        """Add AdapterHub's default head for spans."""
         model.add_qa_head(HEAD)
         return _head(model)
 
     def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
-        """Nothing: the head is new."""
+        """Do nothing: the head is new and has nothing from the pretrained model."""
 
     def num_targets(self, batch: Batch) -> int:
-        """Windows."""
+        """Number of windows."""
         return int((batch.labels[:, 0] != IGNORED).sum())
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
-        """Half the summed cross entropies of start and end; the logits are scored against the answers' texts."""
+        """Sum half the cross entropies of start and end; return the logits to be scored against the answers' texts."""
         both = ((output.start_logits, batch.labels[:, 0]), (output.end_logits, batch.labels[:, 1]))
         losses = [
             nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
@@ -137,10 +137,10 @@ class QuestionAnswering(_OneOutput):
 
 
 class CausalLanguageModel(_OneOutput):
-    """The next token, with the pretrained decoder as head: frozen, so that nothing of it ever travels."""
+    """Predicts the next token with the pretrained decoder as head, which is frozen, so that it never travels."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
-        """The decoder as AdapterHub keeps it for a loaded language model; without weights until ``connect``."""
+        """Add the decoder as AdapterHub keeps it for a loaded language model, without weights until ``connect``."""
         from adapters.heads import CausalLMHead
 
         with without_weights():
@@ -149,7 +149,7 @@ class CausalLanguageModel(_OneOutput):
         return _head(model)
 
     def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
-        """Take the token table itself, or the decoder of the checkpoint."""
+        """Make the token table the decoder's weight, or read the decoder from the checkpoint if they are not tied."""
         decoder, table = head.get_output_embeddings(), skeleton.model.get_input_embeddings().weight  # type: ignore[operator]
         weight = table
         if not skeleton.model.config.tie_word_embeddings:
@@ -169,11 +169,11 @@ class CausalLanguageModel(_OneOutput):
         decoder.weight.requires_grad_(False)
 
     def num_targets(self, batch: Batch) -> int:
-        """Tokens that have a token before them in their row."""
+        """Number of tokens that have a token before them in their row."""
         return int((batch.labels[:, 1:] != IGNORED).sum())
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:  # noqa: N803
-        """Logits of all tokens at once if they are few, otherwise a chunk of tokens at a time."""
+        """Compute the loss from all tokens' logits at once if these are few, else a chunk at a time."""
         table_VD = head.get_output_embeddings().weight  # noqa: N806 - V vocabulary
         vocabulary, item_bytes = table_VD.shape[0], table_VD.element_size()
         if logits_fit(last_BTD.shape[:2].numel(), vocabulary, item_bytes):
@@ -183,7 +183,7 @@ class CausalLanguageModel(_OneOutput):
         return self._counts(found.loss_sum, found.num_correct, batch)
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
-        """Summed cross entropy of the next tokens.
+        """Sum the cross entropy of the next tokens.
 
         The labels are moved and not the logits: cutting the last token off would copy a vocabulary's worth of
         numbers for every token, twice with the gradient.
@@ -201,7 +201,7 @@ class CausalLanguageModel(_OneOutput):
 
 
 def _next_tokens(batch: Batch) -> torch.Tensor:
-    """What each token is to predict (N); the last one of a row predicts nothing."""
+    """Return the token that each token has to predict (N): a row 5, 6, 7 gives 6, 7, ``IGNORED``."""
     return nn.functional.pad(batch.labels[:, 1:], (0, 1), value=IGNORED).flatten()
 
 
@@ -214,7 +214,7 @@ TASKS: Mapping[str, Task] = {
 
 
 def task_of(name: str) -> Task:
-    """The task of ``model.task``.
+    """Return the task of a job's ``model.task``.
 
     Raises:
         JobError: not supported.

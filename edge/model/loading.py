@@ -1,4 +1,4 @@
-"""Put a saved adapter and head back into what a node hosts: the way back of ``edge.model.saving``.
+"""Load a saved adapter and head into what a node hosts: the way back of ``edge.model.saving``.
 
 Every node gets the whole AdapterHub folder and takes only the tensors of its own blocks, and at an owner the
 head, by their names in the whole model. It writes to what it would save itself and to nothing else, so a file

@@ -1,4 +1,4 @@
-"""The job's optimizer over what a node hosts, and its state as plain tensors."""
+"""Make the job's optimizer over what a node hosts, and convert its state to plain tensors and back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ringtune.jobs.job import Train
 
 
 def make_optimizer(train: Train, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
-    """AdamW or SGD of torch; None if there is nothing to train.
+    """Make torch's AdamW or SGD; None if there is no parameter.
 
     Parameters without a gradient are skipped by ``step``, so their moments and counts start when they first train.
     """
@@ -22,7 +22,7 @@ def make_optimizer(train: Train, parameters: Sequence[torch.nn.Parameter]) -> to
 
 
 def apply_update(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """One step at this learning rate; gradients are freed."""
+    """Do one optimizer step at this learning rate, and free the gradients."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
@@ -32,7 +32,10 @@ def apply_update(optimizer: torch.optim.Optimizer, learning_rate: float) -> None
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[str, torch.Tensor]:
-    """Moments and step counts as ``name/key``; nothing for a parameter that was never updated."""
+    """Return moments and step counts as ``name/key``; a parameter that was never updated has none.
+
+    Example: AdamW after a step gives ``w/step``, ``w/exp_avg`` and ``w/exp_avg_sq`` for the parameter ``w``.
+    """
     found: dict[str, torch.Tensor] = {}
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -46,7 +49,7 @@ def load_optimizer_tensors(
     parameters: Mapping[str, torch.nn.Parameter],
     tensors: Mapping[str, torch.Tensor],
 ) -> None:
-    """Replace the state by what ``optimizer_tensors`` gave."""
+    """Replace the optimizer's state by the tensors that ``optimizer_tensors`` gave."""
     for name, parameter in parameters.items():
         prefix = f"{name}/"
         state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}

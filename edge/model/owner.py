@@ -1,4 +1,4 @@
-"""What only an owner has of the model: the embedding and the head.
+"""The parts of the model that only an owner has: the embedding and the head.
 
 The head is the one trained part that moves: at a hand-over it travels with its optimizer state, so that the result
 is that of one process.
@@ -23,7 +23,7 @@ from ringtune.jobs.job import Train
 
 
 class HeadResult(NamedTuple):
-    """What the head yields for one micro-batch.
+    """Loss, counts and gradient of the head for one micro-batch.
 
     Attributes:
         values: ``loss_sum``, ``count`` and what the task counts.
@@ -37,7 +37,7 @@ class HeadResult(NamedTuple):
 
 
 class OwnerParts:
-    """Embedding and head of one owner.
+    """Runs and trains the embedding and head of one owner.
 
     Args:
         skeleton: after ``materialise``.
@@ -55,7 +55,7 @@ class OwnerParts:
         self._optimizer = make_optimizer(train, list(self._parameters.values()))
 
     def embed(self, batch: Batch) -> torch.Tensor:
-        """Token ids or images to the hidden state (B, T, D) that enters block 0; frozen, without dropout."""
+        """Embed token ids or images as the hidden state (B, T, D) that enters block 0; frozen, without dropout."""
         from adapters.context import ForwardContext
 
         base = self._skeleton.base
@@ -63,11 +63,11 @@ class OwnerParts:
             return self._skeleton.family.embed(base, batch)
 
     def num_targets(self, batch: Batch) -> int:
-        """Valid targets of a whole batch."""
+        """Number of valid targets of a whole batch."""
         return self._task.num_targets(batch)
 
     def evaluate(self, hidden_BTD: torch.Tensor, batch: Batch) -> HeadResult:  # noqa: N803
-        """Loss and hits without graph and dropout."""
+        """Compute loss and hits without graph and dropout."""
         set_mode(self.head, train=False)
         with torch.no_grad():
             return self._result(hidden_BTD, batch, None, 1)
@@ -80,7 +80,7 @@ class OwnerParts:
         num_targets: int,
         at: tuple[int, int],
     ) -> HeadResult:
-        """Loss, the head's own gradients (added up over micro-batches), and the gradient of the hidden state.
+        """Compute the loss and the gradient of the hidden state, and add the head's own gradients up.
 
         Args:
             hidden_BTD: leaves the last block.
@@ -112,17 +112,20 @@ class OwnerParts:
         return HeadResult(values=values, grad=None, predictions=counts.predictions)
 
     def update(self, learning_rate: float) -> None:
-        """One optimizer step of the head."""
+        """Do one optimizer step of the head."""
         if self._optimizer is not None:
             apply_update(self._optimizer, learning_rate)
 
     def drop_grads(self) -> None:
-        """Forget gradients that no update will use."""
+        """Drop the head's gradients, which no update will use."""
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def to_blob(self) -> bytes:
-        """Parameters, moments and step counts as one safetensors file; what is frozen is everywhere already."""
+        """Serialise parameters, moments and step counts as one safetensors file, without frozen tensors.
+
+        Every node has the frozen ones already.
+        """
         from safetensors.torch import save
 
         tensors = {f"param/{name}": value for name, value in self._travelling().items()}
@@ -132,7 +135,7 @@ class OwnerParts:
         return bytes(save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}))
 
     def load_blob(self, data: bytes) -> None:
-        """Take over what ``to_blob`` of another owner gave.
+        """Replace parameters, moments and step counts by those that ``to_blob`` of another owner gave.
 
         Raises:
             IntegrityError: unreadable, or tensors with other names, shapes, types or values than a head of this run.
@@ -162,7 +165,7 @@ class OwnerParts:
             load_optimizer_tensors(self._optimizer, self._parameters, state)
 
     def _travelling(self) -> dict[str, torch.Tensor]:
-        """The head's tensors without frozen ones."""
+        """Return the head's tensors without the frozen ones, by name."""
         frozen = {name for name, value in self.head.named_parameters() if not value.requires_grad}
         return {name: value for name, value in self.head.state_dict().items() if name not in frozen}
 

@@ -34,15 +34,15 @@ class Checkpoint:
         self.release()
 
     def release(self) -> None:
-        """Unmap the files, so that what was copied out of them is not resident twice; reading maps them again."""
+        """Unmap the files, so that copied tensors are not resident twice; reading maps the files again."""
         self._handles.clear()
 
     def find(self, *candidates: str) -> str | None:
-        """The first of these names that the checkpoint has."""
+        """Return the first of these names that the checkpoint has; None if it has none."""
         return next((name for name in candidates if name in self._file_of), None)
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, on the CPU, in the file's dtype; its bytes may still be the mapped file."""
+        """Read one tensor, on the CPU, in the file's dtype; its bytes may still be the mapped file."""
         tensor: torch.Tensor = self._open(self._file_of[name]).get_tensor(name)
         return tensor
 

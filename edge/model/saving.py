@@ -1,4 +1,4 @@
-"""A node's part of the AdapterHub folder, named and described by the library itself.
+"""Write a node's part of the AdapterHub folder, with the names and configs of the library itself.
 
 Every node saves the adapters of its blocks under their names in the whole model; the coordinator merges these files
 by bytes. The result loads with ``AutoAdapterModel.load_adapter(folder, use_safetensors=True, set_active=True)``.
@@ -26,7 +26,7 @@ CONFIG_FILE = "adapter_config.json"
 
 
 def adapter_folder(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, bytes]:
-    """The files of the hosted blocks' adapters.
+    """Write the files of the hosted blocks' adapters.
 
     Args:
         skeleton: of which only hosted blocks are left.
@@ -56,7 +56,7 @@ def adapter_folder(skeleton: Skeleton, *, without_blocks: Collection[int], with_
 
 
 def _saved(loader: Any, name: str, config_file: str) -> tuple[dict[str, torch.Tensor], bytes]:
-    """What a loader of the library would save under ``name``: tensors, and the config as it is written."""
+    """Return the tensors that a loader of the library would save under ``name``, and the config as it is written."""
     tensors: dict[str, torch.Tensor] = {}
 
     def take(folder: str, wanted: Callable[[str], bool]) -> None:

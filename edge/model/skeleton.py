@@ -1,4 +1,4 @@
-"""A model with every adapter and the head in place, and nothing else: the whole architecture in a few megabytes.
+"""Build a skeleton: the whole architecture with every adapter and the head, but no base weights, in a few megabytes.
 
 Every node builds this same skeleton of the *whole* model with the same seed, so the initial adapters and head are
 those that one process would get, and none has to be shipped. ``slice`` then makes real what the node hosts and
@@ -34,7 +34,7 @@ _register_lock = threading.Lock()
 
 
 class Skeleton(NamedTuple):
-    """A model without base weights.
+    """A model with adapters and head, but without base weights.
 
     Attributes:
         model: an ``AutoAdapterModel``; adapters and head are real float32 tensors, frozen weights stride-0 zeros.
@@ -87,7 +87,7 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """While open, parameters of new modules go to ``meta`` at once; buffers stay real."""
+    """Put parameters of new modules on ``meta`` at once while the context is open; buffers stay real."""
     original = nn.Module.register_parameter
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -132,7 +132,7 @@ def _add_adapter(skeleton: Skeleton, job: Job) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """``train_adapter`` resets the adapter before it activates it, and warns that none is active."""
+    """Silence the library's warning that no adapter is active, which ``train_adapter`` gives without need."""
     logger = logging.getLogger("adapters.model_mixin")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -143,7 +143,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _adapter_config(job: Job) -> Any:
-    """The job's configuration string as an object, with ``train.dropout`` in each part.
+    """Make the configuration object of the job's ``adapter.config``, with ``train.dropout`` in each part.
 
     Only names that the library ships: a path or a hub name would mean something else on each node.
     """
@@ -179,7 +179,7 @@ def _adapter_config(job: Job) -> Any:
 
 
 def _with_dropout(config: Any, probability: float) -> Any:
-    """Every part that has a dropout of its own gets this one."""
+    """Replace the dropout probability of every part of a configuration that has one."""
     from adapters import ConfigUnion
 
     if isinstance(config, ConfigUnion):
@@ -188,7 +188,7 @@ def _with_dropout(config: Any, probability: float) -> Any:
 
 
 def _lost_when_saved(part: Any) -> list[str]:
-    """Options that are not the same after a configuration was written and read."""
+    """List the options of a configuration that change when it is written and read again."""
     from adapters import AdapterConfig
 
     again = AdapterConfig.load(part.to_dict())
@@ -215,7 +215,7 @@ def _check_inside_blocks(skeleton: Skeleton, before: set[str], text: str) -> Non
 
 
 def _check_that_it_runs(skeleton: Skeleton, text: str) -> None:
-    """Refuse what the library adds but can't run: MTL-LoRA on one matrix for query, key and value.
+    """Refuse MTL-LoRA on one matrix for query, key and value, which the library adds but can't run.
 
     Source: adapters 1.3.0, ``LoRAMergedLinear.forward`` (it takes its input for a picture there).
     """

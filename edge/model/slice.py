@@ -1,4 +1,4 @@
-"""The part of a model that one node makes real, and how its blocks are run.
+"""Make the part of a model real that one node hosts, and run its blocks.
 
 Only the tensors of hosted blocks (and, at an owner, of the embedding) are read from the file; every other module is
 replaced by an empty one, so using it by mistake fails. Blocks keep their absolute index.
@@ -25,7 +25,7 @@ _LEGACY_SUFFIXES = ((".weight", ".gamma"), (".bias", ".beta"))  # LayerNorm name
 
 
 class Empty(nn.Module):
-    """Stands where a module is that this node does not host."""
+    """Takes the place of a module that this node does not host."""
 
 
 def materialise(
@@ -104,7 +104,7 @@ def _read_module(skeleton: Skeleton, checkpoint: Checkpoint, path: str, dtype: t
 
 
 def _start_magnitudes(module: nn.Module) -> None:
-    """DoRA starts from the norms of the rows that it wraps, which the skeleton does not have.
+    """Set DoRA's magnitudes to the norms of the rows that it wraps, which the skeleton does not have.
 
     Source: adapters 1.3.0, ``LoRA.__init__``; in float32 as there, so that the values are those of one process.
     """
@@ -117,7 +117,11 @@ def _start_magnitudes(module: nn.Module) -> None:
 
 
 def _stored_names(prefix: str, name: str) -> Iterator[str]:
-    """Names under which a file may hold ``name``: with or without the model prefix, with legacy suffixes."""
+    """Yield the names under which a file may hold ``name``: with or without model prefix, with legacy suffixes.
+
+    Example: ``LayerNorm.weight`` with prefix ``bert`` is also ``bert.LayerNorm.weight``, ``LayerNorm.gamma`` and
+    ``bert.LayerNorm.gamma``.
+    """
     names = [name]
     names += [name.removesuffix(new) + old for new, old in _LEGACY_SUFFIXES if name.endswith("LayerNorm" + new)]
     for candidate in names:
@@ -145,7 +149,7 @@ def module_bytes(*modules: nn.Module) -> int:
 
 
 class BlockRunner:
-    """Runs ranges of hosted blocks; the caller decides about graphs.
+    """Runs ranges of hosted blocks; the caller decides whether a graph is kept.
 
     Args:
         skeleton: after ``materialise``.
@@ -165,7 +169,7 @@ class BlockRunner:
         self._resting: set[int] = set()
 
     def parameters(self, start: int, stop: int) -> dict[str, nn.Parameter]:
-        """Trainable parameters of the hosted blocks ``[start, stop)``, by name."""
+        """Return the trainable parameters of the hosted blocks ``[start, stop)``, by name."""
         return {
             f"{index}.{name}": self._skeleton.blocks[index].get_parameter(name)
             for index in range(start, stop)
@@ -182,7 +186,7 @@ class BlockRunner:
                 (self._resting.discard if wanted else self._resting.add)(index)
 
     def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:  # noqa: N803
-        """What the blocks need besides the hidden state; build it once per micro-batch."""
+        """Build what the blocks need besides the hidden state, once per micro-batch."""
         return self._skeleton.family.context(self._skeleton.base, hidden_BTD, mask_BT)
 
     def run(
@@ -219,6 +223,6 @@ class BlockRunner:
 
 
 def set_mode(module: nn.Module, *, train: bool) -> None:
-    """Switch dropout on or off; costs nothing if it is so already."""
+    """Switch a module's dropout on or off; costs nothing if it is so already."""
     if module.training is not train:
         module.train(train)

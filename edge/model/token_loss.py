@@ -1,4 +1,4 @@
-"""The loss over a large vocabulary, without the logits of all tokens at once.
+"""Compute the loss over a large vocabulary without the logits of all tokens at once.
 
 Logits of 512 tokens over 32,000 words take 65 MB, and three times that with their probabilities and gradient: more than
 the blocks of a small model. So tokens are taken a chunk at a time, and a chunk's logits become its gradient in place::
@@ -19,7 +19,7 @@ import torch
 
 
 class TokenLoss(NamedTuple):
-    """The loss of some tokens.
+    """Summed loss and number of hits of some tokens.
 
     Attributes:
         loss_sum: scalar tensor, summed cross entropy; keeps its graph.
@@ -38,7 +38,7 @@ def token_loss(
     chunk: int,
     ignored: int,
 ) -> TokenLoss:
-    """Summed cross entropy of ``hidden_ND @ table_VD.T``.
+    """Sum the cross entropy of ``hidden_ND @ table_VD.T`` over the tokens with a target, a chunk at a time.
 
     Args:
         hidden_ND: what the decoder gets.
@@ -54,7 +54,7 @@ def token_loss(
 
 
 class _Chunked(torch.autograd.Function):
-    """Loss and gradient in one pass."""
+    """Computes loss and gradient in one pass."""
 
     @staticmethod
     def forward(
@@ -92,7 +92,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradient that is ready, times what the loss is multiplied by; once."""
+        """Multiply the ready gradient by the loss's gradient; a second call is refused."""
         grad, ctx.grad = ctx.grad, None
         if grad is None:
             raise RuntimeError("the loss of these tokens was computed without a gradient, or went backward already")

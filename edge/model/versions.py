@@ -1,4 +1,4 @@
-"""The versions of a slice's trained tensors that graphs still need.
+"""Keep the versions of a slice's trained tensors that graphs still need.
 
 Under PipeAdapter a node updates its slice while later items wait for their backward. Autograd needs the very tensors
 that a forward used, unchanged: an update in place would make its backward fail, and other values put under the same
@@ -27,7 +27,7 @@ Version = tuple[nn.Parameter, ...]
 
 
 class VersionStore:
-    """Which item's graphs use which version of the trained tensors of some blocks.
+    """Knows which version of some blocks' trained tensors each item's graphs use.
 
     Args:
         blocks: their trainable parameters are looked after; those of one block may be shared by its modules.
@@ -52,17 +52,17 @@ class VersionStore:
 
     @property
     def num_versions(self) -> int:
-        """How many versions are stored now, the newest included."""
+        """Number of versions that are stored now, the newest included."""
         return len({id(version) for version in (self._newest, *self._used.values())}) if self._places else 0
 
     @property
     def peak_extra_bytes(self) -> int:
-        """Bytes of the most versions that were stored besides the newest."""
+        """Bytes of all versions but the newest, at the time when most were stored."""
         distinct = {id(parameter): parameter.nbytes for parameter in self._newest}
         return max(0, self.peak_versions - 1) * sum(distinct.values())
 
     def use(self, seq: int) -> None:
-        """A forward of this item is about to use the newest version, which is kept until ``release``.
+        """Keep the newest version, which a forward of this item is about to use, until ``release``.
 
         Raises:
             PlanError: an earlier micro-batch of the item used another version.
@@ -71,7 +71,11 @@ class VersionStore:
             raise PlanError(f"item {seq}: the weights were updated between two of its micro-batches")
 
     def release(self, seq: int) -> None:
-        """All backwards of this item are through: its gradients go to the newest version, which may now be updated."""
+        """Move the gradients of an item to the newest version, which may be updated then.
+
+        All backwards of the item have to be done. If another item's graphs use the newest version, the modules get
+        fresh tensors first.
+        """
         version = self._used.pop(seq, self._newest)
         grads = [parameter.grad for parameter in version]
         for parameter in version:

@@ -1,1 +1,1 @@
-"""The event loop of a run at a node: it feeds the engine and reports."""
+"""The event loop of a run at a node, with the engine's record and the reports to the coordinator."""

@@ -1,4 +1,4 @@
-"""One run on one node: turns what happens into engine events, and carries the engine's commands out.
+"""Drive one run on one node: feed what happens to the engine as events, and carry the engine's commands out.
 
 ::
 
@@ -43,10 +43,10 @@ class Executor(Protocol):
     """What the loop needs from ``edge.compute.executor.NodeExecutor``."""
 
     def grant(self, turn: Turn) -> None:
-        """Learn which batches a turn has."""
+        """Learn the items of a turn."""
 
     def forget_turn(self, index: int) -> None:
-        """Drop what was kept for a turn."""
+        """Drop the items and tensors of a turn."""
 
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
         """Carry a compute action out."""
@@ -58,23 +58,23 @@ class Executor(Protocol):
         """Take a micro-batch's tensor and mask to send them."""
 
     def head_blob(self) -> bytes:
-        """The head with its optimizer state."""
+        """Serialise the head with its optimizer state."""
 
     def load_head_blob(self, data: bytes) -> None:
-        """Replace the head."""
+        """Replace the head and its optimizer state by those of ``head_blob``."""
 
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
-        """This node's part of a checkpoint."""
+        """Serialise this node's part of a checkpoint."""
 
 
 class Link(Protocol):
-    """What the loop needs from a link to a peer; both sends return at once with the payload bytes."""
+    """What the loop needs from a link to a peer; a send only queues, and returns the payload's bytes."""
 
     def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
-        """Queue a tensor."""
+        """Queue a tensor for the peer."""
 
     def send_blob(self, kind: str, seq: int, data: bytes) -> int:
-        """Queue a head; ``seq`` is the turn."""
+        """Queue a head for a peer; ``seq`` is the index of the turn."""
 
     def close(self) -> None:
         """End the link."""
@@ -91,14 +91,14 @@ class Saver(Protocol):
     """What the loop needs from ``edge.shards.saver.Saver``."""
 
     def save(self, step: int, executor: Executor, *, with_head: bool) -> Shard:
-        """Put this node's shard on the disk."""
+        """Write this node's shard of the checkpoint at ``step`` to the disk."""
 
     def keep_from(self, step: int) -> None:
-        """Drop the shards of earlier steps."""
+        """Delete the shards of steps before ``step``."""
 
 
 class _Call(NamedTuple):
-    """A function to run on the loop's thread, and where its result goes."""
+    """A function to run on the loop's thread, with the future that gets its result."""
 
     function: Callable[[], Any]
     future: Future[Any]
@@ -108,7 +108,7 @@ _Entry = ev.Event | _Call
 
 
 class Totals:
-    """A node's figures of one run; see ``as_json``."""
+    """Counts of one run at one node: actions, busy seconds, processor seconds and bytes sent to each peer."""
 
     def __init__(self) -> None:
         self.actions = 0
@@ -118,7 +118,7 @@ class Totals:
         self.sent_bytes: dict[str, int] = {}
 
     def as_json(self) -> dict[str, Any]:
-        """The content of ``totals.json``: seconds and bytes, as the keys say."""
+        """Return the content of ``totals.json``; keys end in ``_s`` for seconds, ``_bytes`` for bytes."""
         return {
             "actions": self.actions,
             "busy_s": self.busy_s,
@@ -190,41 +190,44 @@ class AgentRun:
     # ---- from other threads -----------------------------------------------------------------------
 
     def grant(self, turns: Iterable[Turn]) -> None:
-        """Work on these turns; those that are known already are skipped."""
+        """Queue turns to work on; the engine skips a turn that it knows already."""
         for turn in turns:
             self._queue.put(ev.TurnGranted(turn))
 
     def keep_shards_from(self, step: int) -> None:
-        """Shards of earlier steps are not needed any more; returns at once."""
+        """Queue the deletion of shards of steps before ``step``."""
         saver = self._saver
         if saver is not None:
             self._queue.put(_Call(lambda: saver.keep_from(step), Future()))
 
     def on_tensor(self, key: TensorKey, source: str, tensor: Any, mask: Any) -> None:
-        """A checked tensor arrived."""
+        """Put a checked tensor that arrived into the inbox, unless the run has failed or stops."""
         if self._failed or self._stopping.is_set():
             return
         self._tensors[key] = (tensor, mask)
         self._queue.put(ev.TensorArrived(key, source))
 
     def on_head(self, turn: int, source: str, data: bytes) -> None:
-        """A head arrived for ``turn``."""
+        """Put the head that arrived for ``turn`` into the inbox, unless the run has failed or stops."""
         if self._failed or self._stopping.is_set():
             return
         self._heads[turn] = data
         self._queue.put(ev.HeadArrived(turn, source))
 
     def on_credits(self, source: str, boundary: int, count: int) -> None:
-        """``source`` took so many hidden states of ours out of its inbox."""
+        """Queue the credits of ``source``, which took ``count`` hidden states of this node out of its inbox.
+
+        More credits than the plan has are dropped.
+        """
         for _ in range(min(count, self._plan.placement.credits)):
             self._queue.put(ev.CreditArrived(boundary, source))
 
     def on_peer_lost(self, peer: str, reason: str) -> None:
-        """A link broke; the coordinator hears of it at once."""
+        """Report that the link with ``peer`` broke, which ends the run here."""
         self.fail(PeerLostError(f"node {self._node} lost its link with node {peer}: {reason}"), lost_peer=peer)
 
     def fail(self, error: BaseException, *, lost_peer: str = "") -> None:
-        """Report that the run can't go on here, once; then wait to be released."""
+        """Report the first error that ends the run here, and stop the engine until the node is released."""
         with self._lock:
             if self._failed or self._stopping.is_set():
                 return
@@ -256,7 +259,7 @@ class AgentRun:
             raise DeadlineError(f"node {self._node}: waited {timeout_s:g} s for {what}") from None
 
     def stop(self, reason: str) -> None:
-        """End the loop after the action that is under way; returns at once."""
+        """Ask the loop to end after the action that is under way."""
         self._stopping.set()
         self._queue.put(ev.StopRequested(reason))
 
@@ -266,7 +269,7 @@ class AgentRun:
 
     @property
     def num_waiting(self) -> int:
-        """Tensors in the inbox."""
+        """Number of tensors in the inbox."""
         return len(self._tensors)
 
     @property
@@ -277,7 +280,7 @@ class AgentRun:
     # ---- the loop's thread ------------------------------------------------------------------------
 
     def loop(self) -> None:
-        """Drive the engine; returns after ``stop``."""
+        """Handle events until ``stop`` is called."""
         try:
             while not self._stopping.is_set():
                 self._next()
@@ -313,7 +316,7 @@ class AgentRun:
             action = self._handle(ev.ActionDone(action, values))
 
     def _save(self, action: Action) -> tuple[tuple[str, float], ...]:
-        """Put a shard on the disk; the action is done only when it would survive a power cut."""
+        """Write this node's shard to the disk; it survives a power cut once the action is done."""
         turn = next(turn for turn in self._turns.values() if turn.first_seq == action.seq)
         if self._saver is None:
             raise StorageError(f"node {self._node} has no folder for checkpoints; start it with --state DIR")
@@ -322,7 +325,7 @@ class AgentRun:
         return ()
 
     def _drain(self) -> None:
-        """Handle what came during an action; the engine starts nothing before it hears of the action's end."""
+        """Handle every entry that came during an action; the engine starts no other before that action's end."""
         while True:
             try:
                 entry = self._queue.get_nowait()
@@ -331,7 +334,7 @@ class AgentRun:
             self._handle(entry)
 
     def _handle(self, entry: _Entry) -> Action | None:
-        """Feed one event, carry the commands out; gives the action to run, if any."""
+        """Feed one event to the engine and carry its commands out; return the action to run, if any."""
         if isinstance(entry, _Call):
             _answer(entry)
             return None
@@ -392,7 +395,7 @@ class AgentRun:
         self._reports.put(rp.Sent(seq, target, payload, num_bytes))
 
     def _forget(self, index: int) -> None:
-        """A turn is done: drop its data, and tensors that came twice."""
+        """Drop the data of a turn that is done, and tensors of it that came twice."""
         self._executor.forget_turn(index)
         turn = self._turns.pop(index)
         for key in [key for key in list(self._tensors) if turn.first_seq <= key.seq < turn.end_seq]:

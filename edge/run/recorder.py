@@ -1,4 +1,4 @@
-"""The record of one node's engine: events and commands as JSON lines.
+"""Record one node's engine: events and commands as JSON lines.
 
 The first line says what is needed to build the engine again, each further line is one event, the time at
 which it was handled (monotonic seconds), and the commands it gave::
@@ -26,19 +26,19 @@ FORMAT = 1
 
 
 def header_line(plan: Plan, node: str, wait_s: float, start: StartPoint | None = None) -> str:
-    """The first line of a recording."""
+    """Write the first line of a recording: format, node, plan, longest wait, and where the run went on, if it did."""
     header = {"recording": FORMAT, "node": node, "plan_digest": plan.digest, "wait_s": wait_s}
     return json.dumps(header | ({"start": {"step": start.step, "holder": start.holder}} if start else {}))
 
 
 def record_line(now_s: float, event: ev.Event, commands: Sequence[ev.Command]) -> str:
-    """One handled event with what it gave."""
+    """Write one line of a recording: an event, the time of its handling and the commands that it gave."""
     entry = {"now_s": now_s, "event": to_json(event), "commands": [to_json(command) for command in commands]}
     return json.dumps(entry, separators=(",", ":"))
 
 
 def to_json(value: ev.Event | ev.Command) -> list[Any]:
-    """An event or a command as ``[class name, field, ...]``."""
+    """Convert an event or a command to ``[class name, field, ...]``: ``["HeadArrived", 2, "node-0"]``."""
     return [type(value).__name__, *(_plain(field) for field in value)]
 
 

@@ -1,4 +1,4 @@
-"""What a node tells the coordinator about its run: collected at no cost to the compute thread, sent in batches.
+"""Report a node's run to the coordinator in batches, at no cost to the compute thread.
 
 The compute thread appends to a queue; one thread turns what has gathered into a ``ReportRequest`` at least
 every ``interval_s``, and at once when a turn ends or something fails. A report that was not answered is sent
@@ -33,14 +33,14 @@ _MAX_ENTRIES = 4096
 
 
 class StepDone(NamedTuple):
-    """An own item is through."""
+    """An item of this owner is done, with its loss and counts."""
 
     report: ev.ReportStep
     at_s: float
 
 
 class TurnDone(NamedTuple):
-    """All actions of a turn are done here."""
+    """All actions of a turn at this node are done."""
 
     turn: int
 
@@ -54,7 +54,7 @@ class ShardSaved(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Payload bytes went out."""
+    """A tensor or head of so many payload bytes was queued for a peer."""
 
     seq: int
     target: str
@@ -63,7 +63,7 @@ class Sent(NamedTuple):
 
 
 class Spanned(NamedTuple):
-    """An action took this time (monotonic seconds)."""
+    """An action ran from ``start_s`` to ``end_s`` (monotonic seconds)."""
 
     action: Action
     start_s: float
@@ -71,7 +71,7 @@ class Spanned(NamedTuple):
 
 
 class Handled(NamedTuple):
-    """The engine handled an event; for the recording."""
+    """The engine handled an event at ``now_s`` and gave these commands; a line of the recording."""
 
     now_s: float
     event: ev.Event
@@ -85,7 +85,7 @@ class HeaderLine(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The run can't go on here."""
+    """The run can't go on at this node."""
 
     error: str
     message: str
@@ -93,7 +93,7 @@ class Failed(NamedTuple):
 
 
 class Flushed(NamedTuple):
-    """A mark: everything before it has been sent once ``event`` is set."""
+    """A mark in the queue: ``event`` is set once every entry before the mark is sent."""
 
     event: threading.Event
 
@@ -139,7 +139,7 @@ class Reporter:
         self._thread.start()
 
     def put(self, entry: Entry) -> None:
-        """Queue an entry; returns at once. From any thread."""
+        """Queue an entry for the next report; any thread may call this."""
         self._entries.append(entry)
         if isinstance(entry, (TurnDone, Failed, Flushed)):
             self._urgent.set()
@@ -147,13 +147,13 @@ class Reporter:
             self._pending.set()
 
     def flush(self, timeout_s: float) -> bool:
-        """Send what is queued now; False if it did not get out in ``timeout_s`` seconds."""
+        """Send every entry that is queued now; False if that took longer than ``timeout_s`` seconds."""
         mark = Flushed(threading.Event())
         self.put(mark)
         return mark.event.wait(timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what is left and end the thread."""
+        """Send the entries that are left, then end the thread."""
         self._closing.set()
         self._urgent.set()
         self._pending.set()
@@ -180,7 +180,7 @@ class Reporter:
                 return
 
     def _deliver(self) -> bool:
-        """Send all that is queued; False if nobody wants it any more."""
+        """Send all queued entries; False if the coordinator refuses them or the reporter closes."""
         while self._entries:
             request, marks = self._request()
             while True:

@@ -1,1 +1,1 @@
-"""A node's parts of checkpoints: made, kept on disk, loaded."""
+"""Make a node's parts of checkpoints, keep them on disk, and load them."""

@@ -1,4 +1,4 @@
-"""One run's shards at one node: what they are of, and the lock on the node's folder while the run goes on."""
+"""Save and load one run's shards at one node, which locks its folder while the run goes on."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class Saves(Protocol):
     """The part of ``edge.compute.executor.NodeExecutor`` that a checkpoint needs."""
 
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
-        """This node's part of it."""
+        """Serialise this node's part of a checkpoint."""
 
 
 class Loads(Protocol):
     """The part of ``edge.compute.executor.NodeExecutor`` that goes on from a checkpoint."""
 
     def load_shard(self, data: bytes, metadata: Mapping[str, str], *, with_head: bool) -> None:
-        """Go on from it."""
+        """Go on from the shard ``data``."""
 
 
 class Saver:
-    """Saves and loads the shards of a run; holds the lock of the node's folder from the first use until closed.
+    """Saves and loads the shards of a run; locks the node's folder from the first use until closed.
 
     Args:
         folder: of the node.
@@ -46,11 +46,11 @@ class Saver:
         self._state: StateFolder | None = None
 
     def open(self, *, timeout_s: float = LOCK_WAIT_S) -> RunShards:
-        """Take the folder, unless it is taken already.
+        """Lock the node's folder, unless this saver has it already, and return the run's shards.
 
         Raises:
             BusyError: another process has the folder.
-            StorageError: it can't be used.
+            StorageError: the folder can't be used.
         """
         if self._state is None:
             self._state = StateFolder(self._folder, timeout_s=timeout_s)
@@ -58,7 +58,7 @@ class Saver:
         return self._state.run(self._run_id)
 
     def save(self, step: int, executor: Saves, *, with_head: bool) -> Shard:
-        """Put this node's shard on the disk.
+        """Write this node's shard of the checkpoint at ``step`` to the disk.
 
         Raises:
             StorageError: no room; earlier shards are intact.
@@ -67,10 +67,10 @@ class Saver:
         return self.open().write(step, content, node=self._node)
 
     def load(self, step: int, sha256: str, executor: Loads, *, with_head: bool) -> None:
-        """Go on from a shard; ``with_head`` if this node held the head then.
+        """Load the shard of ``step`` into the executor; ``with_head`` if this node held the head then.
 
         Raises:
-            IntegrityError: it is missing, damaged, or of something else; names it.
+            IntegrityError: the shard is missing, damaged, or of something else; names it.
         """
         shards = self.open()
         content = shards.read(step, sha256, node=self._node)
@@ -80,11 +80,11 @@ class Saver:
             raise IntegrityError(f"node {self._node}, {shards.path(step)}: {error}") from error
 
     def keep_from(self, step: int) -> None:
-        """Drop the shards of earlier steps."""
+        """Delete the shards of steps before ``step``."""
         self.open().keep_from(step)
 
     def close(self) -> None:
-        """Let another process use the folder."""
+        """Release the lock, so that another process may use the folder."""
         if self._state is not None:
             self._state.close()
 
@@ -100,7 +100,7 @@ class ShardAsked(NamedTuple):
 
 
 class GoesOn(NamedTuple):
-    """What a resumed run goes on from.
+    """The shard and the head's holder that a resumed run goes on from.
 
     Attributes:
         run_id: the run that wrote the shard; further ones are kept with it.
@@ -116,7 +116,9 @@ class GoesOn(NamedTuple):
 def open_saver(
     state: Path | None, plan: Plan, node: str, run_id: str, *, is_resumed: bool, timeout_s: float
 ) -> Saver | None:
-    """The saver of a run, ready if the plan asks for checkpoints; None if this node can't save and need not.
+    """Make the saver of a run; None if this node has no folder and needs none.
+
+    If the plan asks for checkpoints, or the run is resumed, the folder is locked at once.
 
     Args:
         state: the node's folder, None = it was given none.
@@ -145,7 +147,7 @@ def open_saver(
 def check_shards(
     state: Path | None, node: str, run_id: str, asked: Sequence[ShardAsked], *, timeout_s: float
 ) -> list[str]:
-    """What is wrong with each of these shards; empty = intact.
+    """Check each of these shards on the disk; return what is wrong with each, empty = intact.
 
     Raises:
         BusyError: another process has the folder.

@@ -1,4 +1,4 @@
-"""One node's part of a checkpoint as a safetensors file: what it trains, with the state of its optimizer.
+"""Write one node's part of a checkpoint as a safetensors file: trained tensors and optimizer state.
 
 ::
 
@@ -29,7 +29,7 @@ Parameters = Mapping[str, torch.nn.Parameter]
 def to_shard(
     parameters: Parameters, optimizer: torch.optim.Optimizer | None, head: bytes | None, metadata: Mapping[str, str]
 ) -> bytes:
-    """The file of a node.
+    """Write the file of a node.
 
     Args:
         parameters: trainable tensors of its slice by name.
@@ -58,7 +58,7 @@ def load_shard(
     *,
     with_head: bool,
 ) -> bytes | None:
-    """Take over what ``to_shard`` gave.
+    """Replace parameters and optimizer state by those of a file of ``to_shard``.
 
     Args:
         data: the file.

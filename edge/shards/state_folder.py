@@ -1,4 +1,4 @@
-"""The shards of a node on its disk: written at once or not at all, checked by digest, the newest ones kept.
+"""Keep the shards of a node's newest runs on its disk, written whole or not at all, checked by digest.
 
 ::
 
@@ -57,19 +57,19 @@ class StateFolder:
             raise StorageError(f"can't lock {path}: {error.strerror}; give another --state") from error
 
     def close(self) -> None:
-        """Let another process in."""
+        """Release the lock, so that another process may use the folder."""
         self._lock.release()
 
     def __enter__(self) -> StateFolder:
-        """The folder itself."""
+        """Return the folder, which is locked already."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let another process in."""
+        """Release the lock."""
         self.close()
 
     def run(self, run_id: str) -> RunShards:
-        """The shards of a run.
+        """Return the shards of a run.
 
         Raises:
             UsageError: the run id is none.
@@ -77,7 +77,10 @@ class StateFolder:
         return RunShards(self.path / check_run_id(run_id))
 
     def drop_old_runs(self, current: str) -> None:
-        """Remove the shards of all but the newest runs (run ids sort by time), and what a crash left of this one."""
+        """Delete the shards of all runs but the current one and the newest others, ``KEPT_RUNS`` in all.
+
+        Run ids sort by time. Partial files that a crash left of the current run go too.
+        """
         others = sorted(entry.name for entry in self.path.iterdir() if entry.is_dir() and entry.name != current)
         for name in others[: -(KEPT_RUNS - 1)]:
             shutil.rmtree(self.path / name, ignore_errors=True)
@@ -95,18 +98,18 @@ class RunShards:
         self.folder = folder
 
     def path(self, step: int) -> Path:
-        """Where the shard of a step lies."""
+        """Path of the shard of a step."""
         return self.folder / f"step-{step}.safetensors"
 
     def steps(self) -> tuple[int, ...]:
-        """Steps of which there is a shard, in order."""
+        """List the steps that have a shard, ascending."""
         if not self.folder.is_dir():
             return ()
         found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
         return tuple(sorted(int(match[1]) for match in found if match))
 
     def write(self, step: int, content: bytes, *, node: str) -> Shard:
-        """Put a shard on the disk; when this returns, it survives a power cut.
+        """Write a shard to the disk; once this returns, the shard survives a power cut.
 
         Raises:
             StorageError: no room; shards that were there are intact.
@@ -118,10 +121,10 @@ class RunShards:
         return Shard(node=node, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
 
     def read(self, step: int, sha256: str, *, node: str) -> bytes:
-        """A shard.
+        """Read a shard and check its digest.
 
         Raises:
-            IntegrityError: it is missing or has another digest; names it.
+            IntegrityError: the shard is missing or has another digest; names it.
         """
         path = self.path(step)
         try:
@@ -135,7 +138,7 @@ class RunShards:
         return content
 
     def problem(self, step: int, sha256: str, *, node: str) -> str:
-        """What is wrong with a shard; empty if it is intact."""
+        """Describe what is wrong with a shard; empty if it is intact."""
         try:
             self.read(step, sha256, node=node)
         except IntegrityError as error:
@@ -143,7 +146,7 @@ class RunShards:
         return ""
 
     def keep_from(self, step: int) -> None:
-        """Drop the shards of earlier steps."""
+        """Delete the shards of steps before ``step``."""
         for old in self.steps():
             if old < step:
                 self.path(old).unlink(missing_ok=True)

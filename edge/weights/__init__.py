@@ -1,1 +1,1 @@
-"""Weights for a node without a copy of the model: fetched by digest, kept in a cache, served to others."""
+"""Fetch the weights of a node without a copy of the model, and keep them in a cache."""

@@ -1,4 +1,4 @@
-"""A node's model: its own copy, offered to others, or what it gets from those who have one.
+"""Find a node's model: its own copy, offered to other nodes, or the tensors that other nodes offer.
 
 With a copy the job stays as it is. Without one, ``for_planning`` replaces the job's ``model.path`` by the outline in
 the cache, and ``for_run`` by the folder with the tensors of this node's slice; nothing after that knows the difference.
@@ -54,7 +54,7 @@ class Borrower:
         self._lock = threading.Lock()
 
     def for_planning(self, run_id: str, job: Job, *, timeout_s: float) -> Job:
-        """The job with a folder from which a model is planned and a block is timed.
+        """Return the job with a model folder that suffices to plan and to time a block.
 
         Args:
             run_id: of the run.
@@ -76,7 +76,7 @@ class Borrower:
                 return _at(job, self._outline(cache, files, peers, wanted))
 
     def for_run(self, run_id: str, job: Job, plan: Plan, *, timeout_s: float) -> Job:
-        """The job with a folder that has what the plan lets this node host.
+        """Return the job with a model folder that has the tensors of what the plan lets this node host.
 
         Args:
             run_id: of the run.
@@ -112,7 +112,7 @@ class Borrower:
                 return _at(job, cache.publish(files))
 
     def release(self, run_id: str) -> None:
-        """Stop fetching for a run and serve it no more; from any thread. Empty = whatever runs."""
+        """Stop fetching for a run and offer nothing to it any more; from any thread, empty = any run."""
         with self._lock:
             if run_id in ("", self._run_id):
                 self._stop.set()
@@ -130,14 +130,20 @@ class Borrower:
             return self._stop
 
     def _has_copy(self, run_id: str, job: Job) -> bool:
-        """Whether the folder is here; then others get it. A folder that the user named has to be good."""
+        """Whether nothing has to be fetched: the model's folder is here, or the user named one with ``--model``.
+
+        A folder that is here is offered to other nodes.
+        """
         folder = Path(job.model.path)
         is_here = folder.is_dir()
         self.offers.put(run_id, folder if is_here else None)
         return is_here or self._options.model is not None
 
     def _sources(self) -> list[str]:
-        """Without ``--insecure`` only this machine is asked; each node begins with another source."""
+        """List the addresses to ask: other nodes, from a place that depends on this node's name, then the coordinator.
+
+        Without ``--insecure`` other machines' nodes are left out.
+        """
         try:
             found = self._find_sources()
         except grpc.RpcError as error:
@@ -167,7 +173,7 @@ class Borrower:
 
 
 def _fetch_tensors(cache: ModelCache, tensors: Sequence[TensorEntry], peers: Sources, wanted: Wanted) -> None:
-    """Make these tensors complete; equal contents travel once."""
+    """Fetch the tensors that the cache lacks; equal contents travel once."""
     start_s = time.monotonic()
     missing = [file for file in map(cache.tensor, tensors) if not file.is_complete()]
     first: dict[str, CheckedFile] = {}

@@ -1,4 +1,4 @@
-"""Get a manifest, and contents by digest, from peers: one after the other, going on where the last one stopped.
+"""Fetch a manifest, and contents by digest, from peers in turn; each goes on where the last one stopped.
 
 A stream that brings no bytes for a while is given up and taken up again, at the next source. A source whose bytes do
 not have the digest that the manifest says is not asked again. Whatever ends the fetching, partial files stay.
@@ -57,7 +57,9 @@ class Sources:
             channel.close()
 
     def manifest(self, wanted: Wanted) -> Manifest:
-        """The manifest of the first source that has the model; later only it and those after it are asked.
+        """Get the manifest from the first source that has the model.
+
+        That source is asked first from then on, and sources that refused are not asked again.
 
         Raises:
             ModelError: no source has the model; says what each answered.
@@ -85,7 +87,7 @@ class Sources:
         raise ModelError(f"no node has a copy of the model that this one could fetch ({said})")
 
     def fetch(self, files: Sequence[CheckedFile], wanted: Wanted) -> int:
-        """Complete all these files.
+        """Fetch what these files still lack, until all are complete.
 
         Args:
             files: with ``resume`` called.
@@ -124,14 +126,14 @@ class Sources:
     # ---- one call -----------------------------------------------------------------------------------
 
     def _ask(self, address: str, wanted: Wanted) -> Manifest:
-        """A source hashes its copy first, so only the deadline bounds how long this takes."""
+        """Ask one source for its manifest, without a limit but the deadline: the source hashes its copy first."""
         request = weights_pb2.ManifestRequest(run_id=wanted.run_id)
         call: Any = self._stub(address).Manifest.future(request, timeout=wanted.left_s())
         with Watch(call, wanted, idle_s=math.inf):
             return manifest_from_proto(call.result())
 
     def _stream(self, address: str, files: Sequence[CheckedFile], wanted: Wanted) -> Iterator[int]:
-        """One call for all that is missing.
+        """Fetch all missing pieces from one source in one call.
 
         Yields:
             Bytes of each message, when they are on the disk.
@@ -186,7 +188,7 @@ def _finish_if_whole(file: CheckedFile, address: str = "") -> None:
 
 
 def _discard_from(address: str, files: Sequence[CheckedFile]) -> None:
-    """Drop what a source that lies has begun."""
+    """Discard the partial files that have bytes of a source whose digests are wrong."""
     for file in files:
         if address in file.origins and not file.path.is_file():
             file.discard()

@@ -1,4 +1,4 @@
-"""Files of the cache: each comes into being whole, checked by its digest, or stays a partial file that goes on.
+"""Files of the cache: each is complete and checked by its digest, or partial and goes on later.
 
 A tensor is a safetensors file of its own, so that the loader reads it like any other shard. Its header is known
 before the first byte comes; the partial file is that header and the bytes so far, and its size says where to go on.
@@ -26,12 +26,12 @@ PARTIAL = ".part"
 
 
 def tensor_header(entry: TensorEntry) -> bytes:
-    """The first bytes of a tensor's own file."""
+    """Make the header of a tensor's own safetensors file."""
     return header_bytes({entry.name: (entry.dtype, entry.shape)})
 
 
 class CheckedFile:
-    """A file of known size and digest, there or still to come.
+    """A file of known size and digest that is complete, partial or absent.
 
     Args:
         path: where it is when it is complete.
@@ -57,7 +57,7 @@ class CheckedFile:
         self._digest = hashlib.sha256()
 
     def is_complete(self) -> bool:
-        """Whether it is there with the right content; a damaged one is removed.
+        """Whether the file is there with the right content; a damaged one is removed.
 
         Raises:
             UsageError: the folder can't be written.
@@ -71,7 +71,7 @@ class CheckedFile:
             return False
 
     def resume(self) -> None:
-        """Take up a partial file, if there is a usable one."""
+        """Read a partial file, if there is a usable one, so that ``write`` goes on at its end."""
         with writing(self.path.parent):
             self.offset, self._digest = 0, hashlib.sha256()
             if not self._partial.is_file():
@@ -82,14 +82,14 @@ class CheckedFile:
             self.origins = {"an earlier fetch"} if self.offset else set()
 
     def write(self, data: bytes, origin: str) -> None:
-        """Append the next bytes of the content; they outlive this process.
+        """Append the next bytes of the content to the partial file, which outlives this process.
 
         Args:
             data: the bytes.
             origin: who they come from.
 
         Raises:
-            IntegrityError: more than it has.
+            IntegrityError: the content would be longer than ``nbytes``.
             CapacityError: the disk is full; what is there stays.
         """
         if self.offset + len(data) > self.nbytes:
@@ -120,13 +120,13 @@ class CheckedFile:
             self._partial.replace(self.path)
 
     def discard(self) -> None:
-        """Drop what came so far."""
+        """Delete the partial file."""
         self._partial.unlink(missing_ok=True)
         self.offset, self._digest = 0, hashlib.sha256()
         self.origins = set()
 
     def content(self) -> Iterator[bytes]:
-        """The content of the complete file, in pieces."""
+        """Yield the content of the complete file in pieces."""
         with self.path.open("rb") as file:
             file.seek(len(self._header))
             while data := file.read(_READ_BYTES):
@@ -146,7 +146,7 @@ class CheckedFile:
 
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Say what a failed access to the cache means, and what to do.
+    """Turn a failed access to the cache inside into an error that says what to do.
 
     Raises:
         CapacityError: the disk is full.

@@ -1,4 +1,4 @@
-"""When to go on fetching and when to give up: who waits and how long, whose turn it is, and a silent stream's end."""
+"""Decide when to go on fetching and when to give up: deadline, next source, and the end of a silent stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BUSY_S = 0.5
 
 
 class Wanted(NamedTuple):
-    """Who waits for a fetch, and how long.
+    """The run that waits for a fetch, with its deadline.
 
     Attributes:
         run_id: of the run.
@@ -43,11 +43,11 @@ class Wanted(NamedTuple):
     idle_s: float = _IDLE_S
 
     def left_s(self) -> float:
-        """Seconds until the deadline, at least a moment."""
+        """Seconds until the deadline, at least 0.05."""
         return max(0.05, self.deadline_s - time.monotonic())
 
     def check(self, what: str) -> None:
-        """Stop what nobody waits for.
+        """Raise if nobody waits any more, or the deadline is over.
 
         Raises:
             InterruptedRunError: stopped.
@@ -60,7 +60,7 @@ class Wanted(NamedTuple):
 
 
 class Turns:
-    """Whose turn it is to send, and when to give up.
+    """Chooses the source to ask, and decides when to give up.
 
     Args:
         addresses: of all sources; at least one.
@@ -77,7 +77,7 @@ class Turns:
         return self._good[self._at % len(self._good)]
 
     def after(self, error: RingTuneError | None, *, what: str, is_further: bool) -> float:
-        """Take in how a stream ended.
+        """Choose the next source after a stream ended, or give up.
 
         Args:
             error: how; None if the source ended it.
@@ -90,7 +90,7 @@ class Turns:
         Raises:
             IntegrityError: no source is left that sends what its manifest says.
             ConnectionFailedError: nothing came for several rounds.
-            RingTuneError: the cache can't be written; that is no matter of sources.
+            RingTuneError: the cache can't be written, which no other source would change.
         """
         if error is None and is_further:
             return 0.0
@@ -116,7 +116,7 @@ class Turns:
 
 
 class Watch:
-    """Cancels a call that brings nothing, or that nobody waits for any more."""
+    """Cancels a call that brings nothing for ``idle_s``, or that nobody waits for any more."""
 
     def __init__(self, call: Any, wanted: Wanted, *, idle_s: float) -> None:
         self._call = call
@@ -136,7 +136,7 @@ class Watch:
         self._thread.join()
 
     def saw_progress(self) -> None:
-        """Something came."""
+        """Note that bytes came."""
         self._seen_s = time.monotonic()
 
     def _watch(self) -> None:

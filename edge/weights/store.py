@@ -1,4 +1,4 @@
-"""The cache of base weights on this device.
+"""Keep fetched base weights in a cache on this device.
 
 ::
 
@@ -39,7 +39,7 @@ _SPARE_BYTES = 1 << 24
 
 
 class ModelCache:
-    """One model in the cache; use it while ``locked``.
+    """One model in the cache, to be used while ``locked``.
 
     Args:
         root: of the whole cache; made if missing.
@@ -90,18 +90,18 @@ class ModelCache:
     # ---- files --------------------------------------------------------------------------------------
 
     def file(self, entry: FileEntry) -> CheckedFile:
-        """A file beside the weights."""
+        """Return the cached copy of a file beside the weights, complete or not."""
         path = self._inside(self.outline / entry.name)
         return CheckedFile(path, what=f"file {entry.name}", sha256=entry.sha256, nbytes=entry.nbytes)
 
     def tensor(self, entry: TensorEntry) -> CheckedFile:
-        """A tensor's own file."""
+        """Return the cached file of one tensor, complete or not."""
         path = self._inside(self.weights / _file_name(entry))
         what, header = f"tensor {entry.name!r}", tensor_header(entry)
         return CheckedFile(path, what=what, sha256=entry.sha256, nbytes=entry.nbytes, header=header)
 
     def require_room(self, wanted: Sequence[CheckedFile]) -> None:
-        """Refuse to begin what can't end.
+        """Refuse to fetch files for which the disk has no room.
 
         Raises:
             CapacityError: the disk has less room than these files still need.
@@ -117,7 +117,7 @@ class ModelCache:
     # ---- what loaders see ---------------------------------------------------------------------------
 
     def write_outline(self) -> Path:
-        """Make the outline, if it is not there; its config has to be.
+        """Write the outline if it is not there yet; the config in it has to be there.
 
         Returns:
             Its folder: reads like the model folder, but weights are holes.
@@ -141,7 +141,7 @@ class ModelCache:
         return self.outline
 
     def publish(self, files: Sequence[FileEntry]) -> Path:
-        """Name all tensors that are complete in the index, and put the small files beside them.
+        """Write the index of all tensors that are complete, and put the small files beside it.
 
         Returns:
             The folder: a model folder, as far as it goes.
@@ -164,6 +164,6 @@ class ModelCache:
 
 
 def _file_name(entry: TensorEntry) -> str:
-    """One name for one content under one tensor name; made of hex digits only."""
+    """Name of the file of one tensor with this name and content; made of hex digits only."""
     key = json.dumps([entry.name, entry.dtype, entry.shape, entry.sha256])
     return f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.safetensors"

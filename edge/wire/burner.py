@@ -1,4 +1,4 @@
-"""Keeps a processor busy as computing does: without the interpreter's lock, for as long as a context lasts."""
+"""Keep a processor busy as computing does: outside the interpreter's lock, for as long as a context lasts."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _JOIN_S = 5.0
 
 
 class Burner:
-    """A thread that hashes zeros."""
+    """A thread that hashes zeros while a ``with`` block runs."""
 
     def __init__(self) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._burn, name="probe-burner", daemon=True)
 
     def __enter__(self) -> Burner:
-        """Begin."""
+        """Start hashing."""
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End, within a piece."""
+        """Stop hashing after the piece under way, about a millisecond."""
         self._stop.set()
         self._thread.join(_JOIN_S)
 

@@ -1,4 +1,4 @@
-"""Whether a frame is one that the plan foresees at this node, now.
+"""Check whether the plan foresees a frame at this node now.
 
 The answer comes from the same lowering that the engine follows (:func:`ringtune.schedule.lowering.way`), so
 a frame is admitted only if the schedule has a receive for it: run, plan epoch, kind, source, item,
@@ -25,12 +25,12 @@ from ringtune.schedule.turns import Item, StartPoint, Turn, item_of
 from ringtune.v1 import ring_pb2
 
 MAX_BLOB_BYTES: Final = 1 << 30
-"""Largest head with its moments, or probe."""
+"""Bytes of the largest head with its moments, or probe, that is admitted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunExpectation:
-    """What a node expects on its links during a run.
+    """The run that a node expects on its links, with everything that a frame is checked against.
 
     Attributes:
         run_id: the run.
@@ -53,12 +53,12 @@ class RunExpectation:
     max_blob_bytes: int = MAX_BLOB_BYTES
 
     def known_turns(self) -> KnownTurns:
-        """The turns of the run, of which none is granted yet."""
+        """Make the turns of the run, none of which is granted yet."""
         return KnownTurns(self.plan, self.start or StartPoint.of(self.plan.course))
 
 
 def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None) -> str:
-    """The source of a link that the plan names.
+    """Check the first frame of a link; return the node that it comes from.
 
     Raises:
         FrameError: the first frame is no HELLO, or of another run, plan or node.
@@ -90,7 +90,7 @@ def _check_run(expectation: RunExpectation, header: ring_pb2.FrameHeader) -> Non
 
 
 class FrameCheck:
-    """Admits the frames of one source during one run; remembers what it has admitted.
+    """Admits the frames of one source during one run, each at most once.
 
     Safe for threads: the link's reader admits, the compute thread returns credits.
 
@@ -111,10 +111,10 @@ class FrameCheck:
         self._lock = threading.Lock()
 
     def admit(self, header: ring_pb2.FrameHeader) -> None:
-        """Let a frame pass.
+        """Admit a frame, or refuse it.
 
         Raises:
-            FrameError: it is not one that the plan foresees now; names what was expected.
+            FrameError: the plan does not foresee the frame now; names what was expected.
         """
         _check_run(self._expectation, header)
         if header.source != self._source:
@@ -136,7 +136,7 @@ class FrameCheck:
             self.credit_returned(header.boundary, 1)
 
     def credit_returned(self, boundary: int, count: int) -> None:
-        """The inbox has room again for so many hidden states at ``boundary``."""
+        """Note that the inbox has room again for so many hidden states at ``boundary``."""
         with self._lock:
             self._outstanding[boundary] = max(0, self._outstanding.get(boundary, 0) - count)
 
@@ -185,7 +185,7 @@ class FrameCheck:
         self._remember(known.turn, header)
 
     def _receives(self, plan: Plan, item: Item, micro: int) -> frozenset[tuple[int, str]]:
-        """The (boundary, payload) that the source sends here for a micro-batch."""
+        """List each (boundary, payload) that the source sends to this node for a micro-batch."""
         legs = way(plan, item, micro).get(self._expectation.node, ())
         found = self._foreseen.get(legs)
         if found is None:
@@ -194,7 +194,7 @@ class FrameCheck:
         return found
 
     def _rows(self, header: ring_pb2.FrameHeader, item: Item) -> int:
-        """How many rows the micro-batch has."""
+        """Number of rows of the header's micro-batch; a header with a micro-batch that the item lacks is refused."""
         sizes = self._course.microbatch_sizes(item.rows)
         if header.micro >= len(sizes):
             raise FrameError(f"{describe(header)} came, but the item has {len(sizes)} micro-batches; it is dropped")

@@ -1,4 +1,4 @@
-"""Frames on the wire: packing payloads into messages of some MiB, and putting them together again.
+"""Pack payloads into messages of some MiB, and put them together again.
 
 A message is a ``ringtune.v1.Frame``. It is written here by hand, field by field, because protobuf's own
 ``bytes`` field would cost one more copy of every tensor; ``Frame.FromString`` reads the same bytes::
@@ -34,7 +34,7 @@ together) in one message, 2.9 ms in chunks of 2 MiB, 3.3 ms in chunks of 1 MiB.
 """
 
 PROBE: Final = "probe"
-"""Kind of a blob that only measures a link."""
+"""The kind of a blob that has no use but to measure a link."""
 
 MAX_HEADER_BYTES: Final = 4096
 
@@ -45,10 +45,10 @@ with warnings.catch_warnings():  # torch warns once that bytes are not writable;
     torch.frombuffer(b"\0", dtype=torch.uint8)
 
 ALIGNMENT_BYTES: Final = 64
-"""A chunk after a header starts at such an address, as tensors of torch do, where the allocator allows."""
+"""A chunk after a header starts at an address that this number divides, as torch's tensors do, where possible."""
 
 _CHUNK_OFFSET: Final = 16
-"""Where that is in a message: CPython's ``bytes`` and glibc's large blocks begin 48 bytes before it."""
+"""Offset of such an address in a message: CPython's ``bytes`` and glibc's large blocks put 48 bytes before one."""
 
 _PADDING_BYTES: Final = 128
 """Least padding: from here on one more byte of it is one more byte of header, lengths included."""
@@ -82,7 +82,7 @@ DTYPE_NAMES: Final = {number: name for name, number in DTYPES.items()}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hello:
-    """Who opens a link, and for which run.
+    """The node that opens a link, with its run and plan.
 
     Attributes:
         run_id: the run.
@@ -99,22 +99,22 @@ class Hello:
     wire_dtype: str = "float32"
 
     def message(self) -> bytes:
-        """The first message of a link."""
+        """Make the first message of a link."""
         header = self.header(ring_pb2.FRAME_KIND_HELLO)
         header.plan_digest = self.digest
         return pack(header, ())
 
     def goodbye(self) -> bytes:
-        """The last message of a link that ends in order; a stream that ends without it broke."""
+        """Make the last message of a link that ends in order; a stream that ends without it broke."""
         return pack(self.header(ring_pb2.FRAME_KIND_BYE), ())
 
     def header(self, kind: ring_pb2.FrameKind) -> ring_pb2.FrameHeader:
-        """A header of this link, still without a payload."""
+        """Make a header of this link that describes no payload yet."""
         return ring_pb2.FrameHeader(run_id=self.run_id, plan_epoch=self.plan_epoch, kind=kind, source=self.source)
 
 
 class Ack(NamedTuple):
-    """What flows back on a link.
+    """What the receiver sends back on a link: credits, or the refusal of a frame.
 
     Attributes:
         credits: hidden states that the receiver took out of its inbox.
@@ -130,7 +130,7 @@ class Ack(NamedTuple):
 
 
 def pack(header: ring_pb2.FrameHeader | None, chunk: Sequence[memoryview]) -> bytes:
-    """One message; the bytes of ``chunk`` are copied once.
+    """Pack a header and the parts of a chunk into one message; the bytes of ``chunk`` are copied once.
 
     The header is padded so that the chunk starts aligned: a receiver that gets a whole tensor in one
     message computes on it where it lies.
@@ -153,7 +153,7 @@ def _header_field(header: ring_pb2.FrameHeader) -> bytes:
 
 
 def unpack(message: bytes) -> tuple[ring_pb2.FrameHeader | None, memoryview]:
-    """The header (if there is one) and a view of the chunk.
+    """Split a message into its header, None if it has none, and a view of its chunk.
 
     Raises:
         FrameError: the message is no frame, or its header is too long.
@@ -200,7 +200,7 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def tensor_header(hello: Hello, key: TensorKey, encoded: Encoded) -> ring_pb2.FrameHeader:
-    """The header of a tensor's payload."""
+    """Make the header of a tensor's payload."""
     header = hello.header(KINDS[key.payload])
     header.seq, header.micro, header.boundary = key.seq, key.micro, key.boundary
     header.dtype = DTYPES[encoded.dtype]
@@ -210,12 +210,12 @@ def tensor_header(hello: Hello, key: TensorKey, encoded: Encoded) -> ring_pb2.Fr
 
 
 def key_of(header: ring_pb2.FrameHeader) -> TensorKey:
-    """What a header is of; a head has its turn in place of the item."""
+    """Return the key of a header's payload; a head has its turn in place of the item."""
     return TensorKey(NAMES[header.kind], header.seq, header.micro, header.boundary)
 
 
 def blob_header(hello: Hello, kind: str, seq: int, data: bytes) -> ring_pb2.FrameHeader:
-    """The header of opaque bytes, with their checksum."""
+    """Make the header of opaque bytes, with their checksum."""
     header = hello.header(KINDS[kind])
     header.seq, header.dtype = seq, ring_pb2.DTYPE_BYTES
     header.shape.append(len(data))
@@ -226,7 +226,10 @@ def blob_header(hello: Hello, kind: str, seq: int, data: bytes) -> ring_pb2.Fram
 def messages(
     header: ring_pb2.FrameHeader, parts: Sequence[memoryview], chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[bytes]:
-    """The messages of one payload: all but the last carry ``chunk_bytes``."""
+    """Yield the messages of one payload; only the first has the header, all but the last carry ``chunk_bytes``.
+
+    Example: 10 bytes in parts of 3 and 7 with ``chunk_bytes`` 4 are messages of 4, 4 and 2.
+    """
     first: ring_pb2.FrameHeader | None = header
     chunk: list[memoryview] = []
     room = chunk_bytes
@@ -245,14 +248,14 @@ def messages(
 
 
 class Received(NamedTuple):
-    """A whole payload: its header and its bytes, which nobody else holds."""
+    """A whole payload with its header; nobody else holds its bytes."""
 
     header: ring_pb2.FrameHeader
     payload: memoryview
 
 
 class Fed(NamedTuple):
-    """What one message led to.
+    """The outcome of one message.
 
     Attributes:
         received: a whole payload.
@@ -266,7 +269,7 @@ class Fed(NamedTuple):
 
 
 class Assembler:
-    """Puts the chunks of one link together.
+    """Puts the chunks of one link together to payloads.
 
     After a refusal the rest of that payload is dropped silently, and the next header starts anew.
 
@@ -287,7 +290,7 @@ class Assembler:
         self._is_dropping = False
 
     def feed(self, message: bytes) -> Fed:
-        """Take one message; a payload that it holds entirely stays in its memory."""
+        """Take one message; a payload that fits in the message is not copied."""
         cut: IntegrityError | None = None
         try:
             header, chunk = unpack(message)
@@ -307,7 +310,7 @@ class Assembler:
             return Fed(None, error if cut is None else FrameError(f"{cut}; then: {error}"))
 
     def _cut(self) -> FrameError | None:
-        """The error of a payload that the next header cuts short; None if none is under way."""
+        """Drop the payload under way, which the next header cuts short, and return its error; None if there is none."""
         header = self._header
         if header is None:
             return None
@@ -337,7 +340,7 @@ class Assembler:
         return Received(header, payload)
 
     def _abandon(self) -> None:
-        """Drop the payload that is under way, and what is still to come of it."""
+        """Drop the payload that is under way, and the chunks of it that are still to come."""
         header = self._header
         self._reset()
         self._is_dropping = True
@@ -350,7 +353,7 @@ class Assembler:
 
 
 def describe(header: ring_pb2.FrameHeader) -> str:
-    """A payload in words, for messages."""
+    """Describe a payload in words, for errors: "the head for turn 3 from node a"."""
     kind = NAMES.get(header.kind, "")
     if kind == Payload.HEAD:
         return f"the head for turn {header.seq} from node {header.source}"

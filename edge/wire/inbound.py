@@ -1,4 +1,4 @@
-"""The receiving end of one link: a reader thread that checks, decodes and hands to the sink.
+"""The receiving end of one link: a reader thread checks and decodes frames and hands tensors to the sink.
 
 ::
 
@@ -28,40 +28,40 @@ from ringtune.v1 import ring_pb2
 _log = logging.getLogger(__name__)
 
 HELLO_WAIT_S: Final = 30.0
-"""How long a link may take from its start to its welcome: HELLO has to come, the run has to be expected."""
+"""Seconds that a link may take from its start to its welcome: HELLO has to come, the run has to be expected."""
 
 _POLL_S: Final = 0.5
 _JOIN_S: Final = 5.0
 
 
 class Sink(Protocol):
-    """Where what arrives goes; called from reader threads, never after ``RingServicer.forget`` returned."""
+    """Takes what arrives; called from reader threads, never after ``RingServicer.forget`` returned."""
 
     def on_tensor(self, key: TensorKey, source: str, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """A whole, checked hidden state or gradient (B, T, D); ``mask`` (B, T) int64 or None."""
+        """Take a whole, checked hidden state or gradient (B, T, D); ``mask`` (B, T) int64 or None."""
 
     def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
-        """A whole head for turn ``seq`` (kind ``Payload.HEAD``), or a probe."""
+        """Take a whole head for turn ``seq`` (kind ``Payload.HEAD``), or a probe."""
 
     def on_link_lost(self, source: str, reason: str) -> None:
-        """The link from ``source`` broke; not called when ``source`` closed it in order."""
+        """Hear that the link from ``source`` broke; not called when ``source`` closed it in order."""
 
     def on_refused(self, source: str, error: RingTuneError) -> None:
-        """A frame of ``source`` was refused and dropped; ``source`` is told as well."""
+        """Hear that a frame of ``source`` was refused and dropped; ``source`` is told as well."""
 
 
 class Admission(Protocol):
-    """What a link needs to know once its HELLO was accepted."""
+    """The run of a link whose HELLO was accepted."""
 
     expectation: RunExpectation
     sink: Sink
 
     def check_of(self, source: str) -> FrameCheck:
-        """The check of that source's frames; one per source and run."""
+        """Return the check of the frames of ``source``, the same one for every link of that source in a run."""
 
 
 class InLink:
-    """One incoming link.
+    """The receiving end of one link.
 
     Attributes:
         is_over: the call has ended; what had come before may still be read.
@@ -97,7 +97,7 @@ class InLink:
     # ---- the worker of the server ---------------------------------------------------------------------
 
     def acks(self, context: grpc.ServicerContext) -> Iterator[ring_pb2.Ack]:
-        """Run the link until it is over; what it yields goes back to the sender."""
+        """Run the link until it is over; yield the acknowledgements for the sender."""
         deadline_s = time.monotonic() + self._hello_wait_s + _POLL_S
         if not context.add_callback(self._end):
             return
@@ -118,7 +118,7 @@ class InLink:
             self._end()
 
     def forget(self) -> None:
-        """Take no more frames and let the stream end; returns at once."""
+        """Take no more frames, and ask the stream to end."""
         self._is_forgotten = True
         self._end()
 
@@ -128,12 +128,12 @@ class InLink:
         self._changed(self)
 
     def wait(self) -> None:
-        """Wait until the reader has left the sink."""
+        """Wait until the reader has ended, so that it calls the sink no more; for ``_JOIN_S`` at most."""
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
     def credit(self, boundary: int, count: int) -> None:
-        """Send credits back."""
+        """Send ``count`` credits at ``boundary`` back to the sender."""
         self._acks.put(ring_pb2.Ack(credits=count, boundary=boundary))
 
     # ---- the reader -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The turns whose frames a node may get now: those that it was granted, and some that others may have been granted.
+"""Know the turns whose frames a node may get now: granted ones, and some granted only to others as yet.
 
 A grant reaches one node before another, so a frame may come for a turn that this node has not heard of. Such turns are
 derived from the course, but only a bounded number beyond the last grant: a peer can't make a node look further.
@@ -15,14 +15,17 @@ from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, Turn, turn_sequence
 
 
 class Known(NamedTuple):
-    """A turn, with the plan as it is for it; before its grant, one that trains all that any decision could."""
+    """A turn with the plan that holds for it.
+
+    Before the turn's grant the plan is one under which everything trains that any decision could let train.
+    """
 
     turn: Turn
     plan: Plan
 
 
 class KnownTurns:
-    """The turns of one run at one node. Safe for threads.
+    """The turns of one run whose frames one node may get now; safe for threads.
 
     Args:
         plan: of the run.
@@ -41,7 +44,7 @@ class KnownTurns:
         self._lock = threading.Lock()
 
     def granted(self, turn: Turn) -> None:
-        """The coordinator said that a turn may be worked on; turns are granted in order."""
+        """Take a turn that the coordinator granted; turns are granted in order."""
         known = Known(turn, self._plan.decided(turn.unfreeze_at))
         with self._lock:
             self._derive(turn.index)
@@ -53,7 +56,7 @@ class KnownTurns:
             self._granted = max(self._granted, turn.index)
 
     def done_before(self, index: int) -> None:
-        """This node has nothing left to do in the turns before ``index``."""
+        """Forget the turns before ``index``, which this node has done; the last one stays, for who had the head."""
         with self._lock:
             useless = index - 1 - self._forgotten  # the last one of them tells who had the head
             if useless > 0:
@@ -61,33 +64,33 @@ class KnownTurns:
                 self._forgotten += useless
 
     def by_index(self, index: int) -> Known | None:
-        """A turn by its index; None if it is not known now."""
+        """Find a turn by its index; None if it is not known now."""
         with self._lock:
             self._derive(self._granted + self._ahead)
             at = index - self._forgotten
             return self._known[at] if 0 <= at < len(self._known) else None
 
     def by_seq(self, seq: int) -> Known | None:
-        """The turn that an item belongs to; None if it is not known now."""
+        """Find the turn of an item; None if it is not known now."""
         with self._lock:
             self._derive(self._granted + self._ahead)
             at = bisect.bisect_right(self._known, seq, key=_first_seq) - 1
             return self._known[at] if at >= 0 and seq < self._known[at].turn.end_seq else None
 
     def holder_before(self, turn: Turn) -> str:
-        """Who has the head before a turn; empty if that is not known any more."""
+        """Name the node that has the head before a turn; empty if the turn before is not known any more."""
         if turn.index == 0:
             return self._holder
         before = self.by_index(turn.index - 1)
         return before.turn.owner if before else ""
 
     def span(self) -> tuple[int, int]:
-        """The first and the last turn that are known now."""
+        """Indices of the first and the last turn that are known now."""
         with self._lock:
             return self._forgotten, self._forgotten + len(self._known) - 1
 
     def _derive(self, last: int) -> None:
-        """Know all turns up to ``last``, as far as there are any."""
+        """Derive the turns up to index ``last`` from the course, as far as it has any."""
         while self._forgotten + len(self._known) <= last:
             turn = next(self._sequence, None)
             if turn is None:

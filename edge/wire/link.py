@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 METHOD: Final = "/ringtune.v1.Ring/Link"
 ORDERLY_END_S: Final = 2.0
-"""How long ``close`` lets the peer end the stream before it cancels."""
+"""Seconds that ``close`` lets the peer end the stream before the stream is cancelled."""
 
 _POLL_S: Final = 1.0
 _JOIN_S: Final = 5.0
@@ -63,12 +63,12 @@ class _Blob:
 
 
 class OutLink:
-    """A link to ``target``; open it, send, close it.
+    """The sending end of a link to the node ``target``.
 
     Args:
         target: node at the other end.
         address: its ``host:port``.
-        hello: who we are and for which run.
+        hello: this node, its run and its plan.
         on_ack: told (target, ack) for every credit and refusal; called from the link's reader thread.
         on_broken: told (target, reason) at most once when the link breaks; never once ``close`` began.
             Called from a thread of the link.
@@ -102,7 +102,7 @@ class OutLink:
     # ---- from outside -------------------------------------------------------------------------------
 
     def open(self, timeout_s: float) -> None:
-        """Connect and wait until the peer welcomes us.
+        """Connect, and wait until the peer welcomes this node.
 
         Raises:
             ConnectionFailedError: nobody answers at the address within ``timeout_s``.
@@ -122,7 +122,7 @@ class OutLink:
             raise failure
 
     def send_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> int:
-        """Queue a hidden state or gradient; it must not change until it is sent.
+        """Queue a hidden state or gradient, which must not change until it is sent.
 
         Args:
             key: which one it is.
@@ -151,7 +151,7 @@ class OutLink:
         return len(data)
 
     def close(self) -> None:
-        """Drop what is queued, end the stream and every thread of the link. May be called twice.
+        """Drop what is queued, end the stream and every thread of the link; a second call does no harm.
 
         Takes at most a few seconds. Only with a peer that is frozen while the socket is full does gRPC
         keep its connection longer than that, until its own watchdog ends it (``ringtune.rpc.options``).
@@ -236,7 +236,10 @@ class OutLink:
             self._welcome.put(error_from_name(ack.error, ack.refusal))
 
     def _break(self, reason: str, *, in_order: bool = False) -> None:
-        """Note the end of the link once; a peer that ends it in order is lost only if we still have to send."""
+        """Note the end of the link once, and tell ``on_broken`` if the link was open.
+
+        A peer that ends the link in order is lost only if this node still has something to send.
+        """
         with self._lock:
             was_open = self._state is _State.OPEN
             if was_open:

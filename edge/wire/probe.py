@@ -1,4 +1,4 @@
-"""How fast a link is: messages of the size that a run sends, timed where they arrive.
+"""Measure how fast a link is: messages of the size that a run sends are timed where they arrive.
 
 The source asks the target to answer some messages with the time at which they came; all times are the target's, so
 no clocks are compared. Latency is half a round trip of a small message. For the rate, messages follow one another as
@@ -43,7 +43,7 @@ from ringtune.v1 import control_pb2
 
 METHOD: Final = "/ringtune.v1.Probe/Link"
 LONGEST_MESSAGE_BYTES: Final = 4 << 20
-"""A longer hidden state travels in several messages too."""
+"""Most bytes of a message of a probe; a longer hidden state of a run travels in several messages too."""
 
 _ASKS: Final = control_pb2.ProbeMessage(wants_arrival=True).SerializeToString()
 _WARM_UP_PINGS: Final = 5
@@ -65,7 +65,7 @@ _LAST_WORD_S: Final = 0.5
 
 
 class LinkRate(NamedTuple):
-    """One directed link; see ``ringtune.costs.profile.LinkFacts``."""
+    """The figures of one directed link; ``ringtune.costs.profile.LinkFacts`` says what each is."""
 
     rate_bytes_per_s: float
     rate_low_bytes_per_s: float
@@ -80,7 +80,7 @@ class LinkRate(NamedTuple):
 
 
 def add_probe_sink(server: grpc.Server) -> None:
-    """Let other nodes measure their links to this one; before the server starts."""
+    """Register the service with which other nodes measure their links to this node, before the server starts."""
     link: grpc.RpcMethodHandler[bytes, control_pb2.ProbeArrival] = grpc.stream_stream_rpc_method_handler(
         _arrivals, request_deserializer=None, response_serializer=control_pb2.ProbeArrival.SerializeToString
     )
@@ -89,7 +89,10 @@ def add_probe_sink(server: grpc.Server) -> None:
 
 
 def _arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[control_pb2.ProbeArrival]:
-    """Drop every message; the call ends with its caller's deadline at the latest."""
+    """Drop every message, and answer those that ask with the target's clock and processor seconds.
+
+    The call ends with its caller's deadline at the latest.
+    """
     wants_busy = _BUSY in context.invocation_metadata()
     with contextlib.suppress(grpc.RpcError), contextlib.ExitStack() as stack:  # it ends when its caller cancels
         if wants_busy:
@@ -154,7 +157,7 @@ def _of_both(error: RingTuneError, source: str, target: str) -> RingTuneError:
 
 
 class _Probe:
-    """One stream to the target, with the thread that feeds it and the one that calls."""
+    """One stream of messages to the target, with the thread that reads the answers."""
 
     def __init__(self, address: str, message_bytes: int, timeout_s: float, *, busy_target: bool) -> None:
         payload = bytes(message_bytes)
@@ -203,7 +206,7 @@ class _Probe:
         return statistics.median(trips[1:])
 
     def stream(self, latency_s: float) -> list[float]:
-        """Bytes per second of each window but the first."""
+        """Stream messages until there are enough windows; return the bytes per second of each but the first."""
         windows = Windows(latency_s)
         asked: deque[int] = deque()  # bytes up to and with each message that asked
         sent_bytes = arrived_bytes = last_asked_bytes = 0
@@ -257,7 +260,7 @@ class _Probe:
 
 
 class Windows:
-    """Cuts arrivals into windows, of which the first is dropped.
+    """Cuts arrivals into windows and drops the first one.
 
     Args:
         latency_s: of the link; over a long one it takes some round trips until both ends send at full speed.
@@ -278,13 +281,13 @@ class Windows:
 
     @property
     def are_enough(self) -> bool:
-        """Whether the median is worth something."""
+        """Whether the windows suffice for a median: three at least, and either half a second or nine windows."""
         if len(self.rates) < _LEAST_WINDOWS:
             return False
         return self._counted_s >= _LEAST_S or len(self.rates) >= _MOST_WINDOWS
 
     def add(self, arrived_bytes: int, at_s: float) -> None:
-        """So many bytes had arrived at this time of the target's clock."""
+        """Note that ``arrived_bytes`` in all had arrived at ``at_s`` of the target's clock."""
         if self._start is None:
             self._start = self._last = (arrived_bytes, at_s)
             return

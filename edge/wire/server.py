@@ -24,7 +24,7 @@ __all__ = ["RingServicer", "RunExpectation", "Sink"]
 
 
 class _Run:
-    """What belongs to one run at this node."""
+    """The links, checks, known turns and credits of one run at this node."""
 
     def __init__(self, expectation: RunExpectation, sink: Sink) -> None:
         self.expectation = expectation
@@ -42,7 +42,10 @@ class _Run:
         return check
 
     def credits_due(self, source: str, boundary: int, count: int) -> int:
-        """Credits to send now: all that are held back, once they are a batch."""
+        """Number of credits to send now: all that were held back, once they are a batch, else 0.
+
+        A batch is a quarter of the plan's credits: with 8 credits one due credit gives 0, the next one 2.
+        """
         held = self._held.pop((source, boundary), 0) + count
         if held >= self._batch:
             return held
@@ -65,7 +68,7 @@ class RingServicer:
         self._run: _Run | None = None
 
     def add_to(self, server: grpc.Server) -> None:
-        """Register the service; before the server starts.
+        """Register the service with a gRPC server.
 
         Messages stay bytes on the way in: they are read without protobuf's copy (``edge.wire.frames``).
         """
@@ -76,17 +79,17 @@ class RingServicer:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Link": link}),))
 
     def expect(self, expectation: RunExpectation, sink: Sink) -> None:
-        """Take links of this run from now on; a former run is forgotten."""
+        """Take links of this run from now on, and forget the former run."""
         self.forget()
         with self._changed:
             self._run = _Run(expectation, sink)
             self._changed.notify_all()
 
     def forget(self, sink: Sink | None = None) -> None:
-        """End all links; no call to the sink comes after this returned.
+        """Forget the run and end its links; no call to its sink comes after this returned.
 
         Args:
-            sink: only if the run is this one's: another one may have begun meanwhile. None = whatever runs.
+            sink: forget only the run with this sink: another run may have begun meanwhile. None = any run.
         """
         with self._changed:
             if sink is not None and self._run is not None and self._run.sink is not sink:
@@ -116,7 +119,7 @@ class RingServicer:
     def ack(self, source: str, boundary: int, credits: int = 1) -> None:  # noqa: A002 - the wire's word
         """Return credits for hidden states of ``source`` at ``boundary``; nothing happens if its link is gone.
 
-        They travel together, a quarter of the plan's credits at a time: the sender always has the rest.
+        Credits travel together, a quarter of the plan's credits at a time: the sender always has the rest.
         """
         with self._changed:
             run = self._run

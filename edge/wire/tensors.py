@@ -1,4 +1,4 @@
-"""A tensor and its attention mask as bytes, and back.
+"""Encode a tensor and its attention mask as bytes, and decode them again.
 
 The payload of one tensor is, in this order: the scales (``int8`` only: one float32 per row of the last
 axis), the elements, the mask (one byte a position). Everything is little-endian and row-major.
@@ -40,7 +40,7 @@ _SCALE_BYTES: Final = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoded:
-    """A tensor ready for the wire.
+    """A tensor encoded as the bytes of the wire.
 
     Attributes:
         dtype: a key of ``WIRE_TYPES``.
@@ -65,7 +65,7 @@ def wire_bytes(shape: Sequence[int], dtype: str, mask_bytes: int = 0) -> int:
 
 
 def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> Encoded:
-    """Turn a tensor into the bytes of the wire.
+    """Encode a tensor and its mask as the bytes of the wire.
 
     Args:
         tensor: (B, T, D) or any other shape with at least one element; any float type, any device.
@@ -95,7 +95,7 @@ def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> Encod
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """A flat writable byte view of a contiguous CPU tensor, without a copy."""
+    """View the bytes of a contiguous CPU tensor, flat and writable, without a copy."""
     flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)
 
@@ -110,7 +110,7 @@ def _quantize(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def decode(
     payload: memoryview, shape: Sequence[int], dtype: str, mask_bytes: int, *, compute_dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Turn the bytes of the wire into a tensor.
+    """Decode the bytes of the wire to a tensor and its mask.
 
     Args:
         payload: flat bytes; the result may share their memory, so nobody else may hold them.
@@ -146,7 +146,7 @@ def decode(
 
 
 def _read(payload: memoryview, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """Read bytes as elements; copies only where they are not aligned."""
+    """Read bytes as elements; bytes that are not aligned to an element are copied first."""
     tensor = torch.frombuffer(payload, dtype=dtype, count=count, offset=offset)
     if tensor.data_ptr() % dtype.itemsize:
         flat = torch.frombuffer(payload, dtype=torch.uint8, count=count * dtype.itemsize, offset=offset)
@@ -155,7 +155,10 @@ def _read(payload: memoryview, offset: int, count: int, dtype: torch.dtype) -> t
 
 
 def _check_finite(tensor: torch.Tensor, shape: Sequence[int]) -> None:
-    """A sum that is finite has finite terms only; where it is not (it may overflow), look at each term."""
+    """Refuse a tensor with NaN or infinite values.
+
+    A finite sum has finite terms only, so each term is looked at only where the sum is not finite (it may overflow).
+    """
     if math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all()):
         return
     bad = int((~torch.isfinite(tensor)).sum())

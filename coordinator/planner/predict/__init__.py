@@ -1,1 +1,1 @@
-"""Predicted times of a ring, by formulas and by the simulator."""
+"""Predict the time of a job on a ring, by formulas and by the simulator."""

@@ -1,4 +1,4 @@
-"""The simulator as the judge of a plan: the real engines on a virtual clock, for some steps at some depths.
+"""Predict a plan's time with the simulator: the real engines on a virtual clock, for some steps at some depths.
 
 A probe begins at one depth, with one owner, and measures the time between the ends of steps once the ring is full.
 Between the probed depths the simulated time follows the formula's: its error changes slowly with the depth.
@@ -31,7 +31,7 @@ from sim.ring import VirtualRing
 WARM_UP_STEPS = 4
 MEASURED_STEPS = 8
 MOST_AHEAD = 16
-"""Steps after the measured ones, so that embedding and frozen forwards for later steps take their share; at most."""
+"""Most steps after the measured ones; embeddings and frozen forwards of later steps take their share of the time."""
 
 
 class _StepEnds:
@@ -48,24 +48,24 @@ class _StepEnds:
         self.ends_s[action.seq] = end_s
 
     def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
-        """Nothing to note."""
+        """Ignore a tensor that was sent."""
 
     def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
-        """Nothing to note."""
+        """Ignore a tensor that arrived."""
 
     def accepted(self, node: str, key: TensorKey) -> None:
-        """Nothing to note."""
+        """Ignore a tensor that a node took out of its inbox."""
 
     def logged(self, command: rd.Command, now_s: float) -> None:
-        """Nothing to note."""
+        """Ignore what the coordinator's rules log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steady(Method):
-    """The same units train at every step: what a probe of one kind of step runs.
+    """A method that trains the same units at every step, for a probe of one kind of step.
 
     Attributes:
-        units: those.
+        units: what trains at every step.
     """
 
     name = "steady"
@@ -73,11 +73,11 @@ class Steady(Method):
     units: Units
 
     def trained(self, extent: Extent, step: int) -> Units:
-        """Always the same."""
+        """Return the same units for every step."""
         return self.units
 
     def updates(self, extent: Extent, unit: int, step: int) -> int:
-        """One a step."""
+        """Number of updates before ``step``: one at every step for a unit that trains, 0 for others."""
         return max(0, step) if unit in self.units else 0
 
 
@@ -143,7 +143,7 @@ def simulated_step_s(
 def simulated_job_s(
     plan: Plan, profile: Profile, costs: RingCosts, ring: Ring, *, optimizer: str, most_actions: int
 ) -> float | None:
-    """Seconds of all steps of a job: the formula's, corrected at some depths by what the simulator measures there.
+    """Seconds of all steps of a job, by the formula times the simulator's ratio to it at some probed depths.
 
     Args:
         plan: with the ring's slices.
@@ -188,14 +188,17 @@ def simulated_job_s(
 
 
 def _spread(values: Sequence[int], most: int) -> list[int]:
-    """The last value, and others evenly spread before it."""
+    """Take at most ``most`` values evenly, the last one among them: 3 of 0, ..., 8 are 2, 5, 8."""
     if len(values) <= most:
         return list(values)
     return [values[(index + 1) * len(values) // most - 1] for index in range(most)]
 
 
 def _between(ratios: Mapping[int, float], depth: int) -> float:
-    """Linear between two probed depths, constant beyond."""
+    """Interpolate the ratio at ``depth``: linear between two probed depths, constant beyond.
+
+    Example: ratios 1.0 at depth 2 and 1.2 at depth 4 give 1.1 at depth 3 and 1.2 at depth 9.
+    """
     below = max((at for at in ratios if at <= depth), default=min(ratios))
     above = min((at for at in ratios if at >= depth), default=max(ratios))
     if below == above:

@@ -1,4 +1,4 @@
-"""Everything that the planner's formulas need, as tables of seconds: one row per node, one column per peer.
+"""Tables of seconds for the planner's formulas: one row per node, one column per peer.
 
 All numbers come from ``ringtune.costs.seconds``, at the mean size of the owners' micro-batches: times are linear in
 the size, so the mean over the owners' turns is right although owners differ.
@@ -22,12 +22,15 @@ from ringtune.schedule.versions import may_be_stale
 
 Row = tuple[float, ...]
 _BEHIND = 0.5
-"""A gradient of the head waits for half an embedding on the same uplink, on average; fitted to the simulator."""
+"""A gradient of the head waits for half an embedding on the same uplink, on average.
+
+Fitted so that the formula meets the simulator: ``tests/bench/planner.py``, part ``formula``.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnerCosts:
-    """What an owner's turn adds to the ring.
+    """Seconds that an owner's turn adds to the ring.
 
     Attributes:
         node: index of the owner; -1 stands for the mean of all.
@@ -54,7 +57,9 @@ class OwnerCosts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RingCosts:
-    """One job on all candidate nodes. Times of blocks are seconds of one block and one micro-batch.
+    """Tables of one job on all candidate nodes.
+
+    Times of blocks are seconds of one block and one micro-batch.
 
     Attributes:
         names: of the nodes, sorted.
@@ -104,7 +109,7 @@ class RingCosts:
 
     @property
     def num_nodes(self) -> int:
-        """Candidates."""
+        """Number of candidate nodes."""
         return len(self.names)
 
     @property
@@ -119,7 +124,7 @@ class RingCosts:
 
 
 def steps_by_depth(course: Course) -> tuple[int, ...]:
-    """How many training steps the job does at each depth, which is the index.
+    """Number of training steps at each depth; the index is the depth.
 
     The depth is that of the lowest trained block. Steps of one depth count as alike, whatever trains above their
     lowest block. An evaluation without training is taken as one step of the first depth, which is nearly all forward.
@@ -129,7 +134,7 @@ def steps_by_depth(course: Course) -> tuple[int, ...]:
 
 
 def step_kinds(course: Course) -> dict[int, tuple[int, Units]]:
-    """Depth -> how many steps have it, and what trains at the first of them."""
+    """Count the steps of each depth: depth -> (number of steps, units that train at the first of them)."""
     method = course.method.expected()
     found: dict[int, tuple[int, Units]] = {}
     for step in range(course.num_steps) or range(1):
@@ -141,7 +146,7 @@ def step_kinds(course: Course) -> dict[int, tuple[int, Units]]:
 
 
 def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
-    """Tables for a job on all nodes of a profile.
+    """Compute the tables of a job on all nodes of a profile.
 
     Args:
         draft: what is to be placed; its micro-batches and wire dtype count.
@@ -201,7 +206,7 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
 
 
 def with_mean_owner(costs: RingCosts) -> RingCosts:
-    """The same ring with one owner that stands for the mean of all and hosts nothing: cheap to evaluate."""
+    """Replace the owners by one that has their mean times and hosts nothing, so that rings are cheap to evaluate."""
     owners = costs.owners
 
     def mean(value: Callable[[OwnerCosts], float]) -> float:
@@ -225,7 +230,10 @@ def with_mean_owner(costs: RingCosts) -> RingCosts:
 
 
 def with_fewer_depths(costs: RingCosts, most: int) -> RingCosts:
-    """The same job with neighbouring depths taken together, but for the last: cheaper to evaluate."""
+    """Merge neighbouring depths so that at most ``most`` remain, so that rings are cheap to evaluate.
+
+    All steps of a group count at its middle depth; the last depth stays alone.
+    """
     depths = costs.depths
     if len(depths) <= most:
         return costs
@@ -246,7 +254,7 @@ def _size(costs: CourseCosts, owner: str, rows: float) -> float:
 def _transfer(
     costs: CourseCosts, source: str, target: str, payload: str, boundary: int, size: float
 ) -> tuple[float, float]:
-    """(seconds from first byte to last, seconds that the link is taken); nothing within a node."""
+    """Seconds of a tensor from first byte to last, and seconds that the link is taken; 0 within a node."""
     if source == target:
         return 0.0, 0.0
     around_s = costs.around_message_s(source, target, payload, size)
@@ -268,7 +276,7 @@ def _pairs(
 
 
 def _ends(costs: CourseCosts, profile: Profile, names: Sequence[str], size: float) -> tuple[Row, Row]:
-    """How long each node's uplink and downlink is taken by one tensor: as fast as the fastest link there."""
+    """Seconds that one hidden state takes each node's uplink and downlink, at the rate of the node's fastest link."""
     num_bytes = costs.message_bytes(Payload.HIDDEN, 0, size)
     up, down = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     for link in profile.links:
@@ -281,7 +289,7 @@ def _ends(costs: CourseCosts, profile: Profile, names: Sequence[str], size: floa
 
 
 def _taken(costs: CourseCosts, names: Sequence[str], size: float) -> tuple[Row, Row]:
-    """What a tensor takes from the computing of each node as sender and as receiver; the mean over its peers."""
+    """Seconds that one hidden state takes from each node's computing as sender and as receiver, mean over its peers."""
     num_bytes = costs.message_bytes(Payload.HIDDEN, 0, size)
     sending, receiving = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     share = 1 / max(1, len(names) - 1)

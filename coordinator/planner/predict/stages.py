@@ -1,4 +1,4 @@
-"""A ring that grows from the top down, one stage at a time, with everything that the step's time needs.
+"""Evaluate a ring from the top down, one stage at a time, with every figure that a step's time needs.
 
 The formulas stand in ``step_time``. They can be kept incrementally in this direction, because at depth d only the
 stages above the lowest trainable one are trained whole, and those below it are frozen whole.
@@ -41,7 +41,7 @@ class Above:
 
 
 def at_the_head(costs: RingCosts, top: int) -> Above:
-    """Nothing is placed yet, but the top stage will be on node ``top``."""
+    """Begin a ring whose top stage will be on node ``top``, with no stage placed yet."""
     return Above(
         node=-1,
         placed=0,
@@ -58,8 +58,8 @@ def place(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom: b
     """Put ``count`` blocks on ``node`` below what is placed.
 
     Returns:
-        Per number of trained blocks of this stage (1 to ``count``) the seconds of a step per owner, as far as the
-        stages below don't take longer, nothing where the job has no such step; and the ring with this stage.
+        Rows and the ring with this stage. Row ``k - 1`` has per owner the seconds of a step that trains the upper
+        ``k`` blocks of this stage, if no stage below takes longer; it is empty where the job has no such step.
     """
     micro = costs.num_micro
     is_top = above.node < 0
@@ -91,7 +91,10 @@ def place(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom: b
 
 
 def overlapped(costs: RingCosts, busy: Sequence[float], critical: Sequence[float]) -> list[float]:
-    """Seconds of a step per owner from its two bounds; PipeAdapter pays the critical path once a turn only."""
+    """Seconds of a step per owner: the larger of its busy and its critical bound.
+
+    PipeAdapter pays the critical bound once a turn: with turns of 10 steps, busy 2 s and critical 5 s give 2.3 s.
+    """
     if not costs.stale_steps:
         return list(map(max, busy, critical))
     share = 1 / costs.stale_steps
@@ -102,7 +105,7 @@ def overlapped(costs: RingCosts, busy: Sequence[float], critical: Sequence[float
 
 
 def frozen_s(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom: bool) -> list[float]:
-    """How busy a stage and the links to it are while all its blocks are frozen, per owner's turn."""
+    """Seconds per owner that a stage of frozen blocks, or the busiest link at it, is taken in a step."""
     is_top = above.node < 0
     work_s = costs.num_micro * count * costs.forward_s[node]
     wire_s = 0.0 if is_top else costs.num_micro * costs.hidden_wire_s[node][above.node]
@@ -142,13 +145,16 @@ def _whole(
 
 
 def _between(costs: RingCosts, node: int, upper: int) -> tuple[float, float]:
-    """A hidden state up and its gradient down: both on their way, and how long the busier link is taken."""
+    """Seconds that a hidden state up and its gradient down take together, and seconds that the busier link is taken."""
     moves_s = costs.hidden_s[node][upper] + costs.grad_s[upper][node]
     return moves_s, max(costs.hidden_wire_s[node][upper], costs.grad_wire_s[upper][node])
 
 
 class _Traffic(NamedTuple):
-    """What a host's messages take in a step, in others' turns and in its own."""
+    """Seconds that a host's messages take in a step, in other owners' turns and in its own.
+
+    ``wires_s`` is of the busier of uplink and downlink, ``taken_s`` of the host's computing.
+    """
 
     wires_s: float
     own_wires_s: float
@@ -157,10 +163,12 @@ class _Traffic(NamedTuple):
 
 
 def _traffic(costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is_bottom: bool) -> _Traffic:
-    """How long a host's uplink or downlink is taken in a step, and what that takes from its computing.
+    """Seconds that a host's messages in a step take from its links and its computing.
 
-    As the owner it also sends embeddings and the head's gradients, and takes the top's hidden states; what would go
-    from itself to itself does not travel.
+    Each micro-batch has ``ups`` tensors on the uplink and ``downs`` on the downlink.
+
+    In its own turn the host also sends embeddings and the head's gradients, and receives the top's hidden states;
+    what would go from the host to itself does not travel.
     """
     micro = costs.num_micro
     up_s, down_s = micro * costs.uplink_s[node], micro * costs.downlink_s[node]
@@ -178,7 +186,10 @@ def _traffic(costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is
 def _busier(
     costs: RingCosts, before: Sequence[float], node: int, work_s: float, wire_s: float, traffic: _Traffic
 ) -> list[float]:
-    """Per owner's turn the busiest so far, or this host: its computing, its links, and the link to the stage above."""
+    """Seconds per owner of the busiest resource: the busiest one before, or this host's computing, links or ``wire_s``.
+
+    Only in its own turn does the host add embedding, head and the head's update.
+    """
     common_s = max(work_s + traffic.taken_s, wire_s, traffic.wires_s)
     busy = [max(busy_s, common_s) for busy_s in before]
     index = costs.owner_of.get(node)
@@ -192,7 +203,12 @@ def _busier(
 def _wider(
     costs: RingCosts, before: Sequence[float], node: int, segment_s: float, both_s: float, traffic: _Traffic
 ) -> list[float]:
-    """Per owner's turn the longest span so far, which now begins lower, or this host's, which begins here."""
+    """Longest span per owner, after this host was placed below the others.
+
+    A span is one host's forwards and backwards of a step, with the way from the lowest stage to that host and back.
+    This host's segment lengthens the way to all hosts above it; to itself there is no way. Example: a span of 5 s
+    above and a segment of 2 s are 7 s. This host's own span of 6 s is shorter, so the result is 7 s.
+    """
     common_s = max(both_s, traffic.wires_s)
     span = [max(span_s + segment_s, common_s) for span_s in before]
     index = costs.owner_of.get(node)
@@ -203,7 +219,10 @@ def _wider(
 
 
 def _visiting_s(costs: RingCosts, owner: OwnerCosts, top: int) -> float:
-    """How busy an owner that hosts nothing is in its own turn; its links go to and from the top, and to the bottom."""
+    """Seconds that an owner is busy in a step of its own if it hosts nothing: embedding, head, update and messages.
+
+    If the owner is the top host messages count nothing; for the mean owner the result is 0.
+    """
     micro = costs.num_micro
     work_s = micro * (owner.embed_s + owner.head_s) + owner.update_s
     if owner.node < 0 or owner.node == top:

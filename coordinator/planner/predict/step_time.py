@@ -1,4 +1,4 @@
-"""How long a job takes on a ring, predicted by formulas from the tables of ``ring_costs``. Pure.
+"""Predict by formulas how long a job takes on a ring, from the tables of ``ring_costs``.
 
 At depth d a step takes the larger of
 
@@ -37,7 +37,7 @@ from coordinator.planner.predict.stages import at_the_head, frozen_s, place
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ring:
-    """Which nodes host how many blocks, in ring order.
+    """The hosts in ring order, each with its number of blocks.
 
     Attributes:
         nodes: indices into the names of ``RingCosts``.
@@ -55,7 +55,7 @@ def job_s(costs: RingCosts, ring: Ring) -> float:
 
 
 def step_times(costs: RingCosts, ring: Ring) -> dict[int, float]:
-    """Predicted seconds of a step at every depth, averaged over the owners; the stages are added from the top down."""
+    """Predicted seconds of a step at every depth that the job reaches, averaged over the owners by their weights."""
     above = at_the_head(costs, ring.nodes[-1])
     num_owners = len(costs.owners)
     stage_rows: list[list[list[float]]] = []

@@ -1,1 +1,1 @@
-"""Searches for the best ring."""
+"""Search for the ring with the least predicted time."""

@@ -1,4 +1,4 @@
-"""What the blocks that are not placed yet will take at least, for every set of nodes that may still host them.
+"""Lower bounds of the seconds that unplaced blocks will take, for every set of nodes that may host them.
 
 Each figure relaxes something: blocks of a node need not be neighbours, nodes come in any order, a block may be cut,
 and every message takes the cheapest link. Memory counts as the most blocks that a node could host anywhere. So no
@@ -38,13 +38,13 @@ class SetBounds:
     update_s: float
 
     def busy_s(self, frozen: int, trained: int) -> float:
-        """The busiest node takes at least this for so many blocks of each kind; trained is at least 1."""
+        """Seconds that the busiest node takes at least for so many frozen and trained blocks; at least 1 trains."""
         blocks = frozen + (trained - 1) * self.ratio + self.lowest_ratio
         return max(self.frozen_s[frozen], blocks / self.share if self.share else 0.0)
 
 
 def set_bounds(costs: RingCosts, nodes: Sequence[int], caps: Sequence[int], num_blocks: int) -> SetBounds | None:
-    """Bounds of a set of nodes.
+    """Compute the bounds of a set of nodes.
 
     Args:
         costs: of the job.
@@ -53,7 +53,7 @@ def set_bounds(costs: RingCosts, nodes: Sequence[int], caps: Sequence[int], num_
         num_blocks: blocks that may be left.
 
     Returns:
-        None if they can't host a single block.
+        None if no node of the set can host a single block.
     """
     able = [node for node in nodes if caps[node]]
     if not able:
@@ -79,7 +79,10 @@ def set_bounds(costs: RingCosts, nodes: Sequence[int], caps: Sequence[int], num_
 
 
 def _frozen(free: dict[int, float], caps: Sequence[int], num_blocks: int) -> list[float]:
-    """Give each block to the node that is done with it first: the least possible maximum for equal blocks."""
+    """Least possible seconds of the busiest node for 0, 1, ... frozen blocks.
+
+    Each block goes to the node that would then be done first, which is optimal for equal blocks.
+    """
     counts = dict.fromkeys(free, 0)
     busiest = [0.0]
     for _ in range(num_blocks):
@@ -96,7 +99,10 @@ def _frozen(free: dict[int, float], caps: Sequence[int], num_blocks: int) -> lis
 def _paths(
     costs: RingCosts, able: Sequence[int], caps: Sequence[int], num_blocks: int
 ) -> tuple[list[float], list[float]]:
-    """Least sums over stages, without and with the pace; the lowest block is counted apart, at its least."""
+    """Least seconds of a micro-batch's path through 0, 1, ... trained blocks, without and with the pace of the others.
+
+    The lowest block counts the least that it takes on any node, whoever hosts the rest.
+    """
     both = {node: costs.graph_s[node] + costs.backward_s[node] for node in able}
     slower = {node: max(costs.graph_s[node], costs.backward_s[node]) for node in able}
     lowest_s = min(costs.graph_lowest_s[node] + costs.backward_lowest_s[node] for node in able)
@@ -122,7 +128,10 @@ def _paths(
 def _filled(
     ranked: Sequence[int], both: dict[int, float], room: dict[int, int], move_s: float, num_blocks: int
 ) -> list[float]:
-    """Least sums for 0, 1, ... blocks: the cheapest nodes first, and a move for each node that is needed at least."""
+    """Least seconds of 0, 1, ... blocks: the cheapest nodes first, plus ``move_s`` for each node needed at least.
+
+    Example: with room for 2 blocks on every node, 3 blocks count two moves.
+    """
     sums, total_s = [move_s], 0.0
     steps = [both[node] for node in ranked for _ in range(room[node])]
     widest = sorted(room.values(), reverse=True)

@@ -1,4 +1,4 @@
-"""The best ring of all: branch and bound from the top of the ring down, with dominance.
+"""Find the fastest ring of all by branch and bound from the top of the ring down, with dominance.
 
 The search places one stage after the other, beginning with the one that holds the highest block. Exact, because
 nothing is dropped that could be better than what is kept:
@@ -31,7 +31,7 @@ _EQUAL = 1 - 1e-12
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """The result of a search.
+    """The result of an exact search.
 
     Attributes:
         ring: the best one; None if none fits.
@@ -112,7 +112,7 @@ class _Search:
         )
 
     def _descend(self, level: list[tuple[float, _Partial]]) -> None:
-        """Depth first, the most promising first."""
+        """Follow partial rings depth first, the one with the least bound first, until the budget is used up."""
         level.sort(key=lambda pair: pair[0])
         everyone = (1 << self._costs.num_nodes) - 1
         for bound_s, partial in level:
@@ -129,7 +129,10 @@ class _Search:
             self._descend(self._children(partial, nodes, left))
 
     def _children(self, partial: _Partial, nodes: Sequence[int], left: int) -> list[tuple[float, _Partial]]:
-        """Every way to put the next stage on one of ``nodes``, with bounds; complete rings are judged at once."""
+        """List every way to put the next stage on one of ``nodes``, each with its bound.
+
+        A ring that reaches the lowest block is complete: it is compared with the best one and not listed.
+        """
         costs, found = self._costs, []
         num_above = len(partial.nodes)
         for node in nodes:
@@ -161,12 +164,15 @@ class _Search:
         return found
 
     def _least_frozen_s(self, mask: int, left: int) -> float:
-        """The blocks below take at least this in every step; for ever if nobody can host them."""
+        """Seconds that ``left`` frozen blocks take at least in a step on the nodes of ``mask``.
+
+        Infinite if none of those nodes can host a block.
+        """
         bounds = self._set_bounds(mask) if left else None
         return (bounds.frozen_s[left] if bounds is not None else float("inf")) if left else 0.0
 
     def _done_s(self, rows: Rows, least_s: float, *, first: int = 1) -> float:
-        """Seconds of all steps at the depths whose lowest trained block is placed; none is shorter than ``least_s``."""
+        """Seconds of all steps at the depths whose lowest trained block is placed, each step at least ``least_s``."""
         total_s, weights, steps = 0.0, self._weights, self._steps
         for at, row in enumerate(rows, start=first):
             if row:
@@ -186,7 +192,7 @@ class _Search:
             self._best_s, self._best = total_s, ring
 
     def _later_s(self, above: Above, rest: int, left: int, placed: int) -> float:
-        """No completion takes less for all steps at the depths whose lowest trained block is not placed yet."""
+        """Lower bound of the seconds of all steps at the depths whose lowest trained block is not placed yet."""
         costs, bounds = self._costs, self._set_bounds(rest)
         if bounds is None:
             return float("inf")
@@ -218,7 +224,10 @@ class _Search:
         return total_s
 
     def _is_new(self, partial: _Partial) -> bool:
-        """Whether no partial ring that was followed is at least as good in everything."""
+        """Whether no partial ring followed before dominates this one.
+
+        A ring dominates another with the same nodes, lowest node and start if none of its figures is larger.
+        """
         above = partial.above
         figures = [
             *[above.path_s + end_s for end_s in above.ends_s],
@@ -243,7 +252,7 @@ class _Search:
         return self._bounds[mask]
 
     def _cap(self, node: int) -> int:
-        """The most blocks that a node can host anywhere."""
+        """The most blocks that a node can host at any place of the ring."""
         first, stop = self._costs.first, self._costs.stop
         for count in range(stop - first, 0, -1):
             for start in range(first, stop - count + 1):
@@ -258,7 +267,7 @@ class _Search:
 
 
 def _twins(costs: RingCosts, fits: Fits) -> list[list[int]]:
-    """Per node the earlier ones that it can be exchanged with."""
+    """List per node the earlier nodes that are its twins: exchanging the two changes no table."""
     return [[other for other in range(node) if _are_twins(costs, fits, other, node)] for node in range(costs.num_nodes)]
 
 

@@ -1,4 +1,4 @@
-"""A good ring for many nodes: several starts, then local search with kicks, until the budget is used up.
+"""Find a good ring for many nodes: several starts, then local search with kicks, until the budget is used up.
 
 Moves shift a boundary, hand blocks from one stage to another, exchange, replace, insert or remove nodes, move a stage
 and reverse a part of the ring. A ring is evaluated from the top down; what lies above the highest changed stage is
@@ -30,7 +30,7 @@ _Value = tuple[int, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """When to stop.
+    """Limits of a local search: rings evaluated and seconds.
 
     Attributes:
         evaluations: of rings; the result depends on nothing else unless the clock ends the search first.
@@ -45,7 +45,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalResult:
-    """What a search found.
+    """What a local search found.
 
     Attributes:
         ring: the best ring; None if none fits.
@@ -88,7 +88,7 @@ def search_local(
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """One stage of an evaluated ring, with everything above it."""
+    """One stage of an evaluated ring, with the figures of the ring from the top down to this stage."""
 
     node: int
     count: int
@@ -100,7 +100,7 @@ class _Stage:
 
 
 class _Over(Exception):  # noqa: N818 - no error: the budget is used up
-    """The budget is used up."""
+    """Ends a search whose budget is used up."""
 
 
 class _Local:
@@ -165,7 +165,10 @@ class _Local:
         return value
 
     def _evaluated(self, ring: Ring, limit: _Value) -> _Value | None:
-        """The value of a ring, None if it is not below ``limit``; becomes the current ring otherwise."""
+        """Value of a ring: (missing bytes, job's seconds), the less the better; None if it is not below ``limit``.
+
+        A ring below ``limit`` becomes the current one: its stages are kept for the next evaluation.
+        """
         self._evaluations += 1
         if self._evaluations > self._budget.evaluations or (
             self._evaluations % 64 == 0 and self._budget.now_s() > self._end_s
@@ -212,7 +215,7 @@ class _Local:
         return sum(steps[at] * sum(map(float.__mul__, weights, row)) for at, row in enumerate(rows, start=first) if row)
 
     def _total_s(self, stages: list[_Stage]) -> float:
-        """The job's time: every step takes at least what the busiest frozen stage below needs."""
+        """Seconds of all steps, where no step is shorter than the busiest frozen stage below its lowest trained one."""
         steps, weights = self._costs.steps_at, self._weights
         below = [0.0] * len(weights)
         total_s, at = 0.0, self._num_blocks
@@ -227,7 +230,7 @@ class _Local:
     # ---- search -----------------------------------------------------------------------------------
 
     def _climb(self, ring: Ring) -> tuple[_Value, Ring]:
-        """Take every move that makes the ring better until none does."""
+        """Apply moves that make the ring better, in random order, until no move does."""
         value = self._fresh(ring)
         improved = True
         while improved:
@@ -246,7 +249,7 @@ class _Local:
         return value, ring
 
     def _free(self, ring: Ring) -> list[int]:
-        """Nodes that may come in: the most promising ones, and some others."""
+        """List nodes that may come in: the ``_PROMISING`` best ranked ones and ``_OTHERS`` drawn from the rest."""
         free = [node for node in self._ranked if node not in ring.nodes]
         rest = free[_PROMISING:]
         return free[:_PROMISING] + self._random.sample(rest, min(_OTHERS, len(rest)))
@@ -261,7 +264,7 @@ class _Local:
                 del self._pool[key]
 
     def _kicked(self, ring: Ring) -> Ring:
-        """Some random moves, whatever they cost."""
+        """Apply two to five random moves to a ring, whatever they cost."""
         for _ in range(self._random.randint(2, 5)):
             listed = list(moves(ring, self._free(ring), self._max_hosts))
             if listed:

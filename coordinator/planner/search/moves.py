@@ -1,4 +1,4 @@
-"""Small changes of a ring, as values: a kind, and up to four numbers."""
+"""A move is a small change of a ring, written as a kind and up to four numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coordinator.planner.predict.step_time import Ring
 
 
 class Move(NamedTuple):
-    """A change.
+    """A small change of a ring.
 
     Kinds: ``give`` k blocks from stage i to stage j; ``drop`` stage i, its blocks go to stage j; ``swap`` the nodes
     of i and j; ``replace`` the node of i by node j; ``insert`` node j before stage i with k blocks of stage l;
@@ -24,7 +24,7 @@ class Move(NamedTuple):
 
 
 def moves(ring: Ring, free: Sequence[int], max_hosts: int) -> Iterator[Move]:
-    """All moves of a ring, with ``free`` as the nodes that may come in."""
+    """Yield all moves of a ring; only nodes in ``free`` may come in."""
     length = len(ring.nodes)
     for i in range(length):
         for j in range(length):
@@ -48,7 +48,7 @@ def moves(ring: Ring, free: Sequence[int], max_hosts: int) -> Iterator[Move]:
 
 
 def applied(ring: Ring, move: Move) -> Ring | None:
-    """The changed ring; None if the move does not fit it (it may have changed since the move was listed)."""
+    """Apply a move to a ring; None if the move is impossible on it, because the ring has changed since."""
     kind, i, j, k, donor = move
     nodes, counts = list(ring.nodes), list(ring.counts)
     length = len(nodes)

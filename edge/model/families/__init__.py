@@ -1,4 +1,4 @@
-"""What differs between families of transformers, as one small object each.
+"""Families of transformers: one small object for each, with what differs between them.
 
 To add a family: write ``edge/model/families/<name>.py`` with an object ``FAMILY`` of the shape below, name it in
 ``MODULES``, describe its files in ``ringtune.models.families``, and add its line to the tiny models of the tests
@@ -37,16 +37,16 @@ MODULES: Mapping[str, str] = {
 
 
 class Family(Protocol):
-    """How to embed, how to call one block, what the head sees.
+    """How a family embeds, calls one block, and hands the last hidden state to the head.
 
     ``base`` is always the Hugging Face base model, of which only hosted modules are real.
     """
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
-        """Hidden state (B, T, D) that enters block 0."""
+        """Compute the hidden state (B, T, D) that enters block 0."""
 
     def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:  # noqa: N803
-        """What every block needs besides the hidden state, rebuilt from the 2-D mask on each node.
+        """Build what every block needs besides the hidden state from the 2-D mask, on each node.
 
         It is built once per micro-batch and node and given to every block there. The blocks may change tensors
         of another batch size than B in place, so every tensor in it needs B rows.
@@ -56,11 +56,11 @@ class Family(Protocol):
         """Run one block."""
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
-        """What the prediction head is called with: the last hidden state and keyword arguments."""
+        """Return what the prediction head is called with: the last hidden state and keyword arguments."""
 
 
 def family_of(model_type: str) -> Family:
-    """The family of a ``config.json``.
+    """Return the family of a ``model_type`` of config.json.
 
     Raises:
         ModelError: not a supported one; lists those that are.

@@ -10,7 +10,7 @@ from edge.data.tokens import Batch
 
 
 class CausalContext(NamedTuple):
-    """What a decoder's block needs besides the hidden state.
+    """The mask and positions that a decoder's block needs besides the hidden state.
 
     Attributes:
         mask: (B, 1, T, T) causal, or None where the kernel makes it.
@@ -26,31 +26,31 @@ class CausalContext(NamedTuple):
 
 
 class Gpt2Family:
-    """See ``Family``."""
+    """The ``Family`` of GPT-2."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
-        """Word and position embeddings; positions count padding, as the library does."""
+        """Add word and position embeddings; positions count padding, as in the library."""
         positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)
         hidden: torch.Tensor = base.drop(base.wte(batch.ids) + base.wpe(positions[None]))
         return hidden
 
     def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:  # noqa: N803
-        """The causal mask as the library makes it."""
+        """Build the causal mask as the library makes it."""
         return causal_context(base.config, hidden_BTD, mask_BT, window=False)
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
-        """One layer; of its tuple only the hidden state is kept."""
+        """Run one layer; of its tuple only the hidden state is kept."""
         hidden: torch.Tensor = block(hidden_BTD, None, context.row_positions, context.mask, None, None)[0]
         return hidden
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
-        """The normalised hidden state, and that of each row's last token for classification."""
+        """Normalise the hidden state, and pick that of each row's last token for classification."""
         last = base.ln_f(hidden_BTD)
         return last, {"cls_output": last_token(base.config, last, batch)}
 
 
 def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:  # noqa: N803
-    """Mask and positions as the library's ``forward`` makes them.
+    """Build mask and positions as the library's ``forward`` makes them.
 
     Args:
         config: of the model.
@@ -76,7 +76,11 @@ def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor,
 
 
 def last_token(config: Any, hidden_BTD: torch.Tensor, batch: Batch) -> torch.Tensor:  # noqa: N803
-    """(B, D) of each row's last token, found as AdapterHub finds it: by the number of ids that are no padding."""
+    """Pick the hidden state (B, D) of each row's last token, as AdapterHub finds it.
+
+    The number of ids that are no padding tells the place: with padding id 0 the ids 7, 8, 0 have two, so the last
+    token is at index 1.
+    """
     rows = torch.arange(hidden_BTD.shape[0], device=hidden_BTD.device)
     if config.pad_token_id is None:
         return hidden_BTD[rows, -1]

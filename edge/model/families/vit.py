@@ -11,10 +11,10 @@ from ringtune.errors import DataError
 
 
 class VitFamily:
-    """See ``Family``. The pooler is not read: the head takes the class token as it is."""
+    """The ``Family`` of vision transformers; the pooler is not read, because the head takes the class token itself."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
-        """Patch and position embeddings behind the class token."""
+        """Embed patches and positions behind the class token."""
         if batch.pixels is None:
             raise DataError("the batch has no images; set model.task = 'image-classification'")
         table = base.embeddings.position_embeddings
@@ -22,15 +22,15 @@ class VitFamily:
         return hidden
 
     def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> None:  # noqa: N803
-        """Nothing."""
+        """Return None: a block needs nothing but the hidden state."""
 
     def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
-        """One layer."""
+        """Run one layer."""
         hidden: torch.Tensor = block(hidden_BTD, None)
         return hidden
 
     def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
-        """The normalised hidden state."""
+        """Normalise the hidden state."""
         return base.layernorm(hidden_BTD), {}
 
 
