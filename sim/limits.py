@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringtune.costs.memory import MemoryEstimate, node_memory
-from ringtune.costs.profile import Profile, Shape
+from ringtune.costs.profile import Profile, TimedShape
 from ringtune.costs.seconds import check_profile
 from ringtune.errors import CapacityError, PlanError
 from ringtune.files.strict import nearest
@@ -11,7 +11,7 @@ from ringtune.quantities import format_bytes
 from ringtune.schedule.plan import Plan
 
 
-def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shape: Shape | None = None) -> None:
+def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shape: TimedShape | None = None) -> None:
     """Refuse what can't be predicted, or would never be run.
 
     Args:
@@ -56,13 +56,13 @@ def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -
     }
 
 
-def recorded_shape(profile: Profile, plan: Plan) -> Shape | None:
+def recorded_shape(profile: Profile, plan: Plan) -> TimedShape | None:
     """What the timings should belong to, where there is no job that says it: the plan's lengths and wire type."""
     measured = [node.shape for node in profile.nodes if node.shape.is_measured]
     if not measured:
         return None
     first = measured[0]
-    return Shape(
+    return TimedShape(
         rows=first.rows,
         tokens=plan.course.max_length,
         task=first.task,

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.records.trace_file import Span
 from ringtune import __version__
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Train
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spans import Span
 from ringtune.schedule.turns import StepKind, Turn
 
 REPORT_SCHEMA = 1

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from coordinator.records.trace_file import Span, TraceText
+from coordinator.records.trace_file import TraceText
 from coordinator.screen.text_table import table_lines
 from coordinator.what_if.prediction_inputs import Measured, measured_json
 from ringtune.errors import UsageError
 from ringtune.files.durable import write_durably
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spans import Span
 from sim.prediction import Prediction
 
 PREDICTION_FILE, TRACE_FILE = "prediction.json", "trace.json"

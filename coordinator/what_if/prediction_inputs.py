@@ -12,7 +12,7 @@ from typing import Any
 
 from coordinator.run_folder.saved_run import read_json
 from ringtune.costs.measuring import job_shape
-from ringtune.costs.profile import Profile, Shape
+from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.jobs.job import Job, load_job
 from ringtune.schedule.plan import Plan
@@ -41,7 +41,7 @@ class Inputs:
     profile: Profile
     run: Path | None
     job: Job | None
-    shape: Shape | None
+    shape: TimedShape | None
     optimizer: str
     dtype: str
 

@@ -12,7 +12,7 @@ from typing import Any
 from coordinator.planner.choose import Effort
 from coordinator.planner.make_plan import make_plan
 from ringtune.costs.memory import MemoryEstimate
-from ringtune.costs.profile import Profile, Shape
+from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import PlanError, RingTuneError
 from ringtune.jobs.job import Job
 from ringtune.schedule.plan import Plan
@@ -121,7 +121,7 @@ class WhatIf:
     profile: Profile
     optimizer: str
     dtype: str
-    shape: Shape | None = None
+    shape: TimedShape | None = None
     changes: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
     add: tuple[tuple[str, str], ...] = ()
@@ -213,7 +213,7 @@ class WhatIf:
         plan = make_plan(job, profile.by_name, links=profile.links, effort=Effort(judged_actions=0)).plan
         return change_plan(profile, plan, of_plan)
 
-    def _outcome(self, plan: Plan, profile: Profile, shape: Shape | None) -> Outcome:
+    def _outcome(self, plan: Plan, profile: Profile, shape: TimedShape | None) -> Outcome:
         check_fits(plan, profile, optimizer=self.optimizer, dtype=self.dtype, shape=shape)
         found = predict(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
         memory = memory_bounds(plan, profile, optimizer=self.optimizer, dtype=self.dtype)

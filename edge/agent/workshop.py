@@ -28,7 +28,7 @@ from edge.wire.link import OutLink
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.model_facts import model_facts
-from ringtune.costs.profile import NodeFacts, Shape
+from ringtune.costs.profile import NodeFacts, TimedShape
 from ringtune.costs.work_times import Work
 from ringtune.errors import DataError, UsageError
 from ringtune.jobs.job import Job
@@ -95,7 +95,7 @@ def inspect(
         cpu_cores=cpu_cores(),
         train_tokens=tokens.train,
         eval_tokens=tokens.evaluation,
-        shape=job_shape(job) if timing else Shape(),
+        shape=job_shape(job) if timing else TimedShape(),
         work_times=found.work_times,
     )
     return node.to_json(), dataset

@@ -13,6 +13,7 @@ from edge.run import reporter as rp
 from edge.run.loop import Saver
 from edge.run.recorder import record_line
 from edge.shards.saver import Saver as DiskSaver
+from ringtune.engine.handled import Handled
 from ringtune.errors import StorageError
 from ringtune.rounds.checkpoint import Shard
 from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
@@ -112,5 +113,5 @@ def test_recording_of_a_resumed_run_replays(savers: dict[str, DiskSaver]) -> Non
     assert ring.close()
     for node, reports in ring.reports.items():
         lines = [entry.line for entry in reports.of(rp.HeaderLine)]
-        lines += [record_line(*entry) for entry in reports.of(rp.Handled)]
+        lines += [record_line(*entry) for entry in reports.of(Handled)]
         assert replay(lines, PLAN, node) > len(list(turn_sequence(PLAN.course, start=start)))

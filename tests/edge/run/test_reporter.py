@@ -10,7 +10,9 @@ import pytest
 
 from edge.run import reporter as rp
 from ringtune.engine import events as ev
+from ringtune.engine.handled import Handled
 from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.spans import Span
 from ringtune.v1 import control_pb2
 
 WAIT_S = 20.0
@@ -80,7 +82,7 @@ def test_reporter_batches_what_gathers() -> None:
     sender = Sender()
     reporter = make_reporter(sender, interval_s=1000.0)
     reporter.put(rp.StepDone(ev.ReportStep(3, 2, "train", (("count", 4.0), ("loss_sum", 0.5))), 1.0))
-    reporter.put(rp.Spanned(Action(Op.BACKWARD, 3, 0, 2, 4), 1.0, 1.5))
+    reporter.put(Span(Action(Op.BACKWARD, 3, 0, 2, 4), 1.0, 1.5))
     reporter.put(rp.Sent(3, "b", "h", 100))
     reporter.put(rp.Sent(3, "b", "h", 20))
     reporter.put(rp.TurnDone(1))
@@ -151,7 +153,7 @@ def test_reporter_recording_has_a_line_for_each_event() -> None:
     sender = Sender()
     reporter = make_reporter(sender)
     reporter.put(rp.HeaderLine('{"recording": 1}'))
-    reporter.put(rp.Handled(1.0, ev.TimerFired("wait"), ()))
+    reporter.put(Handled(1.0, ev.TimerFired("wait"), ()))
     assert reporter.flush(WAIT_S)
     reporter.close()
     text = "".join(request.recording for request in sender.requests)
