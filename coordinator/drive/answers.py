@@ -24,7 +24,7 @@ class Facts(NamedTuple):
     shards: tuple[control_pb2.ShardState, ...] = ()
 
 
-class Hosted(NamedTuple):
+class NodePrepared(NamedTuple):
     """A node is prepared, and holds so many bytes of weights."""
 
     node: str
@@ -38,7 +38,7 @@ class Files(NamedTuple):
     files: dict[str, bytes]
 
 
-Answer = Reported | Facts | Hosted | Files
+Answer = Reported | Facts | NodePrepared | Files
 
 
 def read_facts(facts: Facts) -> NodeFacts:

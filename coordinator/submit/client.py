@@ -19,7 +19,7 @@ from ringtune.costs.profile import Profile
 from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError, error_from_name
 from ringtune.files.chunks import ADAPTER_FILES, cut_folder
 from ringtune.jobs.job import Job
-from ringtune.rounds.checkpoint import Manifest, Resume
+from ringtune.rounds.checkpoint import CheckpointManifest, Resume
 from ringtune.rpc.addresses import require_private
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
@@ -293,7 +293,7 @@ class Submission:
             case "run_id":
                 self.run_id = event.run_id
             case "checkpoint_json":
-                self._take_checkpoint(Manifest.parse(event.checkpoint_json))
+                self._take_checkpoint(CheckpointManifest.parse(event.checkpoint_json))
             case "resumed_json":
                 self._take_resumed(read_object(event.resumed_json, "where the run goes on"))
             case "failure":
@@ -321,7 +321,7 @@ class Submission:
             self.memory = {node: estimate.total_bytes for node, estimate in memory.items()}
         self._progress.plan(plan, self.memory)
 
-    def _take_checkpoint(self, manifest: Manifest) -> None:
+    def _take_checkpoint(self, manifest: CheckpointManifest) -> None:
         if self._folder is not None:
             self._folder.add_checkpoint(manifest)
             self._on_saved(self.run_id, manifest.step)

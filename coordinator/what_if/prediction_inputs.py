@@ -47,7 +47,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class MeasuredRun:
     """What a real run took.
 
     Attributes:
@@ -168,7 +168,7 @@ def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
     return recording, recorded is None or recorded.digest == plan.digest
 
 
-def read_measured(inputs: Inputs) -> Measured | None:
+def read_measured(inputs: Inputs) -> MeasuredRun | None:
     """What the run in the folder took; None if only a plan was given, or the run did not end.
 
     Raises:
@@ -186,7 +186,7 @@ def read_measured(inputs: Inputs) -> Measured | None:
         raise PlanError(
             f"{trace} has {recording.num_steps} steps, the plan {inputs.plan.course.num_steps}: they are not of one run"
         )
-    return Measured(
+    return MeasuredRun(
         recording=recording,
         sent_bytes=_sent_bytes(report.get("links", {}), report_file),
         start=_resumed_at(inputs.plan, left_out) if left_out else None,
@@ -217,7 +217,7 @@ def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
     return found
 
 
-def plan_as_run(plan: Plan, measured: Measured | None) -> Plan:
+def plan_as_run(plan: Plan, measured: MeasuredRun | None) -> Plan:
     """The plan with what the run decided itself."""
     if measured is None or measured.unfreeze_at is None:
         return plan
@@ -225,7 +225,7 @@ def plan_as_run(plan: Plan, measured: Measured | None) -> Plan:
     return Plan(dataclasses.replace(plan.course, method=method), plan.placements)
 
 
-def measured_json(measured: Measured, wall_s: float) -> dict[str, Any]:
+def measured_json(measured: MeasuredRun, wall_s: float) -> dict[str, Any]:
     """Measured beside predicted: wall time, its error as a share, and bytes."""
     real_s = measured.recording.wall_s
     return {

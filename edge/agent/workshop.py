@@ -22,7 +22,7 @@ from edge.machine.memory_budget import give_memory_back
 from edge.machine.threads import available_cores
 from edge.measuring.node import full_size_s, timings
 from edge.measuring.wanted import Timing
-from edge.measuring.works import Measured
+from edge.measuring.works import MeasuredWork
 from edge.wire.frames import Hello
 from edge.wire.link import OutLink
 from edge.wire.server import RingServicer, RunExpectation
@@ -35,7 +35,7 @@ from ringtune.jobs.job import Job
 from ringtune.schedule.plan import Plan
 
 _LOG = logging.getLogger(__name__)
-_NOT_MEASURED = Measured((), 0.0)
+_NOT_MEASURED = MeasuredWork((), 0.0)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 

@@ -12,7 +12,7 @@ from edge.data.rows import OwnerDataset
 from edge.model.heads import task_of
 from edge.model.optimizers import make_optimizer
 from edge.model.owner import OwnerParts
-from edge.model.safetensors_files import Checkpoint
+from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, materialise, module_bytes
 from ringtune.errors import DataError, ModelError
@@ -67,17 +67,17 @@ def host(
         _check_model(course, job, skeleton, folder)
         if is_owner:
             head = task.add(skeleton.model, course.labels)
-    with Checkpoint(folder) as checkpoint:
+    with SafetensorsFiles(folder) as weights:
         materialise(
             skeleton,
-            checkpoint,
+            weights,
             blocks=[*private, *range(piece.start, piece.stop)],
             with_embedding=is_owner,
             dtype=dtype,
             device=device,
         )
         if head is not None:
-            task.connect(skeleton, head, checkpoint)
+            task.connect(skeleton, head, weights)
     blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed)
     owner = None
     if head is not None:

@@ -13,7 +13,7 @@ from edge.machine.hardware import cpu_quota
 from edge.measuring.cache import ProfileCache, cache_key
 from edge.measuring.laps import Timer, window_of
 from edge.measuring.wanted import Timing
-from edge.measuring.works import Bench, Measured
+from edge.measuring.works import Bench, MeasuredWork
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import ModelFacts
 from ringtune.costs.work_times import Work
@@ -31,7 +31,7 @@ def timings(
     hardware: str,
     state: Path | None,
     timing: Timing,
-) -> Measured:
+) -> MeasuredWork:
     """What every kind of work takes here.
 
     Args:
@@ -70,7 +70,7 @@ def timings(
     return found
 
 
-def full_size_s(measured: Measured, work: Work) -> float:
+def full_size_s(measured: MeasuredWork, work: Work) -> float:
     """The time of a work at full size; 0 if it was not measured."""
     points = [point for point in measured.work_times if point.work == work]
     return max(points, key=lambda point: point.size).median_s if points else 0.0

@@ -53,7 +53,7 @@ _UNSIZED: tuple[Work, ...] = (Work.UPDATE, Work.UPDATE_HEAD)
 _BLOCK_LOOPS, _OWNER_LOOPS, _ONCE_LOOPS = 4, 3, 2
 
 
-class Measured(NamedTuple):
+class MeasuredWork(NamedTuple):
     """What was found out.
 
     Attributes:
@@ -127,7 +127,7 @@ class Bench:
 
     # ---- what is measured -------------------------------------------------------------------------
 
-    def measure(self, timer: Timer, *, budget_s: float, disk: Path | None) -> Measured:
+    def measure(self, timer: Timer, *, budget_s: float, disk: Path | None) -> MeasuredWork:
         """Time everything that this node may have to do.
 
         Args:
@@ -146,7 +146,7 @@ class Bench:
                 once = once or unsized
             once |= self._once(timer, each_s, disk)
             found += [spread.at(work) for work, spread in once.items()]
-            return Measured(tuple(found), self.activation_token_bytes())
+            return MeasuredWork(tuple(found), self.activation_token_bytes())
 
     def activation_token_bytes(self) -> float:
         """What a forward with graph keeps of one block until its backward, per padded token, its output included."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from edge.data.tokens import IGNORED, Batch
-from edge.model.safetensors_files import Checkpoint
+from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, without_weights
 from edge.model.token_loss import token_loss
 from ringtune.costs.memory import MOST_LOGIT_BYTES, logits_fit
@@ -41,7 +41,7 @@ class Task(Protocol):
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
         """Add the head to an ``AutoAdapterModel`` and return it; consumes torch's generator as the library does."""
 
-    def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
+    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
         """Read or share what the head has from the pretrained model, after the embedding is real."""
 
     def num_targets(self, batch: Batch) -> int:
@@ -82,7 +82,7 @@ class SequenceClassification(_OneOutput):
         model.add_classification_head(HEAD, num_labels=len(names), id2label=names)
         return _head(model)
 
-    def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
+    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
         """Nothing: the head is new."""
 
     def num_targets(self, batch: Batch) -> int:
@@ -115,7 +115,7 @@ class QuestionAnswering(_OneOutput):
         model.add_qa_head(HEAD)
         return _head(model)
 
-    def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
+    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
         """Nothing: the head is new."""
 
     def num_targets(self, batch: Batch) -> int:
@@ -148,21 +148,21 @@ class CausalLanguageModel(_OneOutput):
         model.add_prediction_head(head)
         return _head(model)
 
-    def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
-        """Take the token table itself, or the decoder of the checkpoint."""
+    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
+        """Take the token table itself, or the decoder that the files have."""
         decoder, table = head.get_output_embeddings(), skeleton.model.get_input_embeddings().weight  # type: ignore[operator]
         weight = table
         if not skeleton.model.config.tie_word_embeddings:
-            stored = checkpoint.find(LM_HEAD)
+            stored = weights.find(LM_HEAD)
             if stored is None:
                 raise ModelError(
-                    f"{checkpoint.folder} has no tensor {LM_HEAD}: it was saved without its decoder; fetch the "
+                    f"{weights.folder} has no tensor {LM_HEAD}: it was saved without its decoder; fetch the "
                     "language model, not its base"
                 )
-            weight = checkpoint.read(stored).to(device=table.device, dtype=table.dtype)
+            weight = weights.read(stored).to(device=table.device, dtype=table.dtype)
             if weight.shape != table.shape:
                 raise ModelError(
-                    f"{checkpoint.folder}: tensor {LM_HEAD} has shape {list(weight.shape)}, config.json asks for "
+                    f"{weights.folder}: tensor {LM_HEAD} has shape {list(weight.shape)}, config.json asks for "
                     f"{list(table.shape)}; fetch the model again"
                 )
         decoder.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)

@@ -28,7 +28,7 @@ from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
 from ringtune.weights.codec import manifest_from_proto
-from ringtune.weights.manifest import CHUNK_BYTES, Manifest
+from ringtune.weights.manifest import CHUNK_BYTES, ModelManifest
 
 _LOG = logging.getLogger(__name__)
 _ASK_AGAIN_S = 0.2
@@ -56,7 +56,7 @@ class Sources:
         for channel in self._channels.values():
             channel.close()
 
-    def manifest(self, wanted: Wanted) -> Manifest:
+    def manifest(self, wanted: Wanted) -> ModelManifest:
         """The manifest of the first source that has the model; later only it and those after it are asked.
 
         Raises:
@@ -123,7 +123,7 @@ class Sources:
 
     # ---- one call -----------------------------------------------------------------------------------
 
-    def _ask(self, address: str, wanted: Wanted) -> Manifest:
+    def _ask(self, address: str, wanted: Wanted) -> ModelManifest:
         """A source hashes its copy first, so only the deadline bounds how long this takes."""
         request = weights_pb2.ManifestRequest(run_id=wanted.run_id)
         call: Any = self._stub(address).Manifest.future(request, timeout=wanted.left_s())

@@ -31,7 +31,7 @@ from ringtune.errors import CapacityError, DeadlineError, IntegrityError, Interr
 from ringtune.files.safetensors_header import header_bytes
 from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE, sample_start
 from ringtune.quantities import format_bytes
-from ringtune.weights.manifest import FileEntry, Manifest, TensorEntry
+from ringtune.weights.manifest import FileEntry, ModelManifest, TensorEntry
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _LOCK_RETRY_S = 0.1
@@ -51,7 +51,7 @@ class ModelCache:
         IntegrityError: a link leads out of the cache.
     """
 
-    def __init__(self, root: Path, manifest: Manifest, name: str) -> None:
+    def __init__(self, root: Path, manifest: ModelManifest, name: str) -> None:
         self.manifest = manifest
         self._root = root
         self._folder = self._inside(root / "models" / manifest.digest)

@@ -322,7 +322,7 @@ def test_check_says_whether_a_testbed_is_possible() -> None:
 
 # ---- verify --------------------------------------------------------------------------------------
 
-AS_WANTED = verify.Measured(
+AS_WANTED = verify.BoardCheck(
     board="a",
     wanted_cores=0.5,
     cpu_cores=0.49,

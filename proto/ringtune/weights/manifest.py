@@ -113,7 +113,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class ModelManifest:
     """A whole model.
 
     Attributes:
@@ -144,13 +144,13 @@ class Manifest:
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def needed_files(manifest: Manifest, *, is_owner: bool) -> tuple[FileEntry, ...]:
+def needed_files(manifest: ModelManifest, *, is_owner: bool) -> tuple[FileEntry, ...]:
     """The config, and at an owner what turns rows into tensors."""
     return tuple(file for file in manifest.files if is_owner or file.name == CONFIG_FILE)
 
 
 def needed_tensors(
-    manifest: Manifest, config: Mapping[str, Any], *, blocks: Iterable[int], is_owner: bool, with_decoder: bool
+    manifest: ModelManifest, config: Mapping[str, Any], *, blocks: Iterable[int], is_owner: bool, with_decoder: bool
 ) -> tuple[TensorEntry, ...]:
     """What a node hosts of a model.
 

@@ -16,7 +16,7 @@ from edge.agent_options import AgentOptions
 from edge.data.rows import MeanTokens
 from edge.measuring.cache import CACHE_FILE, KEPT_ENTRIES, ProfileCache, cache_key
 from edge.measuring.wanted import Timing
-from edge.measuring.works import Bench, Measured
+from edge.measuring.works import Bench, MeasuredWork
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import NodeFacts
 from ringtune.costs.work_times import Work, WorkTime
@@ -28,7 +28,7 @@ from tests.support import hand_ring as ring
 from tests.support import tiny
 
 POINT = WorkTime(work=Work.HEAD, rows=2, tokens=8, median_s=0.02, low_s=0.01, high_s=0.03, samples=4)
-MEASURED = Measured((POINT,), 77.0)
+MEASURED = MeasuredWork((POINT,), 77.0)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ class Counted:
         self.count = 0
         monkeypatch.setattr(Bench, "measure", self._measure)
 
-    def _measure(self, *_: Any, **__: Any) -> Measured:
+    def _measure(self, *_: Any, **__: Any) -> MeasuredWork:
         self.count += 1
         return MEASURED
 
@@ -160,7 +160,7 @@ def test_inspection_tells_hardware_shape_and_times(
     job = ring.make_job(model_folder)
     half = dataclasses.replace(POINT, work=Work.FORWARD, tokens=4, median_s=0.011)
     points = tuple(dataclasses.replace(POINT, work=work) for work in (Work.FORWARD, Work.GRAPH, Work.BACKWARD))
-    monkeypatch.setattr(Bench, "measure", lambda *_, **__: Measured((half, *points), 77))
+    monkeypatch.setattr(Bench, "measure", lambda *_, **__: MeasuredWork((half, *points), 77))
     facts = inspect(model_folder, tmp_path, job, Timing(1.0))
     assert facts.shape == job_shape(job)
     assert facts.work_times == (half, *points)
