@@ -88,7 +88,7 @@ class _Step:
 
 
 @dataclass(slots=True)
-class _Traffic:
+class _LinkBytes:
     """Bytes of one item by link."""
 
     all: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -109,7 +109,7 @@ class RunLedger:
         self._last_end_unix_s = 0.0
         self._steps: dict[int, _Step] = {}
         self._unfrozen: list[dict[str, Any]] = []
-        self._traffic: dict[int, _Traffic] = defaultdict(_Traffic)
+        self._traffic: dict[int, _LinkBytes] = defaultdict(_LinkBytes)
         self._links: dict[str, int] = defaultdict(int)
         self._evaluations: list[dict[str, Any]] = []
         self._losses: list[float] = []
@@ -208,7 +208,7 @@ class RunLedger:
         self._unfrozen = self._unfrozen[len(lines) :]
         self._next_seq = turn.end_seq
         for seq in range(turn.first_seq, turn.end_seq):
-            traffic = self._traffic.pop(seq, _Traffic())
+            traffic = self._traffic.pop(seq, _LinkBytes())
             step = self._steps.pop(seq, None)
             if step is None:
                 continue

@@ -35,7 +35,7 @@ _JOB_KEYS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class PredictedPlan:
     """A plan with its prediction.
 
     Attributes:
@@ -127,13 +127,13 @@ class WhatIf:
     add: tuple[tuple[str, str], ...] = ()
     job: Job | None = None
 
-    def before(self) -> Outcome:
+    def before(self) -> PredictedPlan:
         """The plan as it is.
 
         Raises:
             RingTuneError: it can't be predicted, or does not fit.
         """
-        return self._outcome(self.plan, self.profile, self.shape)
+        return self._predicted(self.plan, self.profile, self.shape)
 
     def check(self, cells: Sequence[Sequence[str]]) -> None:
         """Refuse cells that make no sense, before any is computed: those are mistakes, no results.
@@ -150,7 +150,7 @@ class WhatIf:
                 else:
                     plan_value(key, value)
 
-    def after(self, more: Sequence[str] = ()) -> Outcome:
+    def after(self, more: Sequence[str] = ()) -> PredictedPlan:
         """The plan with all changes, and ``more`` of them.
 
         Raises:
@@ -164,7 +164,7 @@ class WhatIf:
                 profile, plan = drop_from_profile(profile, name), drop_from_plan(plan, name)
         else:
             profile, plan = self._planned(profile, self.job, changes)
-        return self._outcome(plan, profile, None)
+        return self._predicted(plan, profile, None)
 
     def __call__(self, more: Sequence[str]) -> CellResult:
         """The cell of a sweep: a plan that is not possible is a result too."""
@@ -213,9 +213,9 @@ class WhatIf:
         plan = make_plan(job, profile.by_name, links=profile.links, effort=Effort(judged_actions=0)).plan
         return change_plan(profile, plan, of_plan)
 
-    def _outcome(self, plan: Plan, profile: Profile, shape: TimedShape | None) -> Outcome:
+    def _predicted(self, plan: Plan, profile: Profile, shape: TimedShape | None) -> PredictedPlan:
         check_fits(plan, profile, optimizer=self.optimizer, dtype=self.dtype, shape=shape)
         found = predict(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
         memory = memory_bounds(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
         left_out = tuple(node.node for node in profile.nodes if node.node not in plan.nodes)
-        return Outcome(plan=plan, prediction=found, memory=memory, left_out=left_out)
+        return PredictedPlan(plan=plan, prediction=found, memory=memory, left_out=left_out)

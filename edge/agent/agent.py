@@ -24,7 +24,7 @@ from edge.agent.active_run import ActiveRun
 from edge.agent_options import AgentOptions
 from edge.machine import memory_budget
 from edge.machine.threads import ComputeThread
-from edge.measuring.wanted import Timing
+from edge.measuring.timing_request import TimingRequest
 from edge.run.loop import AgentRun, Link
 from edge.run.reporter import Reporter
 from edge.shards.saver import GoesOn, ShardAsked, check_shards, open_saver
@@ -51,7 +51,7 @@ class Workshop(Protocol):
         """Load the libraries that a run needs."""
 
     def inspect(
-        self, options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
+        self, options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int
     ) -> tuple[dict[str, Any], Any]:
         """Facts as JSON, and the node's dataset or None."""
 
@@ -112,7 +112,7 @@ class Agent:
 
     # ---- what the coordinator asks ----------------------------------------------------------------
 
-    def inspect(self, run_id: str, job_toml: str, timing: Timing | None, *, timeout_s: float) -> str:
+    def inspect(self, run_id: str, job_toml: str, timing: TimingRequest | None, *, timeout_s: float) -> str:
         """Count rows and labels, time every kind of work; ``timing`` None = do not.
 
         Returns:

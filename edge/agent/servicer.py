@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from edge.measuring.wanted import DEFAULT_BUDGET_S, Timing
+from edge.measuring.timing_request import DEFAULT_BUDGET_S, TimingRequest
 from edge.shards.saver import GoesOn, ShardAsked
 from edge.wire.probe import add_probe_sink
 from ringtune.files.chunks import cut_file
@@ -135,10 +135,10 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         return control_pb2.Empty()
 
 
-def _timing(request: control_pb2.InspectRequest) -> Timing | None:
+def _timing(request: control_pb2.InspectRequest) -> TimingRequest | None:
     if not request.measure:
         return None
-    return Timing(request.measure_s or DEFAULT_BUDGET_S, request.neighbours, request.fresh)
+    return TimingRequest(request.measure_s or DEFAULT_BUDGET_S, request.neighbours, request.fresh)
 
 
 def _goes_on(request: control_pb2.PrepareRequest) -> GoesOn | None:

@@ -21,7 +21,7 @@ from edge.machine.libraries import load_libraries, touch_kernels
 from edge.machine.memory_budget import give_memory_back
 from edge.machine.threads import available_cores
 from edge.measuring.node import full_size_s, timings
-from edge.measuring.wanted import Timing
+from edge.measuring.timing_request import TimingRequest
 from edge.measuring.works import MeasuredWork
 from edge.wire.frames import Hello
 from edge.wire.link import OutLink
@@ -46,7 +46,7 @@ def warm_up() -> None:
 
 
 def inspect(
-    options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
+    options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int
 ) -> tuple[dict[str, Any], OwnerDataset | None]:
     """Read what this node has, and how fast it is.
 

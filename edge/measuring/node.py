@@ -12,7 +12,7 @@ from edge.data.rows import OwnerDataset
 from edge.machine.hardware import cpu_quota
 from edge.measuring.cache import ProfileCache, cache_key
 from edge.measuring.laps import Timer, window_of
-from edge.measuring.wanted import Timing
+from edge.measuring.timing_request import TimingRequest
 from edge.measuring.works import Bench, MeasuredWork
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import ModelFacts
@@ -30,7 +30,7 @@ def timings(
     device: str,
     hardware: str,
     state: Path | None,
-    timing: Timing,
+    timing: TimingRequest,
 ) -> MeasuredWork:
     """What every kind of work takes here.
 

@@ -82,14 +82,14 @@ class Link(Protocol):
         """End the link."""
 
 
-class Reports(Protocol):
+class ReportSink(Protocol):
     """What the loop needs from ``edge.run.reporter.Reporter``."""
 
     def put(self, entry: rp.Entry) -> None:
         """Queue an entry."""
 
 
-class Saver(Protocol):
+class ShardSink(Protocol):
     """What the loop needs from ``edge.shards.saver.Saver``."""
 
     def save(self, step: int, executor: Executor, *, with_head: bool) -> Shard:
@@ -157,11 +157,11 @@ class AgentRun:
         links: Mapping[str, Link],
         ack: Callable[[str, int], None],
         done_before: Callable[[int], None] = lambda index: None,
-        reports: Reports,
+        reports: ReportSink,
         wait_s: float = 300.0,
         record: bool = False,
         start: StartPoint | None = None,
-        saver: Saver | None = None,
+        saver: ShardSink | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.totals = Totals()

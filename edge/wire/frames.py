@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import torch
 from google.protobuf.message import DecodeError
 
-from edge.wire.tensors import Encoded, bytes_of
+from edge.wire.tensors import EncodedTensor, bytes_of
 from ringtune.errors import FrameError, IntegrityError
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.v1 import ring_pb2
@@ -199,7 +199,7 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     raise DecodeError("a length has too many bytes")
 
 
-def tensor_header(hello: Hello, key: TensorKey, encoded: Encoded) -> ring_pb2.FrameHeader:
+def tensor_header(hello: Hello, key: TensorKey, encoded: EncodedTensor) -> ring_pb2.FrameHeader:
     """The header of a tensor's payload."""
     header = hello.header(KINDS[key.payload])
     header.seq, header.micro, header.boundary = key.seq, key.micro, key.boundary

@@ -147,7 +147,7 @@ def _between(costs: RingCosts, node: int, upper: int) -> tuple[float, float]:
     return moves_s, max(costs.hidden_wire_s[node][upper], costs.grad_wire_s[upper][node])
 
 
-class _Traffic(NamedTuple):
+class _MessageTimes(NamedTuple):
     """What a host's messages take in a step, in others' turns and in its own."""
 
     wires_s: float
@@ -156,7 +156,7 @@ class _Traffic(NamedTuple):
     own_taken_s: float
 
 
-def _traffic(costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is_bottom: bool) -> _Traffic:
+def _traffic(costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is_bottom: bool) -> _MessageTimes:
     """How long a host's uplink or downlink is taken in a step, and what that takes from its computing.
 
     As the owner it also sends embeddings and the head's gradients, and takes the top's hidden states; what would go
@@ -167,7 +167,7 @@ def _traffic(costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is
     sending_s, receiving_s = micro * costs.sending_s[node], micro * costs.receiving_s[node]
     own_ups = ups + (0 if is_bottom else 1) + (-1 if is_top else 1)
     own_downs = downs + (-1 if is_bottom else 0) + (-min(1, downs - 1) if is_top else 1)
-    return _Traffic(
+    return _MessageTimes(
         max(ups * up_s, downs * down_s),
         max(own_ups * up_s, own_downs * down_s),
         ups * sending_s + downs * receiving_s,
@@ -176,7 +176,7 @@ def _traffic(costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is
 
 
 def _busier(
-    costs: RingCosts, before: Sequence[float], node: int, work_s: float, wire_s: float, traffic: _Traffic
+    costs: RingCosts, before: Sequence[float], node: int, work_s: float, wire_s: float, traffic: _MessageTimes
 ) -> list[float]:
     """Per owner's turn the busiest so far, or this host: its computing, its links, and the link to the stage above."""
     common_s = max(work_s + traffic.taken_s, wire_s, traffic.wires_s)
@@ -190,7 +190,7 @@ def _busier(
 
 
 def _wider(
-    costs: RingCosts, before: Sequence[float], node: int, segment_s: float, both_s: float, traffic: _Traffic
+    costs: RingCosts, before: Sequence[float], node: int, segment_s: float, both_s: float, traffic: _MessageTimes
 ) -> list[float]:
     """Per owner's turn the longest span so far, which now begins lower, or this host's, which begins here."""
     common_s = max(both_s, traffic.wires_s)

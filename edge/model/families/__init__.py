@@ -36,7 +36,7 @@ MODULES: Mapping[str, str] = {
 }
 
 
-class Family(Protocol):
+class FamilyForward(Protocol):
     """How to embed, how to call one block, what the head sees.
 
     ``base`` is always the Hugging Face base model, of which only hosted modules are real.
@@ -59,11 +59,11 @@ class Family(Protocol):
         """What the prediction head is called with: the last hidden state and keyword arguments."""
 
 
-def family_of(model_type: str) -> Family:
+def family_of(model_type: str) -> FamilyForward:
     """The family of a ``config.json``.
 
     Raises:
         ModelError: not a supported one; lists those that are.
     """
     known = family_named(model_type)
-    return cast(Family, importlib.import_module(f"{__name__}.{MODULES[known.model_type]}").FAMILY)
+    return cast(FamilyForward, importlib.import_module(f"{__name__}.{MODULES[known.model_type]}").FAMILY)

@@ -10,7 +10,7 @@ from edge.data.tokens import Batch
 
 
 class BertFamily:
-    """See ``Family``. The pooler is not read: the classification head takes the first token as it is."""
+    """See ``FamilyForward``. The pooler is not read: the classification head takes the first token as it is."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Word, position and token-type embeddings, summed and normalised."""

@@ -11,7 +11,7 @@ from edge.model.families.bert import BertFamily, sdpa_mask
 
 
 class DistilBertFamily(BertFamily):
-    """See ``Family``."""
+    """See ``FamilyForward``."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Word and position embeddings, summed and normalised."""

@@ -11,7 +11,7 @@ from edge.model.families.bert import BertFamily, additive_mask
 
 
 class ElectraFamily(BertFamily):
-    """See ``Family``."""
+    """See ``FamilyForward``."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """As BERT, then up to the model's width where it is another."""

@@ -26,7 +26,7 @@ class CausalContext(NamedTuple):
 
 
 class Gpt2Family:
-    """See ``Family``."""
+    """See ``FamilyForward``."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Word and position embeddings; positions count padding, as the library does."""

@@ -11,7 +11,7 @@ from edge.model.families.gpt2 import CausalContext, causal_context, last_token
 
 
 class LlamaFamily:
-    """See ``Family``. Every node has the (weightless) rotary embedding of its own."""
+    """See ``FamilyForward``. Every node has the (weightless) rotary embedding of its own."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Word embeddings."""

@@ -11,7 +11,7 @@ from ringtune.errors import DataError
 
 
 class VitFamily:
-    """See ``Family``. The pooler is not read: the head takes the class token as it is."""
+    """See ``FamilyForward``. The pooler is not read: the head takes the class token as it is."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Patch and position embeddings behind the class token."""

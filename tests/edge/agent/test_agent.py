@@ -13,7 +13,7 @@ import pytest
 from edge.agent.active_run import ActiveRun
 from edge.agent.agent import Agent
 from edge.agent_options import AgentOptions
-from edge.measuring.wanted import Timing
+from edge.measuring.timing_request import TimingRequest
 from ringtune.errors import (
     ConnectionFailedError,
     DataError,
@@ -33,7 +33,7 @@ from tests.support.fakes import WAIT_S, FakeExecutor
 from tests.support.plans import changed, make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=4)
-TIMING = Timing()
+TIMING = TimingRequest()
 JOB = Job(model=Model(path="model")).to_toml()
 RUN = "r20260101-000000-00000000"
 OTHER = "r20260101-000000-11111111"
@@ -119,7 +119,7 @@ class FakeWorkshop:
         """Nothing to load."""
 
     def inspect(
-        self, options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
+        self, options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int
     ) -> tuple[dict[str, Any], Any]:
         """Facts that show what came in, and a dataset."""
         facts = {"node": options.name, "path": job.model.path, "memory_bytes": memory_bytes, "timing": timing}
