@@ -39,7 +39,7 @@ _NOT_MEASURED = MeasuredWork((), 0.0)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def warm_up() -> None:
+def preload() -> None:
     """Load what a run would load on its way, half of the whole time; nothing is built yet."""
     load_libraries()
     touch_kernels()
@@ -169,7 +169,7 @@ def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
     """Take the frames of a run from now on."""
     expectation = RunExpectation(
         run_id=active.run_id,
-        plan_epoch=active.plan_epoch,
+        epoch=active.epoch,
         plan=active.plan,
         digest=active.plan.digest,
         node=active.node,
@@ -183,7 +183,7 @@ def connect(active: ActiveRun, target: str, address: str) -> OutLink:
     """A link to ``target`` that is not open yet."""
     hello = Hello(
         run_id=active.run_id,
-        plan_epoch=active.plan_epoch,
+        epoch=active.epoch,
         source=active.node,
         digest=active.plan.digest,
         wire_dtype=active.plan.course.wire_dtype,

@@ -17,7 +17,7 @@ import grpc
 from edge.agent_options import AgentOptions
 from edge.weights.fetch import Sources
 from edge.weights.files import CheckedFile
-from edge.weights.patience import Wanted
+from edge.weights.retrying import Wanted
 from edge.weights.store import ModelCache
 from ringtune.errors import ModelError
 from ringtune.jobs.job import Job

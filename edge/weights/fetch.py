@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from edge.weights.files import CheckedFile
-from edge.weights.patience import Turns, Wanted, Watch
+from edge.weights.retrying import SourceRotation, Wanted, Watch
 from ringtune.errors import (
     BusyError,
     ConnectionFailedError,
@@ -102,13 +102,13 @@ class Sources:
             CapacityError: the disk is full.
         """
         came = 0
-        turns = Turns(self.addresses)
+        sources = SourceRotation(self.addresses)
         for file in files:
             _finish_if_whole(file)
         while missing := [file for file in files if not file.path.is_file()][:_MAX_PIECES]:
             what = f"{missing[0].what} and {len(missing) - 1} more"
             wanted.check(what)
-            address, before = turns.address, came
+            address, before = sources.address, came
             error: RingTuneError | None = None
             try:
                 for got in self._stream(address, missing, wanted):
@@ -118,7 +118,7 @@ class Sources:
                 error = _as_error(raised, address)
                 if isinstance(error, DamagedError):
                     _discard_from(address, files)
-            wanted.stop.wait(turns.after(error, what=what, is_further=came > before))
+            wanted.stop.wait(sources.after(error, what=what, is_further=came > before))
         return came
 
     # ---- one call -----------------------------------------------------------------------------------

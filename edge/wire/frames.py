@@ -86,14 +86,14 @@ class Hello:
 
     Attributes:
         run_id: the run.
-        plan_epoch: counts the plans of the run.
+        epoch: of the placement.
         source: node that sends.
         digest: of the plan.
         wire_dtype: of its tensors.
     """
 
     run_id: str
-    plan_epoch: int
+    epoch: int
     source: str
     digest: str
     wire_dtype: str = "float32"
@@ -110,7 +110,7 @@ class Hello:
 
     def header(self, kind: ring_pb2.FrameKind) -> ring_pb2.FrameHeader:
         """A header of this link, still without a payload."""
-        return ring_pb2.FrameHeader(run_id=self.run_id, plan_epoch=self.plan_epoch, kind=kind, source=self.source)
+        return ring_pb2.FrameHeader(run_id=self.run_id, plan_epoch=self.epoch, kind=kind, source=self.source)
 
 
 class Ack(NamedTuple):

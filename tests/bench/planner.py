@@ -178,7 +178,7 @@ def formula(options: argparse.Namespace) -> Figures:
         ring = Ring(nodes=tuple(hosts), counts=random_counts(rng, num_blocks, len(hosts)))
         plan = plan_of(draft, costs, ring)
         predicted, micro = step_times(costs, ring), costs.num_micro
-        steps = {"warm_up": max(6, 48 // micro), "measured": max(8, 32 // micro)}
+        steps = {"burn_in": max(6, 48 // micro), "measured": max(8, 32 // micro)}
         for depth in sorted({1, num_blocks // 2, num_blocks}):
             units, owner = Units.top(num_blocks, depth), plan.course.owners[0].node
             simulated_s = simulated_step_s(plan, profile, units, optimizer="adamw", owner=owner, **steps)

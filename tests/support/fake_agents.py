@@ -21,8 +21,8 @@ from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import RingTuneError
 from ringtune.files.chunks import cut_file
 from ringtune.jobs.job import Job, parse_job
+from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
 from ringtune.rpc.codec import turn_from_proto
-from ringtune.rpc.options import CLIENT_OPTIONS, SERVER_OPTIONS
 from ringtune.rpc.statuses import abort
 from ringtune.schedule.actions import Op
 from ringtune.schedule.lowering import legs

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from ringtune.errors import ConnectionFailedError, DeadlineError, RingTuneError, all_errors
+from ringtune.rpc.channel_options import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from ringtune.rpc.connections import Server, open_channel
-from ringtune.rpc.options import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from ringtune.rpc.statuses import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 

@@ -12,10 +12,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from coordinator.commands.plan import app
+from coordinator.planner.candidates import microbatch_choices, wire_choices
 from coordinator.planner.choose import Effort
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.make_plan import Planned, check_inputs, make_plan
-from coordinator.planner.options import microbatch_choices, wire_choices
 from ringtune.costs.profile import LinkFacts, Profile, TimedShape
 from ringtune.errors import InvalidInputError, PlanError, UsageError
 from ringtune.jobs.job import Job, parse_job

@@ -27,7 +27,7 @@ from edge.doctor.versions import check_packages
 from edge.machine.memory_budget import RUNTIME_BYTES
 from ringtune import __version__
 from ringtune.errors import UsageError
-from ringtune.rpc.options import SERVER_OPTIONS
+from ringtune.rpc.channel_options import SERVER_OPTIONS
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support import tiny
 

@@ -177,7 +177,7 @@ def test_inspection_without_timing_has_rows_but_no_times(model_folder: Path, tmp
 
 
 def test_mean_tokens_are_those_of_the_batches_of_a_run(model_folder: Path, tmp_path: Path) -> None:
-    """The mean over an epoch equals that of the batches that the owner really makes."""
+    """The mean over a pass over the rows equals that of the batches that the owner really makes."""
     job = ring.make_job(model_folder)
     datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=20, eval_rows=7)
     plan = ring.make_plan(job, datasets, {"a": (0, 4)})

@@ -13,7 +13,7 @@ import pytest
 from edge.weights import fetch
 from edge.weights.fetch import Sources
 from edge.weights.files import CheckedFile
-from edge.weights.patience import Watch
+from edge.weights.retrying import Watch
 from edge.weights.store import ModelCache
 from ringtune.errors import (
     ConnectionFailedError,

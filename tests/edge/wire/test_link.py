@@ -171,7 +171,7 @@ def test_link_waits_for_a_peer_that_still_prepares() -> None:
     ("changes", "message"),
     [
         ({"run_id": "run-0"}, "run 'run-0'"),
-        ({"plan_epoch": 2}, "plan epoch 2"),
+        ({"epoch": 2}, "placement epoch 2"),
         ({"digest": "0" * 64}, "has plan 000000000000"),
         ({"source": "z"}, "no link from node 'z'"),
         ({"source": "d"}, ""),

@@ -59,7 +59,7 @@ class Wanted(NamedTuple):
             raise DeadlineError(f"no more time for {what}; what has come is kept, start the run again to go on")
 
 
-class Turns:
+class SourceRotation:
     """Whose turn it is to send, and when to give up.
 
     Args:
