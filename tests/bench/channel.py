@@ -38,7 +38,7 @@ from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
 from tests.support.plans import make_plan
-from tests.support.wire_parts import Tap
+from tests.support.wire_parts import WireProxy
 
 MESSAGE_BYTES: Final = 4 * 1024 * 1024
 GROUPS: Final = 4  # of receiving processes
@@ -285,7 +285,7 @@ def _socket_bytes(dtype: str, tokens: int, width: int, count: int) -> int:
     tensor = torch.randn(_ROWS, tokens, width, generator=torch.Generator().manual_seed(0))
     mask = torch.ones(_ROWS, tokens, dtype=torch.int64)
     with receiver(plan) as address:
-        tap = Tap(address)
+        tap = WireProxy(address)
         try:
             sender = RingSender(tap.address, plan)
             try:

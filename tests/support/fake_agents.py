@@ -292,7 +292,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
             abort(context, error)
 
 
-class Cluster:
+class FakeCluster:
     """A coordinator with fake agents, over real sockets, in one process.
 
     Args:
@@ -306,7 +306,7 @@ class Cluster:
         options = agents or {}
         self.agents = {name: FakeAgent(name, self.server.address, **options.get(name, {})) for name in names}
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> FakeCluster:
         """Serve and join."""
         self.server.__enter__()
         for agent in self.agents.values():

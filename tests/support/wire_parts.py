@@ -155,7 +155,7 @@ def receiver(expected: RunExpectation | None = None, **changes: Any) -> Iterator
         node.stop()
 
 
-class Sender:
+class LinkSender:
     """A link with what it was told."""
 
     def __init__(self, address: str, by: Hello | None = None, target: str = "b") -> None:
@@ -171,9 +171,9 @@ class Sender:
 
 
 @contextlib.contextmanager
-def sender(address: str, by: Hello | None = None, target: str = "b") -> Iterator[Sender]:
+def sender(address: str, by: Hello | None = None, target: str = "b") -> Iterator[LinkSender]:
     """An open link, closed at the end."""
-    made = Sender(address, by, target)
+    made = LinkSender(address, by, target)
     try:
         made.link.open(WAIT_S)
         yield made
@@ -181,7 +181,7 @@ def sender(address: str, by: Hello | None = None, target: str = "b") -> Iterator
         made.link.close()
 
 
-class Tap:
+class WireProxy:
     """A proxy on a free port that copies bytes between a client and ``target`` and keeps the client's.
 
     ``cut()`` closes all connections at once, as a dying peer does; ``freeze()`` stops copying but keeps
@@ -265,9 +265,9 @@ class Tap:
 
 
 @contextlib.contextmanager
-def tap(target: str) -> Iterator[Tap]:
+def tap(target: str) -> Iterator[WireProxy]:
     """A tapping proxy in front of ``target``, ended at the end."""
-    made = Tap(target)
+    made = WireProxy(target)
     try:
         yield made
     finally:
