@@ -27,7 +27,7 @@ _TRIALS = {
 }
 
 
-class MissingCapability(Exception):  # noqa: N818 - not a failure: a script skips then
+class MissingCapability(Exception):  # not a failure: a script skips then
     """This machine can't be a testbed, or not the one that is asked for; says why."""
 
 

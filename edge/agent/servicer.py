@@ -36,9 +36,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
-    def Inspect(  # noqa: N802
-        self, request: control_pb2.InspectRequest, context: grpc.ServicerContext
-    ) -> control_pb2.InspectReply:
+    def Inspect(self, request: control_pb2.InspectRequest, context: grpc.ServicerContext) -> control_pb2.InspectReply:
         """Facts for the planner."""
         facts = answer(
             context,
@@ -58,7 +56,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         pairs = zip(asked, problems, strict=True)
         return [control_pb2.ShardState(step=shard.step, problem=problem) for shard, problem in pairs]
 
-    def MeasureLink(  # noqa: N802
+    def MeasureLink(
         self, request: control_pb2.MeasureLinkRequest, context: grpc.ServicerContext
     ) -> control_pb2.MeasureLinkReply:
         """How fast this node reaches another one."""
@@ -70,9 +68,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         )
         return control_pb2.MeasureLinkReply(**found._asdict())  # fields have the same names
 
-    def Prepare(  # noqa: N802
-        self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
-    ) -> control_pb2.PrepareReply:
+    def Prepare(self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext) -> control_pb2.PrepareReply:
         """Build what a plan wants from this node."""
         hosted_bytes = answer(
             context,
@@ -88,7 +84,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         )
         return control_pb2.PrepareReply(hosted_bytes=hosted_bytes)
 
-    def Load(  # noqa: N802
+    def Load(
         self, request_iterator: Iterator[control_pb2.LoadChunk], context: grpc.ServicerContext
     ) -> control_pb2.Empty:
         """Take a saved adapter over."""
@@ -100,7 +96,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         files = (chunk.file for chunk in itertools.chain([first], chunks))
         self._agent.load(first.run_id, files, timeout_s=timeout_s)
 
-    def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+    def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Work on turns."""
         answer(
             context,
@@ -113,7 +109,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         )
         return control_pb2.Empty()
 
-    def Collect(  # noqa: N802
+    def Collect(
         self, request: control_pb2.CollectRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.FileChunk]:
         """Stream the trained tensors."""
@@ -129,7 +125,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         for name, content in sorted(files.items()):
             yield from cut_file(name, io.BytesIO(content))
 
-    def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+    def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Forget a run."""
         answer(context, lambda: self._agent.release(request.run_id, request.reason or "released"))
         return control_pb2.Empty()

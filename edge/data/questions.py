@@ -229,7 +229,7 @@ class _OpenQuestion:
             self.best, self.text = score, text
 
 
-def best_span(logits_T2: torch.Tensor) -> tuple[float, int, int]:  # noqa: N803
+def best_span(logits_T2: torch.Tensor) -> tuple[float, int, int]:
     """The span with the largest sum of logits among those that are not too long.
 
     Args:

@@ -47,7 +47,7 @@ class Task(Protocol):
     def num_targets(self, batch: Batch) -> int:
         """Valid targets of a whole batch: what the summed loss is divided by."""
 
-    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:  # noqa: N803
+    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
         """Loss and hits of a micro-batch.
 
         Args:
@@ -61,7 +61,7 @@ class Task(Protocol):
 class _OneOutput:
     """A task whose head may compute all that it has for a micro-batch at once."""
 
-    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:  # noqa: N803
+    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
         """The head as AdapterHub calls it; its output gets no name here, so that logits end before backward."""
         from transformers.modeling_outputs import BaseModelOutput
 
@@ -91,7 +91,7 @@ class SequenceClassification(_OneOutput):
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
         """Summed cross entropy."""
-        logits_BC, labels_B = output.logits, batch.labels  # noqa: N806 - B rows, C classes
+        logits_BC, labels_B = output.logits, batch.labels  # B rows, C classes
         loss = nn.functional.cross_entropy(logits_BC, labels_B, ignore_index=IGNORED, reduction="sum")
         correct = int((logits_BC.detach().argmax(dim=-1) == labels_B).sum())
         return HeadCounts(loss_sum=loss, num_targets=self.num_targets(batch), more=(("correct", float(correct)),))
@@ -172,9 +172,9 @@ class CausalLanguageModel(_OneOutput):
         """Tokens that have a token before them in their row."""
         return int((batch.labels[:, 1:] != IGNORED).sum())
 
-    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:  # noqa: N803
+    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
         """Logits of all tokens at once if they are few, otherwise a chunk of tokens at a time."""
-        table_VD = head.get_output_embeddings().weight  # noqa: N806 - V vocabulary
+        table_VD = head.get_output_embeddings().weight  # V vocabulary
         vocabulary, item_bytes = table_VD.shape[0], table_VD.element_size()
         if logits_fit(last_BTD.shape[:2].numel(), vocabulary, item_bytes):
             return super().run(head, last_BTD, batch, more)
@@ -188,8 +188,8 @@ class CausalLanguageModel(_OneOutput):
         The labels are moved and not the logits: cutting the last token off would copy a vocabulary's worth of
         numbers for every token, twice with the gradient.
         """
-        logits_NV = output.logits.flatten(0, 1)  # noqa: N806 - N tokens, V vocabulary
-        labels_N = _next_tokens(batch)  # noqa: N806
+        logits_NV = output.logits.flatten(0, 1)  # N tokens, V vocabulary
+        labels_N = _next_tokens(batch)
         loss = nn.functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
         return self._counts(loss, int((logits_NV.detach().argmax(dim=-1) == labels_N).sum()), batch)
 

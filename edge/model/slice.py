@@ -183,14 +183,14 @@ class BlockRunner:
                     parameter.requires_grad_(wanted)
                 (self._resting.discard if wanted else self._resting.add)(index)
 
-    def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:  # noqa: N803
+    def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:
         """What the blocks need besides the hidden state; build it once per micro-batch."""
         return self._skeleton.family.context(self._skeleton.base, hidden_BTD, mask_BT)
 
     def run(
         self,
-        hidden_BTD: torch.Tensor,  # noqa: N803
-        mask_BT: torch.Tensor,  # noqa: N803
+        hidden_BTD: torch.Tensor,
+        mask_BT: torch.Tensor,
         context: Any,
         start: int,
         stop: int,
@@ -216,7 +216,7 @@ class BlockRunner:
                 set_mode(block, train=train_at is not None)
                 if train_at is not None and self._dropout > 0:
                     seed_unit(self._seed, *train_at, block_unit(index))
-                hidden_BTD = skeleton.family.block(block, hidden_BTD, context)  # noqa: N806
+                hidden_BTD = skeleton.family.block(block, hidden_BTD, context)
         return hidden_BTD
 
 

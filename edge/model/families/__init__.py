@@ -45,17 +45,17 @@ class FamilyForward(Protocol):
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Hidden state (B, T, D) that enters block 0."""
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:  # noqa: N803
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:
         """What every block needs besides the hidden state, rebuilt from the 2-D mask on each node.
 
         It is built once per micro-batch and node and given to every block there. The blocks may change tensors
         of another batch size than B in place, so every tensor in it needs B rows.
         """
 
-    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one block."""
 
-    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """What the prediction head is called with: the last hidden state and keyword arguments."""
 
 

@@ -18,7 +18,7 @@ class ElectraFamily(BertFamily):
         hidden = super().embed(base, batch)
         return base.embeddings_project(hidden) if hasattr(base, "embeddings_project") else hidden
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:  # noqa: N803
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:
         """Always an additive mask."""
         return additive_mask(hidden_BTD, mask_BT)
 

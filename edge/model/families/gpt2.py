@@ -34,22 +34,22 @@ class Gpt2Family:
         hidden: torch.Tensor = base.drop(base.wte(batch.ids) + base.wpe(positions[None]))
         return hidden
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:  # noqa: N803
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:
         """The causal mask as the library makes it."""
         return causal_context(base.config, hidden_BTD, mask_BT, window=False)
 
-    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """One layer; of its tuple only the hidden state is kept."""
         hidden: torch.Tensor = block(hidden_BTD, None, context.row_positions, context.mask, None, None)[0]
         return hidden
 
-    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """The normalised hidden state, and that of each row's last token for classification."""
         last = base.ln_f(hidden_BTD)
         return last, {"cls_output": last_token(base.config, last, batch)}
 
 
-def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:  # noqa: N803
+def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:
     """Mask and positions as the library's ``forward`` makes them.
 
     Args:
@@ -61,8 +61,8 @@ def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor,
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
     rows, tokens, _ = hidden_BTD.shape
-    positions_T = torch.arange(tokens, device=hidden_BTD.device)  # noqa: N806
-    positions_BT = positions_T.expand(rows, tokens)  # noqa: N806
+    positions_T = torch.arange(tokens, device=hidden_BTD.device)
+    positions_BT = positions_T.expand(rows, tokens)
     make = create_sliding_window_causal_mask if window else create_causal_mask
     mask = make(
         config=config,
@@ -75,7 +75,7 @@ def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor,
     return CausalContext(mask=mask, positions=positions_BT, row_positions=positions_T, rotary=None)
 
 
-def last_token(config: Any, hidden_BTD: torch.Tensor, batch: Batch) -> torch.Tensor:  # noqa: N803
+def last_token(config: Any, hidden_BTD: torch.Tensor, batch: Batch) -> torch.Tensor:
     """(B, D) of each row's last token, found as AdapterHub finds it: by the number of ids that are no padding."""
     rows = torch.arange(hidden_BTD.shape[0], device=hidden_BTD.device)
     if config.pad_token_id is None:

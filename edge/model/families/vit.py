@@ -21,15 +21,15 @@ class VitFamily:
         hidden: torch.Tensor = base.embeddings(batch.pixels.to(table.dtype))
         return hidden
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> None:  # noqa: N803
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> None:
         """Nothing."""
 
-    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """One layer."""
         hidden: torch.Tensor = block(hidden_BTD, None)
         return hidden
 
-    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """The normalised hidden state."""
         return base.layernorm(hidden_BTD), {}
 

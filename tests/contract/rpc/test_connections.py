@@ -24,9 +24,7 @@ class FailingAgent(control_pb2_grpc.AgentServicer):
         self._error = error
         self.release = threading.Event()
 
-    def Release(  # noqa: N802 - gRPC's name
-        self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext
-    ) -> control_pb2.Empty:
+    def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Fail, or wait."""
         if self._error is not None:
             abort(context, self._error)

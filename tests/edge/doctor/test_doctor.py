@@ -206,7 +206,7 @@ def test_doctor_names_what_is_wrong_with_a_model_folder(tmp_path: Path) -> None:
 class OneAnswer(control_pb2_grpc.CoordinatorServicer):
     """A coordinator that only says what it is."""
 
-    def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:  # noqa: N802
+    def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:
         """Another version, with a clock that stands."""
         return control_pb2.StatusReply(version="99.1.0", now_unix_s=1e9)
 

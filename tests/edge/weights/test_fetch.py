@@ -141,13 +141,13 @@ class Liar(weights_pb2_grpc.WeightsServicer):
         self.asked = 0
         self.ended = threading.Event()
 
-    def Manifest(  # noqa: N802
+    def Manifest(
         self, request: weights_pb2.ManifestRequest, context: grpc.ServicerContext
     ) -> weights_pb2.ManifestReply:
         """The truth."""
         return manifest_to_proto(self._manifest)
 
-    def Fetch(  # noqa: N802
+    def Fetch(
         self, request: weights_pb2.FetchRequest, context: grpc.ServicerContext
     ) -> Iterator[weights_pb2.FetchChunk]:
         """Whatever the test wants; None hangs."""
