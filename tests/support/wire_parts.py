@@ -200,7 +200,7 @@ class WireProxy:
         self._upward_bytes = bytearray()
         self._lock = threading.Lock()
         self._is_over = self._is_frozen = False
-        self._thread = threading.Thread(target=self._copy, name="tap")
+        self._thread = threading.Thread(target=self._copy, name="wire_proxy")
         self._thread.start()
 
     @property
@@ -265,7 +265,7 @@ class WireProxy:
 
 
 @contextlib.contextmanager
-def tap(target: str) -> Iterator[WireProxy]:
+def wire_proxy(target: str) -> Iterator[WireProxy]:
     """A tapping proxy in front of ``target``, ended at the end."""
     made = WireProxy(target)
     try:

@@ -99,7 +99,7 @@ class _Stage:
     above: Above
 
 
-class _Over(Exception):  # no error: the budget is used up
+class _Over(Exception):
     """The budget is used up."""
 
 

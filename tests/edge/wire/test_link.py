@@ -35,7 +35,7 @@ from tests.support.wire_parts import (
     plan,
     receiver,
     sender,
-    tap,
+    wire_proxy,
 )
 
 
@@ -209,7 +209,7 @@ def test_link_can_be_opened_again_after_close() -> None:
 
 def test_link_that_breaks_is_told_at_both_ends() -> None:
     """When the connection dies, sender and receiver each learn it once, and sending fails."""
-    with receiver(expectation()) as node, tap(node.address) as proxy, sender(proxy.address) as out:
+    with receiver(expectation()) as node, wire_proxy(node.address) as proxy, sender(proxy.address) as out:
         proxy.cut()
         target, reason = out.broken.get(timeout=WAIT_S)
         assert target == "b"
@@ -256,7 +256,7 @@ def test_link_sink_hears_nothing_after_forget() -> None:
 def test_link_close_is_quick_with_a_frozen_peer() -> None:
     """Closing does not wait for a peer that does not move, whatever is queued: it ends while the peer is frozen."""
     big = plan(hidden_size=4096, max_length=512)
-    with receiver(expectation(big)) as node, tap(node.address) as proxy:
+    with receiver(expectation(big)) as node, wire_proxy(node.address) as proxy:
         out = LinkSender(proxy.address, hello(big))
         out.link.open(WAIT_S)
         proxy.freeze()
@@ -273,7 +273,7 @@ def test_link_slow_receiver_holds_the_sender_back() -> None:
     release = threading.Event()
     with (
         receiver(expectation(big), hook=lambda: release.wait(WAIT_S)) as node,
-        tap(node.address) as proxy,
+        wire_proxy(node.address) as proxy,
         sender(proxy.address, hello(big)) as out,
     ):
         tensor, mask = hidden(2, 1024, 1024)
@@ -289,7 +289,7 @@ def test_link_slow_receiver_holds_the_sender_back() -> None:
 def test_link_traffic_can_be_tapped() -> None:
     """The bytes on the socket are the tensor's own: neither compressed nor doubled."""
     tensor, mask = hidden()
-    with receiver(expectation()) as node, tap(node.address) as proxy, sender(proxy.address) as out:
+    with receiver(expectation()) as node, wire_proxy(node.address) as proxy, sender(proxy.address) as out:
         out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor, mask)
         node.sink.next()
         payload = tensor.numpy().tobytes() + mask.to(torch.uint8).numpy().tobytes()
