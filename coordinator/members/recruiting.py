@@ -21,7 +21,7 @@ class Members(Protocol):
         """Seconds since the last sign of life of a node's process; infinite if it has left."""
 
 
-def choose(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:
+def choose_members(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:
     """All that are there (``wanted`` 0), or so many, those with data first; None if there are too few."""
     if not living or len(living) < wanted:
         return None

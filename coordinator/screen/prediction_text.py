@@ -116,7 +116,7 @@ def check_out(folder: Path) -> None:
         raise UsageError(f"--out {folder} holds the trace of a real run; choose another")
 
 
-def write_files(folder: Path, plan: Plan, found: Prediction, value: dict[str, Any]) -> None:
+def write_prediction(folder: Path, plan: Plan, found: Prediction, value: dict[str, Any]) -> None:
     """Write ``prediction.json``, and ``trace.json`` in the form of a real run's.
 
     Raises:

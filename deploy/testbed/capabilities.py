@@ -179,7 +179,7 @@ def _last_words(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1].removeprefix("Error: ").rstrip(".")
 
 
-def describe(capabilities: Capabilities, *, write: Callable[[str], object]) -> bool:
+def describe_capabilities(capabilities: Capabilities, *, write: Callable[[str], object]) -> bool:
     """A line for each capability.
 
     Returns:

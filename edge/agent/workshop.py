@@ -16,7 +16,7 @@ from edge.agent.active_run import ActiveRun
 from edge.agent_options import AgentOptions
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import NO_TOKENS, OwnerDataset
-from edge.machine.hardware import cpu_cores, describe
+from edge.machine.hardware import cpu_cores, describe_hardware
 from edge.machine.libraries import load_libraries, touch_kernels
 from edge.machine.memory_budget import give_memory_back
 from edge.machine.threads import available_cores
@@ -68,7 +68,7 @@ def inspect(
     facts = model_facts(folder, job)
     dataset = load_data(options, job, folder)
     tokens = dataset.mean_tokens(job.train.batch_size, job.train.seed, options.name) if dataset else NO_TOKENS
-    hardware = describe(threads=threads, accelerator=torch.cuda.get_device_name() if device == "cuda" else "")
+    hardware = describe_hardware(threads=threads, accelerator=torch.cuda.get_device_name() if device == "cuda" else "")
     found = _NOT_MEASURED
     if timing is not None:
         state = None if options.is_guest else options.state

@@ -62,7 +62,7 @@ def cpu_model(*, proc: Path = PROC) -> str:
     return next((found[key] for key in _MODEL_KEYS if found.get(key)), platform.machine() or "unknown processor")
 
 
-def describe(*, threads: int, accelerator: str = "", proc: Path = PROC, cgroup: Path = CGROUP) -> str:
+def describe_hardware(*, threads: int, accelerator: str = "", proc: Path = PROC, cgroup: Path = CGROUP) -> str:
     """Processor, cores, quota and threads as one line: where it is equal, timings are comparable.
 
     Args:

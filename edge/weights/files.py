@@ -25,7 +25,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 PARTIAL = ".part"
 
 
-def tensor_header(entry: TensorEntry) -> bytes:
+def file_header(entry: TensorEntry) -> bytes:
     """The first bytes of a tensor's own file."""
     return header_bytes({entry.name: (entry.dtype, entry.shape)})
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from edge.weights.files import PARTIAL, CheckedFile, tensor_header, write_whole, writing
+from edge.weights.files import PARTIAL, CheckedFile, file_header, write_whole, writing
 from ringtune.errors import CapacityError, DeadlineError, IntegrityError, InterruptedRunError
 from ringtune.files.safetensors_header import header_bytes
 from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE, sample_start
@@ -97,7 +97,7 @@ class ModelCache:
     def tensor(self, entry: TensorEntry) -> CheckedFile:
         """A tensor's own file."""
         path = self._inside(self.weights / _file_name(entry))
-        what, header = f"tensor {entry.name!r}", tensor_header(entry)
+        what, header = f"tensor {entry.name!r}", file_header(entry)
         return CheckedFile(path, what=what, sha256=entry.sha256, nbytes=entry.nbytes, header=header)
 
     def require_room(self, wanted: Sequence[CheckedFile]) -> None:

@@ -314,7 +314,7 @@ class Assembler:
         filled_bytes = self._filled_bytes
         self._abandon()
         return FrameError(
-            f"{describe(header)} ended after {filled_bytes} of {header.payload_bytes} bytes; it is dropped"
+            f"{in_words(header)} ended after {filled_bytes} of {header.payload_bytes} bytes; it is dropped"
         )
 
     def _fill(self, chunk: memoryview) -> Received | None:
@@ -325,14 +325,14 @@ class Assembler:
             raise FrameError(f"a chunk of {chunk.nbytes} bytes came without a header; it is dropped")
         end = self._filled_bytes + chunk.nbytes
         if end > header.payload_bytes:
-            raise FrameError(f"{describe(header)} has more than its {header.payload_bytes} bytes; it is dropped")
+            raise FrameError(f"{in_words(header)} has more than its {header.payload_bytes} bytes; it is dropped")
         self._payload[self._filled_bytes : end] = chunk
         self._filled_bytes = end
         return self._complete(header, self._payload) if end == header.payload_bytes else None
 
     def _complete(self, header: ring_pb2.FrameHeader, payload: memoryview) -> Received:
         if header.crc32 and zlib.crc32(payload) != header.crc32:
-            raise IntegrityError(f"{describe(header)} arrived damaged (its checksum differs); it is dropped")
+            raise IntegrityError(f"{in_words(header)} arrived damaged (its checksum differs); it is dropped")
         self._reset()
         return Received(header, payload)
 
@@ -349,7 +349,7 @@ class Assembler:
         self._payload = _NOTHING
 
 
-def describe(header: ring_pb2.FrameHeader) -> str:
+def in_words(header: ring_pb2.FrameHeader) -> str:
     """A payload in words, for messages."""
     kind = NAMES.get(header.kind, "")
     if kind == Payload.HEAD:

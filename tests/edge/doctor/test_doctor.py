@@ -22,8 +22,8 @@ from edge.doctor.check import Check, Level, all_lines, failed, passed, warned
 from edge.doctor.command import app
 from edge.doctor.machine import check_disk, check_memory, check_port, check_python, check_system
 from edge.doctor.model_folder import check_model
+from edge.doctor.package_versions import check_packages
 from edge.doctor.remote import Answer, check_coordinator, judge
-from edge.doctor.versions import check_packages
 from edge.machine.memory_budget import RUNTIME_BYTES
 from ringtune import __version__
 from ringtune.errors import UsageError

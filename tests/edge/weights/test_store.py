@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from edge.model.safetensors_files import SafetensorsFiles
-from edge.weights.files import CheckedFile, tensor_header, writing
+from edge.weights.files import CheckedFile, file_header, writing
 from edge.weights.store import ModelCache
 from ringtune.errors import CapacityError, DeadlineError, IntegrityError, InterruptedRunError, UsageError
 from ringtune.files.safetensors_header import read_safetensors_header
@@ -37,7 +37,7 @@ MANIFEST = ModelManifest(tensors=(ENTRY,), files=(CONFIG,))
 def tensor_file(folder: Path) -> CheckedFile:
     """The file of ``ENTRY``, taken up where it is."""
     file = CheckedFile(
-        folder / "x.safetensors", what="tensor x", sha256=ENTRY.sha256, nbytes=200, header=tensor_header(ENTRY)
+        folder / "x.safetensors", what="tensor x", sha256=ENTRY.sha256, nbytes=200, header=file_header(ENTRY)
     )
     file.resume()
     return file
@@ -70,7 +70,7 @@ def test_weights_file_with_another_digest_never_gets_its_name(tmp_path: Path) ->
         file.write(bytes(201), "a")
     (tmp_path / "x.safetensors.part").write_bytes(b"something else")
     assert tensor_file(tmp_path).offset == 0
-    (tmp_path / "x.safetensors.part").write_bytes(tensor_header(ENTRY) + bytes(201))
+    (tmp_path / "x.safetensors.part").write_bytes(file_header(ENTRY) + bytes(201))
     assert tensor_file(tmp_path).offset == 0
 
 

@@ -1,4 +1,4 @@
-"""Candidates: numbers of micro-batches and wire dtypes that the user lets the planner choose from."""
+"""Alternatives: numbers of micro-batches and wire dtypes that the user lets the planner choose from."""
 
 from __future__ import annotations
 
