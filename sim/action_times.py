@@ -21,7 +21,7 @@ class ActionKind:
 
     Attributes:
         node: whose.
-        op: their operation.
+        op: of all of them.
         seconds: of one, the profile's median; None until it is asked for.
         count: how many ended.
         busy_s: seconds of those.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringtune.costs.memory import MemoryEstimate, node_memory
-from ringtune.costs.profile import Profile, Shape
+from ringtune.costs.profile import Profile, TimedShape
 from ringtune.costs.seconds import check_profile
 from ringtune.errors import CapacityError, PlanError
 from ringtune.files.strict import nearest
@@ -11,7 +11,7 @@ from ringtune.quantities import format_bytes
 from ringtune.schedule.plan import Plan
 
 
-def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shape: Shape | None = None) -> None:
+def check_fits(plan: Plan, profile: Profile, *, optimizer: str, dtype: str, shape: TimedShape | None = None) -> None:
     """Refuse a plan that its profile can't time, or that does not fit in the memory of a node.
 
     Args:
@@ -56,7 +56,7 @@ def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -
     }
 
 
-def recorded_shape(profile: Profile, plan: Plan) -> Shape | None:
+def recorded_shape(profile: Profile, plan: Plan) -> TimedShape | None:
     """The shape that timings should have where no job says it; None if nothing was measured.
 
     Tokens and wire dtype are the plan's, all else is that of the first measured node; so are the tokens of images.
@@ -65,7 +65,7 @@ def recorded_shape(profile: Profile, plan: Plan) -> Shape | None:
     if not measured:
         return None
     first = measured[0].shape
-    return Shape(
+    return TimedShape(
         rows=first.rows,
         tokens=first.tokens if measured[0].model.fixed_tokens else plan.course.max_length,
         task=first.task,

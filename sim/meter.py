@@ -18,7 +18,7 @@ class NodeMeter:
     """Busy seconds and number of actions of one node.
 
     Attributes:
-        busy_s: by operation.
+        busy_s: by op.
         actions: how many ended.
     """
 

@@ -36,7 +36,7 @@ class NodePrediction:
         busy_s: computing.
         busy_share: of the wall time.
         idle_share: the rest.
-        busy_by_op_s: by the letter of the operation.
+        busy_by_op_s: by the letter of the op.
         peak_memory_bytes: the most that it held.
         budget_bytes: what it has.
         actions: compute actions.

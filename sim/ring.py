@@ -11,14 +11,16 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ringtune.engine import events as ev
+from ringtune.engine.handled import Handled
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spans import Span
 from ringtune.schedule.turns import StartPoint, Turn
 from sim.carrier import Carrier
 from sim.clock import VirtualClock
-from sim.ring_result import Handled, Message, Observer, RingResult, Span
+from sim.ring_result import Message, Observer, RingResult
 from sim.transport import Delays, Strain, Transport
 
 _NEW: Final = tuple.__new__  # makes an event in a third of the time; every action and message has one

@@ -5,18 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from ringtune.engine import events as ev
+from ringtune.engine.handled import Handled
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.spans import Span
 from ringtune.schedule.turns import Turn
-
-
-class Span(NamedTuple):
-    """A compute action with its virtual time in seconds."""
-
-    action: Action
-    start_s: float
-    end_s: float
 
 
 class Message(NamedTuple):
@@ -32,14 +25,6 @@ class Message(NamedTuple):
     def payload(self) -> str:
         """What the message carries."""
         return self.key.payload
-
-
-class Handled(NamedTuple):
-    """One call of an engine: time, event, answer. Feeding the events again gives the same answers."""
-
-    now_s: float
-    event: ev.Event
-    commands: list[ev.Command]
 
 
 class Observer(Protocol):
@@ -70,7 +55,7 @@ class RingResult:
 
     Attributes:
         order: everything each node did, in order, as table actions.
-        spans: compute actions per node.
+        spans: compute actions per node, in virtual seconds.
         messages: tensors and heads between nodes.
         handled: the recording of every engine.
         logged: what the rounds logged, in order.

@@ -51,8 +51,8 @@ def plan(
     depend on the tokenizer (question answering, plain text) they are estimated, and the plan says so.
     """
     from coordinator.commands.overrides import parse_changes
+    from coordinator.planner.alternatives import microbatch_choices, wire_choices
     from coordinator.planner.make_plan import check_inputs, make_plan, plan_memory
-    from coordinator.planner.options import microbatch_choices, wire_choices
     from coordinator.screen.plan_text import plan_json, plan_text
     from ringtune.errors import UsageError
     from ringtune.jobs.job import load_job

@@ -32,7 +32,7 @@ def simulate(
     """
     import json as json_module
 
-    from coordinator.screen.prediction_text import check_out, prediction_json, prediction_lines, write_files
+    from coordinator.screen.prediction_text import check_out, prediction_json, prediction_lines, write_prediction
     from coordinator.what_if.prediction_inputs import plan_as_run, read_inputs, read_measured, read_recording
     from sim.limits import check_fits
     from sim.prediction import predict
@@ -57,7 +57,7 @@ def simulate(
     )
     value = prediction_json(given.plan, found, measured)
     if out is not None:
-        write_files(out, given.plan, found, value)
+        write_prediction(out, given.plan, found, value)
     if json:
         typer.echo(json_module.dumps({"event": "prediction", **value}))
         return

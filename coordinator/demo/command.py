@@ -29,11 +29,11 @@ def demo(
 ) -> None:
     """Train MiniLM on film reviews, on four nodes of this machine."""
     from coordinator.commands.train import train
-    from coordinator.demo.fetch import default_cache
+    from coordinator.demo.fetch import demo_cache
     from coordinator.demo.workspace import prepare
 
     typer.echo("bringing model and sentences into the cache (only the first time: 97 MB) ...")
-    workspace = prepare(out, cache or default_cache())
+    workspace = prepare(out, cache or demo_cache())
     typer.echo(f"{workspace.num_train} sentences to train on, {workspace.num_held_out} held out; job: {workspace.job}")
     train(workspace.job, local=nodes, out=workspace.run, replace=True)
     report = json.loads((workspace.run / "report.json").read_text(encoding="utf-8"))

@@ -28,7 +28,7 @@ CHUNK_BYTES = 1 << 20
 Download = Callable[[Sequence[Package], Path], None]
 
 
-def default_cache() -> Path:
+def demo_cache() -> Path:
     """Return the folder for cached files, as the XDG base directory specification has it."""
     return user_cache_path("ringtune") / "demo"
 

@@ -24,7 +24,7 @@ class Facts(NamedTuple):
     shards: tuple[control_pb2.ShardState, ...] = ()
 
 
-class Hosted(NamedTuple):
+class NodePrepared(NamedTuple):
     """The answer of a node that is prepared: the bytes of weights that it holds."""
 
     node: str
@@ -38,7 +38,7 @@ class Files(NamedTuple):
     files: dict[str, bytes]
 
 
-Answer = Reported | Facts | Hosted | Files
+Answer = Reported | Facts | NodePrepared | Files
 
 
 def read_facts(facts: Facts) -> NodeFacts:

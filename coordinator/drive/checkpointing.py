@@ -13,7 +13,7 @@ from coordinator.planner.make_plan import Planned, keep_plan
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError, ModelError
 from ringtune.jobs.job import Job
-from ringtune.rounds.checkpoint import Manifest, Resume, Shard, job_digest
+from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard, job_digest
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
@@ -53,7 +53,7 @@ class Checkpointing:
         self._resume = resume
         self._run_id = resume.manifests[0].run_id if resume else run_id
         self._problems: dict[str, dict[int, str]] = {}
-        self._chosen: Manifest | None = None
+        self._chosen: CheckpointManifest | None = None
         self._model_digest = ""
         self._saved: dict[int, dict[str, Shard]] = {}
         self._noted: list[int] = []
@@ -127,7 +127,9 @@ class Checkpointing:
             shard = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes)
             self._saved.setdefault(entry.step, {})[node] = shard
 
-    def manifest(self, plan: Plan, step: int, holder: str, unfreezing: Unfreezing = NOTHING_KNOWN) -> Manifest:
+    def manifest(
+        self, plan: Plan, step: int, holder: str, unfreezing: Unfreezing = NOTHING_KNOWN
+    ) -> CheckpointManifest:
         """Make the manifest of a checkpoint that every node has saved.
 
         ``unfreezing`` is what is known of the losses at that step.
@@ -141,7 +143,7 @@ class Checkpointing:
             raise IntegrityError(
                 f"node {', '.join(missing)} did not say what it saved at step {step}; use one version on all machines"
             )
-        return Manifest(
+        return CheckpointManifest(
             run_id=self._run_id,
             plan_digest=plan.digest,
             job_digest=job_digest(self._job),

@@ -23,7 +23,7 @@ from coordinator.drive.agent_calls import AgentCalls
 from coordinator.drive.outbox import Outbox
 from coordinator.drive.requests import Evaluation, invited
 from coordinator.drive.status_board import StatusBoard
-from coordinator.members.recruiting import Members, choose, choose_named, lost_message, not_there, too_few
+from coordinator.members.recruiting import Members, choose_members, choose_named, lost_message, not_there, too_few
 from coordinator.members.registry import Member
 from coordinator.records.events import EventSink
 from ringtune.errors import FrameError, InterruptedRunError, RingTuneError, error_from_name
@@ -189,7 +189,7 @@ class Driver:
         deadline_s = self._started_s + join_s
         while True:
             living = invited(self._members.living(), evaluation)
-            chosen = choose_named(living, named) if named else choose(living, wanted)
+            chosen = choose_named(living, named) if named else choose_members(living, wanted)
             if chosen is not None:
                 return chosen
             if named and time.monotonic() >= deadline_s:

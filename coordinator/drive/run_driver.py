@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
-from coordinator.drive.answers import Answer, Facts, Files, Hosted, Reported, read_facts
+from coordinator.drive.answers import Answer, Facts, Files, NodePrepared, Reported, read_facts
 from coordinator.drive.checkpointing import Checkpointing, Noted
 from coordinator.drive.driver import Driver
 from coordinator.drive.planning import plan_run
@@ -127,7 +127,7 @@ class RunDriver(Driver):
             case Facts(node, _, shards):
                 self._checkpoints.note_states(node, shards)
                 self._feed(rounds.Inspected(node, read_facts(entry)))
-            case Hosted(node, hosted_bytes):
+            case NodePrepared(node, hosted_bytes):
                 if self._books is not None:
                     self._books.ledger.nodes[node].hosted_bytes = hosted_bytes
                 self._feed(rounds.Prepared(node))
@@ -234,7 +234,7 @@ class RunDriver(Driver):
         return lambda reply: self._queue.put(Facts(node, reply.facts_json, tuple(reply.shards)))
 
     def _put_hosted(self, node: str) -> Callable[[int], None]:
-        return lambda hosted_bytes: self._queue.put(Hosted(node, hosted_bytes))
+        return lambda hosted_bytes: self._queue.put(NodePrepared(node, hosted_bytes))
 
     def _put_files(self, node: str) -> Callable[[dict[str, bytes]], None]:
         return lambda files: self._queue.put(Files(node, files))

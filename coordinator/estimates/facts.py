@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from coordinator.estimates.row_counts import RowCounts, count_rows
-from coordinator.submit.local import LocalSetup, node_name
+from coordinator.submit.local_nodes import LocalSetup, node_name
 from ringtune.costs.memory import estimate_activation_token_bytes
 from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import NodeFacts

@@ -21,7 +21,7 @@ class Members(Protocol):
         """Seconds since the last sign of life of a node's process; infinite if it has left."""
 
 
-def choose(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:
+def choose_members(living: Sequence[Member], wanted: int) -> tuple[Member, ...] | None:
     """Choose ``wanted`` members, those with data first, or all with ``wanted`` 0; None if there are too few.
 
     Example: of a, b and c, where only c has data, two wanted members are c and a.

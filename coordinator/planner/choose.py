@@ -18,7 +18,7 @@ from coordinator.planner.predict.judge import simulated_job_s
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs, with_fewer_depths, with_mean_owner
 from coordinator.planner.predict.step_time import Ring, job_s
 from coordinator.planner.search.exact import search_exact
-from coordinator.planner.search.local import Budget, search_local
+from coordinator.planner.search.local_search import Budget, search_local
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
@@ -101,7 +101,7 @@ class _Searched:
     lower_s: float = 0.0
 
 
-def choose(
+def choose_plan(
     drafts: Sequence[Draft],
     profile: Profile,
     *,

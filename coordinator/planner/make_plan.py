@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.planner.choose import Choice, Effort, choose, plan_of
+from coordinator.planner.choose import Choice, Effort, choose_plan, plan_of
 from coordinator.planner.draft import Draft
 from coordinator.planner.even import as_alike
 from coordinator.planner.initiators import initiator_order
@@ -102,7 +102,7 @@ def make_plan(
     ]
     if effort is None:
         effort = Effort() if links and not evaluation_only else Effort(judged_actions=0)
-    choice = choose(
+    choice = choose_plan(
         drafts,
         profile,
         optimizer=job.train.optimizer,

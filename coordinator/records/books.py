@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from coordinator.records.events import EventSink
 from coordinator.records.file_events import GrowingFile
 from coordinator.records.report import RunLedger
-from coordinator.records.trace_file import Span, TraceText
+from coordinator.records.trace_file import TraceText
 from ringtune.costs.profile import Profile
 from ringtune.costs.recorded_times import RecordedProfile
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
 from ringtune.rounds import rounds
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spans import Span
 from ringtune.schedule.table import parse_action
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.records.trace_file import Span
 from ringtune import __version__
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Train
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spans import Span
 from ringtune.schedule.turns import StepKind, Turn
 
 REPORT_SCHEMA = 1
@@ -91,7 +91,7 @@ class _Step:
 
 
 @dataclass(slots=True)
-class _Traffic:
+class _LinkBytes:
     """Bytes of one item by link, all of them and those of gradients."""
 
     all: dict[str, int] = field(default_factory=lambda: defaultdict(int))
@@ -112,7 +112,7 @@ class RunLedger:
         self._last_end_unix_s = 0.0
         self._steps: dict[int, _Step] = {}
         self._unfrozen: list[dict[str, Any]] = []
-        self._traffic: dict[int, _Traffic] = defaultdict(_Traffic)
+        self._traffic: dict[int, _LinkBytes] = defaultdict(_LinkBytes)
         self._links: dict[str, int] = defaultdict(int)
         self._evaluations: list[dict[str, Any]] = []
         self._losses: list[float] = []
@@ -213,7 +213,7 @@ class RunLedger:
         self._unfrozen = self._unfrozen[len(lines) :]
         self._next_seq = turn.end_seq
         for seq in range(turn.first_seq, turn.end_seq):
-            traffic = self._traffic.pop(seq, _Traffic())
+            traffic = self._traffic.pop(seq, _LinkBytes())
             step = self._steps.pop(seq, None)
             if step is None:
                 continue

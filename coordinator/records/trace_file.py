@@ -11,25 +11,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
-from ringtune.schedule.actions import Action, Scope
+from ringtune.schedule.spans import Span
 from ringtune.schedule.table import action_title, format_action
 
 _COMPUTE_THREAD, _WIRE_THREAD = 1, 2
-
-
-class Span(NamedTuple):
-    """One action of a node; times in unix seconds."""
-
-    action: Action
-    start_s: float
-    end_s: float
-
-    @property
-    def is_compute(self) -> bool:
-        """Whether the action is of computing, not a message."""
-        return self.action.op.scope is not Scope.MESSAGE
 
 
 class TraceText:
@@ -58,7 +45,7 @@ class TraceText:
         return json.dumps(head)[:-1] + ', "traceEvents": [\n' + ",\n".join(json.dumps(event) for event in events)
 
     def spans(self, node: str, spans: Iterable[Span]) -> str:
-        """Write the piece for some spans of one node."""
+        """Write the piece for some spans of one node, in unix seconds."""
         return "".join(",\n" + json.dumps(self._event(self._pids[node], span)) for span in spans)
 
     def end(self) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from ringtune.errors import IntegrityError, JobError, UsageError
 from ringtune.files.durable import remove_partial_files, storage_errors, write_durably
 from ringtune.jobs.job import Job, parse_job
-from ringtune.rounds.checkpoint import KEPT, Manifest, Resume, changed_keys
+from ringtune.rounds.checkpoint import KEPT, CheckpointManifest, Resume, changed_keys
 from ringtune.schedule.plan import Plan
 
 FOLDER = "checkpoints"
@@ -50,7 +50,7 @@ class RunCheckpoints:
         found = (_NAME.fullmatch(entry.name) for entry in self._folder.iterdir())
         return tuple(sorted((int(match[1]) for match in found if match), reverse=True))
 
-    def add(self, manifest: Manifest) -> None:
+    def add(self, manifest: CheckpointManifest) -> None:
         """Write a manifest to disk, which makes the checkpoint complete; then drop all but the ``KEPT`` newest.
 
         Raises:
@@ -60,12 +60,12 @@ class RunCheckpoints:
         for old in self.steps()[KEPT:]:
             self.path(old).unlink(missing_ok=True)
 
-    def read(self) -> tuple[tuple[Manifest, ...], tuple[str, ...]]:
+    def read(self) -> tuple[tuple[CheckpointManifest, ...], tuple[str, ...]]:
         """Read the manifests, newest first; return also what is wrong with those that can't be used."""
         found, damaged = [], []
         for step in self.steps():
             try:
-                manifest = Manifest.parse(self.path(step).read_text(encoding="utf-8", errors="replace"))
+                manifest = CheckpointManifest.parse(self.path(step).read_text(encoding="utf-8", errors="replace"))
                 if manifest.step != step:
                     raise IntegrityError(f"it is of step {manifest.step}")
                 found.append(manifest)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from coordinator.records.events import read_object
 from coordinator.run_folder.folder import RunFolder
-from ringtune.rounds.checkpoint import Manifest
+from ringtune.rounds.checkpoint import CheckpointManifest
 from ringtune.v1 import control_pb2
 
 
@@ -49,6 +49,6 @@ class EventFiles:
             case "resumed_json":
                 folder.go_back_to(int(read_object(event.resumed_json, "where the run goes on")["step"]))
             case "checkpoint_json":
-                manifest = Manifest.parse(event.checkpoint_json)
+                manifest = CheckpointManifest.parse(event.checkpoint_json)
                 folder.add_checkpoint(manifest)
                 self._on_saved(self._run_id, manifest.step)

@@ -26,7 +26,7 @@ from coordinator.run_folder.parts import RunParts
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.chunks import FileJoiner
 from ringtune.files.durable import storage_errors, write_durably
-from ringtune.rounds.checkpoint import Manifest
+from ringtune.rounds.checkpoint import CheckpointManifest
 from ringtune.v1 import control_pb2
 
 _OWN_FILES = ("job.toml", "plan.json", "profile.json", "metrics.jsonl", "report.json", "trace.json")
@@ -118,7 +118,7 @@ class RunFolder:
         with storage_errors(target), target.open("a", encoding="utf-8") as file:
             file.write(line.rstrip("\n") + "\n")
 
-    def add_checkpoint(self, manifest: Manifest) -> None:
+    def add_checkpoint(self, manifest: CheckpointManifest) -> None:
         """Make a checkpoint complete: its manifest is written after the metrics up to its step are on disk.
 
         Raises:

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from coordinator.records.trace_file import Span, TraceText
+from coordinator.records.trace_file import TraceText
 from coordinator.screen.text_table import table_lines
-from coordinator.what_if.prediction_inputs import Measured, measured_json
+from coordinator.what_if.prediction_inputs import MeasuredRun, measured_json
 from ringtune.errors import UsageError
 from ringtune.files.durable import write_durably
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spans import Span
 from sim.prediction import Prediction
 
 PREDICTION_FILE, TRACE_FILE = "prediction.json", "trace.json"
@@ -23,7 +24,7 @@ def share_text(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.1f} %"
 
 
-def prediction_lines(plan: Plan, found: Prediction, measured: Measured | None = None) -> list[str]:
+def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None = None) -> list[str]:
     """Write a prediction as lines for people: the whole run, then tables of nodes, links and depths.
 
     Args:
@@ -49,7 +50,7 @@ def prediction_lines(plan: Plan, found: Prediction, measured: Measured | None = 
     return [*lines, "", *_nodes(found, measured), *_links(found, measured), *_depths(found)]
 
 
-def _nodes(found: Prediction, measured: Measured | None) -> list[str]:
+def _nodes(found: Prediction, measured: MeasuredRun | None) -> list[str]:
     titles = ["node", "blocks", "busy", "idle", "peak memory", "budget", "used"]
     rows = [
         [
@@ -70,7 +71,7 @@ def _nodes(found: Prediction, measured: Measured | None) -> list[str]:
     return table_lines(titles, rows, left=2)
 
 
-def _links(found: Prediction, measured: Measured | None) -> list[str]:
+def _links(found: Prediction, measured: MeasuredRun | None) -> list[str]:
     if not found.links:
         return []
     titles = ["link", "sent", "busy"]
@@ -95,7 +96,7 @@ def _depths(found: Prediction) -> list[str]:
     return ["", *table_lines(["trained blocks", "steps", "per step", "in total"], rows)]
 
 
-def prediction_json(plan: Plan, found: Prediction, measured: Measured | None = None) -> dict[str, Any]:
+def prediction_json(plan: Plan, found: Prediction, measured: MeasuredRun | None = None) -> dict[str, Any]:
     """Return a prediction as a JSON object, with ``measured`` if there is a real run."""
     value: dict[str, Any] = {"plan_digest": plan.digest, "method": plan.course.method.name, **found.to_json()}
     if measured is not None:
@@ -115,7 +116,7 @@ def check_out(folder: Path) -> None:
         raise UsageError(f"--out {folder} holds the trace of a real run; choose another")
 
 
-def write_files(folder: Path, plan: Plan, found: Prediction, value: dict[str, Any]) -> None:
+def write_prediction(folder: Path, plan: Plan, found: Prediction, value: dict[str, Any]) -> None:
     """Write ``prediction.json``, and ``trace.json`` in the form of a real run's.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 
 from coordinator.screen.prediction_text import share_text
 from coordinator.screen.text_table import table_lines
-from coordinator.what_if.what_if import CellResult, Outcome
+from coordinator.what_if.what_if import CellResult, PredictedPlan
 from ringtune.quantities import format_bytes, format_seconds
 from sim.prediction import NodePrediction
 from sim.sweep import Axis
@@ -24,7 +24,7 @@ def ratio(after_s: float | None, before_s: float) -> float | None:
     return after_s / before_s if after_s is not None and before_s else None
 
 
-def comparison_lines(before: Outcome, after: Outcome) -> list[str]:
+def comparison_lines(before: PredictedPlan, after: PredictedPlan) -> list[str]:
     """Write before, after and their ratio as lines for people, then every node's idle share and memory."""
     one, other = before.prediction, after.prediction
     steps = [found.train_s / found.num_steps if found.num_steps else 0.0 for found in (one, other)]
@@ -44,11 +44,11 @@ def _times(after: float, before: float) -> str:
     return f"{after / before:.3f}" if before else _NONE
 
 
-def _per_second(before: Outcome, after: Outcome) -> str:
+def _per_second(before: PredictedPlan, after: PredictedPlan) -> str:
     return _times(after.rows_per_s, before.rows_per_s)
 
 
-def _nodes(before: Outcome, after: Outcome) -> list[str]:
+def _nodes(before: PredictedPlan, after: PredictedPlan) -> list[str]:
     old = {node.node: node for node in before.prediction.nodes}
     new = {node.node: node for node in after.prediction.nodes}
     titles = ["node", "blocks", "after", "idle", "after", "peak memory", "after", "budget"]
@@ -74,13 +74,13 @@ def _blocks(node: NodePrediction | None) -> str:
     return f"[{node.start}, {node.stop})" if node.stop > node.start else "none"
 
 
-def comparison_json(before: Outcome, after: Outcome) -> dict[str, Any]:
+def comparison_json(before: PredictedPlan, after: PredictedPlan) -> dict[str, Any]:
     """Return before, after and the ratio of their wall times as a JSON object."""
     wall_s = (after.prediction.wall_s, before.prediction.wall_s)
     return {"before": before.to_json(), "after": after.to_json(), "ratio": ratio(*wall_s)}
 
 
-def sweep_lines(axes: Sequence[Axis], before: Outcome, cells: Sequence[CellResult]) -> list[str]:
+def sweep_lines(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[CellResult]) -> list[str]:
     """Write the time before, then a table with a line for each cell."""
     titles = [*(axis.key for axis in axes), "wall time", "ratio", "rows/s", "idle", "fullest", ""]
     rows = []
@@ -106,7 +106,7 @@ def _short(error: str) -> str:
     return error if len(error) <= 60 else f"{error[:57]}..."
 
 
-def sweep_rows(axes: Sequence[Axis], before: Outcome, cells: Sequence[CellResult]) -> list[dict[str, Any]]:
+def sweep_rows(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[CellResult]) -> list[dict[str, Any]]:
     """Return a JSON object for each cell: the values of the axes, then its results."""
     found = []
     for cell in cells:

@@ -33,34 +33,34 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
-    def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:  # noqa: N802
+    def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:
         """Add the calling node to the members."""
         answer(context, lambda: self._coordinator.join(member_of(request)))
         return control_pb2.JoinReply(lease_s=self._coordinator.lease_s, coordinator_version=__version__)
 
-    def Heartbeat(  # noqa: N802
+    def Heartbeat(
         self, request: control_pb2.HeartbeatRequest, context: grpc.ServicerContext
     ) -> control_pb2.HeartbeatReply:
         """Renew the lease of the calling node."""
         beat = answer(context, lambda: self._coordinator.heartbeat(request.node, request.instance, request.rss_bytes))
         return control_pb2.HeartbeatReply(known=beat[0], run_id=beat[1])
 
-    def Leave(self, request: control_pb2.LeaveRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+    def Leave(self, request: control_pb2.LeaveRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Remove the calling node from the members."""
         answer(context, lambda: self._coordinator.leave(request.node, request.instance))
         return control_pb2.Empty()
 
-    def Report(self, request: control_pb2.ReportRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+    def Report(self, request: control_pb2.ReportRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Pass a node's report to its run."""
         answer(context, lambda: self._coordinator.report(request))
         return control_pb2.Empty()
 
-    def Nodes(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.NodesReply:  # noqa: N802
+    def Nodes(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.NodesReply:
         """List the members."""
         members = answer(context, self._coordinator.members)
         return control_pb2.NodesReply(nodes=[entry_of(*member) for member in members])
 
-    def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:  # noqa: N802
+    def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:
         """Return where the run stands, and the members."""
         members = answer(context, self._coordinator.members)
         return control_pb2.StatusReply(
@@ -70,31 +70,29 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
             nodes=[entry_of(*member) for member in members],
         )
 
-    def Run(  # noqa: N802
-        self, request: control_pb2.RunRequest, context: grpc.ServicerContext
-    ) -> Iterator[control_pb2.RunEvent]:
+    def Run(self, request: control_pb2.RunRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
         """Start a run and follow it; the run stops if nobody follows it any more."""
         driver = answer(context, lambda: self._coordinator.run(_run_request(request)))
         yield from _follow(driver, context)
 
-    def Measure(  # noqa: N802
+    def Measure(
         self, request: control_pb2.MeasureRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.RunEvent]:
         """Start a measurement and follow it; the measurement stops if nobody follows it any more."""
         driver = answer(context, lambda: self._coordinator.measure(_measure_request(request)))
         yield from _follow(driver, context)
 
-    def Drain(self, request: control_pb2.DrainRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+    def Drain(self, request: control_pb2.DrainRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """End a run in order."""
         answer(context, lambda: self._coordinator.drain(request.run_id, request.reason))
         return control_pb2.Empty()
 
-    def Noted(self, request: control_pb2.CheckpointNoted, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+    def Noted(self, request: control_pb2.CheckpointNoted, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Hear that the submitter has the manifest of a checkpoint on disk."""
         answer(context, lambda: self._coordinator.noted(request.run_id, request.step))
         return control_pb2.Empty()
 
-    def Evaluate(  # noqa: N802
+    def Evaluate(
         self, request_iterator: Iterator[control_pb2.EvaluateInput], context: grpc.ServicerContext
     ) -> Iterator[control_pb2.RunEvent]:
         """Evaluate a saved adapter and follow the evaluation, which stops if nobody follows it any more."""

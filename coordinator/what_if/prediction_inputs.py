@@ -12,7 +12,7 @@ from typing import Any
 
 from coordinator.run_folder.saved_run import read_json
 from ringtune.costs.measuring import job_shape
-from ringtune.costs.profile import Profile, Shape
+from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.jobs.job import Job, load_job
 from ringtune.schedule.plan import Plan
@@ -41,13 +41,13 @@ class Inputs:
     profile: Profile
     run: Path | None
     job: Job | None
-    shape: Shape | None
+    shape: TimedShape | None
     optimizer: str
     dtype: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class MeasuredRun:
     """The times and bytes of a real run.
 
     Attributes:
@@ -168,7 +168,7 @@ def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
     return recording, recorded is None or recorded.digest == plan.digest
 
 
-def read_measured(inputs: Inputs) -> Measured | None:
+def read_measured(inputs: Inputs) -> MeasuredRun | None:
     """Read what the run in the folder took; None without a run, or if it did not end.
 
     Raises:
@@ -186,7 +186,7 @@ def read_measured(inputs: Inputs) -> Measured | None:
         raise PlanError(
             f"{trace} has {recording.num_steps} steps, the plan {inputs.plan.course.num_steps}: they are not of one run"
         )
-    return Measured(
+    return MeasuredRun(
         recording=recording,
         sent_bytes=_sent_bytes(report.get("links", {}), report_file),
         start=_resumed_at(inputs.plan, left_out) if left_out else None,
@@ -220,7 +220,7 @@ def _sent_bytes(links: object, path: Path) -> dict[tuple[str, str], int]:
     return found
 
 
-def plan_as_run(plan: Plan, measured: Measured | None) -> Plan:
+def plan_as_run(plan: Plan, measured: MeasuredRun | None) -> Plan:
     """Put the steps at which a measured run decided to unfreeze, if any, into the plan."""
     if measured is None or measured.unfreeze_at is None:
         return plan
@@ -228,7 +228,7 @@ def plan_as_run(plan: Plan, measured: Measured | None) -> Plan:
     return Plan(dataclasses.replace(plan.course, method=method), plan.placements)
 
 
-def measured_json(measured: Measured, wall_s: float) -> dict[str, Any]:
+def measured_json(measured: MeasuredRun, wall_s: float) -> dict[str, Any]:
     """List the measured wall time, busy seconds, steps and bytes, and the error of the predicted wall time.
 
     Example: predicted 110 s, measured 100 s is an ``error_share`` of 0.1.

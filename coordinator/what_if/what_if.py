@@ -12,7 +12,7 @@ from typing import Any
 from coordinator.planner.choose import Effort
 from coordinator.planner.make_plan import make_plan
 from ringtune.costs.memory import MemoryEstimate
-from ringtune.costs.profile import Profile, Shape
+from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import PlanError, RingTuneError
 from ringtune.jobs.job import Job
 from ringtune.schedule.plan import Plan
@@ -35,7 +35,7 @@ _JOB_KEYS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class PredictedPlan:
     """A plan with its prediction.
 
     Attributes:
@@ -121,19 +121,19 @@ class WhatIf:
     profile: Profile
     optimizer: str
     dtype: str
-    shape: Shape | None = None
+    shape: TimedShape | None = None
     changes: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
     add: tuple[tuple[str, str], ...] = ()
     job: Job | None = None
 
-    def before(self) -> Outcome:
+    def before(self) -> PredictedPlan:
         """Predict the plan without changes.
 
         Raises:
             RingTuneError: it can't be predicted, or does not fit.
         """
-        return self._outcome(self.plan, self.profile, self.shape)
+        return self._predicted(self.plan, self.profile, self.shape)
 
     def check(self, cells: Sequence[Sequence[str]]) -> None:
         """Refuse the cells of a sweep if one makes no sense, before any is computed.
@@ -152,7 +152,7 @@ class WhatIf:
                 else:
                     plan_value(key, value)
 
-    def after(self, more: Sequence[str] = ()) -> Outcome:
+    def after(self, more: Sequence[str] = ()) -> PredictedPlan:
         """Predict the plan with all changes, and those of ``more``.
 
         Raises:
@@ -166,7 +166,7 @@ class WhatIf:
                 profile, plan = drop_from_profile(profile, name), drop_from_plan(plan, name)
         else:
             profile, plan = self._planned(profile, self.job, changes)
-        return self._outcome(plan, profile, None)
+        return self._predicted(plan, profile, None)
 
     def __call__(self, more: Sequence[str]) -> CellResult:
         """Compute a cell of a sweep; the error of a plan that is not possible becomes part of the result."""
@@ -215,9 +215,9 @@ class WhatIf:
         plan = make_plan(job, profile.by_name, links=profile.links, effort=Effort(judged_actions=0)).plan
         return change_plan(profile, plan, of_plan)
 
-    def _outcome(self, plan: Plan, profile: Profile, shape: Shape | None) -> Outcome:
+    def _predicted(self, plan: Plan, profile: Profile, shape: TimedShape | None) -> PredictedPlan:
         check_fits(plan, profile, optimizer=self.optimizer, dtype=self.dtype, shape=shape)
         found = predict(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
         memory = memory_bounds(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
         left_out = tuple(node.node for node in profile.nodes if node.node not in plan.nodes)
-        return Outcome(plan=plan, prediction=found, memory=memory, left_out=left_out)
+        return PredictedPlan(plan=plan, prediction=found, memory=memory, left_out=left_out)

@@ -27,7 +27,7 @@ _TRIALS = {
 }
 
 
-class MissingCapability(Exception):  # noqa: N818 - not a failure: a script skips then
+class MissingCapability(Exception):  # not a failure: a script skips then
     """This machine can't be a testbed, or not the one that is asked for; says why."""
 
 
@@ -179,7 +179,7 @@ def _last_words(text: str) -> str:
     return (text.strip().splitlines() or [""])[-1].removeprefix("Error: ").rstrip(".")
 
 
-def describe(capabilities: Capabilities, *, write: Callable[[str], object]) -> bool:
+def describe_capabilities(capabilities: Capabilities, *, write: Callable[[str], object]) -> bool:
     """A line for each capability.
 
     Returns:

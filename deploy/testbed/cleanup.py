@@ -27,16 +27,16 @@ _CLEAN = "python -m deploy.testbed clean"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Owner:
+class MakerProcess:
     """The process that made a testbed; the time of its start tells it from a later one of the same number."""
 
     pid: int
     started_unix_s: float
 
     @staticmethod
-    def this() -> Owner:
+    def this() -> MakerProcess:
         """This process."""
-        return Owner(pid=os.getpid(), started_unix_s=psutil.Process().create_time())
+        return MakerProcess(pid=os.getpid(), started_unix_s=psutil.Process().create_time())
 
     @property
     def is_alive(self) -> bool:
@@ -53,7 +53,7 @@ class Owner:
 class Leftovers:
     """What a ledger lists."""
 
-    owner: Owner
+    maker: MakerProcess
     namespaces: tuple[str, ...]
     folders: tuple[Path, ...]
 
@@ -77,9 +77,9 @@ class Ledger:
             BusyError: there is a testbed of this name, or what is left of one.
             StorageError: it can't be written.
         """
-        owner = Owner.this()
-        line = json.dumps({"pid": owner.pid, "started_unix_s": owner.started_unix_s})
-        draft = self.path.with_suffix(f".{owner.pid}")
+        maker = MakerProcess.this()
+        line = json.dumps({"pid": maker.pid, "started_unix_s": maker.started_unix_s})
+        draft = self.path.with_suffix(f".{maker.pid}")
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             draft.write_text(line + "\n")
@@ -93,10 +93,10 @@ class Ledger:
             raise StorageError(f"can't write the ledger {self.path}: {error.strerror}") from error
 
     def _taken(self) -> str:
-        owner = self.read().owner
-        if owner.is_alive:
-            return f"testbed {self.name!r} is in use by process {owner.pid}; wait for it or set another testbed.name"
-        return f"testbed {self.name!r} of process {owner.pid}, which has ended, is still there; remove it: {_CLEAN}"
+        maker = self.read().maker
+        if maker.is_alive:
+            return f"testbed {self.name!r} is in use by process {maker.pid}; wait for it or set another testbed.name"
+        return f"testbed {self.name!r} of process {maker.pid}, which has ended, is still there; remove it: {_CLEAN}"
 
     def add_namespace(self, name: str) -> None:
         """Before it is created.
@@ -137,9 +137,9 @@ class Ledger:
         try:
             first, *lines = self.path.read_text().splitlines(keepends=True)
             entries = [json.loads(line) for line in lines if line.endswith("\n")]
-            owner = json.loads(first)
+            maker = json.loads(first)
             return Leftovers(
-                Owner(pid=int(owner["pid"]), started_unix_s=float(owner["started_unix_s"])),
+                MakerProcess(pid=int(maker["pid"]), started_unix_s=float(maker["started_unix_s"])),
                 tuple(str(entry["namespace"]) for entry in entries if "namespace" in entry),
                 tuple(Path(entry["folder"]) for entry in entries if "folder" in entry),
             )
@@ -191,9 +191,9 @@ def _ledgers(folder: Path) -> Iterable[Path]:
 
 def _clean_one(ledger: Ledger, *, force: bool) -> str:
     try:
-        owner = ledger.read().owner
-        if owner.is_alive and not force:
-            return f"{ledger.name}: in use by process {owner.pid}, left alone; --force removes it"
+        maker = ledger.read().maker
+        if maker.is_alive and not force:
+            return f"{ledger.name}: in use by process {maker.pid}, left alone; --force removes it"
         left = ledger.remove_all()
     except PermissionError as error:
         raise RingTuneError(f"can't clean testbed {ledger.name}: {error.strerror}; use sudo") from error

@@ -12,7 +12,7 @@ import typer
 
 from deploy.testbed.agents import AgentSetup
 from deploy.testbed.boards import load_layout
-from deploy.testbed.capabilities import SKIPPED_EXIT_CODE, MissingCapability, describe, find_capabilities
+from deploy.testbed.capabilities import SKIPPED_EXIT_CODE, MissingCapability, describe_capabilities, find_capabilities
 from deploy.testbed.cleanup import clean as clean_all
 from deploy.testbed.testbed import DAY_S, Testbed
 from deploy.testbed.verify import table
@@ -36,7 +36,7 @@ app = typer.Typer(
 @app.command()
 def check() -> None:
     """Show what this machine can do, a line each; exits with 77 if no testbed is possible."""
-    if not describe(find_capabilities(), write=typer.echo):
+    if not describe_capabilities(find_capabilities(), write=typer.echo):
         raise typer.Exit(SKIPPED_EXIT_CODE)
 
 

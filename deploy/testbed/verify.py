@@ -33,7 +33,7 @@ _LATE_S = 0.003
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class BoardCheck:
     """One board, wanted and measured; rates are payload of TCP.
 
     Attributes:
@@ -87,7 +87,7 @@ class Measured:
 
 def verify(
     bed: Testbed, *, duration_s: float = 4.0, note: Callable[[str], object] = lambda text: None
-) -> list[Measured]:
+) -> list[BoardCheck]:
     """Measure every board.
 
     Args:
@@ -119,7 +119,7 @@ def _burn(bed: Testbed, board: Board, duration_s: float) -> Running:
     return bed.start(f"burn-{board.name}", (*_PROBE, "burn", f"{duration_s}"), on=board.name)
 
 
-def _link(bed: Testbed, board: Board, duration_s: float, cpu_cores: float) -> Measured:
+def _link(bed: Testbed, board: Board, duration_s: float, cpu_cores: float) -> BoardCheck:
     boards = bed.layout.boards
     index = boards.index(board)
     here = address(bed.layout, board)
@@ -134,7 +134,7 @@ def _link(bed: Testbed, board: Board, duration_s: float, cpu_cores: float) -> Me
         down = _ask(bed, board, "send", here, f"{duration_s}", on="", duration_s=duration_s)
     finally:
         processes.stop(busy)
-    return Measured(
+    return BoardCheck(
         board=board.name,
         wanted_cores=board.cpu_cores,
         cpu_cores=cpu_cores,
@@ -174,7 +174,7 @@ def _result(running: Running, duration_s: float) -> dict[str, float]:
     return dict(json.loads(running.last_words()))
 
 
-def table(measured: Sequence[Measured]) -> list[str]:
+def table(measured: Sequence[BoardCheck]) -> list[str]:
     """Wanted and measured, a line for each board."""
     width = max(5, *(len(one.board) for one in measured))
     lines = [

@@ -38,7 +38,7 @@ class ActiveRun:
 
     run_id: str
     node: str
-    plan_epoch: int
+    epoch: int
     plan: Plan
     start: StartPoint | None = None
     is_collected: bool = False

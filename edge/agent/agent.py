@@ -24,7 +24,7 @@ from edge.agent.active_run import ActiveRun
 from edge.agent_options import AgentOptions
 from edge.machine import memory_budget
 from edge.machine.threads import ComputeThread
-from edge.measuring.wanted import Timing
+from edge.measuring.timing_request import TimingRequest
 from edge.run.loop import AgentRun, Link
 from edge.run.reporter import Reporter
 from edge.shards.saver import GoesOn, ShardAsked, check_shards, open_saver
@@ -47,11 +47,11 @@ _FLUSH_S = 5.0
 class Workshop(Protocol):
     """The part of an agent that needs torch; ``edge.agent.workshop``, loaded when first needed."""
 
-    def warm_up(self) -> None:
+    def preload(self) -> None:
         """Load the libraries that a run needs."""
 
     def inspect(
-        self, options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
+        self, options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int
     ) -> tuple[dict[str, Any], Any]:
         """Return the node's facts as JSON, and its dataset or None."""
 
@@ -106,13 +106,13 @@ class Agent:
         active = self._active
         return active.run_id if active else ""
 
-    def warm_up(self) -> None:
+    def preload(self) -> None:
         """Load torch in the background; an error shows up when a run needs it."""
-        self._compute.submit(lambda: self._workshop().warm_up())
+        self._compute.submit(lambda: self._workshop().preload())
 
     # ---- what the coordinator asks ----------------------------------------------------------------
 
-    def inspect(self, run_id: str, job_toml: str, timing: Timing | None, *, timeout_s: float) -> str:
+    def inspect(self, run_id: str, job_toml: str, timing: TimingRequest | None, *, timeout_s: float) -> str:
         """Count rows and labels, and time every kind of work; ``timing`` None = time nothing.
 
         Returns:
@@ -151,7 +151,7 @@ class Agent:
     def prepare(
         self,
         run_id: str,
-        plan_epoch: int,
+        epoch: int,
         *,
         plan_json: str,
         job_toml: str,
@@ -176,7 +176,7 @@ class Agent:
         plan = _plan(plan_json)
         job = self._job(run_id, job_toml)
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
-        active = ActiveRun(run_id, self._options.name, plan_epoch, plan, start)
+        active = ActiveRun(run_id, self._options.name, epoch, plan, start)
         with self._lock:
             self._active = active
         _LOG.info("run %s begins, blocks %s", run_id, _blocks(plan, self._options.name))
@@ -222,13 +222,13 @@ class Agent:
             what=f"node {name} to check its shards",
         )
 
-    def grant(self, run_id: str, plan_epoch: int, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
+    def grant(self, run_id: str, epoch: int, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
         """Work on these turns, and drop shards of steps before ``keep_from_step``.
 
         Raises:
             FrameError: this run or plan is not the one that is prepared here.
         """
-        run = self._of(run_id, plan_epoch)[1]
+        run = self._of(run_id, epoch)[1]
         if self._ring is not None:
             self._ring.granted(turns)
         run.grant(turns)
@@ -396,14 +396,14 @@ class Agent:
         if active is not None and active.run_id != run_id:
             self._end(active, "another run begins")
 
-    def _of(self, run_id: str, plan_epoch: int | None) -> tuple[ActiveRun, AgentRun]:
+    def _of(self, run_id: str, epoch: int | None) -> tuple[ActiveRun, AgentRun]:
         active = self._active
         if active is None or active.run is None or active.run_id != run_id:
             doing = f"run {active.run_id}" if active else "no run"
             raise FrameError(f"node {self._options.name} has {doing}, not run {run_id}; prepare it first")
-        if plan_epoch is not None and plan_epoch != active.plan_epoch:
+        if epoch is not None and epoch != active.epoch:
             raise FrameError(
-                f"node {self._options.name} has plan epoch {active.plan_epoch}, not {plan_epoch}; prepare it first"
+                f"node {self._options.name} has placement epoch {active.epoch}, not {epoch}; prepare it first"
             )
         return active, active.run
 

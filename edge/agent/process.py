@@ -97,7 +97,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending) -> int
     try:
         membership.join(timeout_s=options.join_s, give_up=ending.wanted)
         if not ending.wanted.is_set():
-            agent.warm_up()
+            agent.preload()
         while not ending.wanted.wait(_WAIT_S):
             pass
         _LOG.info("node %s ends: %s", options.name, ending.reason)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from edge.measuring.wanted import DEFAULT_BUDGET_S, Timing
+from edge.measuring.timing_request import DEFAULT_BUDGET_S, TimingRequest
 from edge.shards.saver import GoesOn, ShardAsked
 from edge.wire.probe import add_probe_sink
 from ringtune.files.chunks import cut_file
@@ -36,9 +36,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
 
-    def Inspect(  # noqa: N802
-        self, request: control_pb2.InspectRequest, context: grpc.ServicerContext
-    ) -> control_pb2.InspectReply:
+    def Inspect(self, request: control_pb2.InspectRequest, context: grpc.ServicerContext) -> control_pb2.InspectReply:
         """Return the node's facts for the planner, and the state of each shard that is asked about."""
         facts = answer(
             context,
@@ -58,7 +56,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         pairs = zip(asked, problems, strict=True)
         return [control_pb2.ShardState(step=shard.step, problem=problem) for shard, problem in pairs]
 
-    def MeasureLink(  # noqa: N802
+    def MeasureLink(
         self, request: control_pb2.MeasureLinkRequest, context: grpc.ServicerContext
     ) -> control_pb2.MeasureLinkReply:
         """Measure the link from this node to another one."""
@@ -70,9 +68,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         )
         return control_pb2.MeasureLinkReply(**found._asdict())  # fields have the same names
 
-    def Prepare(  # noqa: N802
-        self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext
-    ) -> control_pb2.PrepareReply:
+    def Prepare(self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext) -> control_pb2.PrepareReply:
         """Build the slice that a plan gives this node, and open its links."""
         hosted_bytes = answer(
             context,
@@ -88,7 +84,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         )
         return control_pb2.PrepareReply(hosted_bytes=hosted_bytes)
 
-    def Load(  # noqa: N802
+    def Load(
         self, request_iterator: Iterator[control_pb2.LoadChunk], context: grpc.ServicerContext
     ) -> control_pb2.Empty:
         """Replace the initial adapters by those of a saved adapter."""
@@ -100,7 +96,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         files = (chunk.file for chunk in itertools.chain([first], chunks))
         self._agent.load(first.run_id, files, timeout_s=timeout_s)
 
-    def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+    def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Let the node work on turns, and drop shards that are not needed any more."""
         answer(
             context,
@@ -113,7 +109,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         )
         return control_pb2.Empty()
 
-    def Collect(  # noqa: N802
+    def Collect(
         self, request: control_pb2.CollectRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.FileChunk]:
         """Stream the trained tensors and the node's totals as files."""
@@ -129,16 +125,16 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         for name, content in sorted(files.items()):
             yield from cut_file(name, io.BytesIO(content))
 
-    def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+    def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Stop and forget a run."""
         answer(context, lambda: self._agent.release(request.run_id, request.reason or "released"))
         return control_pb2.Empty()
 
 
-def _timing(request: control_pb2.InspectRequest) -> Timing | None:
+def _timing(request: control_pb2.InspectRequest) -> TimingRequest | None:
     if not request.measure:
         return None
-    return Timing(request.measure_s or DEFAULT_BUDGET_S, request.neighbours, request.fresh)
+    return TimingRequest(request.measure_s or DEFAULT_BUDGET_S, request.neighbours, request.fresh)
 
 
 def _goes_on(request: control_pb2.PrepareRequest) -> GoesOn | None:

@@ -16,37 +16,37 @@ from edge.agent.active_run import ActiveRun
 from edge.agent_options import AgentOptions
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import NO_TOKENS, OwnerDataset
-from edge.machine.hardware import cpu_cores, describe
+from edge.machine.hardware import cpu_cores, describe_hardware
 from edge.machine.libraries import load_libraries, touch_kernels
 from edge.machine.memory_budget import give_memory_back
 from edge.machine.threads import available_cores
 from edge.measuring.node import full_size_s, timings
-from edge.measuring.wanted import Timing
-from edge.measuring.works import Measured
+from edge.measuring.timing_request import TimingRequest
+from edge.measuring.works import MeasuredWork
 from edge.wire.frames import Hello
 from edge.wire.link import OutLink
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.model_facts import model_facts
-from ringtune.costs.profile import NodeFacts, Shape
+from ringtune.costs.profile import NodeFacts, TimedShape
 from ringtune.costs.work_times import Work
 from ringtune.errors import DataError, UsageError
 from ringtune.jobs.job import Job
 from ringtune.schedule.plan import Plan
 
 _LOG = logging.getLogger(__name__)
-_NOT_MEASURED = Measured((), 0.0)
+_NOT_MEASURED = MeasuredWork((), 0.0)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def warm_up() -> None:
+def preload() -> None:
     """Load the libraries and kernels of a run, which is half of a run's preparation; build nothing yet."""
     load_libraries()
     touch_kernels()
 
 
 def inspect(
-    options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
+    options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int
 ) -> tuple[dict[str, Any], OwnerDataset | None]:
     """Count this node's rows and labels, and time every kind of work.
 
@@ -68,7 +68,7 @@ def inspect(
     facts = model_facts(folder, job)
     dataset = load_data(options, job, folder)
     tokens = dataset.mean_tokens(job.train.batch_size, job.train.seed, options.name) if dataset else NO_TOKENS
-    hardware = describe(threads=threads, accelerator=torch.cuda.get_device_name() if device == "cuda" else "")
+    hardware = describe_hardware(threads=threads, accelerator=torch.cuda.get_device_name() if device == "cuda" else "")
     found = _NOT_MEASURED
     if timing is not None:
         state = None if options.is_guest else options.state
@@ -95,7 +95,7 @@ def inspect(
         cpu_cores=cpu_cores(),
         train_tokens=tokens.train,
         eval_tokens=tokens.evaluation,
-        shape=job_shape(job) if timing else Shape(),
+        shape=job_shape(job) if timing else TimedShape(),
         work_times=found.work_times,
     )
     return node.to_json(), dataset
@@ -169,7 +169,7 @@ def expect(servicer: RingServicer, active: ActiveRun, job: Job) -> None:
     """Take the frames of a run from now on."""
     expectation = RunExpectation(
         run_id=active.run_id,
-        plan_epoch=active.plan_epoch,
+        epoch=active.epoch,
         plan=active.plan,
         digest=active.plan.digest,
         node=active.node,
@@ -183,7 +183,7 @@ def connect(active: ActiveRun, target: str, address: str) -> OutLink:
     """Make a link to ``target`` that is not open yet."""
     hello = Hello(
         run_id=active.run_id,
-        plan_epoch=active.plan_epoch,
+        epoch=active.epoch,
         source=active.node,
         digest=active.plan.digest,
         wire_dtype=active.plan.course.wire_dtype,

@@ -22,7 +22,7 @@ from edge.model.activations import storage_bytes
 from edge.model.loading import load_saved
 from edge.model.optimizers import apply_update
 from edge.model.owner import OwnerParts
-from edge.model.saving import adapter_folder
+from edge.model.saving import adapter_files
 from edge.model.versions import VersionStore
 from edge.shards.shard_file import load_shard, to_shard
 from ringtune.errors import PlanError
@@ -315,7 +315,7 @@ class NodeExecutor:
         if with_head:
             self._owner(None)
         without = () if with_private else range(self._plan.placement.private_blocks)
-        return adapter_folder(self._hosted.skeleton, without_blocks=without, with_head=with_head)
+        return adapter_files(self._hosted.skeleton, without_blocks=without, with_head=with_head)
 
     def load_saved(self, folder: Path) -> None:
         """Replace the initial adapters, and at an owner the head, by those of an AdapterHub folder.

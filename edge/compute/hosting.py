@@ -12,13 +12,13 @@ from edge.data.rows import OwnerDataset
 from edge.model.heads import task_of
 from edge.model.optimizers import make_optimizer
 from edge.model.owner import OwnerParts
-from edge.model.safetensors_files import Checkpoint
+from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, materialise, module_bytes
 from ringtune.errors import DataError, ModelError
 from ringtune.jobs.job import Job
 from ringtune.models.families import check_task, family_named
-from ringtune.models.folder import model_sizes, read_config
+from ringtune.models.folder import model_dimensions, read_config
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 
@@ -67,17 +67,17 @@ def host(
         _check_model(course, job, skeleton, folder)
         if is_owner:
             head = task.add(skeleton.model, course.labels)
-    with Checkpoint(folder) as checkpoint:
+    with SafetensorsFiles(folder) as weights:
         materialise(
             skeleton,
-            checkpoint,
+            weights,
             blocks=[*private, *range(piece.start, piece.stop)],
             with_embedding=is_owner,
             dtype=dtype,
             device=device,
         )
         if head is not None:
-            task.connect(skeleton, head, checkpoint)
+            task.connect(skeleton, head, weights)
     blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed)
     owner = None
     if head is not None:
@@ -110,9 +110,11 @@ def _check_data(course: Course, node: str, dataset: OwnerDataset | None) -> None
 def _check_model(course: Course, job: Job, skeleton: Skeleton, folder: Path) -> None:
     config = read_config(folder)
     check_task(family_named(config["model_type"]), job.model.task, where=str(folder))
-    sizes = model_sizes(config)
-    if course.max_length > sizes.longest and not sizes.fixed:
-        raise ModelError(f"train.max_length is {course.max_length}, {folder} can take {sizes.longest} tokens; lower it")
+    dimensions = model_dimensions(config)
+    if course.max_length > dimensions.longest and not dimensions.fixed:
+        raise ModelError(
+            f"train.max_length is {course.max_length}, {folder} can take {dimensions.longest} tokens; lower it"
+        )
     num_blocks, hidden_size = len(skeleton.blocks), int(skeleton.model.config.hidden_size)
     if (num_blocks, hidden_size) != (course.num_blocks, course.hidden_size):
         raise ModelError(

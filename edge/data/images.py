@@ -31,7 +31,7 @@ _PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 _PREPROCESSOR = "preprocessor_config.json"
 
 
-class Shape(NamedTuple):
+class ImageSize(NamedTuple):
     """The number of channels and the side, in pixels, of the square images that the model takes."""
 
     channels: int
@@ -76,9 +76,9 @@ class Images:
         if "num_channels" not in config:
             raise ModelError(f"{folder}: model_type {config['model_type']!r} takes no images")
         self._image, self._label = job.data.image, job.data.label
-        self._shape = Shape(config["num_channels"], config["image_size"])
+        self._size = ImageSize(config["num_channels"], config["image_size"])
         self._num_tokens = image_tokens(config)
-        self._mean, self._std = _normalisation(folder, self._shape.channels)
+        self._mean, self._std = _normalisation(folder, self._size.channels)
 
     def read(self, path: Path) -> Rows:
         """Read images with their class names, and check every image's shape."""
@@ -102,9 +102,9 @@ class Images:
             DataError: its file changed since it was checked, or it has numbers that are not finite.
         """
         array, name = (row, "an image") if isinstance(row, np.ndarray) else (_open(row.path), str(row.path))
-        order = self._shape.order(array.shape)
+        order = self._size.order(array.shape)
         if not order:
-            raise DataError(f"{name} has shape {array.shape}, the model takes {self._shape}; convert it")
+            raise DataError(f"{name} has shape {array.shape}, the model takes {self._size}; convert it")
         array = array[None] if order == "hw" else array.transpose(2, 0, 1) if order == "hwc" else array
         pixels = torch.from_numpy(np.array(array, dtype=np.float32))
         if array.dtype == np.uint8:
@@ -150,8 +150,8 @@ class Images:
         return Rows(rows=rows, labels=tuple(labels))
 
     def _check(self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        if not self._shape.order(shape):
-            raise DataError(f"{path} has images of shape {shape}, the model takes {self._shape}; convert them")
+        if not self._size.order(shape):
+            raise DataError(f"{path} has images of shape {shape}, the model takes {self._size}; convert them")
         if dtype != np.uint8 and dtype.kind != "f":
             raise DataError(f"{path} has pixels of type {dtype}; give uint8 (0 to 255) or normalised floats")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edge.data.examples import Rows, Unscored
-from edge.data.tokens import IGNORED, Batch, Encoded, Encoder, Padder, load_tokenizer
+from edge.data.tokens import IGNORED, Batch, Encoder, Padder, TokenRow, load_tokenizer
 from ringtune.errors import DataError
 from ringtune.files.tables import read_table, text_of
 from ringtune.jobs.job import Job
@@ -40,13 +40,13 @@ class Language:
         records = read_table(path, {"data.text": self._column})
         return Rows(rows=[text_of(path, record, self._column) for record in records])
 
-    def examples(self, rows: Sequence[str | Encoded], labels: Sequence[str]) -> LanguageExamples:
+    def examples(self, rows: Sequence[str | TokenRow], labels: Sequence[str]) -> LanguageExamples:
         """Make one example of each text or block."""
         texts = [row for row in rows if isinstance(row, str)]
         blocks = [row for row in rows if not isinstance(row, str)]
         return LanguageExamples(blocks or Encoder(self._tokenizer, texts), self._padder, self._max_length)
 
-    def _blocks(self, path: Path) -> list[Encoded]:
+    def _blocks(self, path: Path) -> list[TokenRow]:
         """Cut all tokens of a text, without special ones, into blocks of ``max_length``.
 
         A rest of one token is left out: there is nothing to predict in it. Example: 257 tokens with ``max_length`` 128
@@ -62,7 +62,7 @@ class Language:
         blocks = [block for block in blocks if len(block) >= _LEAST_TOKENS]
         if not blocks:
             raise DataError(f"{path} has {len(ids)} tokens; a block needs {_LEAST_TOKENS} at least")
-        return [Encoded(block, array("i", bytes(block.itemsize * len(block)))) for block in blocks]
+        return [TokenRow(block, array("i", bytes(block.itemsize * len(block)))) for block in blocks]
 
 
 class LanguageExamples(Unscored):
@@ -74,7 +74,7 @@ class LanguageExamples(Unscored):
         max_length: tokens, special ones included.
     """
 
-    def __init__(self, rows: Encoder | Sequence[Encoded], padder: Padder, max_length: int) -> None:
+    def __init__(self, rows: Encoder | Sequence[TokenRow], padder: Padder, max_length: int) -> None:
         self._rows = rows
         self._padder = padder
         self._max_length = max_length
@@ -96,7 +96,7 @@ class LanguageExamples(Unscored):
         """Number of tokens of the longest chosen text or block."""
         return max(len(row.ids) for row in self._encoded(chosen))
 
-    def _encoded(self, chosen: Sequence[int]) -> Sequence[Encoded]:
+    def _encoded(self, chosen: Sequence[int]) -> Sequence[TokenRow]:
         if isinstance(self._rows, Encoder):
             return self._rows.rows(chosen, max_length=self._max_length)
         return [self._rows[index] for index in chosen]

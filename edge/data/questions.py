@@ -18,7 +18,7 @@ import torch
 
 from edge.data.examples import Rows, Values
 from edge.data.squad import exact_match, f1
-from edge.data.tokens import Batch, Encoded, Padder, load_tokenizer
+from edge.data.tokens import Batch, Padder, TokenRow, load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.files.tables import Record, read_table, text_of
 from ringtune.jobs.job import Job
@@ -59,7 +59,7 @@ class Window(NamedTuple):
         target: tokens at which the answer begins and ends; (0, 0) if it is not in this window.
     """
 
-    tokens: Encoded
+    tokens: TokenRow
     question: int
     first: int
     starts: array[int]
@@ -148,7 +148,7 @@ class QuestionExamples:
         self._questions = questions
         self._windows = windows
         self._padder = padder
-        self._open: dict[tuple[int, int], _Open] = {}
+        self._open: dict[tuple[int, int], _OpenQuestion] = {}
         self._num_windows = [0] * len(questions)
         for window in windows:
             self._num_windows[window.question] += 1
@@ -191,12 +191,12 @@ class QuestionExamples:
         if batch.examples is None:
             raise DataError("the batch does not say which windows it has")
         logits, width = predictions.float().cpu(), predictions.shape[1]
-        closed: list[_Open] = []
+        closed: list[_OpenQuestion] = []
         for row, index in enumerate(batch.examples.tolist()):
             window = self._windows[index]
             at = window.first + self._padder.start(len(window.tokens.ids), width)
             score, first, last = best_span(logits[row, at : at + len(window.starts)])
-            entry = self._open.setdefault((key, window.question), _Open(question=window.question))
+            entry = self._open.setdefault((key, window.question), _OpenQuestion(question=window.question))
             entry.add((score, -index), self._text(window, first, last))
             if entry.seen == self._num_windows[window.question]:
                 closed.append(self._open.pop((key, window.question)))
@@ -215,7 +215,7 @@ class QuestionExamples:
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenQuestion:
     """A question of which some windows are judged; the order of the windows changes nothing."""
 
     question: int
@@ -229,7 +229,7 @@ class _Open:
             self.best, self.text = score, text
 
 
-def best_span(logits_T2: torch.Tensor) -> tuple[float, int, int]:  # noqa: N803
+def best_span(logits_T2: torch.Tensor) -> tuple[float, int, int]:
     """Find the span of at most ``LONGEST_ANSWER`` tokens with the largest sum of start and end logit.
 
     Example: start logits 0, 3 and end logits 5, 0. From 1 to 0 the sum is 8, but that span ends before it starts, so
@@ -276,7 +276,7 @@ def _window(found: Any, part: int, index: int, row: Question) -> Window:
     offsets = [found["offset_mapping"][part][token] for token in places]
     first = places[0] if places else 0
     return Window(
-        tokens=Encoded(ids, types),
+        tokens=TokenRow(ids, types),
         question=index,
         first=first,
         starts=array("i", [start for start, _ in offsets]),

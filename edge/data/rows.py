@@ -176,7 +176,7 @@ class OwnerDataset:
         return self._train.batch(self._streams[key].rows(item.batch), self._targets)
 
     def mean_tokens(self, batch_size: int, seed: int, owner: str, *, budget_s: float = TOKENS_BUDGET_S) -> MeanTokens:
-        """Mean padded length of the owner's batches, over an epoch and over an evaluation.
+        """Mean padded length of the owner's batches, over one pass of the training rows and an evaluation.
 
         Texts are encoded for it, once: the run needs them too. Where that takes longer than the budget, the mean is
         over the batches that were done, which is a fair sample: both are visited in a random order.

@@ -37,7 +37,7 @@ class Batch(NamedTuple):
         return [tensor for tensor in self if tensor is not None]
 
 
-class Encoded(NamedTuple):
+class TokenRow(NamedTuple):
     """One row of tokens: ids and token types, equally long."""
 
     ids: array[int]
@@ -66,7 +66,7 @@ class Padder:
         """
         return width - length if self.side == "left" else 0
 
-    def pad(self, rows: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def pad(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Pad rows to ids, mask and token types that are as wide as the longest row."""
         shape = (len(rows), max(len(row.ids) for row in rows))
         ids = torch.full(shape, self._id, dtype=torch.int64)
@@ -92,23 +92,23 @@ class Encoder:
     def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
         self._tokenizer = tokenizer
         self._texts = texts
-        self._encoded: dict[tuple[int, int], Encoded] = {}
+        self._encoded: dict[tuple[int, int], TokenRow] = {}
 
     def __len__(self) -> int:
         """Number of texts."""
         return len(self._texts)
 
-    def rows(self, rows: Sequence[int], *, max_length: int) -> list[Encoded]:
+    def rows(self, rows: Sequence[int], *, max_length: int) -> list[TokenRow]:
         """Encode these texts, special tokens included, cut at ``max_length``."""
         return [self._encode(row, max_length) for row in rows]
 
-    def _encode(self, row: int, max_length: int) -> Encoded:
+    def _encode(self, row: int, max_length: int) -> TokenRow:
         key = (row, max_length)
         if key not in self._encoded:
             # One text at a time: a list would start a thread pool on every core.
             found = self._tokenizer(self._texts[row], truncation=True, max_length=max_length)
             ids = array("i", found["input_ids"])
-            self._encoded[key] = Encoded(ids, array("i", found.get("token_type_ids", [0] * len(ids))))
+            self._encoded[key] = TokenRow(ids, array("i", found.get("token_type_ids", [0] * len(ids))))
         return self._encoded[key]
 
 

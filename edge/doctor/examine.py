@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edge.doctor.check import Check, passed
 from edge.doctor.machine import check_cores, check_disk, check_memory, check_port, check_python, check_system
-from edge.doctor.versions import check_packages, check_protobuf, requirements
+from edge.doctor.package_versions import check_packages, check_protobuf, requirements
 from ringtune import __version__
 from ringtune.errors import UsageError
 from ringtune.rpc.addresses import require_private

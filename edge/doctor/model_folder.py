@@ -6,7 +6,7 @@ from pathlib import Path
 
 from edge.doctor.check import Check, failed, passed, warned
 from ringtune.errors import RingTuneError
-from ringtune.models.folder import base_tensors, model_sizes, read_config
+from ringtune.models.folder import base_tensors, model_dimensions, read_config
 from ringtune.quantities import format_bytes
 
 _TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
@@ -19,15 +19,16 @@ def check_model(folder: Path) -> list[Check]:
         config = read_config(folder)
     except RingTuneError as error:
         return [failed("model config", str(error), "copy the folder again, or choose another model")]
-    sizes = model_sizes(config)
-    checks = [passed("model config", f"{config['model_type']}, {sizes.num_blocks} blocks of width {sizes.hidden}")]
+    dimensions = model_dimensions(config)
+    blocks = f"{dimensions.num_blocks} blocks of width {dimensions.hidden}"
+    checks = [passed("model config", f"{config['model_type']}, {blocks}")]
     try:
         tensors = base_tensors(folder, config)
         total_bytes = sum(stored.info.nbytes for stored in tensors.values())
         checks.append(passed("model weights", f"{len(tensors)} tensors, {format_bytes(total_bytes)}"))
     except RingTuneError as error:
         checks.append(failed("model weights", str(error), "copy the folder again; all nodes need the same files"))
-    return [*checks, _tokenizer(folder, has_tokens=sizes.vocab > 0)]
+    return [*checks, _tokenizer(folder, has_tokens=dimensions.vocab > 0)]
 
 
 def _tokenizer(folder: Path, *, has_tokens: bool) -> Check:

@@ -62,7 +62,7 @@ def cpu_model(*, proc: Path = PROC) -> str:
     return next((found[key] for key in _MODEL_KEYS if found.get(key)), platform.machine() or "unknown processor")
 
 
-def describe(*, threads: int, accelerator: str = "", proc: Path = PROC, cgroup: Path = CGROUP) -> str:
+def describe_hardware(*, threads: int, accelerator: str = "", proc: Path = PROC, cgroup: Path = CGROUP) -> str:
     """Describe processor, cores, quota and threads on one line; nodes with equal lines have comparable timings.
 
     Args:

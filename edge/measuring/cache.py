@@ -19,7 +19,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from edge.measuring.works import Measured
+from edge.measuring.works import MeasuredWork
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, StorageError
 from ringtune.files.durable import write_durably
@@ -47,7 +47,7 @@ class ProfileCache:
     def __init__(self, state: Path) -> None:
         self.path = state / CACHE_FILE
 
-    def find(self, key: str, *, budget_s: float) -> Measured | None:
+    def find(self, key: str, *, budget_s: float) -> MeasuredWork | None:
         """Find the timings under ``key`` that were measured with at least this budget; None if there are none."""
         entry = self._entries().get(key)
         if entry is None:
@@ -58,12 +58,12 @@ class ProfileCache:
             token_bytes = _read(float, entry, "activation_token_bytes")
             if token_bytes < 0:
                 raise InvalidInputError(f"activation_token_bytes is {token_bytes}, it has to be at least 0")
-            return Measured(_read(tuple[WorkTime, ...], entry, "work_times"), token_bytes)
+            return MeasuredWork(_read(tuple[WorkTime, ...], entry, "work_times"), token_bytes)
         except (KeyError, InvalidInputError) as error:
             _LOG.warning("%s: what was measured earlier is not readable (%s); it is measured again", self.path, error)
             return None
 
-    def put(self, key: str, measured: Measured, *, budget_s: float) -> None:
+    def put(self, key: str, measured: MeasuredWork, *, budget_s: float) -> None:
         """Store timings under ``key`` and keep the newest ``KEPT_ENTRIES``; a full disk only gives a warning."""
         entries = self._entries()
         entries.pop(key, None)

@@ -111,7 +111,7 @@ class Timer:
     clock: Callable[[], float] = time.perf_counter
 
     def measure(self, cycle: Cycle, *, budget_s: float) -> dict[Work, Spread]:
-        """Repeat ``cycle`` in windows, after a warm-up.
+        """Repeat ``cycle`` in windows, after a burn-in.
 
         Args:
             cycle: does the works of a loop once, each within ``Laps.lap``; what it prepares outside is not counted.

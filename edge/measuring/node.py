@@ -12,8 +12,8 @@ from edge.data.rows import OwnerDataset
 from edge.machine.hardware import cpu_quota
 from edge.measuring.cache import ProfileCache, cache_key
 from edge.measuring.laps import Timer, window_of
-from edge.measuring.wanted import Timing
-from edge.measuring.works import Bench, Measured
+from edge.measuring.timing_request import TimingRequest
+from edge.measuring.works import Bench, MeasuredWork
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import ModelFacts
 from ringtune.costs.work_times import Work
@@ -30,8 +30,8 @@ def timings(
     device: str,
     hardware: str,
     state: Path | None,
-    timing: Timing,
-) -> Measured:
+    timing: TimingRequest,
+) -> MeasuredWork:
     """Time every kind of work at this node, or find the timings of an earlier measurement.
 
     Args:
@@ -70,7 +70,7 @@ def timings(
     return found
 
 
-def full_size_s(measured: Measured, work: Work) -> float:
+def full_size_s(measured: MeasuredWork, work: Work) -> float:
     """Median seconds of a work at the largest measured size; 0 if it was not measured."""
     points = [point for point in measured.work_times if point.work == work]
     return max(points, key=lambda point: point.size).median_s if points else 0.0

@@ -38,7 +38,7 @@ from ringtune.jobs.job import Job
 from ringtune.models.adapter_config import fullest_block
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CLASS_TASKS
-from ringtune.models.folder import model_sizes, read_config
+from ringtune.models.folder import model_dimensions, read_config
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
@@ -53,7 +53,7 @@ _UNSIZED: tuple[Work, ...] = (Work.UPDATE, Work.UPDATE_HEAD)
 _BLOCK_LOOPS, _OWNER_LOOPS, _ONCE_LOOPS = 4, 3, 2
 
 
-class Measured(NamedTuple):
+class MeasuredWork(NamedTuple):
     """The timings of a node, and the activation bytes of one block.
 
     Attributes:
@@ -82,13 +82,16 @@ class Bench:
 
     def __init__(self, folder: Path, job: Job, dataset: OwnerDataset | None, *, device: str = "cpu") -> None:
         config = read_config(folder)
-        family, sizes = FAMILIES[config["model_type"]], model_sizes(config)
-        self.sizes = timed_sizes(job, fixed_tokens=sizes.longest if sizes.fixed else 0)
-        self._fixed = sizes.fixed
+        family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
+        self.sizes = timed_sizes(job, fixed_tokens=dimensions.longest if dimensions.fixed else 0)
+        self._fixed = dimensions.fixed
         self._job = job.with_overrides({"train.learning_rate": _TINY_RATE, "train.warmup_steps": 0})
-        self._num_blocks, self._hidden_size = sizes.num_blocks, sizes.hidden
+        self._num_blocks, self._hidden_size = dimensions.num_blocks, dimensions.hidden
         self._block = fullest_block(
-            job.adapter.config, hidden_size=sizes.hidden, widths=family.widths(config), num_blocks=sizes.num_blocks
+            job.adapter.config,
+            hidden_size=dimensions.hidden,
+            widths=family.widths(config),
+            num_blocks=dimensions.num_blocks,
         )
         rows = self.sizes[0].rows
         self._rows = SizedRows(dataset, job.model.task, rows * job.train.microbatches) if dataset else None
@@ -130,7 +133,7 @@ class Bench:
 
     # ---- what is measured -------------------------------------------------------------------------
 
-    def measure(self, timer: Timer, *, budget_s: float, disk: Path | None) -> Measured:
+    def measure(self, timer: Timer, *, budget_s: float, disk: Path | None) -> MeasuredWork:
         """Time every kind of work that this node may have to do.
 
         Args:
@@ -149,7 +152,7 @@ class Bench:
                 once = once or unsized
             once |= self._once(timer, each_s, disk)
             found += [spread.at(work) for work, spread in once.items()]
-            return Measured(tuple(found), self.activation_token_bytes())
+            return MeasuredWork(tuple(found), self.activation_token_bytes())
 
     def activation_token_bytes(self) -> float:
         """Bytes per padded token that one block's forward with graph keeps until backward, its output included."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from edge.data.tokens import IGNORED, Batch
-from edge.model.safetensors_files import Checkpoint
+from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, without_weights
 from edge.model.token_loss import token_loss
 from ringtune.costs.memory import MOST_LOGIT_BYTES, logits_fit
@@ -41,13 +41,13 @@ class Task(Protocol):
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
         """Add the head to an ``AutoAdapterModel`` and return it; consumes torch's generator as the library does."""
 
-    def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
+    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
         """Give the head the tensors that it has from the pretrained model, after the embedding is real."""
 
     def num_targets(self, batch: Batch) -> int:
         """Number of valid targets of a whole batch, by which the summed loss is divided."""
 
-    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:  # noqa: N803
+    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
         """Compute loss and hits of a micro-batch.
 
         Args:
@@ -61,7 +61,7 @@ class Task(Protocol):
 class _OneOutput:
     """A task whose head computes all outputs of a micro-batch at once."""
 
-    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:  # noqa: N803
+    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
         """Run the head as AdapterHub calls it; its output gets no name here, so that logits end before backward."""
         from transformers.modeling_outputs import BaseModelOutput
 
@@ -82,7 +82,7 @@ class SequenceClassification(_OneOutput):
         model.add_classification_head(HEAD, num_labels=len(names), id2label=names)
         return _head(model)
 
-    def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
+    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
         """Do nothing: the head is new and has nothing from the pretrained model."""
 
     def num_targets(self, batch: Batch) -> int:
@@ -91,7 +91,7 @@ class SequenceClassification(_OneOutput):
 
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
         """Sum the cross entropy over rows, and count rows whose largest logit is the label's."""
-        logits_BC, labels_B = output.logits, batch.labels  # noqa: N806 - B rows, C classes
+        logits_BC, labels_B = output.logits, batch.labels  # B rows, C classes
         loss = nn.functional.cross_entropy(logits_BC, labels_B, ignore_index=IGNORED, reduction="sum")
         correct = int((logits_BC.detach().argmax(dim=-1) == labels_B).sum())
         return HeadCounts(loss_sum=loss, num_targets=self.num_targets(batch), more=(("correct", float(correct)),))
@@ -115,7 +115,7 @@ class QuestionAnswering(_OneOutput):
         model.add_qa_head(HEAD)
         return _head(model)
 
-    def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
+    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
         """Do nothing: the head is new and has nothing from the pretrained model."""
 
     def num_targets(self, batch: Batch) -> int:
@@ -148,21 +148,21 @@ class CausalLanguageModel(_OneOutput):
         model.add_prediction_head(head)
         return _head(model)
 
-    def connect(self, skeleton: Skeleton, head: nn.Module, checkpoint: Checkpoint) -> None:
-        """Make the token table the decoder's weight, or read the decoder from the checkpoint if they are not tied."""
+    def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
+        """Make the token table the decoder's weight, or read the decoder from the files if they are not tied."""
         decoder, table = head.get_output_embeddings(), skeleton.model.get_input_embeddings().weight  # type: ignore[operator]
         weight = table
         if not skeleton.model.config.tie_word_embeddings:
-            stored = checkpoint.find(LM_HEAD)
+            stored = weights.find(LM_HEAD)
             if stored is None:
                 raise ModelError(
-                    f"{checkpoint.folder} has no tensor {LM_HEAD}: it was saved without its decoder; fetch the "
+                    f"{weights.folder} has no tensor {LM_HEAD}: it was saved without its decoder; fetch the "
                     "language model, not its base"
                 )
-            weight = checkpoint.read(stored).to(device=table.device, dtype=table.dtype)
+            weight = weights.read(stored).to(device=table.device, dtype=table.dtype)
             if weight.shape != table.shape:
                 raise ModelError(
-                    f"{checkpoint.folder}: tensor {LM_HEAD} has shape {list(weight.shape)}, config.json asks for "
+                    f"{weights.folder}: tensor {LM_HEAD} has shape {list(weight.shape)}, config.json asks for "
                     f"{list(table.shape)}; fetch the model again"
                 )
         decoder.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
@@ -172,9 +172,9 @@ class CausalLanguageModel(_OneOutput):
         """Number of tokens that have a token before them in their row."""
         return int((batch.labels[:, 1:] != IGNORED).sum())
 
-    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:  # noqa: N803
+    def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
         """Compute the loss from all tokens' logits at once if these are few, else a chunk at a time."""
-        table_VD = head.get_output_embeddings().weight  # noqa: N806 - V vocabulary
+        table_VD = head.get_output_embeddings().weight  # V vocabulary
         vocabulary, item_bytes = table_VD.shape[0], table_VD.element_size()
         if logits_fit(last_BTD.shape[:2].numel(), vocabulary, item_bytes):
             return super().run(head, last_BTD, batch, more)
@@ -188,8 +188,8 @@ class CausalLanguageModel(_OneOutput):
         The labels are moved and not the logits: cutting the last token off would copy a vocabulary's worth of
         numbers for every token, twice with the gradient.
         """
-        logits_NV = output.logits.flatten(0, 1)  # noqa: N806 - N tokens, V vocabulary
-        labels_N = _next_tokens(batch)  # noqa: N806
+        logits_NV = output.logits.flatten(0, 1)  # N tokens, V vocabulary
+        labels_N = _next_tokens(batch)
         loss = nn.functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="sum")
         return self._counts(loss, int((logits_NV.detach().argmax(dim=-1) == labels_N).sum()), batch)
 

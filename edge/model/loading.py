@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from edge.model.saving import ADAPTER_FILE, adapter_folder
+from edge.model.saving import ADAPTER_FILE, adapter_files
 from edge.model.skeleton import Skeleton
 from ringtune.errors import IntegrityError
 
@@ -32,7 +32,7 @@ def load_saved(skeleton: Skeleton, folder: Path, *, with_head: bool) -> None:
 
     prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
     hosted = tuple(f"{prefix}{index}." for index, block in enumerate(skeleton.blocks) if list(block.parameters()))
-    own = adapter_folder(skeleton, without_blocks=(), with_head=with_head)
+    own = adapter_files(skeleton, without_blocks=(), with_head=with_head)
     present = skeleton.model.state_dict()
     for name, content in sorted(own.items()):
         if name.endswith(".safetensors"):

@@ -66,7 +66,7 @@ class OwnerParts:
         """Number of valid targets of a whole batch."""
         return self._task.num_targets(batch)
 
-    def evaluate(self, hidden_BTD: torch.Tensor, batch: Batch) -> HeadResult:  # noqa: N803
+    def evaluate(self, hidden_BTD: torch.Tensor, batch: Batch) -> HeadResult:
         """Compute loss and hits without graph and dropout."""
         set_mode(self.head, train=False)
         with torch.no_grad():
@@ -74,7 +74,7 @@ class OwnerParts:
 
     def train_step(
         self,
-        hidden_BTD: torch.Tensor,  # noqa: N803
+        hidden_BTD: torch.Tensor,
         batch: Batch,
         *,
         num_targets: int,
@@ -92,17 +92,17 @@ class OwnerParts:
         if self._train.dropout > 0:
             seed_unit(self._train.seed, *at, HEAD_UNIT)
         with torch.enable_grad():
-            leaf_BTD = hidden_BTD.detach().requires_grad_(True)  # noqa: N806
+            leaf_BTD = hidden_BTD.detach().requires_grad_(True)
             return self._result(leaf_BTD, batch, leaf_BTD, num_targets)
 
     def _result(
         self,
-        hidden_BTD: torch.Tensor,  # noqa: N803
+        hidden_BTD: torch.Tensor,
         batch: Batch,
         leaf: torch.Tensor | None,
         num_targets: int,
     ) -> HeadResult:
-        last_BTD, more = self._skeleton.family.finish(self._skeleton.base, hidden_BTD, batch)  # noqa: N806
+        last_BTD, more = self._skeleton.family.finish(self._skeleton.base, hidden_BTD, batch)
         counts = self._task.run(self.head, last_BTD, batch, more)
         if leaf is not None:
             torch.autograd.backward(counts.loss_sum / num_targets)

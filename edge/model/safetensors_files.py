@@ -12,7 +12,7 @@ from ringtune.errors import IntegrityError, ModelError
 from ringtune.models.tensors import read_headers
 
 
-class Checkpoint:
+class SafetensorsFiles:
     """The tensors of a model folder, by name; a context manager.
 
     Raises:
@@ -25,7 +25,7 @@ class Checkpoint:
         self._handles: dict[Path, Any] = {}
         self._file_of = {name: stored.path for name, stored in read_headers(folder).items()}
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> SafetensorsFiles:
         return self
 
     def __exit__(
@@ -38,7 +38,7 @@ class Checkpoint:
         self._handles.clear()
 
     def find(self, *candidates: str) -> str | None:
-        """Return the first of these names that the checkpoint has; None if it has none."""
+        """Return the first of these names that the files have; None if they have none."""
         return next((name for name in candidates if name in self._file_of), None)
 
     def read(self, name: str) -> torch.Tensor:

@@ -25,7 +25,7 @@ HEAD_FILES = ("head_config.json", "model_head.safetensors")
 CONFIG_FILE = "adapter_config.json"
 
 
-def adapter_folder(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, bytes]:
+def adapter_files(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, bytes]:
     """Write the files of the hosted blocks' adapters.
 
     Args:

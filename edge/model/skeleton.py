@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from edge.model.dropout import set_dropout
-from edge.model.families import Family, family_of
+from edge.model.families import FamilyForward, family_of
 from ringtune.errors import JobError, ModelError
 from ringtune.jobs.job import Job
 from ringtune.models.families import family_named
-from ringtune.models.family import Family as Layout
+from ringtune.models.family import Family
 from ringtune.models.folder import read_config
 
 ADAPTER = "ringtune"
@@ -43,8 +43,8 @@ class Skeleton(NamedTuple):
     """
 
     model: Any
-    family: Family
-    layout: Layout
+    family: FamilyForward
+    layout: Family
 
     @property
     def base(self) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from edge.model.dropout import block_unit, seed_unit
-from edge.model.safetensors_files import Checkpoint
+from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import ADAPTER, Skeleton
 from ringtune.errors import ModelError
 from ringtune.schedule.units import Units
@@ -30,7 +30,7 @@ class Empty(nn.Module):
 
 def materialise(
     skeleton: Skeleton,
-    checkpoint: Checkpoint,
+    weights: SafetensorsFiles,
     *,
     blocks: Iterable[int],
     with_embedding: bool,
@@ -41,7 +41,7 @@ def materialise(
 
     Args:
         skeleton: of the whole model.
-        checkpoint: where the base weights are.
+        weights: where the base weights are.
         blocks: absolute indices of hosted blocks.
         with_embedding: also what an owner holds.
         dtype: of the computation.
@@ -60,10 +60,10 @@ def materialise(
         names = {name for name, _ in base.named_children()}
         paths += [path for path in layout.owner_paths if path in names]
     for path in paths:
-        _read_module(skeleton, checkpoint, path, dtype, private=path not in layout.owner_paths)
+        _read_module(skeleton, weights, path, dtype, private=path not in layout.owner_paths)
         _start_magnitudes(base.get_submodule(path))
         base.get_submodule(path).to(device=device, dtype=dtype)
-        checkpoint.release()
+        weights.release()
     for name, child in list(base.named_children()):
         if any(_is_unread(parameter) for parameter in child.parameters()):
             setattr(base, name, Empty())
@@ -71,12 +71,14 @@ def materialise(
             child.to(device)  # buffers that the architecture computes, such as rotary frequencies
 
 
-def _read_module(skeleton: Skeleton, checkpoint: Checkpoint, path: str, dtype: torch.dtype, *, private: bool) -> None:
+def _read_module(
+    skeleton: Skeleton, weights: SafetensorsFiles, path: str, dtype: torch.dtype, *, private: bool
+) -> None:
     """Read the frozen tensors under ``path``.
 
     Args:
         skeleton: where to put them.
-        checkpoint: where they are.
+        weights: where they are.
         path: dotted path in the base model.
         dtype: to convert to.
         private: copy them out of the mapped file. A table of which only some rows are used stays mapped.
@@ -87,15 +89,15 @@ def _read_module(skeleton: Skeleton, checkpoint: Checkpoint, path: str, dtype: t
         if f".{ADAPTER}." in f".{name}":
             continue
         full = f"{path}.{name}"
-        stored = checkpoint.find(*_stored_names(skeleton.model.base_model_prefix, full))
+        stored = weights.find(*_stored_names(skeleton.model.base_model_prefix, full))
         if stored is None and not isinstance(_attribute(module, name), nn.Parameter):
             continue  # a buffer that the architecture computes
         if stored is None:
-            raise ModelError(f"{checkpoint.folder}: tensor {full} is missing; fetch the model again")
-        tensor = checkpoint.read(stored)
+            raise ModelError(f"{weights.folder}: tensor {full} is missing; fetch the model again")
+        tensor = weights.read(stored)
         if tensor.shape != target.shape:
             raise ModelError(
-                f"{checkpoint.folder}: tensor {stored} has shape {list(tensor.shape)}, config.json asks for "
+                f"{weights.folder}: tensor {stored} has shape {list(tensor.shape)}, config.json asks for "
                 f"{list(target.shape)}; fetch the model again"
             )
         converted = tensor.to(dtype) if tensor.is_floating_point() else tensor
@@ -185,14 +187,14 @@ class BlockRunner:
                     parameter.requires_grad_(wanted)
                 (self._resting.discard if wanted else self._resting.add)(index)
 
-    def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:  # noqa: N803
+    def context(self, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:
         """Build what the blocks need besides the hidden state, once per micro-batch."""
         return self._skeleton.family.context(self._skeleton.base, hidden_BTD, mask_BT)
 
     def run(
         self,
-        hidden_BTD: torch.Tensor,  # noqa: N803
-        mask_BT: torch.Tensor,  # noqa: N803
+        hidden_BTD: torch.Tensor,
+        mask_BT: torch.Tensor,
         context: Any,
         start: int,
         stop: int,
@@ -218,7 +220,7 @@ class BlockRunner:
                 set_mode(block, train=train_at is not None)
                 if train_at is not None and self._dropout > 0:
                     seed_unit(self._seed, *train_at, block_unit(index))
-                hidden_BTD = skeleton.family.block(block, hidden_BTD, context)  # noqa: N806
+                hidden_BTD = skeleton.family.block(block, hidden_BTD, context)
         return hidden_BTD
 
 

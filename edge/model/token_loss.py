@@ -31,9 +31,9 @@ class TokenLoss(NamedTuple):
 
 
 def token_loss(
-    hidden_ND: torch.Tensor,  # noqa: N803
-    table_VD: torch.Tensor,  # noqa: N803
-    labels_N: torch.Tensor,  # noqa: N803
+    hidden_ND: torch.Tensor,
+    table_VD: torch.Tensor,
+    labels_N: torch.Tensor,
     *,
     chunk: int,
     ignored: int,
@@ -59,31 +59,31 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        hidden_ND: torch.Tensor,  # noqa: N803
-        table_VD: torch.Tensor,  # noqa: N803
-        labels_N: torch.Tensor,  # noqa: N803
+        hidden_ND: torch.Tensor,
+        table_VD: torch.Tensor,
+        labels_N: torch.Tensor,
         places: torch.Tensor,
         chunk: int,
         wants_grad: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum the chunks' losses and hits; all of them use the same memory."""
-        grad_ND = torch.zeros_like(hidden_ND) if wants_grad else None  # noqa: N806
+        grad_ND = torch.zeros_like(hidden_ND) if wants_grad else None
         loss = hidden_ND.new_zeros(())
         correct = torch.zeros((), dtype=torch.int64, device=hidden_ND.device)
-        work_CV = hidden_ND.new_empty(min(chunk, len(places)), table_VD.shape[0])  # noqa: N806 - C tokens of a chunk
+        work_CV = hidden_ND.new_empty(min(chunk, len(places)), table_VD.shape[0])  # C tokens of a chunk
         for first in range(0, len(places), chunk):
             some = places[first : first + chunk]
-            labels_C1 = labels_N[some].unsqueeze(-1)  # noqa: N806
-            values_CV = torch.mm(hidden_ND[some], table_VD.T, out=work_CV[: len(some)])  # noqa: N806
-            largest_C1, found_C1 = values_CV.max(dim=-1, keepdim=True)  # noqa: N806
+            labels_C1 = labels_N[some].unsqueeze(-1)
+            values_CV = torch.mm(hidden_ND[some], table_VD.T, out=work_CV[: len(some)])
+            largest_C1, found_C1 = values_CV.max(dim=-1, keepdim=True)
             correct += (found_C1 == labels_C1).sum()
-            values_CV -= largest_C1  # noqa: N806
-            at_target_C1 = values_CV.gather(-1, labels_C1)  # noqa: N806
+            values_CV -= largest_C1
+            at_target_C1 = values_CV.gather(-1, labels_C1)
             values_CV.exp_()
-            sums_C1 = values_CV.sum(dim=-1, keepdim=True)  # noqa: N806
+            sums_C1 = values_CV.sum(dim=-1, keepdim=True)
             loss += (sums_C1.log() - at_target_C1).sum()
             if grad_ND is not None:
-                values_CV /= sums_C1  # noqa: N806
+                values_CV /= sums_C1
                 values_CV.scatter_add_(-1, labels_C1, -torch.ones_like(at_target_C1))
                 grad_ND[some] = values_CV @ table_VD
         ctx.grad = grad_ND

@@ -24,11 +24,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from edge.run import reporter as rp
 from edge.run.recorder import header_line
 from ringtune.engine import events as ev
+from ringtune.engine.handled import Handled
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name
 from ringtune.rounds.checkpoint import Shard
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spans import Span
 from ringtune.schedule.turns import StartPoint, Turn
 
 T = TypeVar("T")
@@ -80,14 +82,14 @@ class Link(Protocol):
         """End the link."""
 
 
-class Reports(Protocol):
+class ReportSink(Protocol):
     """What the loop needs from ``edge.run.reporter.Reporter``."""
 
     def put(self, entry: rp.Entry) -> None:
         """Queue an entry."""
 
 
-class Saver(Protocol):
+class ShardSink(Protocol):
     """What the loop needs from ``edge.shards.saver.Saver``."""
 
     def save(self, step: int, executor: Executor, *, with_head: bool) -> Shard:
@@ -155,11 +157,11 @@ class AgentRun:
         links: Mapping[str, Link],
         ack: Callable[[str, int], None],
         done_before: Callable[[int], None] = lambda index: None,
-        reports: Reports,
+        reports: ReportSink,
         wait_s: float = 300.0,
         record: bool = False,
         start: StartPoint | None = None,
-        saver: Saver | None = None,
+        saver: ShardSink | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.totals = Totals()
@@ -310,7 +312,7 @@ class AgentRun:
             end_s = self._clock()
             self.totals.actions += 1
             self.totals.busy_s += end_s - start_s
-            self._reports.put(rp.Spanned(action, start_s, end_s))
+            self._reports.put(Span(action, start_s, end_s))
             start_s = end_s
             self._drain()
             action = self._handle(ev.ActionDone(action, values))
@@ -345,7 +347,7 @@ class AgentRun:
         now_s = self._clock()
         commands = self._engine.handle(entry, now_s)
         if self._record:
-            self._reports.put(rp.Handled(now_s, entry, tuple(commands)))
+            self._reports.put(Handled(now_s, entry, tuple(commands)))
         action = None
         for command in commands:
             if isinstance(command, ev.RunAction):

@@ -18,9 +18,10 @@ import grpc
 
 from edge.run.recorder import record_line
 from ringtune.engine import events as ev
+from ringtune.engine.handled import Handled
 from ringtune.rounds.checkpoint import Shard
 from ringtune.rpc.codec import numbers_to_proto
-from ringtune.schedule.actions import Action
+from ringtune.schedule.spans import Span
 from ringtune.schedule.table import format_action
 from ringtune.v1 import control_pb2
 
@@ -62,22 +63,6 @@ class Sent(NamedTuple):
     num_bytes: int
 
 
-class Spanned(NamedTuple):
-    """An action ran from ``start_s`` to ``end_s`` (monotonic seconds)."""
-
-    action: Action
-    start_s: float
-    end_s: float
-
-
-class Handled(NamedTuple):
-    """The engine handled an event at ``now_s`` and gave these commands; a line of the recording."""
-
-    now_s: float
-    event: ev.Event
-    commands: tuple[ev.Command, ...]
-
-
 class HeaderLine(NamedTuple):
     """A line of the recording that is no event."""
 
@@ -98,7 +83,7 @@ class Flushed(NamedTuple):
     event: threading.Event
 
 
-Entry = StepDone | TurnDone | ShardSaved | Sent | Spanned | Handled | HeaderLine | Failed | Flushed
+Entry = StepDone | TurnDone | ShardSaved | Sent | Span | Handled | HeaderLine | Failed | Flushed
 
 
 class Reporter:
@@ -225,7 +210,7 @@ class Reporter:
 
     def _add(self, request: control_pb2.ReportRequest, entry: Entry) -> None:
         match entry:
-            case Spanned(action, start_s, end_s):
+            case Span(action, start_s, end_s):
                 request.spans.add(
                     action=format_action(action, self._num_blocks),
                     start_unix_s=start_s + self._unix_offset_s,

@@ -17,7 +17,7 @@ import grpc
 from edge.agent_options import AgentOptions
 from edge.weights.fetch import Sources
 from edge.weights.files import CheckedFile
-from edge.weights.patience import Wanted
+from edge.weights.retrying import Wanted
 from edge.weights.store import ModelCache
 from ringtune.errors import ModelError
 from ringtune.jobs.job import Job
@@ -27,7 +27,7 @@ from ringtune.quantities import format_bytes
 from ringtune.rpc.addresses import is_loopback
 from ringtune.rpc.statuses import error_of_call
 from ringtune.schedule.plan import Plan
-from ringtune.weights.manifest import FileEntry, Manifest, TensorEntry, needed_files, needed_tensors
+from ringtune.weights.manifest import FileEntry, ModelManifest, TensorEntry, needed_files, needed_tensors
 from ringtune.weights.source import Offers
 
 _LOG = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Borrower:
         self._find_sources = find_sources
         self._run_id = ""
         self._stop = threading.Event()
-        self._manifest: Manifest | None = None
+        self._manifest: ModelManifest | None = None
         self._lock = threading.Lock()
 
     def for_planning(self, run_id: str, job: Job, *, timeout_s: float) -> Job:

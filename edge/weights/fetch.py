@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from edge.weights.files import CheckedFile
-from edge.weights.patience import Turns, Wanted, Watch
+from edge.weights.retrying import SourceRotation, Wanted, Watch
 from ringtune.errors import (
     BusyError,
     ConnectionFailedError,
@@ -28,7 +28,7 @@ from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
 from ringtune.weights.codec import manifest_from_proto
-from ringtune.weights.manifest import CHUNK_BYTES, Manifest
+from ringtune.weights.manifest import CHUNK_BYTES, ModelManifest
 
 _LOG = logging.getLogger(__name__)
 _ASK_AGAIN_S = 0.2
@@ -56,7 +56,7 @@ class Sources:
         for channel in self._channels.values():
             channel.close()
 
-    def manifest(self, wanted: Wanted) -> Manifest:
+    def manifest(self, wanted: Wanted) -> ModelManifest:
         """Get the manifest from the first source that has the model.
 
         That source is asked first from then on, and sources that refused are not asked again.
@@ -104,13 +104,13 @@ class Sources:
             CapacityError: the disk is full.
         """
         came = 0
-        turns = Turns(self.addresses)
+        sources = SourceRotation(self.addresses)
         for file in files:
             _finish_if_whole(file)
         while missing := [file for file in files if not file.path.is_file()][:_MAX_PIECES]:
             what = f"{missing[0].what} and {len(missing) - 1} more"
             wanted.check(what)
-            address, before = turns.address, came
+            address, before = sources.address, came
             error: RingTuneError | None = None
             try:
                 for got in self._stream(address, missing, wanted):
@@ -120,12 +120,12 @@ class Sources:
                 error = _as_error(raised, address)
                 if isinstance(error, DamagedError):
                     _discard_from(address, files)
-            wanted.stop.wait(turns.after(error, what=what, is_further=came > before))
+            wanted.stop.wait(sources.after(error, what=what, is_further=came > before))
         return came
 
     # ---- one call -----------------------------------------------------------------------------------
 
-    def _ask(self, address: str, wanted: Wanted) -> Manifest:
+    def _ask(self, address: str, wanted: Wanted) -> ModelManifest:
         """Ask one source for its manifest, without a limit but the deadline: the source hashes its copy first."""
         request = weights_pb2.ManifestRequest(run_id=wanted.run_id)
         call: Any = self._stub(address).Manifest.future(request, timeout=wanted.left_s())

@@ -25,7 +25,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 PARTIAL = ".part"
 
 
-def tensor_header(entry: TensorEntry) -> bytes:
+def file_header(entry: TensorEntry) -> bytes:
     """Make the header of a tensor's own safetensors file."""
     return header_bytes({entry.name: (entry.dtype, entry.shape)})
 

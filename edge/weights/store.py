@@ -26,12 +26,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from edge.weights.files import PARTIAL, CheckedFile, tensor_header, write_whole, writing
+from edge.weights.files import PARTIAL, CheckedFile, file_header, write_whole, writing
 from ringtune.errors import CapacityError, DeadlineError, IntegrityError, InterruptedRunError
 from ringtune.files.safetensors_header import header_bytes
 from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE, sample_start
 from ringtune.quantities import format_bytes
-from ringtune.weights.manifest import FileEntry, Manifest, TensorEntry
+from ringtune.weights.manifest import FileEntry, ModelManifest, TensorEntry
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _LOCK_RETRY_S = 0.1
@@ -51,7 +51,7 @@ class ModelCache:
         IntegrityError: a link leads out of the cache.
     """
 
-    def __init__(self, root: Path, manifest: Manifest, name: str) -> None:
+    def __init__(self, root: Path, manifest: ModelManifest, name: str) -> None:
         self.manifest = manifest
         self._root = root
         self._folder = self._inside(root / "models" / manifest.digest)
@@ -97,7 +97,7 @@ class ModelCache:
     def tensor(self, entry: TensorEntry) -> CheckedFile:
         """Return the cached file of one tensor, complete or not."""
         path = self._inside(self.weights / _file_name(entry))
-        what, header = f"tensor {entry.name!r}", tensor_header(entry)
+        what, header = f"tensor {entry.name!r}", file_header(entry)
         return CheckedFile(path, what=what, sha256=entry.sha256, nbytes=entry.nbytes, header=header)
 
     def require_room(self, wanted: Sequence[CheckedFile]) -> None:

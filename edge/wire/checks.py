@@ -1,7 +1,7 @@
 """Check whether the plan foresees a frame at this node now.
 
 The answer comes from the same lowering that the engine follows (:func:`ringtune.schedule.lowering.way`), so
-a frame is admitted only if the schedule has a receive for it: run, plan epoch, kind, source, item,
+a frame is admitted only if the schedule has a receive for it: run, placement epoch, kind, source, item,
 micro-batch, boundary, shape, element type and size all have to be what they must be. Because the sizes
 follow from the plan, nothing is ever allocated on a stranger's word.
 """
@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, describe, key_of
+from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, in_words, key_of
 from edge.wire.known_turns import KnownTurns
 from edge.wire.tensors import wire_bytes
 from ringtune.errors import FrameError
@@ -34,7 +34,7 @@ class RunExpectation:
 
     Attributes:
         run_id: the run.
-        plan_epoch: counts the plans of the run.
+        epoch: of the placement.
         plan: the plan.
         digest: of the plan; a peer with another one is refused.
         node: the receiving node itself.
@@ -44,7 +44,7 @@ class RunExpectation:
     """
 
     run_id: str
-    plan_epoch: int
+    epoch: int
     plan: Plan
     digest: str
     node: str
@@ -82,10 +82,10 @@ def _check_run(expectation: RunExpectation, header: ring_pb2.FrameHeader) -> Non
             f"a frame of run {header.run_id!r} came from node {header.source!r}, node {expectation.node} works on "
             f"run {expectation.run_id!r}; end the other run"
         )
-    if header.plan_epoch != expectation.plan_epoch:
+    if header.plan_epoch != expectation.epoch:
         raise FrameError(
-            f"a frame of plan epoch {header.plan_epoch} came from node {header.source!r}, now is "
-            f"{expectation.plan_epoch}; it is dropped"
+            f"a frame of placement epoch {header.plan_epoch} came from node {header.source!r}, now is "
+            f"{expectation.epoch}; it is dropped"
         )
 
 
@@ -144,7 +144,7 @@ class FrameCheck:
         with self._lock:
             taken = self._outstanding.get(header.boundary, 0)
             if taken >= self._credits:
-                raise FrameError(f"{describe(header)} came without credit: {taken} of {self._credits} are taken")
+                raise FrameError(f"{in_words(header)} came without credit: {taken} of {self._credits} are taken")
             self._outstanding[header.boundary] = taken + 1
 
     # ---- blobs --------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class FrameCheck:
     def _admit_blob(self, header: ring_pb2.FrameHeader, kind: str) -> None:
         limit = self._expectation.max_blob_bytes
         if header.payload_bytes > limit:
-            raise FrameError(f"{describe(header)} has {header.payload_bytes} bytes, the limit is {limit}")
+            raise FrameError(f"{in_words(header)} has {header.payload_bytes} bytes, the limit is {limit}")
         if kind == PROBE:
             return
         known = self._turns.by_index(header.seq)
@@ -161,7 +161,7 @@ class FrameCheck:
         before = self._turns.holder_before(known.turn)
         if (before, known.turn.owner) != (self._source, self._expectation.node):
             raise FrameError(
-                f"{describe(header)} came to node {self._expectation.node}, but that turn's head goes from node "
+                f"{in_words(header)} came to node {self._expectation.node}, but that turn's head goes from node "
                 f"{before or 'none'} to node {known.turn.owner}; it is dropped"
             )
         self._remember(known.turn, header)
@@ -176,7 +176,7 @@ class FrameCheck:
         rows = self._rows(header, item)
         if (header.boundary, kind) not in self._receives(known.plan, item, header.micro):
             raise FrameError(
-                f"{describe(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
+                f"{in_words(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
             )
         self._check_shape(header, rows, kind)
         self._check_new(known.turn, header)  # before it takes a credit
@@ -197,7 +197,7 @@ class FrameCheck:
         """Number of rows of the header's micro-batch; a header with a micro-batch that the item lacks is refused."""
         sizes = self._course.microbatch_sizes(item.rows)
         if header.micro >= len(sizes):
-            raise FrameError(f"{describe(header)} came, but the item has {len(sizes)} micro-batches; it is dropped")
+            raise FrameError(f"{in_words(header)} came, but the item has {len(sizes)} micro-batches; it is dropped")
         return sizes[header.micro]
 
     def _check_shape(self, header: ring_pb2.FrameHeader, rows: int, kind: str) -> None:
@@ -205,30 +205,30 @@ class FrameCheck:
         width = course.hidden_size
         if len(shape) != 3 or shape[0] != rows or shape[2] != width or not 1 <= shape[1] <= course.max_length:
             raise FrameError(
-                f"{describe(header)} has shape {list(shape)}, expected [{rows}, 1..{course.max_length}, {width}]"
+                f"{in_words(header)} has shape {list(shape)}, expected [{rows}, 1..{course.max_length}, {width}]"
             )
         dtype = DTYPE_NAMES.get(header.dtype)
         if dtype != course.wire_dtype:
-            raise FrameError(f"{describe(header)} is in {dtype or header.dtype}, the plan says {course.wire_dtype}")
+            raise FrameError(f"{in_words(header)} is in {dtype or header.dtype}, the plan says {course.wire_dtype}")
         has_mask = kind == Payload.HIDDEN and header.boundary < course.head
         mask_bytes = rows * shape[1] if has_mask else 0
         if header.mask_bytes != mask_bytes:
-            raise FrameError(f"{describe(header)} has {header.mask_bytes} bytes of mask, expected {mask_bytes}")
+            raise FrameError(f"{in_words(header)} has {header.mask_bytes} bytes of mask, expected {mask_bytes}")
         expected = wire_bytes(shape, course.wire_dtype, mask_bytes)
         if header.payload_bytes != expected:
-            raise FrameError(f"{describe(header)} claims {header.payload_bytes} bytes, its shape has {expected}")
+            raise FrameError(f"{in_words(header)} claims {header.payload_bytes} bytes, its shape has {expected}")
 
     # ---- when ---------------------------------------------------------------------------------------
 
     def _far(self, header: ring_pb2.FrameHeader, what: str) -> FrameError:
         first, last = self._turns.span()
         return FrameError(
-            f"{describe(header)} is of {what} that is none of turns {first} to {last}, which may come now"
+            f"{in_words(header)} is of {what} that is none of turns {first} to {last}, which may come now"
         )
 
     def _check_new(self, turn: Turn, header: ring_pb2.FrameHeader) -> None:
         if key_of(header) in self._seen.get(turn.index, ()):
-            raise FrameError(f"{describe(header)} came twice; the second one is dropped")
+            raise FrameError(f"{in_words(header)} came twice; the second one is dropped")
 
     def _remember(self, turn: Turn, header: ring_pb2.FrameHeader) -> None:
         self._check_new(turn, header)

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import torch
 from google.protobuf.message import DecodeError
 
-from edge.wire.tensors import Encoded, bytes_of
+from edge.wire.tensors import EncodedTensor, bytes_of
 from ringtune.errors import FrameError, IntegrityError
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.v1 import ring_pb2
@@ -86,14 +86,14 @@ class Hello:
 
     Attributes:
         run_id: the run.
-        plan_epoch: counts the plans of the run.
+        epoch: of the placement.
         source: node that sends.
         digest: of the plan.
         wire_dtype: of its tensors.
     """
 
     run_id: str
-    plan_epoch: int
+    epoch: int
     source: str
     digest: str
     wire_dtype: str = "float32"
@@ -110,7 +110,7 @@ class Hello:
 
     def header(self, kind: ring_pb2.FrameKind) -> ring_pb2.FrameHeader:
         """Make a header of this link that describes no payload yet."""
-        return ring_pb2.FrameHeader(run_id=self.run_id, plan_epoch=self.plan_epoch, kind=kind, source=self.source)
+        return ring_pb2.FrameHeader(run_id=self.run_id, plan_epoch=self.epoch, kind=kind, source=self.source)
 
 
 class Ack(NamedTuple):
@@ -199,7 +199,7 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     raise DecodeError("a length has too many bytes")
 
 
-def tensor_header(hello: Hello, key: TensorKey, encoded: Encoded) -> ring_pb2.FrameHeader:
+def tensor_header(hello: Hello, key: TensorKey, encoded: EncodedTensor) -> ring_pb2.FrameHeader:
     """Make the header of a tensor's payload."""
     header = hello.header(KINDS[key.payload])
     header.seq, header.micro, header.boundary = key.seq, key.micro, key.boundary
@@ -317,7 +317,7 @@ class Assembler:
         filled_bytes = self._filled_bytes
         self._abandon()
         return FrameError(
-            f"{describe(header)} ended after {filled_bytes} of {header.payload_bytes} bytes; it is dropped"
+            f"{in_words(header)} ended after {filled_bytes} of {header.payload_bytes} bytes; it is dropped"
         )
 
     def _fill(self, chunk: memoryview) -> Received | None:
@@ -328,14 +328,14 @@ class Assembler:
             raise FrameError(f"a chunk of {chunk.nbytes} bytes came without a header; it is dropped")
         end = self._filled_bytes + chunk.nbytes
         if end > header.payload_bytes:
-            raise FrameError(f"{describe(header)} has more than its {header.payload_bytes} bytes; it is dropped")
+            raise FrameError(f"{in_words(header)} has more than its {header.payload_bytes} bytes; it is dropped")
         self._payload[self._filled_bytes : end] = chunk
         self._filled_bytes = end
         return self._complete(header, self._payload) if end == header.payload_bytes else None
 
     def _complete(self, header: ring_pb2.FrameHeader, payload: memoryview) -> Received:
         if header.crc32 and zlib.crc32(payload) != header.crc32:
-            raise IntegrityError(f"{describe(header)} arrived damaged (its checksum differs); it is dropped")
+            raise IntegrityError(f"{in_words(header)} arrived damaged (its checksum differs); it is dropped")
         self._reset()
         return Received(header, payload)
 
@@ -352,7 +352,7 @@ class Assembler:
         self._payload = _NOTHING
 
 
-def describe(header: ring_pb2.FrameHeader) -> str:
+def in_words(header: ring_pb2.FrameHeader) -> str:
     """Describe a payload in words, for errors: "the head for turn 3 from node a"."""
     kind = NAMES.get(header.kind, "")
     if kind == Payload.HEAD:

@@ -154,7 +154,7 @@ class OutLink:
         """Drop what is queued, end the stream and every thread of the link; a second call does no harm.
 
         Takes at most a few seconds. Only with a peer that is frozen while the socket is full does gRPC
-        keep its connection longer than that, until its own watchdog ends it (``ringtune.rpc.options``).
+        keep its connection longer than that, until its own watchdog ends it (``ringtune.rpc.channel_options``).
         """
         with self._lock:
             was_open, self._state = self._state is _State.OPEN, _State.CLOSED

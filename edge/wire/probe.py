@@ -46,7 +46,7 @@ LONGEST_MESSAGE_BYTES: Final = 4 << 20
 """Most bytes of a message of a probe; a longer hidden state of a run travels in several messages too."""
 
 _ASKS: Final = control_pb2.ProbeMessage(wants_arrival=True).SerializeToString()
-_WARM_UP_PINGS: Final = 5
+_BURN_IN_PINGS: Final = 5
 _PINGS: Final = 20
 _ALONE: Final = 9
 _BUSY: Final = ("ringtune-busy", "1")
@@ -188,12 +188,12 @@ class _Probe:
     def ping(self) -> float:
         """Half the median round trip of a small message, in seconds."""
         trips = []
-        for _ in range(_WARM_UP_PINGS + _PINGS):
+        for _ in range(_BURN_IN_PINGS + _PINGS):
             started_s = time.monotonic()
             self._put(self._small)
             self._next_arrival()
             trips.append(time.monotonic() - started_s)
-        return statistics.median(trips[_WARM_UP_PINGS:]) / 2
+        return statistics.median(trips[_BURN_IN_PINGS:]) / 2
 
     def alone(self) -> float:
         """Median seconds from sending a long message, with nothing else on the way, to its answer."""

@@ -39,7 +39,7 @@ _SCALE_BYTES: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Encoded:
+class EncodedTensor:
     """A tensor encoded as the bytes of the wire.
 
     Attributes:
@@ -64,7 +64,7 @@ def wire_bytes(shape: Sequence[int], dtype: str, mask_bytes: int = 0) -> int:
     return elements * WIRE_TYPES[dtype].itemsize + scales + mask_bytes
 
 
-def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> Encoded:
+def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> EncodedTensor:
     """Encode a tensor and its mask as the bytes of the wire.
 
     Args:
@@ -85,7 +85,7 @@ def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> Encod
     if mask is not None:
         parts.append(memoryview(mask.detach().cpu().numpy().astype(np.uint8).tobytes()))
         mask_bytes = parts[-1].nbytes
-    return Encoded(
+    return EncodedTensor(
         dtype=dtype,
         shape=tuple(tensor.shape),
         parts=tuple(parts),

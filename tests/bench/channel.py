@@ -38,7 +38,7 @@ from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
 from tests.support.plans import make_plan
-from tests.support.wire_parts import Tap
+from tests.support.wire_parts import WireProxy
 
 MESSAGE_BYTES: Final = 4 * 1024 * 1024
 GROUPS: Final = 4  # of receiving processes
@@ -113,7 +113,7 @@ def serve(plan: Plan, *, as_agent: bool) -> None:
         )
 
     server = Server("127.0.0.1:0", add)
-    expected = RunExpectation(run_id="bench", plan_epoch=1, plan=plan, digest=plan.digest, node="b")
+    expected = RunExpectation(run_id="bench", epoch=1, plan=plan, digest=plan.digest, node="b")
     servicer.expect(expected, _AckingSink(servicer))
     sys.stdout.write(server.address + "\n")
     sys.stdout.flush()
@@ -156,7 +156,7 @@ class RingSender:
         self._mask = torch.empty(0)
         self._lock = threading.Lock()
         self._done: queue.SimpleQueue[str] = queue.SimpleQueue()
-        hello = Hello(run_id="bench", plan_epoch=1, source="a", digest=plan.digest, wire_dtype=plan.course.wire_dtype)
+        hello = Hello(run_id="bench", epoch=1, source="a", digest=plan.digest, wire_dtype=plan.course.wire_dtype)
         self.link = OutLink("b", address, hello, on_ack=self._on_ack, on_broken=self._on_broken)
         self.link.open(WAIT_S)
 
@@ -285,7 +285,7 @@ def _socket_bytes(dtype: str, tokens: int, width: int, count: int) -> int:
     tensor = torch.randn(_ROWS, tokens, width, generator=torch.Generator().manual_seed(0))
     mask = torch.ones(_ROWS, tokens, dtype=torch.int64)
     with receiver(plan) as address:
-        tap = Tap(address)
+        tap = WireProxy(address)
         try:
             sender = RingSender(tap.address, plan)
             try:

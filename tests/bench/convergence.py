@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.demo.fetch import default_cache
+from coordinator.demo.fetch import demo_cache
 from coordinator.demo.workspace import prepare
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.schedule.plan import Plan
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     options = parser.parse_args()
     OUT.mkdir(parents=True, exist_ok=True)
-    workspace = prepare(OUT / "demo", default_cache())
+    workspace = prepare(OUT / "demo", demo_cache())
     folder = workspace.job.parent
     first = job_file(OUT / "measure.toml", model=workspace.model, folder=folder, method="ringada", seed=0)
     ringtune("measure", str(first), "--local", "1", "--fresh", "--out", str(OUT / "profile.json"))

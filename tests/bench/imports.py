@@ -43,7 +43,7 @@ from edge.agent.agent import Agent
 def tell(agent):
     print(json.dumps({"rss_bytes": rss(), "modules": sorted(sys.modules)}), flush=True)
     os._exit(0)
-Agent.warm_up = tell
+Agent.preload = tell
 sys.argv[0] = "edge"
 from edge.__main__ import main
 sys.exit(main())

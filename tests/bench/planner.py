@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coordinator.planner.choose import Effort, choose, plan_of
+from coordinator.planner.choose import Effort, choose_plan, plan_of
 from coordinator.planner.draft import Draft
 from coordinator.planner.even import split_blocks
 from coordinator.planner.memory_caps import MemoryCaps
@@ -32,7 +32,7 @@ from coordinator.planner.predict.judge import simulated_step_s
 from coordinator.planner.predict.ring_costs import ring_costs
 from coordinator.planner.predict.step_time import Ring, step_times
 from coordinator.planner.search.exact import search_exact
-from coordinator.planner.search.local import Budget, search_local
+from coordinator.planner.search.local_search import Budget, search_local
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Units
@@ -94,7 +94,7 @@ def large(options: argparse.Namespace) -> Figures:
         profile = class_ring(rng, random_kinds(rng, 64), num_blocks=96)
         draft = draft_for(profile, num_steps=96 * 50)
         began_s = time.perf_counter()
-        chosen = choose([draft], profile, optimizer="adamw", dtype="float32", effort=Effort())
+        chosen = choose_plan([draft], profile, optimizer="adamw", dtype="float32", effort=Effort())
         passed_s = time.perf_counter() - began_s
         if chosen is None:
             raise RuntimeError("nothing fits a ring of 64 nodes")
@@ -125,7 +125,7 @@ def even_over_planned(seed: int) -> float:
     """The simulated training time of the even split over that of the planner's ring."""
     profile = class_ring(random.Random(seed), EVEN_RINGS[seed], num_blocks=12)
     draft = draft_for(profile, num_steps=240, every_steps=15)
-    chosen = choose([draft], profile, optimizer="adamw", dtype="float32", effort=Effort())
+    chosen = choose_plan([draft], profile, optimizer="adamw", dtype="float32", effort=Effort())
     if chosen is None:
         raise RuntimeError(f"nothing fits ring {seed}")
     planned = plan_of(chosen.best.draft, chosen.costs, chosen.best.ring)
@@ -178,7 +178,7 @@ def formula(options: argparse.Namespace) -> Figures:
         ring = Ring(nodes=tuple(hosts), counts=random_counts(rng, num_blocks, len(hosts)))
         plan = plan_of(draft, costs, ring)
         predicted, micro = step_times(costs, ring), costs.num_micro
-        steps = {"warm_up": max(6, 48 // micro), "measured": max(8, 32 // micro)}
+        steps = {"burn_in": max(6, 48 // micro), "measured": max(8, 32 // micro)}
         for depth in sorted({1, num_blocks // 2, num_blocks}):
             units, owner = Units.top(num_blocks, depth), plan.course.owners[0].node
             simulated_s = simulated_step_s(plan, profile, units, optimizer="adamw", owner=owner, **steps)

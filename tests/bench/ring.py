@@ -34,7 +34,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from coordinator.demo.fetch import default_cache
+from coordinator.demo.fetch import demo_cache
 from coordinator.demo.workspace import Workspace, prepare
 from tests.bench.jobs import write_job
 from tests.bench.rings import RingRun, run, run_plain, run_ring
@@ -179,7 +179,7 @@ def main() -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     result = OUT / "ring.json"
     result.unlink(missing_ok=True)
-    workspace = prepare(OUT / "workspace", default_cache())
+    workspace = prepare(OUT / "workspace", demo_cache())
     figures: Figures = {}
     samples: Figures = {}
     for name in options.only or PARTS:

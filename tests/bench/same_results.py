@@ -59,7 +59,7 @@ _UNFREEZE = {"unfreeze.every_steps": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class ComparedRun:
     """One run.
 
     Attributes:
@@ -75,23 +75,23 @@ class Case:
     stops: bool = False
 
 
-def cases() -> dict[str, Case]:
+def cases() -> dict[str, ComparedRun]:
     """Every case by its name."""
     found = {
-        f"{method}-{family}-{nodes}": Case(family=family, nodes=nodes, more={"train.method": method})
+        f"{method}-{family}-{nodes}": ComparedRun(family=family, nodes=nodes, more={"train.method": method})
         for method in METHODS
         for family in FAMILIES
         for nodes in SPLITS
     }
     auto = {"unfreeze.at": "auto", "unfreeze.patience_steps": 3, "unfreeze.min_improvement": 0.5}
     return found | {
-        "resumed": Case(more={"train.dropout": 0.1}, stops=True),
-        "auto": Case(more=auto),
-        "auto-resumed": Case(more=auto, stops=True),
-        "private": Case(more={"privacy.private_blocks": 1}),
-        "bfloat16": Case(more={"wire.dtype": "bfloat16"}),
-        "int8": Case(family="llama", more={"wire.dtype": "int8", "train.method": "all"}),
-        "sgd-lora": Case(family="llama", more={"adapter.config": "lora", "train.optimizer": "sgd"}),
+        "resumed": ComparedRun(more={"train.dropout": 0.1}, stops=True),
+        "auto": ComparedRun(more=auto),
+        "auto-resumed": ComparedRun(more=auto, stops=True),
+        "private": ComparedRun(more={"privacy.private_blocks": 1}),
+        "bfloat16": ComparedRun(more={"wire.dtype": "bfloat16"}),
+        "int8": ComparedRun(family="llama", more={"wire.dtype": "int8", "train.method": "all"}),
+        "sgd-lora": ComparedRun(family="llama", more={"adapter.config": "lora", "train.optimizer": "sgd"}),
     }
 
 
@@ -103,7 +103,7 @@ def write_inputs(folder: Path) -> None:
     tiny.write_rows(folder / "eval.csv", 21, seed=2)
 
 
-def write_job(folder: Path, name: str, case: Case) -> Path:
+def write_job(folder: Path, name: str, case: ComparedRun) -> Path:
     """The job of a case."""
     text = _JOB.format(model=folder / case.family, owners=SPLITS[case.nodes])
     more = dict(case.more)
@@ -136,14 +136,14 @@ def run(*arguments: str) -> None:
         raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}: {done.stderr}")
 
 
-def make_profile(folder: Path, job: Path, case: Case, path: Path) -> None:
+def make_profile(folder: Path, job: Path, case: ComparedRun, path: Path) -> None:
     """Times of the job on so many nodes, without links: alike nodes get even slices."""
     run("measure", str(job), "--local", str(case.nodes), "--out", str(folder / "profile.json"))
     profile = json.loads((folder / "profile.json").read_text())
     path.write_text(json.dumps({**profile, "links": []}))
 
 
-def train(job: Path, case: Case, profile: Path, out: Path) -> None:
+def train(job: Path, case: ComparedRun, profile: Path, out: Path) -> None:
     """Train; a case that stops is interrupted in its eighth step."""
     arguments = ["train", str(job), "--local", str(case.nodes), "--out", str(out), "--profile", str(profile), "--json"]
     if case.stops:

@@ -35,7 +35,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from coordinator.demo.fetch import default_cache
+from coordinator.demo.fetch import demo_cache
 from coordinator.demo.workspace import prepare
 from sim.prediction import predict
 from tests.bench import mbert, paper_table, planner, testbed_runs
@@ -81,7 +81,7 @@ def paper(figures: Figures) -> Figures:
 
 def times(figures: Figures, *, steps: dict[str, int], repeats: int) -> Figures:
     """Predicted against measured on unequal boards."""
-    workspace = prepare(OUT / "testbed" / "demo", default_cache())
+    workspace = prepare(OUT / "testbed" / "demo", demo_cache())
     train = workspace.job.with_name("train.csv")
     return testbed_runs.time_errors(
         OUT / "testbed" / "times", model=workspace.model, train=train, steps=steps, repeats=repeats
@@ -103,7 +103,7 @@ def microbatches(figures: Figures) -> Figures:
 
 def planned_boards(figures: Figures) -> Figures:
     """What the planner gains on the testbed."""
-    workspace = prepare(OUT / "testbed" / "demo", default_cache())
+    workspace = prepare(OUT / "testbed" / "demo", demo_cache())
     train = workspace.job.with_name("train.csv")
     return testbed_runs.planner_over_even(OUT / "testbed" / "planned", model=workspace.model, train=train)
 

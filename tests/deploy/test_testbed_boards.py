@@ -12,7 +12,7 @@ import pytest
 
 from deploy.testbed import agents, groups, network, processes, verify
 from deploy.testbed.boards import Board, Layout, load_layout, parse_layout
-from deploy.testbed.capabilities import Capabilities, Capability, MissingCapability, describe
+from deploy.testbed.capabilities import Capabilities, Capability, MissingCapability, describe_capabilities
 from deploy.testbed.groups import GroupMounts
 from deploy.testbed.network import Shaper
 from ringtune.errors import CapacityError, InvalidInputError, RingTuneError
@@ -314,15 +314,15 @@ def test_htb_is_taken_where_tbf_is_missing() -> None:
 def test_check_says_whether_a_testbed_is_possible() -> None:
     """A line each; what may be missing does not fail it."""
     lines: list[str] = []
-    assert describe(capabilities(netem="unknown"), write=lines.append)
+    assert describe_capabilities(capabilities(netem="unknown"), write=lines.append)
     assert [line[:4] for line in lines] == ["PASS", "PASS", "PASS", "PASS", "PASS", "LACK", "PASS"]
-    assert not describe(capabilities(groups="none"), write=lines.append)
+    assert not describe_capabilities(capabilities(groups="none"), write=lines.append)
     assert lines[-1] == "no testbed is possible here: groups: none"
 
 
 # ---- verify --------------------------------------------------------------------------------------
 
-AS_WANTED = verify.Measured(
+AS_WANTED = verify.BoardCheck(
     board="a",
     wanted_cores=0.5,
     cpu_cores=0.49,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.testbed.cleanup import Ledger, Owner, clean
+from deploy.testbed.cleanup import Ledger, MakerProcess, clean
 from ringtune.errors import BusyError, IntegrityError
 
 
@@ -22,8 +22,8 @@ def test_ledger_lists_what_was_added(tmp_path: Path) -> None:
     with ledger.path.open("a") as file:
         file.write('{"folder": "/ha')
     left = ledger.read()
-    assert (left.owner.pid, left.namespaces, left.folders) == (os.getpid(), ("bed-none-such",), (tmp_path / "group",))
-    assert left.owner.is_alive
+    assert (left.maker.pid, left.namespaces, left.folders) == (os.getpid(), ("bed-none-such",), (tmp_path / "group",))
+    assert left.maker.is_alive
 
 
 def test_testbed_that_is_there_is_not_built_twice(tmp_path: Path) -> None:
@@ -75,6 +75,6 @@ def test_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
 
 def test_owner_is_told_from_a_later_process_of_its_number() -> None:
     """By the time of its start."""
-    this = Owner.this()
+    this = MakerProcess.this()
     assert this.is_alive
     assert not replace(this, started_unix_s=this.started_unix_s - 60).is_alive

@@ -28,7 +28,7 @@ HOST = """
 import json, sys
 from pathlib import Path
 from edge.agent import workshop
-workshop.warm_up()
+workshop.preload()
 import torch
 from edge.compute.hosting import host
 from ringtune.jobs.job import Job, Model

@@ -118,7 +118,7 @@ def test_fault_forged_frames_are_refused_and_the_run_goes_on(cluster: Cluster) -
     assert outcome.plan is not None
     good = Hello(
         run_id=follower.driver.run_id,
-        plan_epoch=0,
+        epoch=0,
         source="node-0",
         digest=outcome.plan.digest,
         wire_dtype="float64",

@@ -17,7 +17,7 @@ from ringtune.weights.source import ModelSource
 from tests.support import tiny
 from tests.support.cluster import RUN_S, Cluster, Outcome
 from tests.support.results import largest_difference, reference_of, trained
-from tests.support.tap import Flow, Tap
+from tests.support.tap import Connection, Tap
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def cached(cluster: Cluster, node: str) -> list[Path]:
     return sorted((cluster.folder / f"cache-{node}").glob("models/*/weights/tiny-bert/*.safetensors"))
 
 
-def weight_flows(tap: Tap) -> list[Flow]:
+def weight_flows(tap: Tap) -> list[Connection]:
     """Connections over which weights were fetched."""
     return [flow for flow in tap.flows if b"/ringtune.v1.Weights/" in flow.sent]
 

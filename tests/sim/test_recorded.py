@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from coordinator.records.trace_file import Span, TraceText
+from coordinator.records.trace_file import TraceText
 from ringtune.costs.work_times import Work
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, RingTuneError
 from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.spans import Span
 from ringtune.schedule.units import EMBEDDING
 from sim.prediction import predict
 from sim.recorded import Recording, read_trace

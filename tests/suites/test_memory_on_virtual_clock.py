@@ -9,13 +9,13 @@ import pytest
 from ringtune.costs.memory import node_memory
 from ringtune.costs.profile import ModelFacts
 from ringtune.engine import events as ev
+from ringtune.engine.handled import Handled
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from ringtune.schedule.versions import trained
 from sim.ring import VirtualRing
-from sim.ring_result import Handled
 from tests.support.plans import random_plan
 
 WEIGHTLESS = ModelFacts(

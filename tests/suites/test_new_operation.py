@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from coordinator.records.trace_file import Span, TraceText
+from coordinator.records.trace_file import TraceText
 from ringtune.costs.recorded_times import RecordedProfile
 from ringtune.costs.work_times import Work
 from ringtune.errors import PlanError
 from ringtune.schedule import lowering
-from ringtune.schedule.actions import Action, Graph, Leg, Op, Scope, Timing, operations
+from ringtune.schedule.actions import Action, Graph, Leg, Op, Scope, Timing, ops
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spans import Span
 from ringtune.schedule.table import build_table, format_action, format_table, parse_action, parse_table
 from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.validate import validate_table
@@ -80,7 +81,7 @@ def test_new_operation_is_printed_and_read(half: Op) -> None:
     action = Action(half, 12, 1, 0, 3)
     assert format_action(action, 4) == "P12.1[0,3)"
     assert parse_action("P12.1[0,3)", 4) == action
-    assert half in operations()
+    assert half in ops()
     with pytest.raises(PlanError, match="is not an action"):
         parse_action("Q12.1[0,3)", 4)
 

@@ -1,4 +1,4 @@
-"""PipeAdapter's order on a virtual clock: 1F1B, a fixed warm-up, and a flush at the end of every turn."""
+"""PipeAdapter's order on a virtual clock: 1F1B, a fixed fill, and a flush at the end of every turn."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def pipe_plan(rng: random.Random) -> Plan:
     return changed(random_plan(rng), method=PipeAdapter(), local_iterations=rng.randint(1, 7))
 
 
-def test_pipe_hosts_do_one_forward_one_backward_after_their_warm_up() -> None:
+def test_pipe_hosts_do_one_forward_one_backward_once_filled() -> None:
     """With equal actions host p of 3 does 3 - p forwards, then F and B in turn, then what is left of B."""
     plan = even_plan(num_steps=5, local_iterations=5)
     order = VirtualRing(plan, action_s=equal_actions).run().order
@@ -140,7 +140,7 @@ def test_pipe_delays_never_change_what_a_forward_sees(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_pipe_no_more_than_the_warm_up_holds_graphs(seed: int) -> None:
+def test_pipe_no_more_than_the_fill_holds_graphs(seed: int) -> None:
     """At host p at most P - p items are between forward and update; each turn of enough steps reaches it."""
     rng = random.Random(seed)
     plan = pipe_plan(rng)

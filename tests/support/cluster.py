@@ -23,7 +23,7 @@ from coordinator.drive.run_driver import RunDriver
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.agent_template import AgentTemplate, ForkedAgent
 from ringtune.jobs.job import Job
-from ringtune.rounds.checkpoint import Manifest, Resume
+from ringtune.rounds.checkpoint import CheckpointManifest, Resume
 from ringtune.schedule.plan import Plan
 from tests.support import leaks, measured, tiny
 from tests.support.processes import source_environment
@@ -44,7 +44,7 @@ class Outcome:
     metrics: list[dict[str, Any]] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     files: dict[str, bytearray] = field(default_factory=dict)
-    checkpoints: list[Manifest] = field(default_factory=list)
+    checkpoints: list[CheckpointManifest] = field(default_factory=list)
     resumed_at: int = 0
     error: str = ""
     message: str = ""
@@ -103,7 +103,7 @@ class Follower:
             case "file":
                 outcome.files.setdefault(event.file.path, bytearray()).extend(event.file.chunk)
             case "checkpoint_json":
-                outcome.checkpoints.append(Manifest.parse(event.checkpoint_json))
+                outcome.checkpoints.append(CheckpointManifest.parse(event.checkpoint_json))
             case "resumed_json":
                 outcome.resumed_at = json.loads(event.resumed_json)["step"]
             case "failure":

@@ -21,8 +21,8 @@ from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import RingTuneError
 from ringtune.files.chunks import cut_file
 from ringtune.jobs.job import Job, parse_job
+from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
 from ringtune.rpc.codec import turn_from_proto
-from ringtune.rpc.options import CLIENT_OPTIONS, SERVER_OPTIONS
 from ringtune.rpc.statuses import abort
 from ringtune.schedule.actions import Op
 from ringtune.schedule.lowering import legs
@@ -182,7 +182,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
 
     # ---- what the coordinator calls ---------------------------------------------------------------
 
-    def Inspect(self, request: Any, context: grpc.ServicerContext) -> control_pb2.InspectReply:  # noqa: N802
+    def Inspect(self, request: Any, context: grpc.ServicerContext) -> control_pb2.InspectReply:
         """Made-up facts."""
         self._enter("inspect", context)
         self.run_id = request.run_id
@@ -199,12 +199,12 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         ]
         return control_pb2.InspectReply(facts_json=json.dumps(made.to_json()), shards=states)
 
-    def MeasureLink(self, request: Any, context: grpc.ServicerContext) -> control_pb2.MeasureLinkReply:  # noqa: N802
+    def MeasureLink(self, request: Any, context: grpc.ServicerContext) -> control_pb2.MeasureLinkReply:
         """A made-up rate."""
         self._enter(f"link {request.target}", context)
         return self._on_link(request)
 
-    def Prepare(self, request: Any, context: grpc.ServicerContext) -> control_pb2.PrepareReply:  # noqa: N802
+    def Prepare(self, request: Any, context: grpc.ServicerContext) -> control_pb2.PrepareReply:
         """Remember the plan."""
         self._enter("prepare", context)
         self.prepared = request
@@ -212,7 +212,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.plan = Plan.from_json(json.loads(request.plan_json))
         return control_pb2.PrepareReply(hosted_bytes=1234)
 
-    def Load(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+    def Load(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> control_pb2.Empty:
         """Keep the files."""
         self._enter("load", context)
         for message in request_iterator:
@@ -220,7 +220,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
             self.loaded[chunk.path] = self.loaded.get(chunk.path, b"") + chunk.chunk
         return control_pb2.Empty()
 
-    def Grant(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+    def Grant(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Report the turns as done, or do what the test wants."""
         self._enter("grant", context)
         turns = [turn_from_proto(turn) for turn in request.turns]
@@ -232,13 +232,13 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
             self.stub.Report(self.report(turns), timeout=CALL_S)
         return control_pb2.Empty()
 
-    def Collect(self, request: Any, context: grpc.ServicerContext) -> Iterator[control_pb2.FileChunk]:  # noqa: N802
+    def Collect(self, request: Any, context: grpc.ServicerContext) -> Iterator[control_pb2.FileChunk]:
         """A tensor for each hosted block, and the head if it is here."""
         self._enter("collect", context)
         for name, content in self.files(with_head=request.with_head).items():
             yield from cut_file(name, io.BytesIO(content))
 
-    def Release(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:  # noqa: N802
+    def Release(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Remember that the run is over."""
         self.log.append("release")
         self.released.set()
@@ -292,7 +292,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
             abort(context, error)
 
 
-class Cluster:
+class FakeCluster:
     """A coordinator with fake agents, over real sockets, in one process.
 
     Args:
@@ -306,7 +306,7 @@ class Cluster:
         options = agents or {}
         self.agents = {name: FakeAgent(name, self.server.address, **options.get(name, {})) for name in names}
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> FakeCluster:
         """Serve and join."""
         self.server.__enter__()
         for agent in self.agents.values():

@@ -11,7 +11,7 @@ from typing import Any
 
 from edge.machine.threads import ComputeThread
 from edge.run import reporter as rp
-from edge.run.loop import AgentRun, Saver
+from edge.run.loop import AgentRun, ShardSink
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import links as plan_links
 from ringtune.schedule.plan import Plan
@@ -78,7 +78,7 @@ class FakeExecutor:
         return {"adapter.safetensors": b"a" * 3, **({"model_head.safetensors": b"h"} if with_head else {})}
 
 
-class Reports:
+class KeptReports:
     """Keeps what a run reports, and wakes who waits for it."""
 
     def __init__(self) -> None:
@@ -148,13 +148,13 @@ class FakeRing:
         executors: dict[str, FakeExecutor] | None = None,
         wait_s: float = 300.0,
         record: bool = False,
-        savers: Mapping[str, Saver] | None = None,
+        savers: Mapping[str, ShardSink] | None = None,
         start: StartPoint | None = None,
     ) -> None:
         self.plan = plan
         self.start_point = start
         self.executors = {node: (executors or {}).get(node) or FakeExecutor() for node in plan.nodes}
-        self.reports = {node: Reports() for node in plan.nodes}
+        self.reports = {node: KeptReports() for node in plan.nodes}
         self.runs: dict[str, AgentRun] = {}
         self._threads = {node: ComputeThread(f"compute-{node}") for node in plan.nodes}
         for node in plan.nodes:

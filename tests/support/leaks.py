@@ -12,6 +12,7 @@ import psutil
 KEPT: Final[set[int]] = set()
 """Process ids that outlive tests on purpose, whatever is below them; whoever adds one ends it and takes it out."""
 
+_MOST_LISTINGS: Final = 20
 _LISTS = (
     Path(f"/proc/{os.getpid()}/task").is_dir() and Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists()
 )
@@ -32,11 +33,14 @@ def _children(pid: int) -> list[int]:
     """Each thread has a list of those that it has started."""
     if not _LISTS:
         return [child.pid for child in psutil.Process(pid).children()]
-    try:
-        texts = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
-    except OSError:  # it has just ended
-        return []
-    return [int(word) for text in texts for word in text.split()]
+    for _ in range(_MOST_LISTINGS):
+        try:
+            tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        except OSError:  # it has just ended
+            return []
+        with contextlib.suppress(OSError):  # a thread has just ended: its children are now on another one's list
+            return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    return []
 
 
 def still_running(pids: set[int], grace_s: float) -> list[psutil.Process]:

@@ -10,10 +10,11 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from coordinator.records.trace_file import Span, TraceText
+from coordinator.records.trace_file import TraceText
 from ringtune import cli
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spans import Span
 from sim.prediction import Prediction, predict
 from tests.support.fake_agents import job
 from tests.support.plans import make_plan

@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Iterable, Mapping
 
-from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile, Shape
+from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile, TimedShape
 from ringtune.costs.work_times import Work, WorkTime
 from ringtune.schedule.plan import Plan
 
@@ -83,9 +83,9 @@ def node(
     )
 
 
-def shape_of(plan: Plan) -> Shape:
+def shape_of(plan: Plan) -> TimedShape:
     """What the timings of a job with this plan belong to."""
-    return Shape(
+    return TimedShape(
         rows=plan.course.microbatch_sizes()[0],
         tokens=plan.course.max_length,
         dtype="float32",

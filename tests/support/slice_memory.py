@@ -34,7 +34,7 @@ def main() -> None:
     options = parser.parse_args()
     limit_library_threads(1)
     keep_freed_memory()
-    workshop.warm_up()
+    workshop.preload()
 
     import torch
 

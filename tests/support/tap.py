@@ -13,7 +13,7 @@ _PIECE_BYTES = 1 << 16
 
 
 @dataclass(slots=True)
-class Flow:
+class Connection:
     """One connection: what the opener sent and what it got."""
 
     sent: bytearray = field(default_factory=bytearray)
@@ -43,7 +43,7 @@ class Tap:
     """
 
     def __init__(self, target_port: int, *, delay_s: float = 0.0) -> None:
-        self.flows: list[Flow] = []
+        self.flows: list[Connection] = []
         self.cut_at_bytes = 0
         self._target_port = target_port
         self._delay_s = delay_s
@@ -73,13 +73,13 @@ class Tap:
                 continue
             for end in (near, far):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            flow = Flow()
+            flow = Connection()
             self.flows.append(flow)
             self._sockets += [near, far]
             threading.Thread(target=self._pump, args=(near, far, flow, flow.sent), daemon=True).start()
             threading.Thread(target=self._pump, args=(far, near, flow, flow.received), daemon=True).start()
 
-    def _pump(self, source: socket.socket, target: socket.socket, flow: Flow, copy: bytearray) -> None:
+    def _pump(self, source: socket.socket, target: socket.socket, flow: Connection, copy: bytearray) -> None:
         try:
             while piece := source.recv(_PIECE_BYTES):
                 copy += piece

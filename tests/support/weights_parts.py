@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from edge.weights.patience import Wanted
+from edge.weights.retrying import Wanted
 from ringtune.rpc.connections import Server
 from ringtune.rpc.weights_servicer import WeightsServicer
 from ringtune.v1 import weights_pb2_grpc

@@ -40,14 +40,14 @@ def plan(**changes: Any) -> Plan:
 def expectation(of: Plan | None = None, node: str = "b", **changes: Any) -> RunExpectation:
     """What ``node`` expects in run ``RUN``."""
     of = of or plan()
-    made = RunExpectation(run_id=RUN, plan_epoch=1, plan=of, digest=of.digest, node=node)
+    made = RunExpectation(run_id=RUN, epoch=1, plan=of, digest=of.digest, node=node)
     return dataclasses.replace(made, **changes)
 
 
 def hello(of: Plan | None = None, source: str = "a", **changes: Any) -> Hello:
     """How ``source`` introduces itself for run ``RUN``."""
     of = of or plan()
-    made = Hello(run_id=RUN, plan_epoch=1, source=source, digest=of.digest, wire_dtype=of.course.wire_dtype)
+    made = Hello(run_id=RUN, epoch=1, source=source, digest=of.digest, wire_dtype=of.course.wire_dtype)
     return dataclasses.replace(made, **changes)
 
 
@@ -155,7 +155,7 @@ def receiver(expected: RunExpectation | None = None, **changes: Any) -> Iterator
         node.stop()
 
 
-class Sender:
+class LinkSender:
     """A link with what it was told."""
 
     def __init__(self, address: str, by: Hello | None = None, target: str = "b") -> None:
@@ -171,9 +171,9 @@ class Sender:
 
 
 @contextlib.contextmanager
-def sender(address: str, by: Hello | None = None, target: str = "b") -> Iterator[Sender]:
+def sender(address: str, by: Hello | None = None, target: str = "b") -> Iterator[LinkSender]:
     """An open link, closed at the end."""
-    made = Sender(address, by, target)
+    made = LinkSender(address, by, target)
     try:
         made.link.open(WAIT_S)
         yield made
@@ -181,7 +181,7 @@ def sender(address: str, by: Hello | None = None, target: str = "b") -> Iterator
         made.link.close()
 
 
-class Tap:
+class WireProxy:
     """A proxy on a free port that copies bytes between a client and ``target`` and keeps the client's.
 
     ``cut()`` closes all connections at once, as a dying peer does; ``freeze()`` stops copying but keeps
@@ -200,7 +200,7 @@ class Tap:
         self._upward_bytes = bytearray()
         self._lock = threading.Lock()
         self._is_over = self._is_frozen = False
-        self._thread = threading.Thread(target=self._copy, name="tap")
+        self._thread = threading.Thread(target=self._copy, name="wire_proxy")
         self._thread.start()
 
     @property
@@ -265,9 +265,9 @@ class Tap:
 
 
 @contextlib.contextmanager
-def tap(target: str) -> Iterator[Tap]:
+def wire_proxy(target: str) -> Iterator[WireProxy]:
     """A tapping proxy in front of ``target``, ended at the end."""
-    made = Tap(target)
+    made = WireProxy(target)
     try:
         yield made
     finally:

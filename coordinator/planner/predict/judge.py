@@ -28,7 +28,7 @@ from sim.items import Items
 from sim.links import MeasuredLinks
 from sim.ring import VirtualRing
 
-WARM_UP_STEPS = 4
+BURN_IN_STEPS = 4
 MEASURED_STEPS = 8
 MOST_AHEAD = 16
 """Most steps after the measured ones; embeddings and frozen forwards of later steps take their share of the time."""
@@ -88,7 +88,7 @@ def simulated_step_s(
     *,
     optimizer: str,
     owner: str,
-    warm_up: int = WARM_UP_STEPS,
+    burn_in: int = BURN_IN_STEPS,
     measured: int = MEASURED_STEPS,
 ) -> float:
     """Seconds of a step that trains ``units`` on the virtual clock, once the ring is full.
@@ -99,7 +99,7 @@ def simulated_step_s(
         units: what trains.
         optimizer: of the job.
         owner: the initiator of all steps.
-        warm_up: steps before the measurement.
+        burn_in: steps before those that are measured; they count for nothing.
         measured: steps of it.
 
     Raises:
@@ -108,9 +108,9 @@ def simulated_step_s(
     course, placement = plan.course, plan.placement
     is_stale = may_be_stale(course)
     if is_stale:  # whole turns: the ring drains at the end of each
-        warm_up = measured = course.local_iterations
+        burn_in = measured = course.local_iterations
     ahead = 0 if is_stale else -(-placement.credits * (len(placement.slices) + 1) // course.microbatches)
-    steps = warm_up + measured + min(ahead, MOST_AHEAD)
+    steps = burn_in + measured + min(ahead, MOST_AHEAD)
     course = dataclasses.replace(
         course,
         method=course.method if is_stale else Steady(units=units),
@@ -137,7 +137,7 @@ def simulated_step_s(
     if result.finish is None or result.finish.error:
         waits = "; ".join(f"node {node} {ring.waiting_for(node)}" for node in probe.nodes)
         raise DeadlineError(f"the virtual run of plan {probe.digest[:12]} does not end: {waits}; please report it")
-    return (observer.ends_s[warm_up + measured - 1] - observer.ends_s[warm_up - 1]) / measured
+    return (observer.ends_s[burn_in + measured - 1] - observer.ends_s[burn_in - 1]) / measured
 
 
 def simulated_job_s(
@@ -157,10 +157,10 @@ def simulated_job_s(
         None if not a single probe can be afforded.
     """
     micro = costs.num_micro
-    warm_up, measured = max(4, 16 // micro), max(6, 16 // micro)
+    burn_in, measured = max(4, 16 // micro), max(6, 16 // micro)
     frozen = max(1, costs.stop - costs.first)
     ahead = min(MOST_AHEAD, -(-plan.placement.credits * (len(ring.nodes) + 1) // micro))
-    per_probe = (warm_up + measured + ahead) * micro * (frozen + 3 * len(ring.nodes) + 2)
+    per_probe = (burn_in + measured + ahead) * micro * (frozen + 3 * len(ring.nodes) + 2)
     num_probes = most_actions // per_probe
     if not num_probes:
         return None
@@ -178,7 +178,7 @@ def simulated_job_s(
         names = [costs.names[costs.owners[index].node] for index in chosen]
         seconds = [
             simulated_step_s(
-                plan, profile, kinds[depth][1], optimizer=optimizer, owner=name, warm_up=warm_up, measured=measured
+                plan, profile, kinds[depth][1], optimizer=optimizer, owner=name, burn_in=burn_in, measured=measured
             )
             for name in names
         ]

@@ -150,7 +150,7 @@ def _between(costs: RingCosts, node: int, upper: int) -> tuple[float, float]:
     return moves_s, max(costs.hidden_wire_s[node][upper], costs.grad_wire_s[upper][node])
 
 
-class _Traffic(NamedTuple):
+class _MessageTimes(NamedTuple):
     """Seconds that a host's messages take in a step, in other owners' turns and in its own.
 
     ``wires_s`` is of the busier of uplink and downlink, ``taken_s`` of the host's computing.
@@ -162,7 +162,7 @@ class _Traffic(NamedTuple):
     own_taken_s: float
 
 
-def _traffic(costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is_bottom: bool) -> _Traffic:
+def _traffic(costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is_bottom: bool) -> _MessageTimes:
     """Seconds that a host's messages in a step take from its links and its computing.
 
     Each micro-batch has ``ups`` tensors on the uplink and ``downs`` on the downlink.
@@ -175,7 +175,7 @@ def _traffic(costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is
     sending_s, receiving_s = micro * costs.sending_s[node], micro * costs.receiving_s[node]
     own_ups = ups + (0 if is_bottom else 1) + (-1 if is_top else 1)
     own_downs = downs + (-1 if is_bottom else 0) + (-min(1, downs - 1) if is_top else 1)
-    return _Traffic(
+    return _MessageTimes(
         max(ups * up_s, downs * down_s),
         max(own_ups * up_s, own_downs * down_s),
         ups * sending_s + downs * receiving_s,
@@ -184,7 +184,7 @@ def _traffic(costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is
 
 
 def _busier(
-    costs: RingCosts, before: Sequence[float], node: int, work_s: float, wire_s: float, traffic: _Traffic
+    costs: RingCosts, before: Sequence[float], node: int, work_s: float, wire_s: float, traffic: _MessageTimes
 ) -> list[float]:
     """Seconds per owner of the busiest resource: the busiest one before, or this host's computing, links or ``wire_s``.
 
@@ -201,7 +201,7 @@ def _busier(
 
 
 def _wider(
-    costs: RingCosts, before: Sequence[float], node: int, segment_s: float, both_s: float, traffic: _Traffic
+    costs: RingCosts, before: Sequence[float], node: int, segment_s: float, both_s: float, traffic: _MessageTimes
 ) -> list[float]:
     """Longest span per owner, after this host was placed below the others.
 

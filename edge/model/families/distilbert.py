@@ -11,18 +11,18 @@ from edge.model.families.bert import BertFamily, sdpa_mask
 
 
 class DistilBertFamily(BertFamily):
-    """The ``Family`` of DistilBERT."""
+    """The ``FamilyForward`` of DistilBERT."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Sum word and position embeddings, and normalise the sum."""
         hidden: torch.Tensor = base.embeddings(batch.ids, None)
         return hidden
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:  # noqa: N803
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:
         """Build a 4-D mask for the fused attention kernel; otherwise return the 2-D mask."""
         return sdpa_mask(hidden_BTD, mask_BT) if base.config._attn_implementation == "sdpa" else mask_BT
 
-    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer; the hidden state comes last in its tuple."""
         hidden: torch.Tensor = block(hidden_BTD, context, None, False)[-1]
         return hidden

@@ -11,14 +11,14 @@ from edge.model.families.bert import BertFamily, additive_mask
 
 
 class ElectraFamily(BertFamily):
-    """The ``Family`` of ELECTRA."""
+    """The ``FamilyForward`` of ELECTRA."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Embed as BERT, then project up to the model's width where it is another."""
         hidden = super().embed(base, batch)
         return base.embeddings_project(hidden) if hasattr(base, "embeddings_project") else hidden
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:  # noqa: N803
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor | None:
         """Build an additive mask, with padding or without."""
         return additive_mask(hidden_BTD, mask_BT)
 

@@ -26,7 +26,7 @@ class CausalContext(NamedTuple):
 
 
 class Gpt2Family:
-    """The ``Family`` of GPT-2."""
+    """The ``FamilyForward`` of GPT-2."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Add word and position embeddings; positions count padding, as in the library."""
@@ -34,22 +34,22 @@ class Gpt2Family:
         hidden: torch.Tensor = base.drop(base.wte(batch.ids) + base.wpe(positions[None]))
         return hidden
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:  # noqa: N803
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:
         """Build the causal mask as the library makes it."""
         return causal_context(base.config, hidden_BTD, mask_BT, window=False)
 
-    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer; of its tuple only the hidden state is kept."""
         hidden: torch.Tensor = block(hidden_BTD, None, context.row_positions, context.mask, None, None)[0]
         return hidden
 
-    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Normalise the hidden state, and pick that of each row's last token for classification."""
         last = base.ln_f(hidden_BTD)
         return last, {"cls_output": last_token(base.config, last, batch)}
 
 
-def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:  # noqa: N803
+def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor, *, window: bool) -> CausalContext:
     """Build mask and positions as the library's ``forward`` makes them.
 
     Args:
@@ -61,8 +61,8 @@ def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor,
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
     rows, tokens, _ = hidden_BTD.shape
-    positions_T = torch.arange(tokens, device=hidden_BTD.device)  # noqa: N806
-    positions_BT = positions_T.expand(rows, tokens)  # noqa: N806
+    positions_T = torch.arange(tokens, device=hidden_BTD.device)
+    positions_BT = positions_T.expand(rows, tokens)
     make = create_sliding_window_causal_mask if window else create_causal_mask
     mask = make(
         config=config,
@@ -75,7 +75,7 @@ def causal_context(config: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor,
     return CausalContext(mask=mask, positions=positions_BT, row_positions=positions_T, rotary=None)
 
 
-def last_token(config: Any, hidden_BTD: torch.Tensor, batch: Batch) -> torch.Tensor:  # noqa: N803
+def last_token(config: Any, hidden_BTD: torch.Tensor, batch: Batch) -> torch.Tensor:
     """Pick the hidden state (B, D) of each row's last token, as AdapterHub finds it.
 
     The number of ids that are no padding tells the place: with padding id 0 the ids 7, 8, 0 have two, so the last

@@ -11,21 +11,21 @@ from edge.model.families.gpt2 import CausalContext, causal_context, last_token
 
 
 class LlamaFamily:
-    """The ``Family`` of Llama and Mistral; every node has a rotary embedding of its own, which has no weights."""
+    """The ``FamilyForward`` of Llama and Mistral; every node has a rotary embedding of its own, which has no weights."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Look the word embeddings up."""
         hidden: torch.Tensor = base.embed_tokens(batch.ids)
         return hidden
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:  # noqa: N803
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> CausalContext:
         """Build the causal mask as the library makes it, and the rotary tables."""
         config = base.config
         window = config.model_type == "mistral" and config.sliding_window is not None
         context = causal_context(config, hidden_BTD, mask_BT, window=window)
         return context._replace(rotary=base.rotary_emb(hidden_BTD, context.positions))
 
-    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer."""
         hidden: torch.Tensor = block(
             hidden_BTD,
@@ -36,7 +36,7 @@ class LlamaFamily:
         )
         return hidden
 
-    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Normalise the hidden state, and pick that of each row's last token for classification."""
         last = base.norm(hidden_BTD)
         return last, {"cls_output": last_token(base.config, last, batch)}

@@ -11,7 +11,7 @@ from ringtune.errors import DataError
 
 
 class VitFamily:
-    """The ``Family`` of vision transformers; the pooler is not read, because the head takes the class token itself."""
+    """The ``FamilyForward`` of vision transformers; the pooler is not read, because the head takes the class token itself."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Embed patches and positions behind the class token."""
@@ -21,15 +21,15 @@ class VitFamily:
         hidden: torch.Tensor = base.embeddings(batch.pixels.to(table.dtype))
         return hidden
 
-    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> None:  # noqa: N803
+    def context(self, base: Any, hidden_BTD: torch.Tensor, mask_BT: torch.Tensor) -> None:
         """Return None: a block needs nothing but the hidden state."""
 
-    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:  # noqa: N803
+    def block(self, block: Any, hidden_BTD: torch.Tensor, context: Any) -> torch.Tensor:
         """Run one layer."""
         hidden: torch.Tensor = block(hidden_BTD, None)
         return hidden
 
-    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:  # noqa: N803
+    def finish(self, base: Any, hidden_BTD: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, dict[str, Any]]:
         """Normalise the hidden state."""
         return base.layernorm(hidden_BTD), {}
 

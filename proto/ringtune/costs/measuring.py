@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ringtune.costs.profile import Shape
+from ringtune.costs.profile import TimedShape
 from ringtune.costs.seconds import WIRE_ITEM_BYTES
 from ringtune.jobs.job import Job
 
@@ -27,9 +27,9 @@ class Size(NamedTuple):
     tokens: int
 
 
-def job_shape(job: Job) -> Shape:
+def job_shape(job: Job) -> TimedShape:
     """The shape that timings for this job belong to: its largest micro-batch, at ``train.max_length`` tokens."""
-    return Shape(
+    return TimedShape(
         rows=-(-job.train.batch_size // job.train.microbatches),
         tokens=job.train.max_length,
         task=job.model.task,

@@ -15,8 +15,8 @@ from ringtune.errors import JobError
 from ringtune.jobs.job import Job
 from ringtune.models.adapter_config import adapter_block_params
 from ringtune.models.families import FAMILIES, check_task
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING, Sizes
-from ringtune.models.folder import base_tensors, model_sizes, read_config
+from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING, Dimensions
+from ringtune.models.folder import base_tensors, model_dimensions, read_config
 from ringtune.models.tensors import CONFIG_FILE, StoredTensor
 
 
@@ -33,31 +33,34 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
         IntegrityError: a safetensors file is damaged.
     """
     config = read_config(folder)
-    family, sizes = FAMILIES[config["model_type"]], model_sizes(config)
+    family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_job(job, config, where=str(Path(folder) / CONFIG_FILE))
     tensors = base_tensors(folder, config, with_decoder=job.model.task == CAUSAL_LM)
     item_bytes = DTYPE_BYTES[job.model.dtype]
     adapter_params = adapter_block_params(
-        job.adapter.config, hidden_size=sizes.hidden, widths=family.widths(config), num_blocks=sizes.num_blocks
+        job.adapter.config,
+        hidden_size=dimensions.hidden,
+        widths=family.widths(config),
+        num_blocks=dimensions.num_blocks,
     )
     weights = {name: math.prod(stored.shape) for name, stored in tensors.items()}
     in_block = sum(count for name, count in weights.items() if name.startswith(f"{family.block_prefix}0."))
     outside = sum(count for name, count in weights.items() if not name.startswith(family.block_prefix))
-    head = _head_sizes(job.model.task, sizes)
+    head = _head_sizes(job.model.task, dimensions)
     return ModelFacts(
         model_type=config["model_type"],
-        num_blocks=sizes.num_blocks,
-        hidden_size=sizes.hidden,
-        intermediate_size=sizes.inner,
-        num_heads=sizes.num_heads,
-        vocab_size=sizes.vocab,
+        num_blocks=dimensions.num_blocks,
+        hidden_size=dimensions.hidden,
+        intermediate_size=dimensions.inner,
+        num_heads=dimensions.num_heads,
+        vocab_size=dimensions.vocab,
         block_bytes=in_block * item_bytes,
         embedding_bytes=outside * item_bytes,
         head_bytes=head.params * item_bytes,
         head_class_bytes=head.class_params * item_bytes,
         head_token_logits=head.token_logits,
-        inner_kept=sizes.inner_kept,
-        fixed_tokens=sizes.longest if sizes.fixed else 0,
+        inner_kept=dimensions.inner_kept,
+        fixed_tokens=dimensions.longest if dimensions.fixed else 0,
         adapter_block_bytes=adapter_params * item_bytes,
         digest=_digest(config, tensors),
     )
@@ -70,16 +73,16 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
         ModelError: its family has no head for the task.
         JobError: longer texts or more private blocks than it has.
     """
-    family, sizes = FAMILIES[config["model_type"]], model_sizes(config)
+    family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_task(family, job.model.task, where=where)
-    longest, asked = sizes.longest, job.train.max_length
-    if sizes.fixed and asked < longest:
+    longest, asked = dimensions.longest, job.train.max_length
+    if dimensions.fixed and asked < longest:
         raise JobError(f"train.max_length is {asked}, an image of this model has {longest} tokens; set it to {longest}")
-    if not sizes.fixed and asked > longest:
+    if not dimensions.fixed and asked > longest:
         raise JobError(f"train.max_length is {asked}, the model takes {longest} tokens at most; lower it")
-    if job.privacy.private_blocks >= sizes.num_blocks:
+    if job.privacy.private_blocks >= dimensions.num_blocks:
         raise JobError(
-            f"privacy.private_blocks is {job.privacy.private_blocks}, the model has {sizes.num_blocks} blocks; "
+            f"privacy.private_blocks is {job.privacy.private_blocks}, the model has {dimensions.num_blocks} blocks; "
             "leave at least one to train"
         )
 
@@ -92,17 +95,17 @@ class _HeadSizes(NamedTuple):
     token_logits: int
 
 
-def _head_sizes(task: str, sizes: Sizes) -> _HeadSizes:
+def _head_sizes(task: str, dimensions: Dimensions) -> _HeadSizes:
     """Count the weights of AdapterHub's default head for a task.
 
     A language model's head is frozen and counts as embedding.
     """
-    row = sizes.hidden + 1
+    row = dimensions.hidden + 1
     return {
-        CLASSIFICATION: _HeadSizes(sizes.hidden * row, row, 0),
+        CLASSIFICATION: _HeadSizes(dimensions.hidden * row, row, 0),
         IMAGE_CLASSIFICATION: _HeadSizes(0, row, 0),
         QUESTION_ANSWERING: _HeadSizes(2 * row, 0, 2),
-        CAUSAL_LM: _HeadSizes(0, 0, sizes.vocab),
+        CAUSAL_LM: _HeadSizes(0, 0, dimensions.vocab),
     }[task]
 
 

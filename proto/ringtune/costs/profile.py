@@ -73,7 +73,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
+class TimedShape:
     """What the timings of a node belong to besides the model: other values need other timings.
 
     Attributes:
@@ -202,7 +202,7 @@ class NodeFacts:
     cpu_cores: float = 0.0
     train_tokens: float = 0.0
     eval_tokens: float = 0.0
-    shape: Shape = Shape()
+    shape: TimedShape = TimedShape()
     work_times: tuple[WorkTime, ...] = ()
     has_messages: bool = False
 
@@ -318,7 +318,7 @@ def _per_token(node: Mapping[str, Any]) -> dict[str, Any]:
         PlanError: the activations are no number, or the shape has no tokens.
     """
     fields, name = dict(node), "activation_block_bytes"
-    shape = read_dataclass(Shape, fields.get("shape", {}), where="shape", error=PlanError)
+    shape = read_dataclass(TimedShape, fields.get("shape", {}), where="shape", error=PlanError)
     kept = read_value(float, fields.pop(name, None), where=name, error=PlanError)
     tokens = read_value(float, shape.rows * shape.tokens, where="shape", error=PlanError)
     if kept and tokens < 1:

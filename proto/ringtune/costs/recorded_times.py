@@ -40,7 +40,7 @@ _OF_A_PART = frozenset({Scope.MICRO, Scope.RANGE})
 _UNSIZED = frozenset({Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE})
 
 
-class _Open(NamedTuple):
+class _OpenItem(NamedTuple):
     """A granted item: per micro-batch the lowest unit that gets a gradient, and the padded tokens."""
 
     item: Item
@@ -70,7 +70,7 @@ class RecordedProfile:
         self._facts = profile.by_name
         points = {node: work_points(facts) for node, facts in self._facts.items()}
         self._tables = {node: WorkTable(found, where=f"node {node}") for node, found in points.items()}
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenItem] = {}
         self._shared: dict[int, list[float]] = {}
         self._samples: dict[tuple[str, Work], deque[_Sample]] = {}
         self._guesses: dict[tuple[str, Work], deque[_Sample]] = {}
@@ -84,7 +84,7 @@ class RecordedProfile:
             parts = course.microbatch_sizes(item.rows) if item.kind is not StepKind.CHECKPOINT else ()
             owner = self._facts[item.owner]
             sizes = tuple(padded_size(owner, max_length=course.max_length, rows=rows, kind=item.kind) for rows in parts)
-            self._open[item.seq] = _Open(item, lowest_units(course, item), sizes)
+            self._open[item.seq] = _OpenItem(item, lowest_units(course, item), sizes)
 
     def turn_done(self, turn: Turn) -> None:
         """Forget a turn that is done: no more of its actions count."""
@@ -109,7 +109,7 @@ class RecordedProfile:
         for work, share in shares:
             self._add(node, work, share, size, is_guess=len(shares) > 1)
 
-    def _fits(self, action: Action, entry: _Open) -> bool:
+    def _fits(self, action: Action, entry: _OpenItem) -> bool:
         scope = action.op.scope
         if scope in _OF_A_PART and not 0 <= action.micro < len(entry.sizes):
             return False
@@ -118,7 +118,7 @@ class RecordedProfile:
         stop = self._course.head + (1 if action.start == self._course.head else 0)  # no update is of blocks and head
         return scope is not Scope.UNITS or EMBEDDING <= action.start < action.stop <= stop
 
-    def _add_shared(self, node: str, action: Action, entry: _Open, seconds: float) -> None:
+    def _add_shared(self, node: str, action: Action, entry: _OpenItem, seconds: float) -> None:
         """Add the mean time of an item's actions of one kind, once all of them have come.
 
         The first embedding of an item makes its whole batch, so that one alone says little.
@@ -130,7 +130,7 @@ class RecordedProfile:
             self._add(node, work, statistics.fmean(found), statistics.fmean(entry.sizes))
 
     def _shares(
-        self, node: str, action: Action, entry: _Open, seconds: float, size: float
+        self, node: str, action: Action, entry: _OpenItem, seconds: float, size: float
     ) -> Sequence[tuple[Work, float]]:
         """Take an action's time apart into times of works; ``NodeCosts.seconds`` goes the way back."""
         timing, count = action.op.timing, action.stop - action.start

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ringtune.costs.memory import MOMENTS
-from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, Shape
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, TimedShape
 from ringtune.costs.work_times import Work, WorkTable, WorkTime
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, Payload, Scope
@@ -210,7 +210,7 @@ class CourseCosts:
         return taken[0], taken[1]
 
 
-def check_profile(profile: Profile, course: Course, *, model_digest: str = "", shape: Shape | None = None) -> None:
+def check_profile(profile: Profile, course: Course, *, model_digest: str = "", shape: TimedShape | None = None) -> None:
     """Refuse a profile that was measured for something else.
 
     Args:

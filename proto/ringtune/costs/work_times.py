@@ -42,7 +42,7 @@ class WorkTime:
         work: a value of ``Work``.
         rows: of the micro-batch; 0 where the size does not matter.
         tokens: padded length of each row.
-        median_s: after warm-up, seconds; of recorded actions the mean, because batches differ.
+        median_s: after the burn-in, seconds; of recorded actions the mean, because batches differ.
         low_s: first quartile.
         high_s: third quartile.
         samples: how many timings.

@@ -56,7 +56,7 @@ def read_dataclass(
         InvalidInputError: as ``error``, for an unknown or missing key or a wrong type.
     """
     if not isinstance(value, Mapping):
-        raise error(f"{where or 'the file'} has to be a table, but is {describe(value)}")
+        raise error(f"{where or 'the file'} has to be a table, but is {describe_value(value)}")
     hints = _hints(typing.cast(Any, cls))
     fields = [field for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
     check_keys(value, [field.name for field in fields], where=where, error=error)
@@ -87,13 +87,13 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
         return read_value(_choice(args, value, where=where, error=error), value, where=where, error=error)
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise error(f"{where} has to be a list, but is {describe(value)}")
+            raise error(f"{where} has to be a list, but is {describe_value(value)}")
         items = enumerate(value)
         return tuple(read_value(args[0], item, where=f"{where}[{index}]", error=error) for index, item in items)
     if hint is float and type(value) is int:
         return _to_float(value, where=where, error=error)
     if type(value) is not hint:
-        raise error(f"{where} has to be {_TYPE_NAMES[hint]}, but is {describe(value)}")
+        raise error(f"{where} has to be {_TYPE_NAMES[hint]}, but is {describe_value(value)}")
     if hint is float and not math.isfinite(typing.cast(float, value)):
         raise error(f"{where} has to be a finite number, but is {value}")
     return value
@@ -121,7 +121,7 @@ def join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-def describe(value: object) -> str:
+def describe_value(value: object) -> str:
     """Describe a value for a message, short and with its kind: ``the text 'abc'``."""
     kind = _TYPE_NAMES.get(type(value), type(value).__name__)
     if isinstance(value, Mapping | list | tuple) or value is None:
@@ -141,7 +141,7 @@ def _choice(args: tuple[Any, ...], value: object, *, where: str, error: type[Inv
         if found in (arg, typing.get_origin(arg)):
             return arg
     names = " or ".join(_TYPE_NAMES[typing.get_origin(arg) or arg] for arg in given)
-    raise error(f"{where} has to be {names}, but is {describe(value)}")
+    raise error(f"{where} has to be {names}, but is {describe_value(value)}")
 
 
 def _example(name: str, hint: Any) -> str:

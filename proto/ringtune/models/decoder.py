@@ -11,9 +11,9 @@ from ringtune.models.family import (
     QUESTION_ANSWERING,
     Config,
     ConfigKey,
+    Dimensions,
     Family,
     Shapes,
-    Sizes,
     Widths,
     indivisible,
     kept_by,
@@ -28,8 +28,8 @@ def _gpt2_inner(config: Config) -> int:
     return inner
 
 
-def _gpt2_sizes(config: Config) -> Sizes:
-    return Sizes(
+def _gpt2_dimensions(config: Config) -> Dimensions:
+    return Dimensions(
         num_blocks=config["n_layer"],
         hidden=config["n_embd"],
         inner=_gpt2_inner(config),
@@ -84,7 +84,7 @@ GPT2 = Family(
     prefix="transformer.",
     blocks_path="h",
     owner_paths=("wte", "wpe", "ln_f"),
-    sizes=_gpt2_sizes,
+    dimensions=_gpt2_dimensions,
     widths=lambda config: Widths.plain(config["n_embd"], _gpt2_inner(config), merged=True),
     block_shapes=_gpt2_block,
     owner_shapes=_gpt2_owner,
@@ -102,8 +102,8 @@ def _groups(config: Config) -> int:
     return groups
 
 
-def _llama_sizes(config: Config) -> Sizes:
-    return Sizes(
+def _llama_dimensions(config: Config) -> Dimensions:
+    return Dimensions(
         num_blocks=config["num_hidden_layers"],
         hidden=config["hidden_size"],
         inner=config["intermediate_size"],
@@ -189,7 +189,7 @@ LLAMA = Family(
     prefix="model.",
     blocks_path="layers",
     owner_paths=("embed_tokens", "norm"),
-    sizes=_llama_sizes,
+    dimensions=_llama_dimensions,
     widths=_llama_widths,
     block_shapes=_llama_block,
     owner_shapes=_llama_owner,

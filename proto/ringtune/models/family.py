@@ -46,7 +46,7 @@ class ConfigKey:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes:
+class Dimensions:
     """What planning needs of a config, whatever its keys are called.
 
     Attributes:
@@ -112,7 +112,7 @@ class Family:
         blocks_path: dotted path of the list of blocks in the base model.
         owner_paths: dotted paths of what an owner holds besides blocks, as far as a model has it; what is neither a
             block nor in this list is never read.
-        sizes: config -> sizes.
+        dimensions: config -> dimensions.
         widths: config -> matrices that LoRA wraps.
         block_shapes: config -> name inside the block -> shape, of those tensors that tell most configs apart.
         owner_shapes: config -> name -> shape, of such tensors outside the blocks.
@@ -126,7 +126,7 @@ class Family:
     prefix: str
     blocks_path: str
     owner_paths: tuple[str, ...]
-    sizes: Callable[[Config], Sizes]
+    dimensions: Callable[[Config], Dimensions]
     widths: Callable[[Config], Widths]
     block_shapes: Callable[[Config], Shapes]
     owner_shapes: Callable[[Config], Shapes]

@@ -16,7 +16,7 @@ from typing import Any
 
 from ringtune.errors import ModelError
 from ringtune.models.families import FAMILIES, family_named
-from ringtune.models.family import ConfigKey, Sizes
+from ringtune.models.family import ConfigKey, Dimensions
 from ringtune.models.tensors import CONFIG_FILE, StoredTensor, base_name, read_headers, select_tensors
 
 _MAX_CONFIG_BYTES = 1_000_000
@@ -57,9 +57,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return {"model_type": family.model_type, **config}
 
 
-def model_sizes(config: Mapping[str, Any]) -> Sizes:
-    """The sizes in a config from ``read_config``, whatever its keys are called."""
-    return FAMILIES[config["model_type"]].sizes(config)
+def model_dimensions(config: Mapping[str, Any]) -> Dimensions:
+    """The dimensions in a config from ``read_config``, whatever its keys are called."""
+    return FAMILIES[config["model_type"]].dimensions(config)
 
 
 def base_tensors(
@@ -85,7 +85,7 @@ def base_tensors(
         {name: stored.shape for name, stored in found.items()},
         config,
         where=str(folder),
-        blocks=range(family.sizes(config).num_blocks),
+        blocks=range(family.dimensions(config).num_blocks),
         is_owner=True,
         with_decoder=with_decoder,
     )

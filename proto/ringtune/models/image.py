@@ -7,9 +7,9 @@ from ringtune.models.family import (
     IMAGE_CLASSIFICATION,
     Config,
     ConfigKey,
+    Dimensions,
     Family,
     Shapes,
-    Sizes,
     Widths,
     indivisible,
     kept_by,
@@ -25,8 +25,8 @@ def image_tokens(config: Config) -> int:
     return side * side + 1
 
 
-def _sizes(config: Config) -> Sizes:
-    return Sizes(
+def _dimensions(config: Config) -> Dimensions:
+    return Dimensions(
         num_blocks=config["num_hidden_layers"],
         hidden=config["hidden_size"],
         inner=config["intermediate_size"],
@@ -84,7 +84,7 @@ VIT = Family(
     prefix="vit.",
     blocks_path="encoder.layer",
     owner_paths=("embeddings", "layernorm"),
-    sizes=_sizes,
+    dimensions=_dimensions,
     widths=lambda config: Widths.plain(config["hidden_size"], config["intermediate_size"]),
     block_shapes=_block,
     owner_shapes=_owner,

@@ -126,8 +126,8 @@ def select_tensors(
         own = tuple(f"{path}." for path in family.owner_paths)
         wanted |= {name: shape for name, shape in weights.items() if name.startswith(own)} | family.owner_shapes(config)
         if with_decoder and not config["tie_word_embeddings"]:
-            sizes = family.sizes(config)
-            wanted[LM_HEAD] = (sizes.vocab, sizes.hidden)
+            dimensions = family.dimensions(config)
+            wanted[LM_HEAD] = (dimensions.vocab, dimensions.hidden)
     for name, shape in wanted.items():
         if name not in shapes:
             raise ModelError(f"{where} has no tensor {name!r}, which {CONFIG_FILE} asks for; is the model complete?")

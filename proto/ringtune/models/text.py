@@ -10,9 +10,9 @@ from ringtune.models.family import (
     QUESTION_ANSWERING,
     Config,
     ConfigKey,
+    Dimensions,
     Family,
     Shapes,
-    Sizes,
     Widths,
     indivisible,
     kept_by,
@@ -42,8 +42,8 @@ _BERT_KEYS = {
 }
 
 
-def _bert_sizes(config: Config) -> Sizes:
-    return Sizes(
+def _bert_dimensions(config: Config) -> Dimensions:
+    return Dimensions(
         num_blocks=config["num_hidden_layers"],
         hidden=config["hidden_size"],
         inner=config["intermediate_size"],
@@ -54,13 +54,13 @@ def _bert_sizes(config: Config) -> Sizes:
     )
 
 
-def _roberta_sizes(config: Config) -> Sizes:
+def _roberta_dimensions(config: Config) -> Dimensions:
     """Sizes of a RoBERTa model, whose positions begin after the padding index.
 
     Example: 514 positions and padding index 1 leave 512 tokens.
     """
-    sizes = _bert_sizes(config)
-    return dataclasses.replace(sizes, longest=sizes.longest - config["pad_token_id"] - 1)
+    dimensions = _bert_dimensions(config)
+    return dataclasses.replace(dimensions, longest=dimensions.longest - config["pad_token_id"] - 1)
 
 
 def _bert_widths(config: Config) -> Widths:
@@ -93,7 +93,7 @@ BERT = Family(
     prefix="bert.",
     blocks_path="encoder.layer",
     owner_paths=("embeddings",),
-    sizes=_bert_sizes,
+    dimensions=_bert_dimensions,
     widths=_bert_widths,
     block_shapes=_bert_block,
     owner_shapes=lambda config: _tables(config, config["hidden_size"]),
@@ -106,7 +106,7 @@ ROBERTA = dataclasses.replace(
     model_type="roberta",
     config_keys=_BERT_KEYS | {"vocab_size": ConfigKey(default=50265, at_least=1), "pad_token_id": ConfigKey(default=1)},
     prefix="roberta.",
-    sizes=_roberta_sizes,
+    dimensions=_roberta_dimensions,
 )
 
 XLM_ROBERTA = dataclasses.replace(
@@ -139,8 +139,8 @@ ELECTRA = dataclasses.replace(
 )
 
 
-def _distilbert_sizes(config: Config) -> Sizes:
-    return Sizes(
+def _distilbert_dimensions(config: Config) -> Dimensions:
+    return Dimensions(
         num_blocks=config["n_layers"],
         hidden=config["dim"],
         inner=config["hidden_dim"],
@@ -186,7 +186,7 @@ DISTILBERT = Family(
     prefix="distilbert.",
     blocks_path="transformer.layer",
     owner_paths=("embeddings",),
-    sizes=_distilbert_sizes,
+    dimensions=_distilbert_dimensions,
     widths=lambda config: Widths.plain(config["dim"], config["hidden_dim"]),
     block_shapes=_distilbert_block,
     owner_shapes=_distilbert_owner,

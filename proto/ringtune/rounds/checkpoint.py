@@ -47,7 +47,7 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class CheckpointManifest:
     """A complete checkpoint.
 
     Attributes:
@@ -104,7 +104,7 @@ class Manifest:
         return {**dataclasses.asdict(self), "digest": self.digest}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Manifest:
+    def from_json(value: Mapping[str, Any]) -> CheckpointManifest:
         """Read what ``to_json`` wrote.
 
         Raises:
@@ -112,7 +112,7 @@ class Manifest:
         """
         fields = {key: item for key, item in value.items() if key != "digest"}
         try:
-            manifest = read_dataclass(Manifest, fields, where="", error=PlanError)
+            manifest = read_dataclass(CheckpointManifest, fields, where="", error=PlanError)
         except (InvalidInputError, UsageError) as error:
             raise IntegrityError(f"the manifest is damaged: {error}") from error
         if value.get("digest") != manifest.digest:
@@ -120,7 +120,7 @@ class Manifest:
         return manifest
 
     @staticmethod
-    def parse(text: str) -> Manifest:
+    def parse(text: str) -> CheckpointManifest:
         """Read the text of a manifest.
 
         Raises:
@@ -132,7 +132,7 @@ class Manifest:
             raise IntegrityError(f"the manifest is damaged: {error}") from error
         if not isinstance(value, Mapping):
             raise IntegrityError("the manifest is damaged: it is no JSON object")
-        return Manifest.from_json(value)
+        return CheckpointManifest.from_json(value)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +145,7 @@ class Resume:
     """
 
     plan: Plan
-    manifests: tuple[Manifest, ...]
+    manifests: tuple[CheckpointManifest, ...]
 
     def to_text(self) -> str:
         """Write plan and manifests as JSON text."""
@@ -162,7 +162,7 @@ class Resume:
         try:
             value = json.loads(text)
             plan, manifests = value["plan"], value["manifests"]
-            found = tuple(Manifest.from_json(entry) for entry in manifests)
+            found = tuple(CheckpointManifest.from_json(entry) for entry in manifests)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise IntegrityError(f"what came to go on from is not readable ({error}); use one version") from error
         return Resume(plan=Plan.from_json(plan), manifests=found)
@@ -192,7 +192,7 @@ class Resume:
         if len({manifest.run_id for manifest in self.manifests}) != 1:
             raise PlanError("the checkpoints are of different runs; keep those of one")
 
-    def choose(self, problems: Mapping[str, Mapping[int, str]]) -> tuple[Manifest, tuple[str, ...]]:
+    def choose(self, problems: Mapping[str, Mapping[int, str]]) -> tuple[CheckpointManifest, tuple[str, ...]]:
         """The newest checkpoint whose shards are intact everywhere.
 
         Args:

@@ -12,7 +12,7 @@ import grpc
 
 from ringtune.errors import ConnectionFailedError
 from ringtune.rpc.addresses import join_address, split_address
-from ringtune.rpc.options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
+from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
 
 
 def open_channel(address: str, more: Options = ()) -> grpc.Channel:

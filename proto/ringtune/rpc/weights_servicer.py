@@ -21,13 +21,13 @@ class WeightsServicer(weights_pb2_grpc.WeightsServicer):
     def __init__(self, offers: Offers) -> None:
         self._offers = offers
 
-    def Manifest(  # noqa: N802
+    def Manifest(
         self, request: weights_pb2.ManifestRequest, context: grpc.ServicerContext
     ) -> weights_pb2.ManifestReply:
         """Answer what the model of a run consists of."""
         return answer(context, lambda: self._offers.manifest(request))
 
-    def Fetch(  # noqa: N802
+    def Fetch(
         self, request: weights_pb2.FetchRequest, context: grpc.ServicerContext
     ) -> Iterator[weights_pb2.FetchChunk]:
         """Stream the contents that are asked for by digest."""

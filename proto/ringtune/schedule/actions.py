@@ -1,10 +1,10 @@
-"""The table of operations: every kind of action that a node can do, with its facts.
+"""The table of ops: every kind of action that a node can do, with its facts.
 
-Printing, costs, recorded times, the memory ledger and the engine read the facts of an operation here. A new operation
-is one more row of ``Op``, and one more method of the executor that carries it out.
+Printing, costs, recorded times, the memory ledger and the engine read the facts of an op here. A new op is one more row
+of ``Op``, and one more method of the executor that carries it out.
 
 ============ ====== =========== ==== ===== ============================================================
-operation    letter scope       rank graph what a node does
+op           letter scope       rank graph what a node does
 ============ ====== =========== ==== ===== ============================================================
 EMBED        E      micro-batch 4          owner: token ids to hidden state
 FORWARD_FREE f      range       4          forward without graph
@@ -69,12 +69,12 @@ class Timing:
     is_shared: bool = False
 
 
-_OPERATIONS: dict[str, Op] = {}
+_OPS: dict[str, Op] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Op:
-    """An operation: a row of the table. Rows are compared by identity, which makes them fast keys.
+    """An op: a row of the table. Rows are compared by identity, which makes them fast keys.
 
     Attributes:
         letter: its name in tables and files.
@@ -111,11 +111,11 @@ class Op:
         """Enter the operation into the table under its letter.
 
         Raises:
-            ValueError: another operation has that letter.
+            ValueError: another op has that letter.
         """
-        if self.letter in _OPERATIONS:
+        if self.letter in _OPS:
             raise ValueError(f"operation {self.letter!r} is there already")
-        _OPERATIONS[self.letter] = self
+        _OPS[self.letter] = self
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         """Pickle the letter alone, so that another process gets its own row of the table."""
@@ -131,24 +131,24 @@ class Op:
 
     def forget(self) -> None:
         """Take the operation out of the table again; for tests that added a row."""
-        del _OPERATIONS[self.letter]
+        del _OPS[self.letter]
 
 
 def op_of(letter: str) -> Op:
-    """The operation with a letter.
+    """The op with a letter.
 
     Raises:
         PlanError: there is none.
     """
-    found = _OPERATIONS.get(letter)
+    found = _OPS.get(letter)
     if found is None:
-        raise PlanError(f"{letter!r} is not an operation; known are {' '.join(sorted(_OPERATIONS))}")
+        raise PlanError(f"{letter!r} is not an operation; known are {' '.join(sorted(_OPS))}")
     return found
 
 
-def operations() -> tuple[Op, ...]:
-    """Every operation, in the order of the table."""
-    return tuple(_OPERATIONS.values())
+def ops() -> tuple[Op, ...]:
+    """Every op, in the order of the table."""
+    return tuple(_OPS.values())
 
 
 Op.EMBED = Op(

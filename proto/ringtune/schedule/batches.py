@@ -1,7 +1,7 @@
 """Which rows form which batch: pure functions of (seed, owner, counters), the same on every machine.
 
 The composition of a batch depends on (seed, owner) only, so that a batch keeps its id and rows for the whole run, and
-operation tables can be keyed by it; only the order of batches changes from epoch to epoch.
+operation tables can be keyed by it; only the order of batches changes from pass to pass.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ringtune.schedule.random_stream import RandomStream
 class BatchStream:
     """An owner's endless sequence of training batches.
 
-    Every batch has exactly ``batch_size`` rows: the last one of an epoch wraps around to the first rows.
+    Every batch has exactly ``batch_size`` rows: the last one of a pass over the rows wraps around to the first rows.
 
     Args:
         num_rows: rows of the owner.
@@ -36,18 +36,18 @@ class BatchStream:
         self._seed = seed
         self._owner = owner
         self._rows = RandomStream("rows", seed, owner).permutation(num_rows)
-        self._epoch = -1
+        self._pass_index = -1
         self._order: tuple[int, ...] = ()
 
     def batch_id(self, batch_index: int) -> int:
         """Which of the owner's ``num_batches`` fixed batches comes at this position of the stream.
 
-        Each epoch passes every batch once. Positions may be asked in any order; neighbours are cheap.
+        Each pass over the rows has every batch once. Positions may be asked in any order; neighbours are cheap.
         """
-        epoch, position = divmod(batch_index, self.num_batches)
-        if epoch != self._epoch:
-            self._order = RandomStream("order", self._seed, self._owner, epoch).permutation(self.num_batches)
-            self._epoch = epoch
+        pass_index, position = divmod(batch_index, self.num_batches)
+        if pass_index != self._pass_index:
+            self._order = RandomStream("order", self._seed, self._owner, pass_index).permutation(self.num_batches)
+            self._pass_index = pass_index
         return self._order[position]
 
     def rows(self, batch_index: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ code   operation    meaning, for one micro-batch at one block
 
 With h the hidden state and b the block, 2 is ``h + (b(h) - h).detach()`` and 3 is ``h``. Embedding and head are always
 full. A table speaks of train items only; evaluations and scores run every block. It is keyed by (owner, batch id), so
-that a batch meets the same operations in every epoch. For a model of four blocks and two micro-batches::
+that a batch meets the same operations in every pass over the rows. For a model of four blocks and two micro-batches::
 
     owner a, batch 0:   1131   micro-batch 0 passes block 2 by
                         1211   micro-batch 1 runs block 1 without a graph

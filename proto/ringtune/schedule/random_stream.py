@@ -16,7 +16,7 @@ class RandomStream:
     """A stream of random numbers for one purpose.
 
     Args:
-        key: what the numbers are for, e.g. ``("order", seed, owner, epoch)``; another key, other numbers.
+        key: what the numbers are for, e.g. ``("order", seed, owner, pass_index)``; another key, other numbers.
     """
 
     def __init__(self, *key: str | int) -> None:

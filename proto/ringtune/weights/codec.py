@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ringtune.errors import IntegrityError
 from ringtune.v1 import weights_pb2
-from ringtune.weights.manifest import FileEntry, Manifest, TensorEntry
+from ringtune.weights.manifest import FileEntry, ModelManifest, TensorEntry
 
 DIGEST_BYTES = 32
 
 
-def manifest_to_proto(manifest: Manifest) -> weights_pb2.ManifestReply:
+def manifest_to_proto(manifest: ModelManifest) -> weights_pb2.ManifestReply:
     """Translate a manifest into its message."""
     return weights_pb2.ManifestReply(
         tensors=[
@@ -29,13 +29,13 @@ def manifest_to_proto(manifest: Manifest) -> weights_pb2.ManifestReply:
     )
 
 
-def manifest_from_proto(message: weights_pb2.ManifestReply) -> Manifest:
+def manifest_from_proto(message: weights_pb2.ManifestReply) -> ModelManifest:
     """Translate a message into its manifest.
 
     Raises:
         IntegrityError: it breaks a rule of ``ringtune.weights.manifest``.
     """
-    return Manifest(
+    return ModelManifest(
         tensors=tuple(
             TensorEntry(
                 name=entry.name,

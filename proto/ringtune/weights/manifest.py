@@ -113,7 +113,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class ModelManifest:
     """The manifest of a whole model: all its tensors and small files, by digest.
 
     Attributes:
@@ -147,13 +147,13 @@ class Manifest:
         return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
-def needed_files(manifest: Manifest, *, is_owner: bool) -> tuple[FileEntry, ...]:
+def needed_files(manifest: ModelManifest, *, is_owner: bool) -> tuple[FileEntry, ...]:
     """The files that a node needs: the config, and at an owner also what turns rows into tensors."""
     return tuple(file for file in manifest.files if is_owner or file.name == CONFIG_FILE)
 
 
 def needed_tensors(
-    manifest: Manifest, config: Mapping[str, Any], *, blocks: Iterable[int], is_owner: bool, with_decoder: bool
+    manifest: ModelManifest, config: Mapping[str, Any], *, blocks: Iterable[int], is_owner: bool, with_decoder: bool
 ) -> tuple[TensorEntry, ...]:
     """The tensors that a node hosts of a model.
 

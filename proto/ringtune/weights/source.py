@@ -21,7 +21,7 @@ from ringtune.weights.manifest import (
     CHUNK_BYTES,
     MODEL_FILES,
     FileEntry,
-    Manifest,
+    ModelManifest,
     TensorEntry,
 )
 
@@ -70,7 +70,7 @@ class ModelSource:
             if path.is_file():
                 place = _Place(path, 0, path.stat().st_size)
                 files.append(FileEntry(name=name, nbytes=place.nbytes, sha256=self._add(place)))
-        self.manifest = Manifest(tensors=tuple(tensors), files=tuple(files))
+        self.manifest = ModelManifest(tensors=tuple(tensors), files=tuple(files))
 
     @property
     def is_current(self) -> bool:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from ringtune.costs.measuring import Size, hidden_bytes, job_shape, link_rounds, timed_sizes
-from ringtune.costs.profile import Shape
+from ringtune.costs.profile import TimedShape
 from ringtune.jobs.job import parse_job
 
 JOB = parse_job('[model]\npath = "m"\n', source="test").with_overrides(
@@ -17,7 +17,7 @@ JOB = parse_job('[model]\npath = "m"\n', source="test").with_overrides(
 
 def test_job_shape_has_what_changes_the_timings() -> None:
     """The largest micro-batch of 10 rows in 4 parts has 3."""
-    assert job_shape(JOB) == Shape(
+    assert job_shape(JOB) == TimedShape(
         rows=3,
         tokens=64,
         task="sequence-classification",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtune.costs.profile import SCHEMA, LinkFacts, ModelFacts, NodeFacts, Profile, Shape
+from ringtune.costs.profile import SCHEMA, LinkFacts, ModelFacts, NodeFacts, Profile, TimedShape
 from ringtune.errors import InvalidInputError, PlanError
 
 MODEL = ModelFacts(
@@ -66,7 +66,7 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "cpu_cores": 0.0,
         "train_tokens": 0.0,
         "eval_tokens": 0.0,
-        "shape": dataclasses.asdict(Shape()),
+        "shape": dataclasses.asdict(TimedShape()),
         "work_times": (),
         "has_messages": False,
     }
@@ -126,24 +126,27 @@ def test_node_facts_refuse_what_another_version_wrote(change: dict[str, Any], me
 def of_version_01(**change: Any) -> dict[str, Any]:
     """The table of a node as ringtune 0.1 wrote it: activations of the whole micro-batch that was timed."""
     known = {key: value for key, value in FACTS.to_json().items() if key != "activation_token_bytes"}
-    shape = dataclasses.asdict(Shape(rows=4, tokens=128))
+    shape = dataclasses.asdict(TimedShape(rows=4, tokens=128))
     return {**known, "schema": 2, "activation_block_bytes": 1_000_000, "shape": shape, **change}
 
 
 def test_node_facts_of_the_schema_before_are_read() -> None:
     """Of 4 rows of 128 tokens each token has its share; the rest is as it was. In a profile too."""
-    wanted = dataclasses.replace(FACTS, activation_token_bytes=1_000_000 / 512, shape=Shape(rows=4, tokens=128))
+    wanted = dataclasses.replace(FACTS, activation_token_bytes=1_000_000 / 512, shape=TimedShape(rows=4, tokens=128))
     assert NodeFacts.from_json(of_version_01()) == wanted
     node = {key: value for key, value in of_version_01().items() if key != "schema"}
     assert Profile.from_json({"schema": 2, "nodes": [node], "links": []}) == Profile(nodes=(wanted,))
-    unmeasured = of_version_01(activation_block_bytes=0, shape=dataclasses.asdict(Shape()))
+    unmeasured = of_version_01(activation_block_bytes=0, shape=dataclasses.asdict(TimedShape()))
     assert NodeFacts.from_json(unmeasured).activation_token_bytes == 0
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"shape": dataclasses.asdict(Shape())}, "does not say of which micro-batch its activation_block_bytes are"),
+        (
+            {"shape": dataclasses.asdict(TimedShape())},
+            "does not say of which micro-batch its activation_block_bytes are",
+        ),
         ({"activation_block_bytes": "1"}, "activation_block_bytes has to be a number, but is the text '1'"),
         ({"activation_block_bytes": -1}, "activation_token_bytes is -0.001953125, it has to be at least 0"),
         ({"shape": {"rows": "4", "tokens": 128}}, "shape.rows has to be a whole number"),

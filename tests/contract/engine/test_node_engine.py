@@ -21,7 +21,7 @@ def host_plan(**changes: int) -> Plan:
     return make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], eval_rows=0, **options)  # type: ignore[arg-type]
 
 
-class Driver:
+class EngineDriver:
     """Feeds an engine and finishes its actions on demand."""
 
     def __init__(self, plan: Plan, node: str, *, grant: int = 99) -> None:
@@ -66,7 +66,7 @@ def test_engine_unknown_node_is_refused() -> None:
 
 def test_engine_host_does_one_step_in_the_order_of_the_lowering() -> None:
     """Receive, frozen block, trainable block, send; gradient, backward, update."""
-    driver = Driver(host_plan(), "b")
+    driver = EngineDriver(host_plan(), "b")
     driver.arrive(HIDDEN, 0, 0, 2, "a")
     driver.step(Op.FORWARD_FREE, 2, 3)
     driver.step(Op.FORWARD, 3, 4)
@@ -84,7 +84,7 @@ def test_engine_host_does_one_step_in_the_order_of_the_lowering() -> None:
 
 def test_engine_frozen_block_runs_ahead_but_the_trainable_one_waits() -> None:
     """The next step's frozen block runs at once, its trainable block only after the update."""
-    driver = Driver(host_plan(), "b")
+    driver = EngineDriver(host_plan(), "b")
     driver.arrive(HIDDEN, 0, 0, 2, "a")
     driver.step(Op.FORWARD_FREE, 2, 3)
     driver.step(Op.FORWARD, 3, 4)
@@ -99,7 +99,7 @@ def test_engine_frozen_block_runs_ahead_but_the_trainable_one_waits() -> None:
 
 def test_engine_backward_goes_before_frozen_forward() -> None:
     """What is on the critical path comes first, one frozen block at most in between."""
-    driver = Driver(host_plan(), "b")
+    driver = EngineDriver(host_plan(), "b")
     driver.arrive(HIDDEN, 0, 0, 2, "a")
     driver.step(Op.FORWARD_FREE, 2, 3)
     driver.step(Op.FORWARD, 3, 4)
@@ -112,7 +112,7 @@ def test_engine_backward_goes_before_frozen_forward() -> None:
 
 def test_engine_out_of_order_arrival_waits_for_the_older_micro_batch() -> None:
     """Item 1 may not pass item 0 at a block."""
-    driver = Driver(host_plan(), "b")
+    driver = EngineDriver(host_plan(), "b")
     driver.arrive(HIDDEN, 1, 0, 2, "a")
     assert driver.running is None
     driver.arrive(HIDDEN, 0, 0, 2, "a")
@@ -130,7 +130,7 @@ def test_engine_of_pipeadapter_updates_after_the_last_forward_that_must_not_see_
         microbatches=1,
         method="pipeadapter",
     )
-    driver = Driver(plan, "a")
+    driver = EngineDriver(plan, "a")
     driver.arrive(HIDDEN, 0, 0, 0, "c")
     driver.step(Op.FORWARD, 0, 2)
     driver.arrive(GRAD, 0, 0, 2, "b")
@@ -162,7 +162,7 @@ def test_engine_of_pipeadapter_never_mixes_gradients_of_two_items() -> None:
         microbatches=1,
         method="pipeadapter",
     )
-    driver = Driver(plan, "a")
+    driver = EngineDriver(plan, "a")
     for seq in (0, 1):
         driver.arrive(HIDDEN, seq, 0, 0, "c")
         driver.step(Op.FORWARD, 0, 2)
@@ -176,7 +176,7 @@ def test_engine_of_pipeadapter_never_mixes_gradients_of_two_items() -> None:
 
 def test_engine_credit_is_returned_when_the_tensor_is_used() -> None:
     """A hidden state that waits for its turn still counts as in the inbox."""
-    driver = Driver(host_plan(), "b")
+    driver = EngineDriver(host_plan(), "b")
     driver.arrive(HIDDEN, 0, 0, 2, "a")
     assert [type(c).__name__ for c in driver.arrive(HIDDEN, 1, 0, 2, "a")] == []
     assert ev.Accept(TensorKey(HIDDEN, 1, 0, 2), "a") in driver.done() + driver.done() + driver.log
@@ -187,7 +187,7 @@ def test_engine_owner_embeds_only_as_far_as_its_credits() -> None:
     plan = make_plan(
         [("a", 0, 4)], ["c"], num_steps=6, local_iterations=6, microbatches=1, credits_per_channel=3, eval_rows=0
     )
-    driver = Driver(plan, "c")
+    driver = EngineDriver(plan, "c")
     for _ in range(3):
         driver.step(Op.EMBED, -1, 0)
     assert driver.running is None
@@ -204,7 +204,7 @@ def test_engine_owner_embeds_only_as_far_as_its_credits() -> None:
 def test_engine_owner_reports_a_step_after_the_head_is_updated() -> None:
     """Numbers of the micro-batches are summed; the report comes once."""
     plan = make_plan([("a", 0, 4)], ["c"], num_steps=1, microbatches=2, eval_rows=0)
-    driver = Driver(plan, "c")
+    driver = EngineDriver(plan, "c")
     driver.step(Op.EMBED, -1, 0)
     driver.step(Op.EMBED, -1, 0)
     for micro in range(2):
@@ -221,7 +221,7 @@ def test_engine_owner_reports_a_step_after_the_head_is_updated() -> None:
 def test_engine_head_is_handed_over_after_the_last_update_of_the_turn() -> None:
     """The next initiator gets the head once, with the version that its first step needs."""
     plan = make_plan([("a", 0, 4)], ["c", "d"], num_steps=2, local_iterations=1, microbatches=1, eval_rows=0)
-    driver = Driver(plan, "c")
+    driver = EngineDriver(plan, "c")
     driver.step(Op.EMBED, -1, 0)
     driver.arrive(HIDDEN, 0, 0, 4, "a")
     driver.done(loss_sum=0.0, count=4.0)
@@ -233,7 +233,7 @@ def test_engine_head_is_handed_over_after_the_last_update_of_the_turn() -> None:
 def test_engine_next_initiator_waits_for_the_head() -> None:
     """Its batch may come back through the ring before the head does; then the head action waits."""
     plan = make_plan([("a", 0, 4)], ["c", "d"], num_steps=2, local_iterations=1, microbatches=1, eval_rows=0)
-    driver = Driver(plan, "d")
+    driver = EngineDriver(plan, "d")
     driver.step(Op.EMBED, -1, 0)
     driver.arrive(HIDDEN, 1, 0, 4, "a")
     assert driver.running is None
@@ -257,7 +257,7 @@ def test_engine_head_that_was_passed_on_is_not_used_for_a_later_turn() -> None:
     )
     turns = list(turn_sequence(plan.course))[:5]
     assert "".join(f"{turn.kind[0]}{turn.owner} " for turn in turns) == "tc ec ed ee td "
-    driver = Driver(plan, "d", grant=5)
+    driver = EngineDriver(plan, "d", grant=5)
     driver.step(Op.EMBED, -1, 0)
     driver.tell(ev.HeadArrived(2, "c"))
     driver.step(Op.EMBED, -1, 0)
@@ -273,13 +273,13 @@ def test_engine_head_that_was_passed_on_is_not_used_for_a_later_turn() -> None:
 def test_engine_repeated_grant_changes_nothing() -> None:
     """A turn that is granted twice is worked on once."""
     plan = host_plan()
-    driver = Driver(plan, "b")
+    driver = EngineDriver(plan, "b")
     assert driver.tell(ev.TurnGranted(next(turn_sequence(plan.course)))) == []
 
 
 def test_engine_wrong_completion_is_refused() -> None:
     """A driver that ends another action than the one under way is told so."""
-    driver = Driver(host_plan(), "b")
+    driver = EngineDriver(host_plan(), "b")
     driver.arrive(HIDDEN, 0, 0, 2, "a")
     with pytest.raises(PlanError, match="is under way"):
         driver.tell(ev.ActionDone(Action(Op.HEAD, 5, 0)))
@@ -288,7 +288,7 @@ def test_engine_wrong_completion_is_refused() -> None:
 @pytest.mark.promise("6 every wait ends")
 def test_engine_wait_ends_with_what_was_awaited() -> None:
     """Without progress for ``wait_s`` the engine gives up and names message, step and peer."""
-    driver = Driver(host_plan(), "b")
+    driver = EngineDriver(host_plan(), "b")
     timers = [command for command in driver.log if isinstance(command, ev.SetTimer)]
     assert timers == [ev.SetTimer("wait", 100.0)]
     driver.tell(ev.TensorArrived(TensorKey(HIDDEN, 0, 0, 2), "a"), 40.0)
@@ -306,7 +306,7 @@ def test_engine_wait_ends_with_what_was_awaited() -> None:
 def test_engine_owner_that_hosts_nothing_gives_up_only_in_its_own_turn() -> None:
     """While another owner trains there is nothing to see for node d; once its own turn has begun it waits like all."""
     plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["c", "d"], num_steps=4, local_iterations=2, microbatches=1)
-    driver = Driver(plan, "d", grant=2)
+    driver = EngineDriver(plan, "d", grant=2)
     driver.step(Op.EMBED, -1, 0)
     driver.step(Op.EMBED, -1, 0)
     for at_s in (100.0, 200.0, 300.0):
@@ -322,6 +322,6 @@ def test_engine_owner_that_hosts_nothing_gives_up_only_in_its_own_turn() -> None
 
 def test_engine_is_silent_after_stop() -> None:
     """A stopped engine answers nothing."""
-    driver = Driver(host_plan(), "b")
+    driver = EngineDriver(host_plan(), "b")
     driver.tell(ev.StopRequested("released"))
     assert driver.arrive(HIDDEN, 0, 0, 2, "a") == []

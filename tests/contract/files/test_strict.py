@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from ringtune.errors import InvalidInputError, PlanError
-from ringtune.files.strict import describe, nearest, read_dataclass
+from ringtune.files.strict import describe_value, nearest, read_dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +70,8 @@ def test_read_dataclass_refuses_infinite_numbers() -> None:
 
 def test_describe_shortens_long_values() -> None:
     """A message never repeats a whole file."""
-    assert describe("x" * 100) == f"the text '{'x' * 36}..."
-    assert describe([1, 2]) == "a list"
+    assert describe_value("x" * 100) == f"the text '{'x' * 36}..."
+    assert describe_value([1, 2]) == "a list"
 
 
 def test_nearest_names_one_or_all() -> None:

@@ -32,7 +32,7 @@ def test_families_of_defaults_have_sizes() -> None:
     for name, family in FAMILIES.items():
         defaults = {key: spec.default for key, spec in family.config_keys.items()}
         assert family.problem(defaults) == ""
-        found = family.sizes(defaults)
+        found = family.dimensions(defaults)
         sizes[name] = (found.num_blocks, found.hidden, found.inner, found.longest)
     assert sizes == {
         "bert": (12, 768, 3072, 512),

@@ -10,7 +10,7 @@ import pytest
 
 from ringtune.errors import IntegrityError, PlanError, UsageError
 from ringtune.jobs.job import Job, Model
-from ringtune.rounds.checkpoint import Manifest, Resume, Shard, changed_keys, job_digest
+from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard, changed_keys, job_digest
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing, unfreezing_after
 from tests.support.plans import changed, make_method, make_plan
 
@@ -19,7 +19,7 @@ JOB = Job(model=Model(path="model"))
 RUN = "r20260101-000000-00000000"
 
 
-def manifest(step: int = 4, **changes: Any) -> Manifest:
+def manifest(step: int = 4, **changes: Any) -> CheckpointManifest:
     """A checkpoint of the plan."""
     values: dict[str, Any] = {
         "run_id": RUN,
@@ -30,21 +30,21 @@ def manifest(step: int = 4, **changes: Any) -> Manifest:
         "holder": "a",
         "shards": tuple(Shard(node=node, sha256="cd" * 32, size_bytes=10) for node in PLAN.nodes),
     }
-    return Manifest(**{**values, **changes})
+    return CheckpointManifest(**{**values, **changes})
 
 
 def test_manifest_reads_what_it_wrote() -> None:
     """There and back."""
-    assert Manifest.parse(json.dumps(manifest().to_json())) == manifest()
+    assert CheckpointManifest.parse(json.dumps(manifest().to_json())) == manifest()
 
 
 def test_manifest_keeps_what_is_known_of_the_losses() -> None:
     """Every bit of them decides; and a manifest that was written without them keeps its digest."""
     known = Unfreezing(num_turns=2, recent=(0.1 + 0.2,), best=1 / 3, waited_steps=2)
-    assert Manifest.parse(json.dumps(manifest(unfreezing=known).to_json())) == manifest(unfreezing=known)
+    assert CheckpointManifest.parse(json.dumps(manifest(unfreezing=known).to_json())) == manifest(unfreezing=known)
     assert manifest(unfreezing=known).digest != manifest().digest
     older = {name: value for name, value in manifest().to_json().items() if name != "unfreezing"}
-    assert Manifest.from_json(older) == manifest()
+    assert CheckpointManifest.from_json(older) == manifest()
 
 
 def test_resume_of_a_run_that_decides_needs_its_losses() -> None:
@@ -66,7 +66,7 @@ def test_manifest_with_any_damage_is_refused(at: int) -> None:
     flipped = text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :]
     for damaged in (flipped, text[:at]):
         with pytest.raises(IntegrityError, match="damaged"):
-            Manifest.parse(damaged.decode(errors="replace"))
+            CheckpointManifest.parse(damaged.decode(errors="replace"))
 
 
 @pytest.mark.parametrize("run_id", ["../x", "", "r20260101-000000-0000000/"])
@@ -74,7 +74,7 @@ def test_manifest_with_a_name_that_could_be_a_path_is_refused(run_id: str) -> No
     """Run id and node names become parts of paths on the nodes."""
     value = dataclasses.asdict(manifest()) | {"run_id": run_id}
     with pytest.raises(IntegrityError, match="run id"):
-        Manifest.from_json(value)
+        CheckpointManifest.from_json(value)
 
 
 def test_resume_reads_what_it_wrote() -> None:

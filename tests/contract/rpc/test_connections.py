@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from ringtune.errors import ConnectionFailedError, DeadlineError, RingTuneError, all_errors
+from ringtune.rpc.channel_options import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from ringtune.rpc.connections import Server, open_channel
-from ringtune.rpc.options import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, SERVER_OPTIONS
 from ringtune.rpc.statuses import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -24,9 +24,7 @@ class FailingAgent(control_pb2_grpc.AgentServicer):
         self._error = error
         self.release = threading.Event()
 
-    def Release(  # noqa: N802 - gRPC's name
-        self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext
-    ) -> control_pb2.Empty:
+    def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Fail, or wait."""
         if self._error is not None:
             abort(context, self._error)

@@ -16,35 +16,35 @@ STREAM = {"num_rows": st.integers(1, 60), "batch_size": st.integers(1, 20), "see
 
 
 @given(**STREAM)
-def test_batches_of_an_epoch_have_every_row(num_rows: int, batch_size: int, seed: int) -> None:
+def test_batches_of_a_pass_have_every_row(num_rows: int, batch_size: int, seed: int) -> None:
     """All batches are full; only as many rows repeat as the last batch lacks."""
     stream = BatchStream(num_rows, batch_size, seed, "a")
-    epoch = [stream.rows(index) for index in range(stream.num_batches)]
-    assert {len(batch) for batch in epoch} == {batch_size}
-    counts = Counter(row for batch in epoch for row in batch)
+    one_pass = [stream.rows(index) for index in range(stream.num_batches)]
+    assert {len(batch) for batch in one_pass} == {batch_size}
+    counts = Counter(row for batch in one_pass for row in batch)
     assert set(counts) == set(range(num_rows))
     assert counts.total() == stream.num_batches * batch_size
     if batch_size <= num_rows:
         assert max(counts.values()) <= 2
 
 
-@given(**STREAM, epoch=st.integers(0, 5))
+@given(**STREAM, pass_index=st.integers(0, 5))
 def test_batches_keep_their_rows_and_id_for_the_whole_run(
-    num_rows: int, batch_size: int, seed: int, epoch: int
+    num_rows: int, batch_size: int, seed: int, pass_index: int
 ) -> None:
-    """What is keyed by (owner, batch id) stays true: only the order changes from epoch to epoch."""
+    """What is keyed by (owner, batch id) stays true: only the order changes from pass to pass."""
     stream = BatchStream(num_rows, batch_size, seed, "a")
     first = {stream.batch_id(index): stream.rows(index) for index in range(stream.num_batches)}
-    start = epoch * stream.num_batches
+    start = pass_index * stream.num_batches
     later = {stream.batch_id(index): stream.rows(index) for index in range(start, start + stream.num_batches)}
     assert later == first
     assert sorted(first) == list(range(stream.num_batches))
 
 
-def test_batches_come_in_another_order_in_each_epoch() -> None:
-    """Twenty batches: two epochs in the same order would be a bug."""
+def test_batches_come_in_another_order_in_each_pass() -> None:
+    """Twenty batches: two passes in the same order would be a bug."""
     stream = BatchStream(100, 5, 0, "a")
-    orders = [[stream.batch_id(epoch * 20 + index) for index in range(20)] for epoch in range(4)]
+    orders = [[stream.batch_id(pass_index * 20 + index) for index in range(20)] for pass_index in range(4)]
     assert len({tuple(order) for order in orders}) == 4
 
 

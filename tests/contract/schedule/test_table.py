@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ringtune.errors import PlanError
-from ringtune.schedule.actions import Action, Op, Scope, operations
+from ringtune.schedule.actions import Action, Op, Scope, ops
 from ringtune.schedule.table import build_table, format_action, format_table, parse_action, parse_table
 from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.validate import validate_table
@@ -118,14 +118,14 @@ def test_table_every_operation_has_a_word() -> None:
     try:
         action = Action(ship, 3, 1, 2, 4)
         assert (format_action(action, 4), parse_action("C3.1[2,4)", 4)) == ("C3.1[2,4)", action)
-        assert ship in operations()
+        assert ship in ops()
         with pytest.raises(ValueError, match="operation 'C' is there already"):
             Op(letter="C", name="ship again", scope=Scope.ITEM)
     finally:
         ship.forget()
     with pytest.raises(PlanError, match=r"'C3.1\[2,4\)' is not an action"):
         parse_action("C3.1[2,4)", 4)
-    assert [str(op) for op in operations()] == list("EfFSHBUK><")
+    assert [str(op) for op in ops()] == list("EfFSHBUK><")
 
 
 def test_table_row_with_missing_cell_is_refused() -> None:

@@ -17,7 +17,7 @@ from ringtune.weights.codec import manifest_from_proto, manifest_to_proto, piece
 from ringtune.weights.manifest import (
     CHUNK_BYTES,
     FileEntry,
-    Manifest,
+    ModelManifest,
     TensorEntry,
     needed_files,
     needed_tensors,
@@ -36,7 +36,7 @@ def entry(**changes: Any) -> TensorEntry:
     return TensorEntry(**values)
 
 
-def manifest_of(folder: Path) -> Manifest:
+def manifest_of(folder: Path) -> ModelManifest:
     """What a source says about a folder."""
     return ModelSource(folder).manifest
 
@@ -67,7 +67,7 @@ def test_weights_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None
     config = read_config(folder)
     whole = manifest_of(folder)
     name = "encoder.layer.1.output.dense.bias"
-    without = Manifest(tensors=tuple(tensor for tensor in whole.tensors if tensor.name != name), files=whole.files)
+    without = ModelManifest(tensors=tuple(tensor for tensor in whole.tensors if tensor.name != name), files=whole.files)
     with pytest.raises(ModelError, match=name):
         needed_tensors(without, config, blocks=[1], is_owner=False, with_decoder=False)
     with pytest.raises(ModelError, match="shape"):
@@ -114,8 +114,8 @@ def test_weights_file_names_of_peers_are_refused(name: str) -> None:
 
 def test_weights_manifest_is_checked_as_a_whole() -> None:
     """Names once and in order, a config, tensors, and a size that a model can have."""
-    good = Manifest(tensors=(entry(), entry(name="b")), files=(CONFIG,))
-    assert good.digest != Manifest(tensors=(entry(),), files=(CONFIG,)).digest
+    good = ModelManifest(tensors=(entry(), entry(name="b")), files=(CONFIG,))
+    assert good.digest != ModelManifest(tensors=(entry(),), files=(CONFIG,)).digest
     huge = entry(shape=(1 << 41,), sample=bytes(64))
     for tensors, files in [
         ((), (CONFIG,)),
@@ -125,7 +125,7 @@ def test_weights_manifest_is_checked_as_a_whole() -> None:
         ((huge,), (CONFIG,)),
     ]:
         with pytest.raises(IntegrityError):
-            Manifest(tensors=tensors, files=files)
+            ModelManifest(tensors=tensors, files=files)
 
 
 def test_weights_manifest_survives_its_message(tmp_path: Path) -> None:

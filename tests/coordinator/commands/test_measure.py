@@ -19,7 +19,7 @@ from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import StorageError, UsageError
-from tests.support.fake_agents import JOB_TEXT, Cluster, facts, job
+from tests.support.fake_agents import JOB_TEXT, FakeCluster, facts, job
 
 HEAD = WorkTime(work="head", rows=2, tokens=8, median_s=0.0025, low_s=0.0025, high_s=0.0025, samples=3)
 
@@ -66,7 +66,7 @@ def test_profile_text_shows_nodes_and_links() -> None:
 def test_measure_command_prints_tables_and_writes_the_profile(job_file: str, tmp_path: Path) -> None:
     """As text by default, one JSON line with ``--json``; the file is the same."""
     out = tmp_path / "profiles" / "profile.json"
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         shown = CliRunner().invoke(app, [job_file, "--coordinator", cluster.server.address, "--out", str(out)])
         lines = CliRunner().invoke(app, [job_file, "--coordinator", cluster.server.address, "--json", "--no-links"])
     assert shown.exit_code == 0, shown.output
@@ -81,7 +81,7 @@ def test_measure_command_prints_tables_and_writes_the_profile(job_file: str, tmp
 def test_measure_command_passes_its_options_on(job_file: str) -> None:
     """One by one, anew, with a changed job."""
     options = ["--one-by-one", "--fresh", "--set", "train.max_length=4", "--nodes", "2"]
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         done = CliRunner().invoke(app, [job_file, "--coordinator", cluster.server.address, *options])
         asked = [agent.inspected for agent in cluster.agents.values()]
     assert done.exit_code == 0, done.output
@@ -106,7 +106,7 @@ def test_measure_command_refuses_what_makes_no_sense(job_file: str, arguments: l
 def test_measure_command_keeps_an_old_profile_that_it_can_not_replace(job_file: str, tmp_path: Path) -> None:
     """The folder is a file: the error says so, nothing is half written."""
     (tmp_path / "file").write_text("in the way")
-    with Cluster("a") as cluster:
+    with FakeCluster("a") as cluster:
         arguments = [job_file, "--coordinator", cluster.server.address, "--out", str(tmp_path / "file" / "p.json")]
         done = CliRunner().invoke(app, arguments)
     assert isinstance(done.exception, StorageError)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.screen.prediction_text import write_files
+from coordinator.screen.prediction_text import write_prediction
 from ringtune.costs.work_times import Work
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.patience import Patience
@@ -113,7 +113,7 @@ def test_sim_of_a_resumed_run_has_the_steps_that_it_did(tmp_path: Path) -> None:
     start = StartPoint.of(PLAN.course, step=4, holder="bob")
     real = predict(PLAN, PROFILE, start=start, keep_spans=True)
     write_run(tmp_path / "run")
-    write_files(tmp_path / "run", PLAN, real, {})
+    write_prediction(tmp_path / "run", PLAN, real, {})
     value = predicted(tmp_path / "run")
     assert value["wall_s"] == pytest.approx(real.wall_s)
     assert value["measured"]["steps"] == 4

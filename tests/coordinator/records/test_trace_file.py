@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from coordinator.records.books import RunBooks
-from coordinator.records.trace_file import Span, TraceText
+from coordinator.records.trace_file import TraceText
+from ringtune.schedule.spans import Span
 from ringtune.schedule.table import parse_action
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import job

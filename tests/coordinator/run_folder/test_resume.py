@@ -19,7 +19,7 @@ from coordinator.submit.outcome import Outcome
 from ringtune.errors import DeadlineError, IntegrityError, InterruptedRunError, ModelError, PlanError, RingTuneError
 from ringtune.rounds.checkpoint import Resume
 from ringtune.schedule.turns import Turn
-from tests.support.fake_agents import CALL_S, MODEL, Cluster, FakeAgent, job, read_lines, shard_digest
+from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, job, read_lines, shard_digest
 
 JOB = job(train__checkpoint_every=2)
 
@@ -36,7 +36,7 @@ class Notes(Progress):
 
 
 def run(
-    cluster: Cluster, out: Path, *, resume: Resume | None = None, notes: Notes | None = None, **more: Any
+    cluster: FakeCluster, out: Path, *, resume: Resume | None = None, notes: Notes | None = None, **more: Any
 ) -> Outcome:
     """Run the job, or go on with it."""
     with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
@@ -47,7 +47,7 @@ def run(
 def stopped(tmp_path: Path) -> Path:
     """The folder of a run as it was after step 6, with some lines of metrics more."""
     out = tmp_path / "out"
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         run(cluster, out)
     checkpoints = RunCheckpoints(out)
     (last, before), _ = checkpoints.read()
@@ -61,7 +61,7 @@ def stopped(tmp_path: Path) -> Path:
 
 def test_run_writes_manifests_with_the_digests_of_every_node(tmp_path: Path) -> None:
     """The last two are kept, and nodes are told which shards they may drop."""
-    with Cluster("a", "b") as cluster:
+    with FakeCluster("a", "b") as cluster:
         run(cluster, tmp_path)
         manifests, damaged = RunCheckpoints(tmp_path).read()
         assert damaged == ()
@@ -79,7 +79,7 @@ def test_run_goes_on_with_the_same_plan_and_leaves_one_line_a_step(stopped: Path
     resume = find_resume(stopped, JOB, print)
     assert resume is not None
     notes = Notes()
-    with Cluster("a", "b", "c") as cluster:
+    with FakeCluster("a", "b", "c") as cluster:
         run(cluster, stopped, resume=resume, notes=notes)
         for name in ("a", "b"):
             prepared = cluster.agents[name].prepared
@@ -100,7 +100,7 @@ def test_run_falls_back_to_the_checkpoint_before_a_damaged_shard(stopped: Path) 
     """The shard is named, and the newer manifest is forgotten."""
     newest, before = RunCheckpoints(stopped).steps()
     notes = Notes()
-    with Cluster("a", "b", agents={"b": {"damaged": [newest]}}) as cluster:
+    with FakeCluster("a", "b", agents={"b": {"damaged": [newest]}}) as cluster:
         run(cluster, stopped, resume=find_resume(stopped, JOB, print), notes=notes)
         assert cluster.agents["a"].prepared.shard.step == before
     assert notes.texts == [
@@ -114,7 +114,7 @@ def test_run_whose_shards_are_all_damaged_does_not_begin_anew(stopped: Path) -> 
     """Both checkpoints are named, and stay where they are."""
     steps = RunCheckpoints(stopped).steps()
     with (
-        Cluster("a", "b", agents={"a": {"damaged": steps}}) as cluster,
+        FakeCluster("a", "b", agents={"a": {"damaged": steps}}) as cluster,
         pytest.raises(IntegrityError, match="No other checkpoint is left"),
     ):
         run(cluster, stopped, resume=find_resume(stopped, JOB, print))
@@ -123,20 +123,23 @@ def test_run_whose_shards_are_all_damaged_does_not_begin_anew(stopped: Path) -> 
 
 def test_run_names_the_nodes_that_it_can_not_go_on_without(stopped: Path) -> None:
     """Others can't stand in for them: the shards are on their disks."""
-    with Cluster("a", "c") as cluster, pytest.raises(DeadlineError, match="for node b: a run goes on with the nodes"):
+    with (
+        FakeCluster("a", "c") as cluster,
+        pytest.raises(DeadlineError, match="for node b: a run goes on with the nodes"),
+    ):
         run(cluster, stopped, resume=find_resume(stopped, JOB, print), join_s=0.5)
 
 
 def test_run_does_not_go_on_with_other_data_or_another_model(stopped: Path) -> None:
     """What changed on a node is named."""
     with (
-        Cluster("a", "b", agents={"b": {"rows": 9}}) as cluster,
+        FakeCluster("a", "b", agents={"b": {"rows": 9}}) as cluster,
         pytest.raises(RingTuneError, match="node b has 9 training"),
     ):
         run(cluster, stopped, resume=find_resume(stopped, JOB, print))
     other = {"facts_changes": {"model": replace(MODEL, digest="cd" * 32)}}
     with (
-        Cluster("a", "b", agents={"a": other, "b": other}) as cluster,
+        FakeCluster("a", "b", agents={"a": other, "b": other}) as cluster,
         pytest.raises(ModelError, match="the run began with"),
     ):
         run(cluster, stopped, resume=find_resume(stopped, JOB, print))
@@ -145,7 +148,7 @@ def test_run_does_not_go_on_with_other_data_or_another_model(stopped: Path) -> N
 def test_coordinator_checks_what_a_submitter_wants_to_go_on_from(stopped: Path) -> None:
     """A submitter that skips the check is refused all the same."""
     resume = find_resume(stopped, JOB, print)
-    with Cluster("a", "b") as cluster, Client(cluster.server.address) as client:
+    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
         with pytest.raises(PlanError, match="of another job"):
             client.run(JOB.with_overrides({"train.seed": 9}), progress=Progress(), folder=None, resume=resume)
         assert cluster.agents["a"].log == []
@@ -165,7 +168,7 @@ def test_drained_run_ends_with_a_checkpoint_and_its_own_exit_code(tmp_path: Path
 
     drained = threading.Event()
     wanted = job(train__rounds=50, train__checkpoint_every=0)
-    with Cluster("a", "b", agents={name: {"on_grant": slow} for name in ("a", "b")}) as cluster:
+    with FakeCluster("a", "b", agents={name: {"on_grant": slow} for name in ("a", "b")}) as cluster:
         coordinator = cluster.server.coordinator
         original = coordinator.drain
 

@@ -14,7 +14,7 @@ from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client
 from ringtune import __version__
 from ringtune.errors import BusyError, ConnectionFailedError, FrameError, JobError, RingTuneError, UsageError
-from ringtune.rpc.options import CLIENT_OPTIONS
+from ringtune.rpc.channel_options import CLIENT_OPTIONS
 from ringtune.rpc.statuses import error_of_status
 from ringtune.v1 import control_pb2, control_pb2_grpc
 

@@ -15,11 +15,11 @@ from coordinator.submit.client import Client
 from coordinator.submit.evaluation import evaluate_on_ring
 from coordinator.submit.outcome import Outcome
 from ringtune.errors import BusyError, DataError, IntegrityError, RingTuneError
-from tests.support.fake_agents import Cluster, facts, job
+from tests.support.fake_agents import FakeCluster, facts, job
 from tests.support.saved_runs import adapter_files, write_run
 
 
-def evaluate(cluster: Cluster, folder: Path, owner: str) -> Outcome:
+def evaluate(cluster: FakeCluster, folder: Path, owner: str) -> Outcome:
     """Evaluate a run's folder with a node as the owner."""
     run = read_run(folder)
     with Client(cluster.server.address) as client:
@@ -30,7 +30,7 @@ def evaluate(cluster: Cluster, folder: Path, owner: str) -> Outcome:
 
 def test_evaluation_loads_everywhere_and_counts_one_owner(tmp_path: Path) -> None:
     """Every node gets the files before its first turn; only the owner's rows count; nothing is trained."""
-    with Cluster("a", "b", "c") as cluster:
+    with FakeCluster("a", "b", "c") as cluster:
         came = evaluate(cluster, write_run(tmp_path / "run"), "b")
         assert came.report["eval"] == {"accuracy": 0.4, "loss": 0.5, "count": 5}
         assert came.report["steps"] == 0
@@ -46,7 +46,7 @@ def test_evaluation_loads_everywhere_and_counts_one_owner(tmp_path: Path) -> Non
 def test_evaluation_ends_with_the_error_of_a_node_that_refuses_the_adapter(tmp_path: Path) -> None:
     """The node's own words reach the user, and every node is released."""
     refusal = IntegrityError("adapter.safetensors lacks a tensor")
-    with Cluster("node-0", "node-1", agents={"node-0": {"fails_at": {"load": refusal}}}) as cluster:
+    with FakeCluster("node-0", "node-1", agents={"node-0": {"fails_at": {"load": refusal}}}) as cluster:
         with pytest.raises(IntegrityError, match=r"node node-0: adapter.safetensors lacks a tensor"):
             evaluate(cluster, write_run(tmp_path / "run"), "node-1")
         assert all(agent.released.wait(5) for agent in cluster.agents.values())
@@ -57,7 +57,7 @@ def test_evaluation_ends_with_the_error_of_a_node_that_refuses_the_adapter(tmp_p
 def test_evaluation_needs_rows(tmp_path: Path, owner: str) -> None:
     """An owner without rows, or one that is not there, is named."""
     with (
-        Cluster("a", "c", agents={"c": {"rows": 0}}) as cluster,
+        FakeCluster("a", "c", agents={"c": {"rows": 0}}) as cluster,
         pytest.raises(DataError, match=f"node {owner} has no rows to evaluate on"),
     ):
         evaluate(cluster, write_run(tmp_path / "run"), owner)
@@ -66,7 +66,7 @@ def test_evaluation_needs_rows(tmp_path: Path, owner: str) -> None:
 def test_evaluation_of_damaged_files_is_refused_before_any_node_is_asked(tmp_path: Path) -> None:
     """A folder that loses a file on its way starts nothing."""
     folder = write_run(tmp_path / "run")
-    with Cluster("a") as cluster:
+    with FakeCluster("a") as cluster:
         run = read_run(folder)
         (run.adapter / "model_head.safetensors").unlink()
         with Client(cluster.server.address) as client, pytest.raises((RingTuneError, OSError)):
@@ -78,7 +78,7 @@ def test_evaluation_of_a_busy_coordinator_starts_nothing(tmp_path: Path) -> None
     """While a run is driven, the user hears so at once, before a process is started."""
     run = read_run(write_run(tmp_path / "run"))
     hold: dict[str, Any] = {"on_grant": lambda agent, turns: None}
-    with Cluster("a", agents={"a": hold}) as cluster:
+    with FakeCluster("a", agents={"a": hold}) as cluster:
         cluster.server.coordinator.run(RunRequest(job=job(), plan_only=False, num_nodes=1, join_s=5.0))
         assert cluster.agents["a"].granted.wait(5)
         with pytest.raises(BusyError, match=r"drives run .* \(training\)"):

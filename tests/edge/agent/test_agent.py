@@ -13,7 +13,7 @@ import pytest
 from edge.agent.active_run import ActiveRun
 from edge.agent.agent import Agent
 from edge.agent_options import AgentOptions
-from edge.measuring.wanted import Timing
+from edge.measuring.timing_request import TimingRequest
 from ringtune.errors import (
     ConnectionFailedError,
     DataError,
@@ -33,7 +33,7 @@ from tests.support.fakes import WAIT_S, FakeExecutor
 from tests.support.plans import changed, make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=4)
-TIMING = Timing()
+TIMING = TimingRequest()
 JOB = Job(model=Model(path="model")).to_toml()
 RUN = "r20260101-000000-00000000"
 OTHER = "r20260101-000000-11111111"
@@ -115,11 +115,11 @@ class FakeWorkshop:
         self.on_build: Callable[[], None] = lambda: None
         self.executor = FakeExecutor()
 
-    def warm_up(self) -> None:
+    def preload(self) -> None:
         """Nothing to load."""
 
     def inspect(
-        self, options: AgentOptions, job: Job, *, timing: Timing | None, memory_bytes: int
+        self, options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int
     ) -> tuple[dict[str, Any], Any]:
         """Facts that show what came in, and a dataset."""
         facts = {"node": options.name, "path": job.model.path, "memory_bytes": memory_bytes, "timing": timing}
@@ -146,7 +146,7 @@ class FakeWorkshop:
         return link
 
 
-class Ring:
+class TwoAgents:
     """Agents a and b with what they report."""
 
     def __init__(self, **options: Any) -> None:
@@ -191,14 +191,14 @@ class Ring:
 
 
 @pytest.fixture
-def ring() -> Iterator[Ring]:
+def ring() -> Iterator[TwoAgents]:
     """Two agents that are closed in the end."""
-    made = Ring()
+    made = TwoAgents()
     yield made
     made.close()
 
 
-def test_agent_goes_through_a_whole_run(ring: Ring) -> None:
+def test_agent_goes_through_a_whole_run(ring: TwoAgents) -> None:
     """Inspect, prepare, grant, collect, release: every turn is reported by both, the results come, nothing stays."""
     for agent in ring.agents.values():
         agent.inspect(RUN, JOB, TIMING, timeout_s=WAIT_S)
@@ -233,7 +233,7 @@ def _chunks() -> list[control_pb2.FileChunk]:
     return [chunk for name, content in SAVED.items() for chunk in cut_file(name, io.BytesIO(content))]
 
 
-def test_agent_loads_a_saved_adapter_before_the_first_turn(ring: Ring) -> None:
+def test_agent_loads_a_saved_adapter_before_the_first_turn(ring: TwoAgents) -> None:
     """The files are there while the executor reads them, and damaged ones never reach it."""
     with pytest.raises(FrameError, match="has no run"):
         ring.agents["a"].load(RUN, _chunks(), timeout_s=WAIT_S)
@@ -250,13 +250,13 @@ def test_agent_inspect_replaces_the_model_path_and_uses_the_given_memory() -> No
     """``--model`` and ``--memory`` win over the job and over what is free."""
     from pathlib import Path
 
-    ring = Ring(model=Path("/elsewhere"), memory_bytes=5)
+    ring = TwoAgents(model=Path("/elsewhere"), memory_bytes=5)
     facts = json.loads(ring.agents["a"].inspect(RUN, JOB, None, timeout_s=WAIT_S))
     ring.close()
     assert facts == {"node": "a", "path": "/elsewhere", "memory_bytes": 5, "timing": None}
 
 
-def test_agent_error_of_an_inspection_reaches_the_caller(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_error_of_an_inspection_reaches_the_caller(ring: TwoAgents, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the data says is what the coordinator hears; the agent stays usable."""
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -269,15 +269,15 @@ def test_agent_error_of_an_inspection_reaches_the_caller(ring: Ring, monkeypatch
     assert ring.agents["a"].inspect(RUN, JOB, TIMING, timeout_s=WAIT_S)
 
 
-def test_agent_refuses_calls_for_a_run_that_it_does_not_have(ring: Ring) -> None:
-    """Another run or plan epoch: refused by name. Releasing an unknown run is no error."""
+def test_agent_refuses_calls_for_a_run_that_it_does_not_have(ring: TwoAgents) -> None:
+    """Another run or placement epoch: refused by name. Releasing an unknown run is no error."""
     agent = ring.agents["a"]
     with pytest.raises(FrameError, match="has no run"):
         agent.grant(RUN, 0, ())
     ring.prepare_all()
     with pytest.raises(FrameError, match=f"has run {RUN}, not run {OTHER}"):
         agent.grant(OTHER, 0, ())
-    with pytest.raises(FrameError, match="plan epoch 0, not 1"):
+    with pytest.raises(FrameError, match="placement epoch 0, not 1"):
         agent.grant(RUN, 1, ())
     agent.release(OTHER, "never heard of")
     assert agent.current_run == RUN
@@ -295,7 +295,7 @@ def test_agent_refuses_calls_for_a_run_that_it_does_not_have(ring: Ring) -> None
     ids=["no address", "address beyond this machine", "not JSON", "unknown key", "another digest"],
 )
 def test_agent_refuses_a_plan_that_it_can_not_follow(
-    ring: Ring, options: dict[str, Any], error: type[Exception]
+    ring: TwoAgents, options: dict[str, Any], error: type[Exception]
 ) -> None:
     """The error says why, and nothing of the run stays."""
     with pytest.raises(error):
@@ -304,7 +304,7 @@ def test_agent_refuses_a_plan_that_it_can_not_follow(
     assert ring.network["a"].active is None
 
 
-def test_agent_can_be_released_while_it_prepares(ring: Ring) -> None:
+def test_agent_can_be_released_while_it_prepares(ring: TwoAgents) -> None:
     """Release does not wait for a slow build; the build ends without effect."""
     building, go_on = threading.Event(), threading.Event()
 
@@ -332,7 +332,7 @@ def test_agent_can_be_released_while_it_prepares(ring: Ring) -> None:
     assert ring.network["a"].active is None
 
 
-def test_agent_close_does_not_wait_for_a_long_action(ring: Ring) -> None:
+def test_agent_close_does_not_wait_for_a_long_action(ring: TwoAgents) -> None:
     """The process can end within seconds although torch is in the middle of something."""
     started, go_on = threading.Event(), threading.Event()
 
@@ -348,7 +348,7 @@ def test_agent_close_does_not_wait_for_a_long_action(ring: Ring) -> None:
     go_on.set()
 
 
-def test_agent_takes_a_new_run_over_a_left_over_one(ring: Ring) -> None:
+def test_agent_takes_a_new_run_over_a_left_over_one(ring: TwoAgents) -> None:
     """If a Release got lost, the next run wins: the coordinator drives one at a time."""
     ring.prepare_all()
     ring.agents["a"].inspect(OTHER, JOB, TIMING, timeout_s=WAIT_S)
@@ -356,7 +356,7 @@ def test_agent_takes_a_new_run_over_a_left_over_one(ring: Ring) -> None:
     assert all(link.is_closed for link in ring.shops["a"].links)
 
 
-def test_agent_that_is_told_to_end_says_so(ring: Ring) -> None:
+def test_agent_that_is_told_to_end_says_so(ring: TwoAgents) -> None:
     """The coordinator hears why before the links close."""
     ring.prepare_all()
     ring.agents["b"].abandon(RingTuneError("node b was stopped (SIGTERM)"))
@@ -365,7 +365,7 @@ def test_agent_that_is_told_to_end_says_so(ring: Ring) -> None:
     assert ring.agents["b"].current_run == ""
 
 
-def test_agent_lost_link_is_reported_with_the_peer(ring: Ring) -> None:
+def test_agent_lost_link_is_reported_with_the_peer(ring: TwoAgents) -> None:
     """A link that breaks while the run goes on is reported; one that breaks after the results were taken is not."""
     ring.prepare_all()
     active = ring.network["a"].active
@@ -380,7 +380,7 @@ def test_agent_lost_link_is_reported_with_the_peer(ring: Ring) -> None:
     assert [request.node for request in ring.requests if request.error] == ["a"]
 
 
-def test_agent_refused_frame_of_ours_ends_the_run(ring: Ring) -> None:
+def test_agent_refused_frame_of_ours_ends_the_run(ring: TwoAgents) -> None:
     """A peer that dropped our tensor will wait for ever: the run fails with its reason, at once."""
     from edge.wire.frames import Ack
 
@@ -393,7 +393,7 @@ def test_agent_refused_frame_of_ours_ends_the_run(ring: Ring) -> None:
     assert (failed.error, failed.message) == ("FrameError", "node b refused a frame of node a: it holds NaN")
 
 
-def test_agent_release_that_takes_long_leaves_the_next_run_alone(ring: Ring) -> None:
+def test_agent_release_that_takes_long_leaves_the_next_run_alone(ring: TwoAgents) -> None:
     """A link to a frozen peer closes slowly; the next run is prepared meanwhile and goes on taking frames."""
     ring.prepare_all()
     may_close, is_closing = threading.Event(), threading.Event()
@@ -419,7 +419,7 @@ def test_agent_release_that_takes_long_leaves_the_next_run_alone(ring: Ring) -> 
     assert expected.run_id == OTHER
 
 
-def test_agent_ignores_what_comes_after_the_release(ring: Ring) -> None:
+def test_agent_ignores_what_comes_after_the_release(ring: TwoAgents) -> None:
     """A late tensor or head of a released run goes nowhere."""
     ring.prepare_all()
     active = ring.network["b"].active
@@ -430,7 +430,7 @@ def test_agent_ignores_what_comes_after_the_release(ring: Ring) -> None:
     assert active.run is None or active.run.num_waiting == 0
 
 
-def test_agent_measures_no_link_beyond_this_machine_unless_told(ring: Ring) -> None:
+def test_agent_measures_no_link_beyond_this_machine_unless_told(ring: TwoAgents) -> None:
     """As with tensors: nothing unencrypted leaves by accident; both ends are named."""
     with pytest.raises(ConnectionFailedError, match=r"node a won't send tensors unencrypted to b at 10.0.0.7:1"):
         ring.agents["a"].measure_link("b", "10.0.0.7:1", 1000, timeout_s=WAIT_S)

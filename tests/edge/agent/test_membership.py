@@ -28,7 +28,7 @@ class FakeCoordinator:
         self.join_timeouts_s: list[float] = []
         self.beaten = threading.Event()
 
-    def Join(self, request: control_pb2.JoinRequest, *, timeout: float) -> control_pb2.JoinReply:  # noqa: N802
+    def Join(self, request: control_pb2.JoinRequest, *, timeout: float) -> control_pb2.JoinReply:
         """Join."""
         self.calls.append("join")
         self.join_timeouts_s.append(timeout)
@@ -36,9 +36,7 @@ class FakeCoordinator:
             raise CallError(self.joins.pop(0))
         return control_pb2.JoinReply(lease_s=self.lease_s)
 
-    def Heartbeat(  # noqa: N802
-        self, request: control_pb2.HeartbeatRequest, *, timeout: float
-    ) -> control_pb2.HeartbeatReply:
+    def Heartbeat(self, request: control_pb2.HeartbeatRequest, *, timeout: float) -> control_pb2.HeartbeatReply:
         """Heartbeat."""
         self.calls.append("beat")
         self.beaten.set()
@@ -47,7 +45,7 @@ class FakeCoordinator:
             raise CallError(answer)
         return answer
 
-    def Leave(self, request: control_pb2.LeaveRequest, *, timeout: float) -> control_pb2.Empty:  # noqa: N802
+    def Leave(self, request: control_pb2.LeaveRequest, *, timeout: float) -> control_pb2.Empty:
         """Leave."""
         self.calls.append("leave")
         return control_pb2.Empty()

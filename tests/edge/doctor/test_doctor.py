@@ -22,12 +22,12 @@ from edge.doctor.check import Check, Level, all_lines, failed, passed, warned
 from edge.doctor.command import app
 from edge.doctor.machine import check_disk, check_memory, check_port, check_python, check_system
 from edge.doctor.model_folder import check_model
+from edge.doctor.package_versions import check_packages
 from edge.doctor.remote import Answer, check_coordinator, judge
-from edge.doctor.versions import check_packages
 from edge.machine.memory_budget import RUNTIME_BYTES
 from ringtune import __version__
 from ringtune.errors import UsageError
-from ringtune.rpc.options import SERVER_OPTIONS
+from ringtune.rpc.channel_options import SERVER_OPTIONS
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support import tiny
 
@@ -206,7 +206,7 @@ def test_doctor_names_what_is_wrong_with_a_model_folder(tmp_path: Path) -> None:
 class OneAnswer(control_pb2_grpc.CoordinatorServicer):
     """A coordinator that only says what it is."""
 
-    def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:  # noqa: N802
+    def Status(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.StatusReply:
         """Another version, with a clock that stands."""
         return control_pb2.StatusReply(version="99.1.0", now_unix_s=1e9)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge.machine.hardware import CpuQuota, cpu_model, cpu_quota, describe
+from edge.machine.hardware import CpuQuota, cpu_model, cpu_quota, describe_hardware
 
 
 def write(root: Path, files: dict[str, str]) -> tuple[Path, Path]:
@@ -66,9 +66,9 @@ def test_hardware_text_changes_with_everything_that_changes_timings(tmp_path: Pa
     plain = write(tmp_path / "a", {"proc/cpuinfo": "model name: A\n"})
     limited = write(tmp_path / "b", {"proc/cpuinfo": "model name: A\n", "cgroup/cpu.max": "50000 100000\n"})
     other = write(tmp_path / "c", {"proc/cpuinfo": "model name: B\n"})
-    texts = [describe(threads=1, proc=proc, cgroup=cgroup) for proc, cgroup in (plain, limited, other)]
-    texts.append(describe(threads=2, proc=plain[0], cgroup=plain[1]))
-    texts.append(describe(threads=1, accelerator="GPU", proc=plain[0], cgroup=plain[1]))
+    texts = [describe_hardware(threads=1, proc=proc, cgroup=cgroup) for proc, cgroup in (plain, limited, other)]
+    texts.append(describe_hardware(threads=2, proc=plain[0], cgroup=plain[1]))
+    texts.append(describe_hardware(threads=1, accelerator="GPU", proc=plain[0], cgroup=plain[1]))
     assert len(set(texts)) == 5
     assert texts[0].startswith("A, ") and texts[0].endswith("no quota, 1 thread")
     assert "quota 0.5 cores per 100 ms" in texts[1]

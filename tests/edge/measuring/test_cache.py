@@ -15,8 +15,8 @@ from edge.agent import workshop
 from edge.agent_options import AgentOptions
 from edge.data.rows import MeanTokens
 from edge.measuring.cache import CACHE_FILE, KEPT_ENTRIES, ProfileCache, cache_key
-from edge.measuring.wanted import Timing
-from edge.measuring.works import Bench, Measured
+from edge.measuring.timing_request import TimingRequest
+from edge.measuring.works import Bench, MeasuredWork
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import NodeFacts
 from ringtune.costs.work_times import Work, WorkTime
@@ -28,7 +28,7 @@ from tests.support import hand_ring as ring
 from tests.support import tiny
 
 POINT = WorkTime(work=Work.HEAD, rows=2, tokens=8, median_s=0.02, low_s=0.01, high_s=0.03, samples=4)
-MEASURED = Measured((POINT,), 77.0)
+MEASURED = MeasuredWork((POINT,), 77.0)
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +119,12 @@ class Counted:
         self.count = 0
         monkeypatch.setattr(Bench, "measure", self._measure)
 
-    def _measure(self, *_: Any, **__: Any) -> Measured:
+    def _measure(self, *_: Any, **__: Any) -> MeasuredWork:
         self.count += 1
         return MEASURED
 
 
-def inspect(folder: Path, tmp_path: Path, job: Job, timing: Timing | None, **options: Any) -> NodeFacts:
+def inspect(folder: Path, tmp_path: Path, job: Job, timing: TimingRequest | None, **options: Any) -> NodeFacts:
     """The facts of a node with rows."""
     rows = tiny.write_rows(tmp_path / "rows.csv", 20, seed=1)
     held_out = tiny.write_rows(tmp_path / "held-out.csv", 7, seed=2)
@@ -139,17 +139,17 @@ def test_inspection_measures_once_and_then_remembers(
 ) -> None:
     """Measured again: when asked to, for other neighbours, another shape, a larger budget, or by a guest."""
     counted, job = Counted(monkeypatch), ring.make_job(model_folder)
-    first = inspect(model_folder, tmp_path, job, Timing(1.0))
-    assert inspect(model_folder, tmp_path, job, Timing(1.0)) == first
+    first = inspect(model_folder, tmp_path, job, TimingRequest(1.0))
+    assert inspect(model_folder, tmp_path, job, TimingRequest(1.0)) == first
     assert counted.count == 1
-    inspect(model_folder, tmp_path, job, Timing(1.0, neighbours=1))
-    inspect(model_folder, tmp_path, job, Timing(1.0, is_fresh=True))
-    inspect(model_folder, tmp_path, job, Timing(2.0))
-    inspect(model_folder, tmp_path, ring.make_job(model_folder, train__dropout=0.1), Timing(1.0))
-    inspect(model_folder, tmp_path, job, Timing(1.0), is_guest=True)
-    inspect(model_folder, tmp_path, job, Timing(1.0), state=None)
+    inspect(model_folder, tmp_path, job, TimingRequest(1.0, neighbours=1))
+    inspect(model_folder, tmp_path, job, TimingRequest(1.0, is_fresh=True))
+    inspect(model_folder, tmp_path, job, TimingRequest(2.0))
+    inspect(model_folder, tmp_path, ring.make_job(model_folder, train__dropout=0.1), TimingRequest(1.0))
+    inspect(model_folder, tmp_path, job, TimingRequest(1.0), is_guest=True)
+    inspect(model_folder, tmp_path, job, TimingRequest(1.0), state=None)
     assert counted.count == 7
-    inspect(model_folder, tmp_path, job, Timing(1.0, neighbours=1))
+    inspect(model_folder, tmp_path, job, TimingRequest(1.0, neighbours=1))
     assert counted.count == 7
 
 
@@ -160,8 +160,8 @@ def test_inspection_tells_hardware_shape_and_times(
     job = ring.make_job(model_folder)
     half = dataclasses.replace(POINT, work=Work.FORWARD, tokens=4, median_s=0.011)
     points = tuple(dataclasses.replace(POINT, work=work) for work in (Work.FORWARD, Work.GRAPH, Work.BACKWARD))
-    monkeypatch.setattr(Bench, "measure", lambda *_, **__: Measured((half, *points), 77))
-    facts = inspect(model_folder, tmp_path, job, Timing(1.0))
+    monkeypatch.setattr(Bench, "measure", lambda *_, **__: MeasuredWork((half, *points), 77))
+    facts = inspect(model_folder, tmp_path, job, TimingRequest(1.0))
     assert facts.shape == job_shape(job)
     assert facts.work_times == (half, *points)
     assert facts.hardware.endswith("1 thread")
@@ -177,7 +177,7 @@ def test_inspection_without_timing_has_rows_but_no_times(model_folder: Path, tmp
 
 
 def test_mean_tokens_are_those_of_the_batches_of_a_run(model_folder: Path, tmp_path: Path) -> None:
-    """The mean over an epoch equals that of the batches that the owner really makes."""
+    """The mean over a pass over the rows equals that of the batches that the owner really makes."""
     job = ring.make_job(model_folder)
     datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",), num_rows=20, eval_rows=7)
     plan = ring.make_plan(job, datasets, {"a": (0, 4)})

@@ -54,7 +54,7 @@ def test_sizes_of_adapters_equal_the_built_ones(tmp_path: Path, model_type: str)
             sum(count for name, count in added.items() if f"{inside}{block}." in f".{name}") for block in range(2)
         ]
         counted = adapter_block_params(
-            adapter, hidden_size=family.sizes(config).hidden, widths=family.widths(config), num_blocks=2
+            adapter, hidden_size=family.dimensions(config).hidden, widths=family.widths(config), num_blocks=2
         )
         assert per_block == [counted, counted], adapter
         assert sum(added.values()) == 2 * counted, adapter

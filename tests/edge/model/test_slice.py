@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edge.compute.executor import NodeExecutor
-from edge.model.safetensors_files import Checkpoint
+from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.slice import Empty
 from ringtune.errors import IntegrityError, JobError, ModelError
 from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE
@@ -51,13 +51,13 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of all tensors that are read during a test."""
     names: list[str] = []
-    original = Checkpoint.read
+    original = SafetensorsFiles.read
 
-    def read(self: Checkpoint, name: str) -> torch.Tensor:
+    def read(self: SafetensorsFiles, name: str) -> torch.Tensor:
         names.append(name)
         return original(self, name)
 
-    monkeypatch.setattr(Checkpoint, "read", read)
+    monkeypatch.setattr(SafetensorsFiles, "read", read)
     return names
 
 
@@ -122,8 +122,8 @@ def test_slice_does_not_touch_the_generator(model_folder: Path, tmp_path: Path) 
 def test_slice_reads_only_its_own_blocks(model_folder: Path, tmp_path: Path, read_names: list[str]) -> None:
     """A host reads the tensors of its blocks and nothing else."""
     _executor(model_folder, tmp_path, "c")
-    with Checkpoint(model_folder) as checkpoint:
-        names = [name for name in checkpoint._file_of if name.startswith("encoder.layer.") and "layer.0." not in name]
+    with SafetensorsFiles(model_folder) as weights:
+        names = [name for name in weights._file_of if name.startswith("encoder.layer.") and "layer.0." not in name]
     assert sorted(read_names) == sorted(names)
     assert len(names) == 3 * 16
 

@@ -45,7 +45,7 @@ class LogitBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             weakref.finalize(storage, self.live.pop, address, None)
 
 
-def head_of(weight_VD: torch.Tensor) -> Any:  # noqa: N803
+def head_of(weight_VD: torch.Tensor) -> Any:
     """A frozen decoder, as AdapterHub's heads answer."""
     decoder = torch.nn.Linear(weight_VD.shape[1], weight_VD.shape[0], bias=False)
     decoder.weight = torch.nn.Parameter(weight_VD, requires_grad=False)
@@ -67,7 +67,7 @@ def a_batch(rows: int = ROWS, tokens: int = TOKENS, vocabulary: int = VOCAB) -> 
     return Batch(ids=ids, mask=(labels != IGNORED).long(), token_type_ids=torch.zeros_like(ids), labels=labels)
 
 
-def computed(hidden_BTD: torch.Tensor, weight_VD: torch.Tensor, batch: Batch) -> tuple[HeadCounts, torch.Tensor]:  # noqa: N803
+def computed(hidden_BTD: torch.Tensor, weight_VD: torch.Tensor, batch: Batch) -> tuple[HeadCounts, torch.Tensor]:
     """Loss, hits, and the gradient of the hidden state."""
     leaf = hidden_BTD.clone().requires_grad_(True)
     counts = CausalLanguageModel().run(head_of(weight_VD), leaf * 2.0, batch, {})

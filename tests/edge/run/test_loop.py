@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from edge.run import reporter as rp
+from ringtune.engine.handled import Handled
 from ringtune.errors import DeadlineError, ModelError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spans import Span
 from ringtune.schedule.turns import turn_sequence
 from tests.support.fakes import WAIT_S, FakeExecutor, FakeRing
 from tests.support.plans import make_plan
@@ -55,7 +57,7 @@ def test_run_spans_and_bytes_are_those_of_the_actions() -> None:
         assert ring.wait_done(len(ring.grant_all()))
         for node in ring.plan.nodes:
             actions = [entry for entry in ring.executors[node].log if isinstance(entry, Action)]
-            assert [span.action for span in ring.reports[node].of(rp.Spanned)] == actions
+            assert [span.action for span in ring.reports[node].of(Span)] == actions
             sent = ring.reports[node].of(rp.Sent)
             assert sum(entry.num_bytes for entry in sent) == sum(ring.runs[node].totals.sent_bytes.values())
         heads = [entry for entry in ring.reports["a"].of(rp.Sent) if entry.payload == "t"]
@@ -68,7 +70,7 @@ def test_run_recordings_replay_to_the_same_commands() -> None:
         ring.start()
         assert ring.wait_done(len(ring.grant_all()))
     for node in ring.plan.nodes:
-        lines = [_line(entry) for entry in ring.reports[node].entries if isinstance(entry, rp.HeaderLine | rp.Handled)]
+        lines = [_line(entry) for entry in ring.reports[node].entries if isinstance(entry, rp.HeaderLine | Handled)]
         assert replay(lines, ring.plan, node) == len(lines) - 1 > 0
 
 
@@ -167,13 +169,13 @@ def test_run_sees_what_came_during_an_action_before_choosing_the_next() -> None:
         run.on_tensor(TensorKey("h", 0, 2, 2), "a", "x", None)
         go_on.set()
         assert ring.reports["b"].wait_for(lambda entries: len(_events(entries, "ActionDone")) >= 1)
-        names = [type(entry.event).__name__ for entry in ring.reports["b"].of(rp.Handled)]
+        names = [type(entry.event).__name__ for entry in ring.reports["b"].of(Handled)]
     first_done = names.index("ActionDone")
     assert names[:first_done].count("TensorArrived") == 3
 
 
 def _events(entries: Any, name: str) -> list[Any]:
-    return [entry for entry in entries if isinstance(entry, rp.Handled) and type(entry.event).__name__ == name]
+    return [entry for entry in entries if isinstance(entry, Handled) and type(entry.event).__name__ == name]
 
 
 def test_run_credit_goes_back_for_hidden_states_only() -> None:
@@ -195,7 +197,7 @@ def test_run_drops_a_tensor_that_came_twice() -> None:
         ring.runs["b"].on_tensor(TensorKey("h", 0, 0, 2), "a", "first", None)
         ring.start("b")
         ring.grant_all()
-        assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, rp.Spanned) for entry in entries))
+        assert ring.reports["b"].wait_for(lambda entries: any(isinstance(entry, Span) for entry in entries))
         ring.runs["b"].on_tensor(TensorKey("h", 0, 0, 2), "a", "again", None)
         ring.start("a")
         assert ring.wait_done(1)

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from edge.run import reporter as rp
-from edge.run.loop import Saver
+from edge.run.loop import ShardSink
 from edge.run.recorder import record_line
-from edge.shards.saver import Saver as DiskSaver
+from edge.shards.saver import Saver
+from ringtune.engine.handled import Handled
 from ringtune.errors import StorageError
 from ringtune.rounds.checkpoint import Shard
 from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
-from tests.support.fakes import FakeRing, Reports
+from tests.support.fakes import FakeRing, KeptReports
 from tests.support.plans import make_plan
 from tests.support.replay import replay
 
@@ -25,9 +26,9 @@ PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_steps=8, checkpoint
 
 
 @pytest.fixture
-def savers(tmp_path: Path) -> Iterator[dict[str, DiskSaver]]:
+def savers(tmp_path: Path) -> Iterator[dict[str, Saver]]:
     """Folders of both nodes; let go in the end."""
-    made = {node: DiskSaver(tmp_path / node, RUN, PLAN, node) for node in PLAN.nodes}
+    made = {node: Saver(tmp_path / node, RUN, PLAN, node) for node in PLAN.nodes}
     yield made
     for saver in made.values():
         saver.close()
@@ -44,7 +45,7 @@ class FullDisk:
         """Nothing to drop."""
 
 
-def failure_of(reports: Reports) -> rp.Failed:
+def failure_of(reports: KeptReports) -> rp.Failed:
     """What a node failed with."""
     assert reports.wait_for(lambda entries: any(isinstance(entry, rp.Failed) for entry in entries))
     (failed,) = reports.of(rp.Failed)
@@ -52,7 +53,7 @@ def failure_of(reports: Reports) -> rp.Failed:
     return failed
 
 
-def test_run_reports_a_turn_as_done_after_its_shard_is_on_disk(tmp_path: Path, savers: dict[str, DiskSaver]) -> None:
+def test_run_reports_a_turn_as_done_after_its_shard_is_on_disk(tmp_path: Path, savers: dict[str, Saver]) -> None:
     """Each node saves each checkpoint once, the owner of the turn with the head."""
     ring = FakeRing(PLAN, savers=savers)
     ring.start()
@@ -71,7 +72,7 @@ def test_run_reports_a_turn_as_done_after_its_shard_is_on_disk(tmp_path: Path, s
     assert ring.close()
 
 
-def test_run_drops_shards_when_it_is_told(savers: dict[str, DiskSaver]) -> None:
+def test_run_drops_shards_when_it_is_told(savers: dict[str, Saver]) -> None:
     """Not before: only the coordinator knows which checkpoints are complete."""
     saver = savers["a"]
     ring = FakeRing(PLAN, savers=savers)
@@ -90,7 +91,7 @@ def test_run_drops_shards_when_it_is_told(savers: dict[str, DiskSaver]) -> None:
     [({"b": FullDisk()}, "did not save step 2: No space left"), ({}, r"node b has no folder for checkpoints.*--state")],
 )
 def test_run_that_can_not_save_fails_with_a_name_of_its_own(
-    savers: dict[str, DiskSaver], theirs: Mapping[str, Saver], message: str
+    savers: dict[str, Saver], theirs: Mapping[str, ShardSink], message: str
 ) -> None:
     """The coordinator hears which node, which step and why, and ends with the exit code of a full disk."""
     ring = FakeRing(PLAN, savers={"a": savers["a"], **theirs})
@@ -103,7 +104,7 @@ def test_run_that_can_not_save_fails_with_a_name_of_its_own(
     assert ring.close()
 
 
-def test_recording_of_a_resumed_run_replays(savers: dict[str, DiskSaver]) -> None:
+def test_recording_of_a_resumed_run_replays(savers: dict[str, Saver]) -> None:
     """The start point is part of the recording."""
     start = StartPoint.of(PLAN.course, step=4, holder="b")
     ring = FakeRing(PLAN, savers=savers, start=start, record=True)
@@ -112,5 +113,5 @@ def test_recording_of_a_resumed_run_replays(savers: dict[str, DiskSaver]) -> Non
     assert ring.close()
     for node, reports in ring.reports.items():
         lines = [entry.line for entry in reports.of(rp.HeaderLine)]
-        lines += [record_line(*entry) for entry in reports.of(rp.Handled)]
+        lines += [record_line(*entry) for entry in reports.of(Handled)]
         assert replay(lines, PLAN, node) > len(list(turn_sequence(PLAN.course, start=start)))

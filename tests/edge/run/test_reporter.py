@@ -10,7 +10,9 @@ import pytest
 
 from edge.run import reporter as rp
 from ringtune.engine import events as ev
+from ringtune.engine.handled import Handled
 from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.spans import Span
 from ringtune.v1 import control_pb2
 
 WAIT_S = 20.0
@@ -53,7 +55,7 @@ class CallError(grpc.RpcError, grpc.Call):
         return False
 
 
-class Sender:
+class ReportCalls:
     """Keeps requests; fails first as often as told."""
 
     def __init__(self, *failures: grpc.StatusCode) -> None:
@@ -69,7 +71,7 @@ class Sender:
         self.requests.append(request)
 
 
-def make_reporter(sender: Sender, refused: list[str] | None = None, **options: Any) -> rp.Reporter:
+def make_reporter(sender: ReportCalls, refused: list[str] | None = None, **options: Any) -> rp.Reporter:
     """A reporter of node a."""
     take = (refused if refused is not None else []).append
     return rp.Reporter(run_id="r", node="a", num_blocks=4, send=sender, on_refused=take, **options)
@@ -77,10 +79,10 @@ def make_reporter(sender: Sender, refused: list[str] | None = None, **options: A
 
 def test_reporter_batches_what_gathers() -> None:
     """Steps, spans and bytes wait for the interval; a turn's end sends everything at once in one report."""
-    sender = Sender()
+    sender = ReportCalls()
     reporter = make_reporter(sender, interval_s=1000.0)
     reporter.put(rp.StepDone(ev.ReportStep(3, 2, "train", (("count", 4.0), ("loss_sum", 0.5))), 1.0))
-    reporter.put(rp.Spanned(Action(Op.BACKWARD, 3, 0, 2, 4), 1.0, 1.5))
+    reporter.put(Span(Action(Op.BACKWARD, 3, 0, 2, 4), 1.0, 1.5))
     reporter.put(rp.Sent(3, "b", "h", 100))
     reporter.put(rp.Sent(3, "b", "h", 20))
     reporter.put(rp.TurnDone(1))
@@ -99,7 +101,7 @@ def test_reporter_batches_what_gathers() -> None:
 def test_reporter_sends_the_same_again_after_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report that did not get through is repeated before any later one, under its old number."""
     monkeypatch.setattr(rp, "_RETRY_S", 0.0)
-    sender = Sender(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+    sender = ReportCalls(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
     reporter = make_reporter(sender)
     reporter.put(rp.TurnDone(1))
     assert reporter.flush(WAIT_S)
@@ -114,7 +116,7 @@ def test_reporter_sends_the_same_again_after_silence(monkeypatch: pytest.MonkeyP
 def test_reporter_stops_when_nobody_wants_the_run() -> None:
     """A refusal that is no silence ends the reports, and the run hears of it."""
     refused: list[str] = []
-    reporter = make_reporter(Sender(grpc.StatusCode.FAILED_PRECONDITION), refused)
+    reporter = make_reporter(ReportCalls(grpc.StatusCode.FAILED_PRECONDITION), refused)
     reporter.put(rp.TurnDone(1))
     assert not reporter.flush(0.2)
     reporter.close()
@@ -136,7 +138,7 @@ def test_reporter_ends_the_run_when_reports_fail_by_a_bug() -> None:
 
 def test_reporter_first_failure_counts() -> None:
     """What failed first is what is told."""
-    sender = Sender()
+    sender = ReportCalls()
     reporter = make_reporter(sender, interval_s=1000.0)
     reporter.put(rp.Failed("PeerLostError", "node a lost its link with node b", "b"))
     reporter.put(rp.Failed("RingTuneError", "later", ""))
@@ -148,10 +150,10 @@ def test_reporter_first_failure_counts() -> None:
 
 def test_reporter_recording_has_a_line_for_each_event() -> None:
     """Lines keep their order and end with a newline."""
-    sender = Sender()
+    sender = ReportCalls()
     reporter = make_reporter(sender)
     reporter.put(rp.HeaderLine('{"recording": 1}'))
-    reporter.put(rp.Handled(1.0, ev.TimerFired("wait"), ()))
+    reporter.put(Handled(1.0, ev.TimerFired("wait"), ()))
     assert reporter.flush(WAIT_S)
     reporter.close()
     text = "".join(request.recording for request in sender.requests)
@@ -160,7 +162,7 @@ def test_reporter_recording_has_a_line_for_each_event() -> None:
 
 def test_reporter_ends_while_the_coordinator_is_silent() -> None:
     """Closing does not wait for a coordinator that never answers."""
-    sender = Sender(*[grpc.StatusCode.UNAVAILABLE] * 1000)
+    sender = ReportCalls(*[grpc.StatusCode.UNAVAILABLE] * 1000)
     reporter = make_reporter(sender)
     reporter.put(rp.TurnDone(1))
     reporter.close(timeout_s=WAIT_S)

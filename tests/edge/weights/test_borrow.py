@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge.agent_options import AgentOptions
-from edge.model.safetensors_files import Checkpoint
+from edge.model.safetensors_files import SafetensorsFiles
 from edge.weights.borrow import Borrower
 from ringtune.costs.model_facts import model_facts
 from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, ModelError
@@ -51,8 +51,8 @@ class Node:
 def tensors_in(folder: Path) -> dict[str, bytes]:
     """Every tensor that the index of a folder names, read by the loader."""
     names = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
-    with Checkpoint(folder) as checkpoint:
-        return {name: checkpoint.read(name).numpy().tobytes() for name in names}
+    with SafetensorsFiles(folder) as weights:
+        return {name: weights.read(name).numpy().tobytes() for name in names}
 
 
 def contents_of(folder: Path) -> dict[str, bytes]:

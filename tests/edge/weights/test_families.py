@@ -11,7 +11,7 @@ import torch
 
 from edge.agent_options import AgentOptions
 from edge.compute.hosting import Hosted, host
-from edge.model.safetensors_files import Checkpoint
+from edge.model.safetensors_files import SafetensorsFiles
 from edge.weights.borrow import Borrower
 from ringtune.jobs.job import Job, Model
 from ringtune.schedule.plan import Plan
@@ -58,13 +58,13 @@ def test_weights_of_a_family_are_those_that_are_read(
         labels=() if is_lm else ("neg", "pos"),
     )
     read: list[str] = []
-    original = Checkpoint.read
+    original = SafetensorsFiles.read
 
-    def record(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    def record(weights: SafetensorsFiles, name: str) -> torch.Tensor:
         read.append(name)
-        return original(checkpoint, name)
+        return original(weights, name)
 
-    monkeypatch.setattr(Checkpoint, "read", record)
+    monkeypatch.setattr(SafetensorsFiles, "read", record)
     with serving(folder) as server:
         for node in ("a", "b"):
             options = AgentOptions(
@@ -79,8 +79,8 @@ def test_weights_of_a_family_are_those_that_are_read(
             wanted = built(plan, node, job, folder)
             read.clear()
             found = built(plan, node, job, cache)
-            with Checkpoint(cache) as checkpoint:
-                assert {checkpoint.find(name) for name in read} == set(read)
+            with SafetensorsFiles(cache) as weights:
+                assert {weights.find(name) for name in read} == set(read)
             assert len(set(read)) == len(list(cache.glob("*.safetensors")))
             expected = dict(wanted.skeleton.model.state_dict())
             state = dict(found.skeleton.model.state_dict())

@@ -13,7 +13,7 @@ import pytest
 from edge.weights import fetch
 from edge.weights.fetch import Sources
 from edge.weights.files import CheckedFile
-from edge.weights.patience import Watch
+from edge.weights.retrying import Watch
 from edge.weights.store import ModelCache
 from ringtune.errors import (
     ConnectionFailedError,
@@ -26,7 +26,7 @@ from ringtune.models.folder import read_config
 from ringtune.rpc.connections import Server
 from ringtune.v1 import weights_pb2, weights_pb2_grpc
 from ringtune.weights.codec import manifest_to_proto
-from ringtune.weights.manifest import CHUNK_BYTES, Manifest, TensorEntry, needed_tensors
+from ringtune.weights.manifest import CHUNK_BYTES, ModelManifest, TensorEntry, needed_tensors
 from ringtune.weights.source import ModelSource, Offers
 from tests.support.tap import Tap
 from tests.support.weights_parts import MINILM, RUN, serving, wait_until, wanted, write_bert
@@ -34,7 +34,7 @@ from tests.support.weights_parts import MINILM, RUN, serving, wait_until, wanted
 LIMIT = 1.02
 
 
-def slice_of(folder: Path, manifest: Manifest, *blocks: int) -> tuple[TensorEntry, ...]:
+def slice_of(folder: Path, manifest: ModelManifest, *blocks: int) -> tuple[TensorEntry, ...]:
     """What a host of these blocks needs."""
     return needed_tensors(manifest, read_config(folder), blocks=blocks, is_owner=False, with_decoder=False)
 
@@ -135,19 +135,19 @@ def stop_when(stop: threading.Event, predicate: Callable[[], bool]) -> Iterator[
 class Liar(weights_pb2_grpc.WeightsServicer):
     """Has the right manifest and sends something else."""
 
-    def __init__(self, manifest: Manifest, chunk: Callable[[int], weights_pb2.FetchChunk | None]) -> None:
+    def __init__(self, manifest: ModelManifest, chunk: Callable[[int], weights_pb2.FetchChunk | None]) -> None:
         self._manifest = manifest
         self._chunk = chunk
         self.asked = 0
         self.ended = threading.Event()
 
-    def Manifest(  # noqa: N802
+    def Manifest(
         self, request: weights_pb2.ManifestRequest, context: grpc.ServicerContext
     ) -> weights_pb2.ManifestReply:
         """The truth."""
         return manifest_to_proto(self._manifest)
 
-    def Fetch(  # noqa: N802
+    def Fetch(
         self, request: weights_pb2.FetchRequest, context: grpc.ServicerContext
     ) -> Iterator[weights_pb2.FetchChunk]:
         """Whatever the test wants; None hangs."""

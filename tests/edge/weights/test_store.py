@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from edge.model.safetensors_files import Checkpoint
-from edge.weights.files import CheckedFile, tensor_header, writing
+from edge.model.safetensors_files import SafetensorsFiles
+from edge.weights.files import CheckedFile, file_header, writing
 from edge.weights.store import ModelCache
 from ringtune.errors import CapacityError, DeadlineError, IntegrityError, InterruptedRunError, UsageError
 from ringtune.files.safetensors_header import read_safetensors_header
-from ringtune.weights.manifest import FileEntry, Manifest, TensorEntry
+from ringtune.weights.manifest import FileEntry, ModelManifest, TensorEntry
 from ringtune.weights.source import ModelSource
 from tests.support.weights_parts import write_bert
 
@@ -31,13 +31,13 @@ ENTRY = TensorEntry(
     sample=CONTENT[68:132],
 )
 CONFIG = FileEntry(name="config.json", nbytes=2, sha256=hashlib.sha256(b"{}").hexdigest())
-MANIFEST = Manifest(tensors=(ENTRY,), files=(CONFIG,))
+MANIFEST = ModelManifest(tensors=(ENTRY,), files=(CONFIG,))
 
 
 def tensor_file(folder: Path) -> CheckedFile:
     """The file of ``ENTRY``, taken up where it is."""
     file = CheckedFile(
-        folder / "x.safetensors", what="tensor x", sha256=ENTRY.sha256, nbytes=200, header=tensor_header(ENTRY)
+        folder / "x.safetensors", what="tensor x", sha256=ENTRY.sha256, nbytes=200, header=file_header(ENTRY)
     )
     file.resume()
     return file
@@ -70,7 +70,7 @@ def test_weights_file_with_another_digest_never_gets_its_name(tmp_path: Path) ->
         file.write(bytes(201), "a")
     (tmp_path / "x.safetensors.part").write_bytes(b"something else")
     assert tensor_file(tmp_path).offset == 0
-    (tmp_path / "x.safetensors.part").write_bytes(tensor_header(ENTRY) + bytes(201))
+    (tmp_path / "x.safetensors.part").write_bytes(file_header(ENTRY) + bytes(201))
     assert tensor_file(tmp_path).offset == 0
 
 
@@ -136,9 +136,9 @@ def test_weights_cache_publishes_complete_tensors_only(tmp_path: Path) -> None:
         file.finish()
         partial = cache.tensor(source.manifest.tensors[2])
         partial.write(b"x", "a")
-        with Checkpoint(cache.publish(())) as checkpoint:
-            seen.append([checkpoint.find(tensor.name) for tensor in source.manifest.tensors])
-            assert tuple(checkpoint.read(entry.name).shape) == entry.shape
+        with SafetensorsFiles(cache.publish(())) as weights:
+            seen.append([weights.find(tensor.name) for tensor in source.manifest.tensors])
+            assert tuple(weights.read(entry.name).shape) == entry.shape
     names = [entry.name for entry in source.manifest.tensors]
     assert seen == [[name if index <= turn else None for index, name in enumerate(names)] for turn in (0, 1)]
 

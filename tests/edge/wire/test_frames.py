@@ -193,6 +193,6 @@ def test_frames_describe_what_they_carry() -> None:
     """A refusal names kind, item, micro-batch, block and source."""
     encoded = tensors.encode(torch.zeros(1, 1, 1), None, "float32")
     header = frames.tensor_header(hello(), TensorKey(Payload.GRAD, 12, 3, 4), encoded)
-    assert frames.describe(header) == "the gradient of item 12, micro-batch 3, block 4, from node a"
+    assert frames.in_words(header) == "the gradient of item 12, micro-batch 3, block 4, from node a"
     head = frames.blob_header(hello(), Payload.HEAD, 2, b"")
-    assert frames.describe(head) == "the head for turn 2 from node a"
+    assert frames.in_words(head) == "the head for turn 2 from node a"

@@ -23,11 +23,11 @@ from ringtune.v1 import ring_pb2
 from tests.support.wire_parts import (
     WAIT_S,
     BlobCame,
+    LinkSender,
     Lost,
     Receiver,
     RecordingSink,
     Refused,
-    Sender,
     TensorCame,
     expectation,
     hello,
@@ -35,7 +35,7 @@ from tests.support.wire_parts import (
     plan,
     receiver,
     sender,
-    tap,
+    wire_proxy,
 )
 
 
@@ -92,7 +92,7 @@ def test_link_returns_credits_a_quarter_at_a_time() -> None:
 def test_link_to_a_server_without_a_ring_names_the_peer() -> None:
     """A port where something else answers is told apart from a node."""
     server = Server("127.0.0.1:0", lambda server: None)
-    out = Sender(server.address)
+    out = LinkSender(server.address)
     with pytest.raises(ConnectionFailedError, match="another version"):
         out.link.open(WAIT_S)
     server.stop(grace_s=0.0)
@@ -140,7 +140,7 @@ def test_link_open_names_the_peer_that_nobody_answers_for() -> None:
     """Opening a link to a closed port fails at once and says which node and address."""
     with receiver() as node:
         address = node.address
-    out = Sender(address)
+    out = LinkSender(address)
     with pytest.raises(ConnectionFailedError, match=f"node b at {address}"):
         out.link.open(WAIT_S)
 
@@ -149,7 +149,7 @@ def test_link_open_names_the_peer_that_nobody_answers_for() -> None:
 def test_link_open_ends_at_its_deadline() -> None:
     """A peer that never answers the HELLO costs the deadline, not more."""
     with receiver() as node:  # expects no run, so it keeps us waiting
-        out = Sender(node.address)
+        out = LinkSender(node.address)
         with pytest.raises(ConnectionFailedError, match=r"did not answer within 0\.2 s"):
             out.link.open(0.2)
 
@@ -157,7 +157,7 @@ def test_link_open_ends_at_its_deadline() -> None:
 def test_link_waits_for_a_peer_that_still_prepares() -> None:
     """A HELLO that comes before the peer expects the run is welcomed as soon as it does."""
     with receiver() as node:
-        out = Sender(node.address)
+        out = LinkSender(node.address)
         thread = threading.Thread(target=out.link.open, args=(WAIT_S,))
         thread.start()
         node.servicer.expect(expectation(), node.sink)
@@ -171,7 +171,7 @@ def test_link_waits_for_a_peer_that_still_prepares() -> None:
     ("changes", "message"),
     [
         ({"run_id": "run-0"}, "run 'run-0'"),
-        ({"plan_epoch": 2}, "plan epoch 2"),
+        ({"epoch": 2}, "placement epoch 2"),
         ({"digest": "0" * 64}, "has plan 000000000000"),
         ({"source": "z"}, "no link from node 'z'"),
         ({"source": "d"}, ""),
@@ -180,7 +180,7 @@ def test_link_waits_for_a_peer_that_still_prepares() -> None:
 def test_link_of_another_run_is_refused(changes: dict[str, Any], message: str) -> None:
     """Another run, epoch, plan or stranger is turned away at the door, with the reason."""
     with receiver(expectation()) as node:
-        out = Sender(node.address, hello(**changes))
+        out = LinkSender(node.address, hello(**changes))
         if not message:  # d is an owner, so the plan has a link from it
             out.link.open(WAIT_S)
             out.link.close()
@@ -192,7 +192,7 @@ def test_link_of_another_run_is_refused(changes: dict[str, Any], message: str) -
 def test_link_second_one_of_a_source_is_refused() -> None:
     """A node has one link to another node at a time."""
     with receiver(expectation()) as node, sender(node.address):
-        second = Sender(node.address)
+        second = LinkSender(node.address)
         with pytest.raises(FrameError, match="has a link to node b already"):
             second.link.open(WAIT_S)
 
@@ -209,7 +209,7 @@ def test_link_can_be_opened_again_after_close() -> None:
 
 def test_link_that_breaks_is_told_at_both_ends() -> None:
     """When the connection dies, sender and receiver each learn it once, and sending fails."""
-    with receiver(expectation()) as node, tap(node.address) as proxy, sender(proxy.address) as out:
+    with receiver(expectation()) as node, wire_proxy(node.address) as proxy, sender(proxy.address) as out:
         proxy.cut()
         target, reason = out.broken.get(timeout=WAIT_S)
         assert target == "b"
@@ -256,8 +256,8 @@ def test_link_sink_hears_nothing_after_forget() -> None:
 def test_link_close_is_quick_with_a_frozen_peer() -> None:
     """Closing does not wait for a peer that does not move, whatever is queued: it ends while the peer is frozen."""
     big = plan(hidden_size=4096, max_length=512)
-    with receiver(expectation(big)) as node, tap(node.address) as proxy:
-        out = Sender(proxy.address, hello(big))
+    with receiver(expectation(big)) as node, wire_proxy(node.address) as proxy:
+        out = LinkSender(proxy.address, hello(big))
         out.link.open(WAIT_S)
         proxy.freeze()
         for micro in (0, 1):
@@ -273,7 +273,7 @@ def test_link_slow_receiver_holds_the_sender_back() -> None:
     release = threading.Event()
     with (
         receiver(expectation(big), hook=lambda: release.wait(WAIT_S)) as node,
-        tap(node.address) as proxy,
+        wire_proxy(node.address) as proxy,
         sender(proxy.address, hello(big)) as out,
     ):
         tensor, mask = hidden(2, 1024, 1024)
@@ -289,7 +289,7 @@ def test_link_slow_receiver_holds_the_sender_back() -> None:
 def test_link_traffic_can_be_tapped() -> None:
     """The bytes on the socket are the tensor's own: neither compressed nor doubled."""
     tensor, mask = hidden()
-    with receiver(expectation()) as node, tap(node.address) as proxy, sender(proxy.address) as out:
+    with receiver(expectation()) as node, wire_proxy(node.address) as proxy, sender(proxy.address) as out:
         out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor, mask)
         node.sink.next()
         payload = tensor.numpy().tobytes() + mask.to(torch.uint8).numpy().tobytes()
@@ -310,7 +310,7 @@ def test_link_leaves_no_thread() -> None:
 
 def test_link_close_may_come_twice_and_before_open() -> None:
     """``close`` works in any state."""
-    out = Sender("127.0.0.1:1")
+    out = LinkSender("127.0.0.1:1")
     out.link.close()
     out.link.close()
     with pytest.raises(PeerLostError, match="not open"):
@@ -328,7 +328,7 @@ class _Racing(queue.SimpleQueue[Any]):
 def test_link_close_while_the_sender_empties_the_queue() -> None:
     """The sender may take the last entry at any moment; closing still ends the stream and every thread."""
     with receiver(expectation()) as node:
-        made = Sender(node.address)
+        made = LinkSender(node.address)
         made.link._queue = _Racing()
         made.link.open(WAIT_S)
         made.link.close()
@@ -371,7 +371,7 @@ def test_server_second_one_on_a_port_fails() -> None:
 def test_server_without_a_run_refuses_after_its_wait() -> None:
     """A link to a node that never prepares ends with a reason."""
     with receiver(hello_wait_s=0.1) as node:
-        out = Sender(node.address)
+        out = LinkSender(node.address)
         with pytest.raises(DeadlineError, match=r"expected no run within 0\.1 s"):
             out.link.open(WAIT_S)
 

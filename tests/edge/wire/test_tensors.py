@@ -13,7 +13,7 @@ from ringtune.schedule.course import WIRE_DTYPES
 from tests.support.wire_parts import hidden
 
 
-def _payload(encoded: tensors.Encoded) -> memoryview:
+def _payload(encoded: tensors.EncodedTensor) -> memoryview:
     return memoryview(bytearray(b"".join(encoded.parts)))
 
 

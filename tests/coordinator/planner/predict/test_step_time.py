@@ -52,7 +52,7 @@ def test_step_time_is_near_the_simulated_steady_state() -> None:
                     Units.top(costs.stop, depth),
                     optimizer="adamw",
                     owner=owner.node,
-                    warm_up=max(4, 24 // micro),
+                    burn_in=max(4, 24 // micro),
                     measured=max(6, 24 // micro),
                 )
                 for owner in plan.course.owners

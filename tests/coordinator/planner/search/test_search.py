@@ -12,7 +12,7 @@ from coordinator.planner.memory_caps import MemoryCaps
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs, with_mean_owner
 from coordinator.planner.predict.step_time import Ring, job_s
 from coordinator.planner.search.exact import search_exact
-from coordinator.planner.search.local import Budget, LocalResult, search_local
+from coordinator.planner.search.local_search import Budget, LocalResult, search_local
 from ringtune.costs.profile import Profile
 from tests.support.planner_rings import MIB, class_ring, device, draft_for, random_kinds
 

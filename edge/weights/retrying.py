@@ -59,7 +59,7 @@ class Wanted(NamedTuple):
             raise DeadlineError(f"no more time for {what}; what has come is kept, start the run again to go on")
 
 
-class Turns:
+class SourceRotation:
     """Chooses the source to ask, and decides when to give up.
 
     Args:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.submit.exit_errors import exit_error
-from coordinator.submit.local import BASE_BYTES, LocalSetup, available_memory_bytes, node_name
+from coordinator.submit.local_nodes import BASE_BYTES, LocalSetup, available_memory_bytes, node_name
 from ringtune.errors import CapacityError, DataError, InvalidInputError, JobError, PeerLostError, UsageError
 from tests.support.fake_agents import job
 

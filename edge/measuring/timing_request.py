@@ -7,7 +7,7 @@ from typing import NamedTuple
 DEFAULT_BUDGET_S = 4.0
 
 
-class Timing(NamedTuple):
+class TimingRequest(NamedTuple):
     """The coordinator's wishes for a measurement of one node.
 
     Attributes:

@@ -99,7 +99,7 @@ class _Stage:
     above: Above
 
 
-class _Over(Exception):  # noqa: N818 - no error: the budget is used up
+class _Over(Exception):
     """Ends a search whose budget is used up."""
 
 

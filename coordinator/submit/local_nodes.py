@@ -81,7 +81,7 @@ class LocalSetup:
                 f"{num_nodes} local nodes need {format_bytes(num_nodes * base)} before they host anything, but "
                 f"{format_bytes(available)} are free here; use at most --local {max(1, available // base - 1)}"
             )
-        threads = job.runtime.threads or max(1, available_cores() // num_nodes)
+        threads = job.runtime.threads or max(1, usable_cores() // num_nodes)
         return LocalSetup(num_nodes=num_nodes, num_owners=owners, threads=threads, memory_bytes=share)
 
 
@@ -206,8 +206,8 @@ def node_name(index: int, num_nodes: int) -> str:
     return f"node-{index:0{len(str(num_nodes - 1))}}"
 
 
-def available_cores() -> int:
-    """Number of cores that this process may use."""
+def usable_cores() -> int:
+    """Number of cores that this process may run on, whatever its quota."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
