@@ -10,7 +10,7 @@ from edge.data.tokens import Batch
 
 
 class BertFamily:
-    """The ``FamilyForward`` of BERT; the pooler is not read, because the classification head takes the first token itself."""
+    """The ``FamilyForward`` of BERT; no pooler is read, as the classification head takes the first token itself."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Sum word, position and token-type embeddings, and normalise the sum."""

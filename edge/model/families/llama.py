@@ -11,7 +11,7 @@ from edge.model.families.gpt2 import CausalContext, causal_context, last_token
 
 
 class LlamaFamily:
-    """The ``FamilyForward`` of Llama and Mistral; every node has a rotary embedding of its own, which has no weights."""
+    """The ``FamilyForward`` of Llama and Mistral; each node makes its own rotary embedding, which has no weights."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Look the word embeddings up."""

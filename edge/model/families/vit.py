@@ -11,7 +11,7 @@ from ringtune.errors import DataError
 
 
 class VitFamily:
-    """The ``FamilyForward`` of vision transformers; the pooler is not read, because the head takes the class token itself."""
+    """The ``FamilyForward`` of vision transformers; no pooler is read, as the head takes the class token itself."""
 
     def embed(self, base: Any, batch: Batch) -> torch.Tensor:
         """Embed patches and positions behind the class token."""
