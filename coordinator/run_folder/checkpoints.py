@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from ringtune.errors import IntegrityError, JobError, UsageError
+from ringtune.errors import IntegrityError, JobError, PlanError, UsageError
 from ringtune.files.durable import remove_partial_files, storage_errors, write_durably
 from ringtune.jobs.job import Job, parse_job
 from ringtune.rounds.checkpoint import KEPT, CheckpointManifest, Resume, changed_keys
@@ -137,7 +137,10 @@ def _read_plan(path: Path) -> Plan:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise IntegrityError(f"{path} can't be read ({error}); without it the run can't go on") from error
-    return Plan.from_json(value)
+    try:
+        return Plan.from_json(value)
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from error
 
 
 def cut_metrics(path: Path, step: int) -> None:

@@ -12,6 +12,7 @@ from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.chunks import ADAPTER_FILES
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.plan_0_1 import read_any_plan
 
 ADAPTER_FOLDER = "adapter"
 
@@ -60,7 +61,7 @@ def read_run(folder: Path) -> SavedRun:
     return SavedRun(
         folder=folder,
         job=load_job(folder / "job.toml"),
-        plan=Plan.from_json(read_json(folder / "plan.json")),
+        plan=read_any_plan(read_json(folder / "plan.json")),
         report=read_json(report) if report.is_file() else {},
     )
 

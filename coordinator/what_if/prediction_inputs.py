@@ -16,6 +16,7 @@ from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.jobs.job import Job, load_job
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.plan_0_1 import read_any_plan
 from ringtune.schedule.turns import StartPoint
 from sim.limits import recorded_shape
 from sim.recorded import Recording, read_trace
@@ -108,7 +109,7 @@ def read_plan(path: Path) -> Plan:
     if value.get("event") == "plan" and isinstance(value.get("plan"), dict):
         value = value["plan"]
     with _named(path):
-        return Plan.from_json(value)
+        return read_any_plan(value)
 
 
 def read_profile(path: Path) -> Profile:

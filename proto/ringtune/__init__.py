@@ -1,3 +1,3 @@
 """The rules of a run, shared by every party: pure Python, no torch, no grpc, no clock."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

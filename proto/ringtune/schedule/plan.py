@@ -146,7 +146,8 @@ class Plan:
 def _check_schema(value: Mapping[str, Any]) -> None:
     if "phases" in value:
         raise PlanError(
-            f"the plan was written by ringtune 0.1, which this version can't read; {_ANEW}, or use ringtune 0.1"
+            "the plan was written by ringtune 0.1, whose runs this version can't go on with; finish the run with "
+            "ringtune 0.1, or begin it anew"
         )
     if value.get("schema") != SCHEMA:
         raise PlanError(

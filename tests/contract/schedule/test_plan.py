@@ -170,14 +170,14 @@ def test_plan_of_a_version_without_a_field_keeps_its_digest() -> None:
     assert "operations" in changed(plan, operations=OPERATIONS).to_json()["course"]
 
 
-def test_plan_of_version_0_1_is_refused_by_name() -> None:
-    """Its fields were others: what wrote it is named, and what to do."""
+def test_plan_of_version_0_1_is_refused_where_a_run_goes_on() -> None:
+    """Checkpoints name other digests: what wrote the plan is named, and what to do."""
     written = {"method": "ringada", "num_blocks": 4, "phases": [{"slices": []}], "digest": "0" * 64}
     with pytest.raises(PlanError) as caught:
         Plan.from_json(written)
     assert str(caught.value) == (
-        "the plan was written by ringtune 0.1, which this version can't read; make it anew with 'ringtune plan', "
-        "or use ringtune 0.1"
+        "the plan was written by ringtune 0.1, whose runs this version can't go on with; finish the run with "
+        "ringtune 0.1, or begin it anew"
     )
 
 
