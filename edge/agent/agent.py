@@ -18,54 +18,30 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from edge.agent.active_run import ActiveRun
+from edge.agent.open_links import check_private, open_links
+from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
 from edge.machine import memory_budget
 from edge.machine.threads import ComputeThread
 from edge.measuring.timing_request import TimingRequest
-from edge.run.loop import AgentRun, Link
+from edge.run.loop import AgentRun
+from edge.run.partners import Link
 from edge.run.reporter import Reporter
 from edge.shards.saver import GoesOn, ShardAsked, check_shards, open_saver
 from edge.weights.borrow import Borrower
 from edge.wire.probe import LinkRate, measure_link
-from ringtune.errors import ConnectionFailedError, FrameError, IntegrityError, RingTuneError
+from ringtune.errors import FrameError, IntegrityError, RingTuneError
 from ringtune.files.chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
 from ringtune.jobs.job import Job, parse_job
-from ringtune.rpc.addresses import is_loopback
-from ringtune.schedule.lowering import links as plan_links
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
-_LINK_RETRY_S = 0.1
 _FLUSH_S = 5.0
-
-
-class Workshop(Protocol):
-    """The part of an agent that needs torch; ``edge.agent.workshop``, loaded when first needed."""
-
-    def preload(self) -> None:
-        """Load the libraries that a run needs."""
-
-    def inspect(
-        self, options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int
-    ) -> tuple[dict[str, Any], Any]:
-        """Return the node's facts as JSON, and its dataset or None."""
-
-    def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
-        """Build the executor of this node."""
-
-    def ring_servicer(self) -> Any:
-        """Make the servicer that takes frames; one per process."""
-
-    def expect(self, servicer: Any, active: ActiveRun, job: Job) -> None:
-        """Let the servicer take the run's frames and deliver them to ``active``."""
-
-    def connect(self, active: ActiveRun, target: str, address: str) -> Any:
-        """Make a link that is not open yet: it has ``open(timeout_s)`` and what ``run.Link`` has."""
 
 
 class Agent:
@@ -144,7 +120,7 @@ class Agent:
             ConnectionFailedError: it can't be measured, or leaves this machine unencrypted; names both ends.
             DeadlineError: it took too long.
         """
-        self._check_private(target, address)
+        check_private(self._options, target, address)
         source = self._options.name
         return measure_link(source, target, address, message_bytes=message_bytes, timeout_s=timeout_s)
 
@@ -185,7 +161,7 @@ class Agent:
                 job = self.models.for_run(run_id, job, plan, timeout_s=deadline_s - time.monotonic())
                 active.check_wanted()
             self._build(active, job, deadline_s, goes_on)
-            self._open_links(active, addresses, deadline_s)
+            open_links(active, self._options, self._workshop(), addresses, deadline_s)
             self._start(active, job)
             active.check_wanted()
         except BaseException:
@@ -318,38 +294,6 @@ class Agent:
 
         left_s = deadline_s - time.monotonic()
         self._compute.call(work, timeout_s=left_s, what=f"node {self._options.name} to build its slice")
-
-    def _open_links(self, active: ActiveRun, addresses: Mapping[str, str], deadline_s: float) -> None:
-        name = self._options.name
-        workshop = self._workshop()
-        for target in sorted(target for source, target in plan_links(active.plan) if source == name):
-            address = addresses.get(target, "")
-            if not address:
-                raise ConnectionFailedError(f"node {name} got no address of node {target}; let it join again")
-            self._check_private(target, address)
-            active.links[target] = self._open_link(workshop, active, target, address, deadline_s)
-
-    def _check_private(self, target: str, address: str) -> None:
-        if not self._options.insecure and not is_loopback(address):
-            raise ConnectionFailedError(
-                f"node {self._options.name} won't send tensors unencrypted to {target} at {address}; "
-                "start every node with --insecure if the network is trusted"
-            )
-
-    def _open_link(self, workshop: Workshop, active: ActiveRun, target: str, address: str, deadline_s: float) -> Any:
-        """Open one link; try again until the deadline, because a peer refuses until it has the plan."""
-        while True:
-            active.check_wanted()
-            link = workshop.connect(active, target, address)
-            try:
-                link.open(max(0.1, deadline_s - time.monotonic()))
-                return link
-            except (FrameError, ConnectionFailedError) as error:
-                link.close()
-                if time.monotonic() + _LINK_RETRY_S > deadline_s:
-                    raise
-                _LOG.debug("link to %s not open yet: %s", target, error)
-            active.cancelled.wait(_LINK_RETRY_S)
 
     def _start(self, active: ActiveRun, job: Job) -> None:
         active.reporter = Reporter(

@@ -19,15 +19,16 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from edge.run import reporter as rp
+from edge.run.partners import Executor, Link, ReportSink, ShardSink
 from edge.run.recorder import header_line
+from edge.run.totals import Totals
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name
-from ringtune.rounds.checkpoint import Shard
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.spans import Span
@@ -41,64 +42,6 @@ _LONGEST_WAIT_S = 60.0
 _TURNS_KEPT = 1024
 
 
-class Executor(Protocol):
-    """What the loop needs from ``edge.compute.executor.NodeExecutor``."""
-
-    def grant(self, turn: Turn) -> None:
-        """Learn the items of a turn."""
-
-    def forget_turn(self, index: int) -> None:
-        """Drop the items and tensors of a turn."""
-
-    def run(self, action: Action) -> tuple[tuple[str, float], ...]:
-        """Carry a compute action out."""
-
-    def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
-        """Give a micro-batch the tensor that arrived for it."""
-
-    def take_tensor(self, key: TensorKey) -> tuple[Any, Any]:
-        """Take a micro-batch's tensor and mask to send them."""
-
-    def head_blob(self) -> bytes:
-        """Serialise the head with its optimizer state."""
-
-    def load_head_blob(self, data: bytes) -> None:
-        """Replace the head and its optimizer state by those of ``head_blob``."""
-
-    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
-        """Serialise this node's part of a checkpoint."""
-
-
-class Link(Protocol):
-    """What the loop needs from a link to a peer; a send only queues, and returns the payload's bytes."""
-
-    def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
-        """Queue a tensor for the peer."""
-
-    def send_blob(self, kind: str, seq: int, data: bytes) -> int:
-        """Queue a head for a peer; ``seq`` is the index of the turn."""
-
-    def close(self) -> None:
-        """End the link."""
-
-
-class ReportSink(Protocol):
-    """What the loop needs from ``edge.run.reporter.Reporter``."""
-
-    def put(self, entry: rp.Entry) -> None:
-        """Queue an entry."""
-
-
-class ShardSink(Protocol):
-    """What the loop needs from ``edge.shards.saver.Saver``."""
-
-    def save(self, step: int, executor: Executor, *, with_head: bool) -> Shard:
-        """Write this node's shard of the checkpoint at ``step`` to the disk."""
-
-    def keep_from(self, step: int) -> None:
-        """Delete the shards of steps before ``step``."""
-
-
 class _Call(NamedTuple):
     """A function to run on the loop's thread, with the future that gets its result."""
 
@@ -107,27 +50,6 @@ class _Call(NamedTuple):
 
 
 _Entry = ev.Event | _Call
-
-
-class Totals:
-    """Counts of one run at one node: actions, busy seconds, processor seconds and bytes sent to each peer."""
-
-    def __init__(self) -> None:
-        self.actions = 0
-        self.busy_s = 0.0
-        self.started_s = time.monotonic()
-        self.cpu_start_s = time.process_time()
-        self.sent_bytes: dict[str, int] = {}
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the content of ``totals.json``; keys end in ``_s`` for seconds, ``_bytes`` for bytes."""
-        return {
-            "actions": self.actions,
-            "busy_s": self.busy_s,
-            "wall_s": time.monotonic() - self.started_s,
-            "cpu_s": time.process_time() - self.cpu_start_s,
-            "sent_bytes": dict(sorted(self.sent_bytes.items())),
-        }
 
 
 class AgentRun:

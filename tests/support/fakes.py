@@ -11,7 +11,8 @@ from typing import Any
 
 from edge.machine.threads import ComputeThread
 from edge.run import reporter as rp
-from edge.run.loop import AgentRun, ShardSink
+from edge.run.loop import AgentRun
+from edge.run.partners import ShardSink
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import links as plan_links
 from ringtune.schedule.plan import Plan

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge.run import reporter as rp
-from edge.run.loop import ShardSink
+from edge.run.partners import ShardSink
 from edge.run.recorder import record_line
 from edge.shards.saver import Saver
 from ringtune.engine.handled import Handled

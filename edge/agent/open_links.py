@@ -1,0 +1,65 @@
+"""Links of a run to the nodes that this one sends to, opened while the run is prepared."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from edge.agent.active_run import ActiveRun
+from edge.agent.torch_side import Workshop
+from edge.agent_options import AgentOptions
+from ringtune.errors import ConnectionFailedError, FrameError
+from ringtune.rpc.addresses import is_loopback
+from ringtune.schedule.lowering import links as plan_links
+
+_LOG = logging.getLogger(__name__)
+_LINK_RETRY_S = 0.1
+
+
+def open_links(
+    active: ActiveRun, options: AgentOptions, workshop: Workshop, addresses: Mapping[str, str], deadline_s: float
+) -> None:
+    """Open a link to each node that this one sends to.
+
+    Raises:
+        ConnectionFailedError: a node can't be reached in time, or only unencrypted; names it.
+        InterruptedRunError: the run was released meanwhile.
+    """
+    name = options.name
+    for target in sorted(target for source, target in plan_links(active.plan) if source == name):
+        address = addresses.get(target, "")
+        if not address:
+            raise ConnectionFailedError(f"node {name} got no address of node {target}; let it join again")
+        check_private(options, target, address)
+        active.links[target] = _open_link(workshop, active, target, address, deadline_s)
+
+
+def check_private(options: AgentOptions, target: str, address: str) -> None:
+    """Refuse to send tensors beyond this machine unencrypted, unless the user allowed it.
+
+    Raises:
+        ConnectionFailedError: names both ends.
+    """
+    if not options.insecure and not is_loopback(address):
+        raise ConnectionFailedError(
+            f"node {options.name} won't send tensors unencrypted to {target} at {address}; "
+            "start every node with --insecure if the network is trusted"
+        )
+
+
+def _open_link(workshop: Workshop, active: ActiveRun, target: str, address: str, deadline_s: float) -> Any:
+    """Open one link; try again until the deadline, because a peer refuses until it has the plan."""
+    while True:
+        active.check_wanted()
+        link = workshop.connect(active, target, address)
+        try:
+            link.open(max(0.1, deadline_s - time.monotonic()))
+            return link
+        except (FrameError, ConnectionFailedError) as error:
+            link.close()
+            if time.monotonic() + _LINK_RETRY_S > deadline_s:
+                raise
+            _LOG.debug("link to %s not open yet: %s", target, error)
+        active.cancelled.wait(_LINK_RETRY_S)

@@ -1,0 +1,35 @@
+"""What an agent needs of its part with torch: ``edge.agent.workshop``, or a stand-in without torch."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from edge.agent.active_run import ActiveRun
+from edge.agent_options import AgentOptions
+from edge.measuring.timing_request import TimingRequest
+from ringtune.jobs.job import Job
+from ringtune.schedule.plan import Plan
+
+
+class Workshop(Protocol):
+    """The part of an agent that needs torch; ``edge.agent.workshop``, loaded when first needed."""
+
+    def preload(self) -> None:
+        """Load the libraries that a run needs."""
+
+    def inspect(
+        self, options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int
+    ) -> tuple[dict[str, Any], Any]:
+        """Return the node's facts as JSON, and its dataset or None."""
+
+    def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
+        """Build the executor of this node."""
+
+    def ring_servicer(self) -> Any:
+        """Make the servicer that takes frames; one per process."""
+
+    def expect(self, servicer: Any, active: ActiveRun, job: Job) -> None:
+        """Let the servicer take the run's frames and deliver them to ``active``."""
+
+    def connect(self, active: ActiveRun, target: str, address: str) -> Any:
+        """Make a link that is not open yet: it has ``open(timeout_s)`` and what ``run.Link`` has."""

@@ -1,0 +1,72 @@
+"""What the loop of a run needs from its partners: the executor, links to peers, reports, and shards.
+
+The loop itself needs neither torch nor gRPC; its partners do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from edge.run import reporter as rp
+from ringtune.rounds.checkpoint import Shard
+from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.turns import Turn
+
+
+class Executor(Protocol):
+    """What the loop needs from ``edge.compute.executor.NodeExecutor``."""
+
+    def grant(self, turn: Turn) -> None:
+        """Learn the items of a turn."""
+
+    def forget_turn(self, index: int) -> None:
+        """Drop the items and tensors of a turn."""
+
+    def run(self, action: Action) -> tuple[tuple[str, float], ...]:
+        """Carry a compute action out."""
+
+    def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
+        """Give a micro-batch the tensor that arrived for it."""
+
+    def take_tensor(self, key: TensorKey) -> tuple[Any, Any]:
+        """Take a micro-batch's tensor and mask to send them."""
+
+    def head_blob(self) -> bytes:
+        """Serialise the head with its optimizer state."""
+
+    def load_head_blob(self, data: bytes) -> None:
+        """Replace the head and its optimizer state by those of ``head_blob``."""
+
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
+        """Serialise this node's part of a checkpoint."""
+
+
+class Link(Protocol):
+    """What the loop needs from a link to a peer; a send only queues, and returns the payload's bytes."""
+
+    def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
+        """Queue a tensor for the peer."""
+
+    def send_blob(self, kind: str, seq: int, data: bytes) -> int:
+        """Queue a head for a peer; ``seq`` is the index of the turn."""
+
+    def close(self) -> None:
+        """End the link."""
+
+
+class ReportSink(Protocol):
+    """What the loop needs from ``edge.run.reporter.Reporter``."""
+
+    def put(self, entry: rp.Entry) -> None:
+        """Queue an entry."""
+
+
+class ShardSink(Protocol):
+    """What the loop needs from ``edge.shards.saver.Saver``."""
+
+    def save(self, step: int, executor: Executor, *, with_head: bool) -> Shard:
+        """Write this node's shard of the checkpoint at ``step`` to the disk."""
+
+    def keep_from(self, step: int) -> None:
+        """Delete the shards of steps before ``step``."""
