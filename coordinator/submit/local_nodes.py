@@ -150,11 +150,6 @@ class LocalNodes:
         """End every agent: SIGTERM, then SIGKILL for those that do not listen."""
         self._undo.close()
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """Process ids by node name."""
-        return {name: agent.pid for name, agent in self._agents.items()}
-
     def _arguments(self, index: int, name: str) -> list[str]:
         arguments = ["--coordinator", self._coordinator, "--name", name, "--watch-parent"]
         arguments += ["--threads", str(self._setup.threads), "--memory", str(self._setup.memory_bytes)]

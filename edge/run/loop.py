@@ -196,11 +196,6 @@ class AgentRun:
         """Number of tensors in the inbox."""
         return len(self._tensors)
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a failure was reported."""
-        return self._failed
-
     # ---- the loop's thread ------------------------------------------------------------------------
 
     def loop(self) -> None:

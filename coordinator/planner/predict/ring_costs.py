@@ -117,11 +117,6 @@ class RingCosts:
         """The depths that the job reaches, ascending."""
         return tuple(at for at, steps in enumerate(self.steps_at) if steps)
 
-    @property
-    def has_links(self) -> bool:
-        """Whether any message takes time."""
-        return any(map(any, self.hidden_s)) or any(map(any, self.grad_s)) or any(any(o.into_s) for o in self.owners)
-
 
 def steps_by_depth(course: Course) -> tuple[int, ...]:
     """Number of training steps at each depth; the index is the depth.

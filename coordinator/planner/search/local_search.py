@@ -52,14 +52,12 @@ class LocalResult:
         value_s: its predicted time under the costs that were searched with.
         pool: the best ring of every set of hosts that was a local optimum, best first.
         evaluations: rings that were looked at.
-        lacking_bytes: what the best ring lacks, if none fits.
     """
 
     ring: Ring | None
     value_s: float
     pool: tuple[tuple[float, Ring], ...]
     evaluations: int
-    lacking_bytes: int
 
 
 def search_local(
@@ -145,14 +143,12 @@ class _Local:
                 value_s=float("inf"),
                 pool=(),
                 evaluations=self._evaluations,
-                lacking_bytes=best[0][0] if best else 0,
             )
         return LocalResult(
             ring=best[1],
             value_s=best[0][1],
             pool=tuple((value[1], ring) for value, ring in pool),
             evaluations=self._evaluations,
-            lacking_bytes=0,
         )
 
     # ---- evaluation -------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ringtune.errors import PlanError
@@ -91,14 +90,6 @@ class Unfreezing:
 
 NOTHING_KNOWN = Unfreezing()
 """The knowledge at the beginning of a run, and where the course leaves nothing to the run."""
-
-
-def unfreezing_after(course: Course, losses: Iterable[float]) -> Unfreezing:
-    """The knowledge after train turns with these mean losses, from the first turn on."""
-    found = NOTHING_KNOWN
-    for loss in losses:
-        found = found.after(course, loss)
-    return found
 
 
 def _most(course: Course) -> int:

@@ -11,8 +11,9 @@ import pytest
 from ringtune.errors import IntegrityError, PlanError, UsageError
 from ringtune.jobs.job import Job, Model
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard, changed_keys, job_digest
-from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing, unfreezing_after
+from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 from tests.support.plans import changed, make_method, make_plan
+from tests.support.unfreezing import unfreezing_after
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=20)
 JOB = Job(model=Model(path="model"))

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from ringtune.errors import PlanError
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
-from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing, unfreezing_after
+from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 from ringtune.schedule.versions import depth
 from tests.support.plans import changed, make_plan
+from tests.support.unfreezing import unfreezing_after
 
 LOSSES = st.lists(st.floats(0, 10), max_size=40)
 
