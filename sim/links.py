@@ -85,7 +85,7 @@ class MeasuredLinks:
         slow_computing: bool = True,
     ) -> None:
         self._costs, self._by_seq, self._control_latency_s = costs, granted.by_seq, control_latency_s
-        self._slow_computing, self._has_strain = slow_computing, False
+        self._slow_computing, self.has_strain = slow_computing, False
         self._uplinks: dict[str, _Side] = {}
         self._downlinks: dict[str, _Side] = {}
         self._links: dict[tuple[str, str], _Link] = {}
@@ -132,8 +132,6 @@ class MeasuredLinks:
 
     def strain(self, key: TensorKey, source: str, target: str) -> Strain | None:
         """What a message costs where a node has no core left for it; asked after its ``arrival_s``."""
-        if not self._has_strain:  # most rings; every message asks
-            return None
         payload, seq, micro, boundary = key
         size = self._by_seq[seq].sizes[micro] if payload != Payload.HEAD else 0.0
         return self._links[source, target].passages[payload, boundary, size].strain
@@ -166,7 +164,7 @@ class MeasuredLinks:
             taken_s = self._costs.taken_s(source, target, payload, num_bytes, size)
         late_s = (link.facts.busy_source_s, link.facts.busy_target_s) if link.facts else (0.0, 0.0)
         strain = Strain(*taken_s, *late_s) if any(taken_s) or any(late_s) else None
-        self._has_strain |= strain is not None
+        self.has_strain |= strain is not None
         if link.rate is None:
             passage = _Passage(num_bytes, around_s, 0.0, 0.0, 0.0, strain)
         else:

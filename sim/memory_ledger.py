@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 
 from ringtune.costs.memory import Share, Sizes
 from ringtune.costs.profile import NodeFacts
-from ringtune.schedule.actions import Action, Graph, Op, Scope
+from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope, TensorKey
 from ringtune.schedule.plan import Plan
-from sim.items import ItemKind
+from sim.items import ItemKind, Items
 
 
 class Held:
@@ -109,6 +109,7 @@ class MemoryLedger:
     Args:
         plan: the plan.
         facts: of its nodes.
+        granted: the items of the run.
         optimizer: of the job.
         dtype: of the computation.
         embedding_bytes: what an owner's embedding takes, where it is not the whole table (rows as touched).
@@ -118,12 +119,13 @@ class MemoryLedger:
         self,
         plan: Plan,
         facts: Mapping[str, NodeFacts],
+        granted: Items,
         *,
         optimizer: str,
         dtype: str,
         embedding_bytes: float | None = None,
     ) -> None:
-        self._head = plan.course.head
+        self._head, self._by_seq = plan.course.head, granted.by_seq
         self._sizes = {
             node: Sizes(
                 plan.course,
@@ -145,25 +147,28 @@ class MemoryLedger:
         """The most that each node held."""
         return {node: round(held.peak_bytes) for node, held in self._held.items()}
 
-    def took(self, node: str, size: float) -> None:
-        """Add a tensor of ``size`` padded tokens that comes to lie at a node."""
-        held = self._held[node]
-        held.now_bytes = now_bytes = held.now_bytes + size * self._token_bytes
+    def sent(self, key: TensorKey, source: str) -> None:
+        """Add a tensor that lies at its sender until it arrives."""
+        held = self._held[source]
+        held.now_bytes = now_bytes = held.now_bytes + self._by_seq[key[1]].sizes[key[2]] * self._token_bytes
         if now_bytes > held.peak_bytes:
             held.peak_bytes = now_bytes
 
-    def freed(self, node: str, size: float) -> None:
-        """Free a tensor of ``size`` padded tokens that is gone from a node."""
-        self._held[node].now_bytes -= size * self._token_bytes
-
-    def moved(self, source: str, target: str, size: float) -> None:
-        """Move a tensor of ``size`` padded tokens from the source to the target."""
-        num_bytes = size * self._token_bytes
+    def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
+        """Move a tensor from its sender to the inbox of its target; a head is counted with its owner."""
+        payload, seq, micro, _ = key
+        if payload == Payload.HEAD:
+            return
+        num_bytes = self._by_seq[seq].sizes[micro] * self._token_bytes
         self._held[source].now_bytes -= num_bytes
         held = self._held[target]
         held.now_bytes = now_bytes = held.now_bytes + num_bytes
         if now_bytes > held.peak_bytes:
             held.peak_bytes = now_bytes
+
+    def accepted(self, node: str, key: TensorKey) -> None:
+        """Free a tensor that its micro-batch has taken out of the inbox."""
+        self._held[node].now_bytes -= self._by_seq[key[1]].sizes[key[2]] * self._token_bytes
 
     def effect(self, node: str, action: Action, item: ItemKind) -> Effect | None:
         """The effect of an action on memory, equal for all actions of its kind; None if there is none."""

@@ -45,8 +45,8 @@ class Meter:
         self.spans: list[tuple[str, Action, float, float]] = []
         self.depth_s: dict[int, float] = {}
         self.depth_steps: dict[int, int] = {}
-        self._items, self._by_seq = granted, granted.by_seq
-        self._ledger, self._keep_spans = ledger, keep_spans
+        self._items, self._ledger, self._keep_spans = granted, ledger, keep_spans
+        self.arrived, self.accepted = ledger.arrived, ledger.accepted  # nothing else is measured of these
         self._last_item_s = 0.0
 
     def granted(self, turn: Turn) -> None:
@@ -78,19 +78,10 @@ class Meter:
         payload, seq, micro, boundary = key
         is_head = payload == Payload.HEAD  # its ``seq`` is a turn; what it holds is counted with its owner
         if not is_head:
-            self._ledger.took(source, self._by_seq[seq].sizes[micro])
+            self._ledger.sent(key, source)
         if self._keep_spans:
             numbers = (0, -1, seq) if is_head else (seq, micro, boundary)
             self.spans.append((source, Action(Op.SEND, *numbers, 0, target, payload), sent_s, arrival_s))
-
-    def arrived(self, key: TensorKey, source: str, target: str, now_s: float) -> None:
-        """Move a tensor from its sender to the inbox of its target."""
-        if key[0] != Payload.HEAD:
-            self._ledger.moved(source, target, self._by_seq[key[1]].sizes[key[2]])
-
-    def accepted(self, node: str, key: TensorKey) -> None:
-        """Free a tensor that its micro-batch has taken out of the inbox."""
-        self._ledger.freed(node, self._by_seq[key[1]].sizes[key[2]])
 
     def logged(self, command: rd.Command, now_s: float) -> None:
         """Add the seconds of a finished step, which run from the end of the item before it.

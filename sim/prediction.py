@@ -148,7 +148,7 @@ def predict(
     facts = profile.by_name
     costs = CourseCosts(plan.course, profile, nodes=plan.nodes, optimizer=optimizer)
     items = Items(costs)
-    ledger = MemoryLedger(plan, facts, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes)
+    ledger = MemoryLedger(plan, facts, items, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes)
     medians = ProfileTimes(costs, items, ledger.effect)
     times: ProfileTimes | RecordedTimes = medians
     if samples is not None:

@@ -304,7 +304,7 @@ class VirtualRing:
                 return
         if self._observer is not None:
             self._observer.sent(key, source, target, now_s, arrival_s)
-        strain = self._transport.strain(key, source, target)
+        strain = self._transport.strain(key, source, target) if self._transport.has_strain else None
         if strain is None:
             self.clock.at(arrival_s, self._deliver, key, source, self._nodes[target], content)
             return

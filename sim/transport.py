@@ -39,8 +39,12 @@ class Transport(Protocol):
     def control_s(self, source: str, target: str, now_s: float) -> float:
         """When a word between a node and the coordinator is there."""
 
+    @property
+    def has_strain(self) -> bool:
+        """Whether any message so far costs the processors something; most rings have cores for messages."""
+
     def strain(self, key: TensorKey, source: str, target: str) -> Strain | None:
-        """What a message costs the processors at its ends; None: there are cores for messages."""
+        """What a message costs the processors at its ends, after its ``arrival_s`` was asked; None: nothing."""
 
 
 class Delays:
@@ -58,6 +62,7 @@ class Delays:
     ) -> None:
         self._message_s, self._control_s = message_s, control_s
         self._free_s: dict[tuple[str, str, str], float] = {}
+        self.has_strain = False
 
     def arrival_s(self, key: TensorKey, source: str, target: str, now_s: float) -> float:
         """When a message is there: after ``message_s``, but not before an earlier message of its link."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ringtune.schedule.actions import Action, Op
-from ringtune.schedule.turns import StepKind
+from ringtune.costs.seconds import CourseCosts
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.turns import StepKind, turn_sequence
 from ringtune.schedule.units import Units
-from sim.items import ItemKind
+from sim.items import ItemKind, Items
 from sim.memory_ledger import MemoryLedger
 from tests.support.plans import make_plan
 from tests.support.profiles import profile_of
@@ -22,8 +23,10 @@ TENSOR = round(FULL * PLAN.course.hidden_size * 4)
 
 def ledger(*, optimizer: str = "sgd", dtype: str = "float32", embedding_bytes: float | None = None) -> MemoryLedger:
     """Accounts of the plan's nodes."""
-    facts = profile_of(PLAN).by_name
-    return MemoryLedger(PLAN, facts, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes)
+    profile = profile_of(PLAN)
+    items = Items(CourseCosts(PLAN.course, profile))
+    items.granted(next(turn_sequence(PLAN.course)))
+    return MemoryLedger(PLAN, profile.by_name, items, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes)
 
 
 def training(depth: int, *sizes: float) -> ItemKind:
@@ -103,12 +106,17 @@ def test_ledger_of_a_head_has_gradients_in_training_only() -> None:
 def test_ledger_counts_tensors_on_their_way() -> None:
     """Two lie there at once, then none."""
     found = ledger()
-    found.took("b", FULL)
-    found.took("b", FULL)
+    keys = [TensorKey(Payload.HIDDEN, 0, micro, 2) for micro in (0, 1)]
+    for key in keys:
+        found.sent(key, "b")
     for _ in range(5):
-        found.freed("b", FULL)
-        found.took("b", FULL)
+        found.accepted("b", keys[0])
+        found.sent(keys[0], "b")
     assert found.peak_bytes["b"] == HOST + 2 * TENSOR
+    for key in keys:
+        found.arrived(key, "b", "a", 1.0)
+    found.arrived(TensorKey(Payload.HEAD, 7, -1, 0), "b", "a", 1.0)
+    assert found.peak_bytes == {"a": OWNER + 2 * TENSOR, "b": HOST + 2 * TENSOR}
     assert ledger(dtype="float64").peak_bytes["b"] == HOST
 
 

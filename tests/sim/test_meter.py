@@ -44,7 +44,7 @@ def meter(*, keep_spans: bool = False) -> Parts:
     profile = profile_of(PLAN)
     costs = CourseCosts(PLAN.course, profile)
     items = Items(costs)
-    ledger = MemoryLedger(PLAN, profile.by_name, optimizer="sgd", dtype="float32")
+    ledger = MemoryLedger(PLAN, profile.by_name, items, optimizer="sgd", dtype="float32")
     times = ProfileTimes(costs, items, ledger.effect)
     found = Meter(PLAN.nodes, items, times, ledger, keep_spans=keep_spans)
     for turn in TURNS:

@@ -17,6 +17,7 @@ class Busy(Delays):
 
     def __init__(self, source_s: float, target_s: float, *, delays_s: tuple[float, float] = (0.0, 0.0)) -> None:
         super().__init__()
+        self.has_strain = True
         self._taken_s = (source_s, target_s)
         self._delays_s = delays_s
 
