@@ -7,6 +7,7 @@ action or a message really does: nothing (what-if studies), or real tensors (che
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -337,7 +338,8 @@ class VirtualRing:
     def _set_timer(self, who: str, timer: str, at_s: float, callback: Callable[..., None], *args: Any) -> None:
         generation = self._timers.get((who, timer), 0) + 1
         self._timers[who, timer] = generation
-        self.clock.at(at_s, self._fire, who, timer, generation, callback, args)
+        if at_s < math.inf:  # one that is never due would only lie in the queue
+            self.clock.at(at_s, self._fire, who, timer, generation, callback, args)
 
     def _fire(
         self, who: str, timer: str, generation: int, callback: Callable[..., None], args: tuple[Any, ...]
