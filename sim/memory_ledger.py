@@ -147,10 +147,13 @@ class MemoryLedger:
         """The most that each node held."""
         return {node: round(held.peak_bytes) for node, held in self._held.items()}
 
-    def sent(self, key: TensorKey, source: str) -> None:
-        """Add a tensor that lies at its sender until it arrives."""
+    def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
+        """Add a tensor that lies at its sender until it arrives; a head is counted with its owner."""
+        payload, seq, micro, _ = key
+        if payload == Payload.HEAD:
+            return
         held = self._held[source]
-        held.now_bytes = now_bytes = held.now_bytes + self._by_seq[key[1]].sizes[key[2]] * self._token_bytes
+        held.now_bytes = now_bytes = held.now_bytes + self._by_seq[seq].sizes[micro] * self._token_bytes
         if now_bytes > held.peak_bytes:
             held.peak_bytes = now_bytes
 

@@ -46,7 +46,9 @@ class Meter:
         self.depth_s: dict[int, float] = {}
         self.depth_steps: dict[int, int] = {}
         self._items, self._ledger, self._keep_spans = granted, ledger, keep_spans
-        self.arrived, self.accepted = ledger.arrived, ledger.accepted  # nothing else is measured of these
+        # of messages nothing but their memory is measured
+        self.sent = self._sent if keep_spans else ledger.sent
+        self.arrived, self.accepted = ledger.arrived, ledger.accepted
         self._last_item_s = 0.0
 
     def granted(self, turn: Turn) -> None:
@@ -73,15 +75,11 @@ class Meter:
         if self._keep_spans:
             self.spans.append((node, action, start_s, end_s))
 
-    def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
-        """Add a tensor that lies at its sender until it arrives."""
+    def _sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
+        self._ledger.sent(key, source, target, sent_s, arrival_s)
         payload, seq, micro, boundary = key
-        is_head = payload == Payload.HEAD  # its ``seq`` is a turn; what it holds is counted with its owner
-        if not is_head:
-            self._ledger.sent(key, source)
-        if self._keep_spans:
-            numbers = (0, -1, seq) if is_head else (seq, micro, boundary)
-            self.spans.append((source, Action(Op.SEND, *numbers, 0, target, payload), sent_s, arrival_s))
+        numbers = (0, -1, seq) if payload == Payload.HEAD else (seq, micro, boundary)
+        self.spans.append((source, Action(Op.SEND, *numbers, 0, target, payload), sent_s, arrival_s))
 
     def logged(self, command: rd.Command, now_s: float) -> None:
         """Add the seconds of a finished step, which run from the end of the item before it.

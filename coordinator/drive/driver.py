@@ -58,7 +58,7 @@ class Driver:
         self._started_s = time.monotonic()
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._outbox = Outbox()
-        self._sinks: list[EventSink] = [self.board.take, self._outbox.emit]
+        self._listeners: list[EventSink] = []
         self._calls: dict[str, AgentCalls] = {}
         self._instances: dict[str, str] = {}
         self._needed: frozenset[str] = frozenset()
@@ -77,7 +77,7 @@ class Driver:
 
     def listen(self, sink: EventSink) -> None:
         """Let a further reader hear all events; to be called before ``start``."""
-        self._sinks.insert(0, sink)
+        self._listeners.append(sink)
 
     def drain(self, reason: str) -> None:
         """Ask for an end in order; work that can save nothing ends at once."""
@@ -126,9 +126,11 @@ class Driver:
         try:
             self._release_all(str(outcome or "the run is done"))
         finally:
-            self._on_end()  # before the last event, so that whoever hears it may submit the next run
-            self._say_how_it_ended(outcome)
-            self._outbox.close()
+            try:
+                self._on_end()  # before the last event, so that whoever hears it may submit the next run
+                self._say_how_it_ended(outcome)
+            finally:
+                self._outbox.close()  # else the submitter would wait for ever
 
     def _drive(self) -> RingTuneError | None:
         """Do the work; return the error with which it ended, None after success."""
@@ -138,8 +140,13 @@ class Driver:
         """Complete the files that grew while the work went on."""
 
     def _emit(self, event: control_pb2.RunEvent) -> None:
-        for sink in self._sinks:
-            sink(event)
+        self.board.take(event)
+        for sink in self._listeners:
+            try:
+                sink(event)
+            except Exception:
+                _LOG.exception("%s: a reader of events failed; the work goes on", self.run_id)
+        self._outbox.emit(event)
 
     def _next(self) -> Any:
         """Take the next entry of the queue; None if none came for ``TICK_S``."""

@@ -166,7 +166,8 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
     memory = plan_memory(job, plan, facts)
     for node, estimate in memory.items():
         if estimate.total_bytes > facts[node].memory_bytes:
-            raise refusal(_caps(job, _draft_of(plan), facts), node, plan.slice_of(node).start, plan.slice_of(node).stop)
+            piece = plan.slice_of(node)
+            raise refusal(_caps(job, _draft_of(plan), facts), node, piece.start, piece.stop, needs=estimate)
     return Planned(plan=plan, memory=memory)
 
 

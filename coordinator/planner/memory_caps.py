@@ -58,13 +58,14 @@ class MemoryCaps:
         return found
 
     def estimate_of(self, node: str, start: int, stop: int, above: int) -> MemoryEstimate:
-        """Estimate by terms what ``node`` needs to host ``[start, stop)``, with all other nodes as hosts."""
+        """Estimate by terms what ``node`` needs to host ``[start, stop)``, with as many hosts as there could be."""
+        most_below = min(len(self.facts) - 1 - above, start - self.draft.private_blocks)
         share = Share(
             is_owner=node in self._owners,
             start=start,
             stop=stop,
             above=above,
-            below=max(0, len(self.facts) - 1 - above),  # as many as there could be
+            below=max(0, most_below),
             private_blocks=self.draft.private_blocks,
             credits=self.draft.credits,
         )

@@ -6,15 +6,21 @@ from collections.abc import Sequence
 
 from coordinator.planner.even import block_s, split_blocks
 from coordinator.planner.memory_caps import MemoryCaps
+from ringtune.costs.memory import MemoryEstimate
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, PlanError
 from ringtune.quantities import format_bytes
 
 
-def refusal(caps: MemoryCaps, node: str, start: int, stop: int, more: str = "") -> CapacityError:
-    """Make the error that ``node`` can't host ``[start, stop)``; it names the bytes needed and the bytes there are."""
+def refusal(
+    caps: MemoryCaps, node: str, start: int, stop: int, more: str = "", *, needs: MemoryEstimate | None = None
+) -> CapacityError:
+    """Make the error that ``node`` can't host ``[start, stop)``; it names the bytes needed and the bytes there are.
+
+    Without ``needs`` the least is named: one host above, or none at the top.
+    """
     has, is_top = caps.facts[node].memory_bytes, stop == caps.draft.course.head
-    needs = caps.estimate_of(node, start, stop, 0 if is_top else 1)
+    needs = needs or caps.estimate_of(node, start, stop, 0 if is_top else 1)
     what = f"for blocks [{start}, {stop})" if stop > start else "for embedding and head"
     return CapacityError(
         f"node {node} needs {needs} {what} but has {format_bytes(has)}{more}; lower train.batch_size or "

@@ -119,7 +119,7 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
 
 def _require_same_job(path: Path, job: Job) -> None:
     try:
-        before = parse_job(path.read_text(encoding="utf-8"), source=str(path))
+        before = parse_job(path.read_text(encoding="utf-8"), source=str(path), is_record=True)
     except FileNotFoundError:
         return  # stopped before anything was decided; a checkpoint has its own digest of the job
     except OSError as error:

@@ -60,7 +60,7 @@ def read_run(folder: Path) -> SavedRun:
     report = folder / "report.json"
     return SavedRun(
         folder=folder,
-        job=load_job(folder / "job.toml"),
+        job=load_job(folder / "job.toml", is_record=True),
         plan=read_any_plan(read_json(folder / "plan.json")),
         report=read_json(report) if report.is_file() else {},
     )

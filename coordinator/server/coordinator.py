@@ -37,7 +37,8 @@ class Coordinator:
         insecure: whether nodes may be on other machines.
 
     Attributes:
-        sinks: further readers of the events of each run that begins from now on; they must neither wait nor raise.
+        sinks: further readers of the events of each run that begins from now on. None may wait; what one raises is
+            logged.
     """
 
     def __init__(self, *, lease_s: float = 10.0, insecure: bool = False) -> None:

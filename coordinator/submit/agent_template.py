@@ -21,7 +21,8 @@ from types import TracebackType
 from typing import Any, Final
 
 from coordinator.submit.exit_errors import exit_error
-from ringtune.errors import DeadlineError, RingTuneError
+from ringtune.errors import DeadlineError, RingTuneError, UsageError
+from ringtune.files.durable import storage_errors
 
 LOAD_S: Final = 120.0
 """Most seconds that the libraries may take to load: a few on a laptop, half a minute on a small board."""
@@ -92,18 +93,31 @@ class AgentTemplate:
         self._codes: dict[int, int] = {}
 
     def __enter__(self) -> AgentTemplate:
-        """Start the template; it loads the libraries while this process goes on."""
-        self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with other, self._log.open("wb") as log:
-            # a session of its own: Ctrl-C is for the launcher, which then ends the run in order
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
-                self._command,
-                stdin=other.fileno(),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                env=self._environment,
+        """Start the template; it loads the libraries while this process goes on.
+
+        Raises:
+            UsageError: this system can't end the agents with their launcher.
+            StorageError: the log can't be written.
+        """
+        if sys.platform != "linux":
+            raise UsageError(
+                "nodes on this machine (--local) need Linux; start 'ringtune coordinator' and 'ringtune node' by hand, "
+                "and give --coordinator HOST:PORT"
             )
+        with contextlib.ExitStack() as undo, storage_errors(self._log), self._log.open("wb") as log:
+            self._control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            undo.callback(self._control.close)
+            with other:
+                # a session of its own: Ctrl-C is for the launcher, which then ends the run in order
+                self._process = subprocess.Popen(  # noqa: S603 - our own module
+                    self._command,
+                    stdin=other.fileno(),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env=self._environment,
+                )
+            undo.pop_all()
         self._reader = threading.Thread(target=self._read, name="agent-template", daemon=True)
         self._reader.start()
         return self
@@ -141,13 +155,14 @@ class AgentTemplate:
 
         Raises:
             RingTuneError: the template has ended, or does not answer in time.
+            StorageError: the log can't be written.
         """
         self._await(lambda: self._is_ready, LOAD_S, "to load the libraries")
         with self._changed:
             number = self._count = self._count + 1
         request = {"agent": number, "arguments": list(arguments), "environment": dict(environment or {})}
-        read, write = os.pipe()
-        with log.open("ab") as file:
+        with storage_errors(log), log.open("ab") as file:
+            read, write = os.pipe()
             try:
                 self._send(request, [read, file.fileno(), file.fileno()])
                 self._await(lambda: number in self._pids, _FORK_S, "to fork a node")

@@ -19,6 +19,7 @@ from types import TracebackType
 from coordinator.submit.agent_template import AgentTemplate, ForkedAgent
 from coordinator.submit.exit_errors import exit_error
 from ringtune.errors import CapacityError, JobError, RingTuneError, UsageError
+from ringtune.files.durable import make_folder, storage_errors
 from ringtune.jobs.job import Job
 from ringtune.quantities import format_bytes
 
@@ -132,13 +133,14 @@ class LocalNodes:
         Raises:
             RingTuneError: the template of the agents could not be started.
         """
-        self._logs.mkdir(parents=True, exist_ok=True)
+        make_folder(self._logs)
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._template)
             undo.callback(self._stop)
             for index, name in enumerate(self._names):
                 log = self._logs / f"{name}.log"
-                log.write_bytes(b"")
+                with storage_errors(log):
+                    log.write_bytes(b"")
                 self._agents[name] = self._template.start(self._arguments(index, name), log=log)
             self._undo = undo.pop_all()
         self._watcher.start()

@@ -85,7 +85,7 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
         if not file.is_file():
             raise UsageError(f"{file} is not there; give {hint}")
     found_plan, found_profile = read_plan(plan_file), read_profile(profile_file)
-    job = load_job(plan / "job.toml") if run and (plan / "job.toml").is_file() else None
+    job = load_job(plan / "job.toml", is_record=True) if run and (plan / "job.toml").is_file() else None
     shape = job_shape(job) if job else recorded_shape(found_profile, found_plan)
     return Inputs(
         plan=found_plan,

@@ -163,7 +163,7 @@ class NodeExecutor:
     def _forward(self, action: Action, entry: OpenItem) -> Values:
         item, flow, blocks = entry.item, self._flow(action), self._hosted.blocks
         hidden, mask, context = flow.block_inputs(action, blocks)
-        if item.kind.has_update:
+        if item.kind.has_update and entry.trained.ranges_within(self._slice.start, self._slice.stop):
             self._versions.use(item.seq)
         blocks.train_only(action.start, action.stop, entry.trained)
         has_grad_below = action.start > entry.lowest[action.micro]

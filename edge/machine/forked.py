@@ -57,5 +57,5 @@ def set_command_line(words: Sequence[str]) -> None:
     except (OSError, ValueError, IndexError):
         return
     if start > 0 and room > 1:
-        text = b"\0".join(word.encode() for word in words)[: room - 1]
+        text = b"\0".join(os.fsencode(word) for word in words)[: room - 1]
         ctypes.memmove(start, text.ljust(room, b"\0"), room)

@@ -39,6 +39,15 @@ class RingTuneError(Exception):
     exit_code: ClassVar[int] = 1
     status: ClassVar[str] = "INTERNAL"
 
+    def __init__(self, *parts: object) -> None:
+        """Take the message; what UTF-8 has no bytes for, as half an emoji in a label, is escaped."""
+        super().__init__(*(encodable(part) if isinstance(part, str) else part for part in parts))
+
+
+def encodable(text: str) -> str:
+    """The text in which lone surrogates are escaped, so that it can be printed, written and sent."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
 
 class UsageError(RingTuneError):
     """The command line makes no sense."""

@@ -108,14 +108,16 @@ def test_ledger_counts_tensors_on_their_way() -> None:
     found = ledger()
     keys = [TensorKey(Payload.HIDDEN, 0, micro, 2) for micro in (0, 1)]
     for key in keys:
-        found.sent(key, "b")
+        found.sent(key, "b", "a", 0.0, 1.0)
     for _ in range(5):
         found.accepted("b", keys[0])
-        found.sent(keys[0], "b")
+        found.sent(keys[0], "b", "a", 0.0, 1.0)
     assert found.peak_bytes["b"] == HOST + 2 * TENSOR
     for key in keys:
         found.arrived(key, "b", "a", 1.0)
-    found.arrived(TensorKey(Payload.HEAD, 7, -1, 0), "b", "a", 1.0)
+    head = TensorKey(Payload.HEAD, 7, -1, 0)
+    found.sent(head, "b", "a", 0.0, 1.0)
+    found.arrived(head, "b", "a", 1.0)
     assert found.peak_bytes == {"a": OWNER + 2 * TENSOR, "b": HOST + 2 * TENSOR}
     assert ledger(dtype="float64").peak_bytes["b"] == HOST
 

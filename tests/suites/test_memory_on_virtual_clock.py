@@ -16,7 +16,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from ringtune.schedule.versions import trained
 from sim.ring import VirtualRing
-from tests.support.plans import random_plan
+from tests.support.plans import make_plan, random_plan
 
 WEIGHTLESS = ModelFacts(
     model_type="bert",
@@ -104,3 +104,28 @@ def test_memory_activations_bound_the_graphs_that_are_kept(seed: int) -> None:
         estimate = node_memory(plan, node, WEIGHTLESS, optimizer="sgd", activation_token_bytes=1)
         assert graphs == 0
         assert peak * tokens <= estimate.parts()["activations"]
+
+
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("hosts", [2, 3, 5, 8])
+def test_memory_of_an_owner_at_the_top_bounds_its_own_micro_batches(hosts: int) -> None:
+    """Those wait between its frozen blocks and those with a graph while another owner's head is slow."""
+    slices = [(f"h{at}", at, at + 1) for at in range(hosts - 1)] + [("o", hosts - 1, hosts + 2)]
+    plan = make_plan(
+        slices,
+        ["p", "o"],
+        num_blocks=hosts + 2,
+        every_steps=1000,
+        num_steps=40,
+        local_iterations=10,
+        batch_size=4,
+        microbatches=4,
+        eval_rows=0,
+    )
+    slow = {"p": 50.0, "o": 0.2}
+    result = VirtualRing(plan, action_s=lambda node, action: slow.get(node, 0.05)).run()
+    bound = node_memory(plan, "o", WEIGHTLESS, optimizer="sgd", activation_token_bytes=0).parts()["buffers"]
+    tensor_bytes = plan.course.microbatch_sizes()[0] * plan.course.max_length * plan.course.hidden_size * 4
+    assert result.finish is not None
+    assert not result.finish.error
+    assert peak_waiting(plan, "o", result.handled["o"]) * tensor_bytes <= bound

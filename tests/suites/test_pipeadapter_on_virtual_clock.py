@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.methods import Everything, PipeAdapter
+from ringtune.schedule.operations import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table
 from ringtune.schedule.turns import items, turn_sequence
@@ -168,3 +169,29 @@ def test_pipe_turn_ends_with_everything_updated() -> None:
             weights = (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD, Op.UPDATE, Op.SAVE)
             turns = [by_seq[action.seq].turn for action in order if action.op in weights]
             assert turns == sorted(turns)
+
+
+@pytest.mark.promise("6 every wait ends")
+@pytest.mark.parametrize("credits_per_channel", [2, 8])
+def test_pipe_saves_before_later_updates_where_a_table_passes_slices_by(credits_per_channel: int) -> None:
+    """A later item that passes a host by gets ahead of it; its head update waits for a save that is still to come."""
+    rows = {0: "1111", 1: "3313", 2: "1111", 3: "3331"}
+    table = Operations(batches=tuple(BatchOperations(owner="d", batch_id=at, rows=(row,)) for at, row in rows.items()))
+    plan = make_plan(
+        [("d", 0, 1), ("b", 1, 2), ("a", 2, 3), ("c", 3, 4)],
+        ["d"],
+        num_steps=7,
+        local_iterations=4,
+        batch_size=3,
+        microbatches=1,
+        train_rows=12,
+        eval_rows=1,
+        checkpoint_every=3,
+        method="pipeadapter",
+        credits_per_channel=credits_per_channel,
+    )
+    plan = changed(plan, operations=table)
+    for seed in range(60):
+        result = run_with_random_delays(plan, random.Random(seed))
+        assert result.finish is not None
+        assert not result.finish.error, (seed, result.finish.message)

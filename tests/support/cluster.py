@@ -6,7 +6,10 @@ start ``python -m edge``. A cluster serves run after run; agents that a test kil
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
+import os
 import signal
 import socket
 import tempfile
@@ -112,6 +115,11 @@ class Follower:
                 outcome.is_done = True
 
 
+# below the ports that the system gives to whoever binds 0; each of several test processes has a thousand of its own
+_FIRST_PORT = 20_000 + 1000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = itertools.cycle(range(_FIRST_PORT, _FIRST_PORT + 1000))
+
+
 class _SharedTemplate:
     """One template for all clusters of this process, started when the first agent is."""
 
@@ -120,7 +128,10 @@ class _SharedTemplate:
         self._template: AgentTemplate | None = None
 
     def get(self) -> AgentTemplate:
-        """The template, which serves."""
+        """The template, which serves; one that has ended fails its own test, not those after it."""
+        if self._template is not None and self._template.error() is not None:
+            self._template = None
+            self._running.close()
         if self._template is None:
             folder = self._running.enter_context(tempfile.TemporaryDirectory(prefix="ringtune-template-"))
             environment = source_environment(RINGTUNE_LOG="DEBUG")
@@ -318,8 +329,9 @@ def running(folder: Path, *, owners: Sequence[str], hosts: Sequence[str] = ()) -
 
 
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that was free a moment ago, where neither the system nor another process of the tests takes any."""
+    for port in _PORTS:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("endless")

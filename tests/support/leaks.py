@@ -10,7 +10,7 @@ from typing import Final
 import psutil
 
 KEPT: Final[set[int]] = set()
-"""Process ids that outlive tests on purpose, whatever is below them; whoever adds one ends it and takes it out."""
+"""Process ids that outlive tests on purpose; whoever adds one ends it and takes it out."""
 
 _MOST_LISTINGS: Final = 20
 _LISTS = (
@@ -19,14 +19,14 @@ _LISTS = (
 
 
 def processes_below() -> set[int]:
-    """Children of this process, theirs and so on, without those that are kept."""
+    """Children of this process, theirs and so on; those that are kept do not count, but their children do."""
     found: set[int] = set()
     ahead = [os.getpid()]
     while ahead:
-        fresh = [pid for pid in _children(ahead.pop()) if pid not in KEPT and pid not in found]
+        fresh = [pid for pid in _children(ahead.pop()) if pid not in found]
         found.update(fresh)
         ahead += fresh
-    return found
+    return found - KEPT
 
 
 def _children(pid: int) -> list[int]:

@@ -28,7 +28,7 @@ from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.versions import ever_trained
+from ringtune.schedule.versions import ever_trained, in_flight
 
 MOMENTS: Final = {"adamw": 2, "sgd": 0}
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
@@ -199,34 +199,44 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     num_hosted = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
     num_trained = _overlap(reach.ranges, share.start, share.stop)
     num_kept = max(0, share.stop - max(share.start, reach.lowest))
-    in_flight = course.method.in_flight_below(course, share.above + 1) if share.start < share.stop else 1
+    flying = _in_flight(course, share)
     kept, tensor = round(sizes.kept_bytes(tokens)), round(sizes.tensor_bytes(tokens))
     yield Term("weights", "frozen block", num_hosted, sizes.block_bytes)
     yield Term("weights", "embedding", int(share.is_owner), sizes.embedding_bytes)
     yield Term("adapters", "adapter of a block", num_hosted, sizes.adapter_bytes)
-    yield Term("adapters", "earlier version of an adapter", (in_flight - 1) * num_trained, sizes.adapter_bytes)
+    yield Term("adapters", "earlier version of an adapter", (flying - 1) * num_trained, sizes.adapter_bytes)
     yield Term(
         "optimizer", "gradient and moments of an adapter", num_trained, (1 + sizes.moments) * sizes.adapter_bytes
     )
-    yield Term("activations", "block's graph of a micro-batch", in_flight * num_kept * len(micro), kept)
+    yield Term("activations", "block's graph of a micro-batch", flying * num_kept * len(micro), kept)
     yield Term("activations", "work space of a block", min(1, num_hosted), kept)
     if share.is_owner:
         yield Term("head", "head with gradient and moments", 1, (2 + sizes.moments) * sizes.head_bytes)
         yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
-    yield Term("buffers", "tensor on its way or waiting", _waiting(course, share, reach.lowest, in_flight), tensor)
+    yield Term("buffers", "tensor on its way or waiting", _waiting(course, share, reach.lowest, flying), tensor)
+
+
+def _in_flight(course: Course, share: Share) -> int:
+    """How many items may be in flight at the slice: by the ring, and by a method that was fitted to another one."""
+    if share.start == share.stop:
+        return 1
+    return max(course.method.in_flight_below(course, share.above + 1), in_flight(course, share.start))
 
 
 def _overlap(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> int:
     return sum(max(0, min(stop, last) - max(start, first)) for first, last in ranges)
 
 
-def _waiting(course: Course, share: Share, lowest: int, in_flight: int) -> int:
+def _waiting(course: Course, share: Share, lowest: int, flying: int) -> int:
     """How many full-size tensors can wait here to leave or to be used, plus one in the codec."""
     moved = share.credits * _hidden_links(course, share)
-    moved += len(course.microbatch_sizes()) * _gradients(course, share, lowest, in_flight)
+    moved += len(course.microbatch_sizes()) * _gradients(course, share, lowest, flying)
     is_bottom = share.start == share.private_blocks and share.start < share.stop
     embeds_ahead = share.credits * (share.above + 1) if share.is_owner and is_bottom else 0
-    return moved + (1 if moved else 0) + embeds_ahead
+    # own micro-batches between the frozen blocks of the top slice and those with a graph; see ``engine.flows``
+    feeds_head = share.start < share.stop and (not share.above or course.operations is not None)
+    below_head = share.credits if share.is_owner and feeds_head and not embeds_ahead else 0
+    return moved + (1 if moved else 0) + embeds_ahead + below_head
 
 
 def _hidden_links(course: Course, share: Share) -> int:
@@ -242,10 +252,12 @@ def _hidden_links(course: Course, share: Share) -> int:
     if share.is_owner:
         is_alone = course.operations is None
         count += (0 if is_host and is_bottom and is_alone else 1) + (0 if is_host and is_top and is_alone else 1)
+        if course.operations is not None:  # the first and the last slice of a micro-batch may be any
+            count += 2 * (share.below + share.above)
     return count
 
 
-def _gradients(course: Course, share: Share, lowest: int, in_flight: int) -> int:
+def _gradients(course: Course, share: Share, lowest: int, flying: int) -> int:
     """How many items' gradients may wait here, summed over the links.
 
     No more of them wait on a link than its receiver may have items in flight.
@@ -261,7 +273,7 @@ def _gradients(course: Course, share: Share, lowest: int, in_flight: int) -> int
         links = others if is_top else 1
         if course.operations is not None:
             links = share.above + others
-        count += links * in_flight
+        count += links * flying
     if is_host and share.start > lowest:
         count += (share.below if course.operations is not None else 1) * below(share.above + 2)
     if share.is_owner and course.head > lowest and not (is_host and is_top and course.operations is None):

@@ -20,7 +20,7 @@ def awaited_by(flow: Flow, *, has_head: bool, head_from: str) -> str:
     where = f"of step {item.step} ({item.kind.value}), micro-batch {flow.micro}"
     if place is None:
         return f"nothing more {where}"
-    if place.receive is not None and not flow.source:
+    if place.receive is not None and flow.arrived is None:
         payload, boundary, peer = place.receive
         name = "hidden state" if payload == Payload.HIDDEN else "gradient"
         return f"the {name} {where}, at block {boundary}, from node {peer}"

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ringtune.engine.credits import Credits
+from ringtune.engine.events import TensorArrived
 from ringtune.engine.flows import Flow, ItemState, Path, Place
 from ringtune.engine.head_keeping import HeadKeeping
-from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.lowering import Legs, route
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import in_flight, weight_version
@@ -84,7 +85,7 @@ class Backlog:
         self._max_embeds = placement.credits * max(1, len(route(plan, node))) if is_owner else 0
         self._max_graphs = in_flight(course, piece.start) if self.is_host else 1
         self._flows: dict[tuple[int, int], Flow] = {}
-        self._early: dict[tuple[int, int], str] = {}
+        self._early: dict[tuple[int, int], TensorArrived] = {}
         self._credits = Credits(placement.credits)
         self._paths: dict[Legs, Path] = {}
         # what may have become possible since it was last looked for
@@ -120,7 +121,7 @@ class Backlog:
             key = (flow.seq, flow.micro)
             self._flows[key] = flow
             if key in self._early:
-                flow.source = self._early.pop(key)
+                self.tensor_came(self._early.pop(key), None)
             if flow.path.first.is_upward:
                 self._upward.append(flow)
             if flow.path.has_embedding:
@@ -130,23 +131,22 @@ class Backlog:
         """A turn, an update or a head may have made anything possible."""
         self._may_update = self._may_run_head = self._may_go_down = True
 
-    def arrived(self, key: TensorKey, source: str, running: Flow | None) -> bool:
-        """Note a tensor from ``source``; whether a micro-batch waits for it.
+    def tensor_came(self, event: TensorArrived, running: Flow | None) -> bool:
+        """Note a tensor; whether a micro-batch waits for it.
 
         Args:
-            key: of the tensor.
-            source: who sent it.
+            event: names the tensor.
             running: the micro-batch whose action runs.
         """
-        payload, seq, micro, boundary = key
+        (payload, seq, micro, boundary), _ = event
         flow = self._flows.get((seq, micro))
         if flow is None:  # its turn is granted to others already
-            self._early[seq, micro] = source
+            self._early[seq, micro] = event
             return False
         awaited = flow.awaited(is_running=flow is running)
         if awaited is None or awaited[1] != boundary or awaited[0] != payload:
             return False  # it came before, and nothing waits for it any more
-        flow.source = source
+        flow.arrived = event
         if payload == Payload.GRAD:
             self._may_go_down = True
         elif boundary == self._head_unit:
@@ -155,7 +155,10 @@ class Backlog:
 
     def credit_came(self, source: str, boundary: int) -> bool:
         """A hidden state left the inbox of ``source``; whether a micro-batch waits for room there or elsewhere."""
-        self._credits.channel(source, boundary).came_back()
+        channel = self._credits.known(source, boundary)
+        if channel is None:  # nothing was ever sent there
+            return False
+        channel.came_back()
         is_awaited, self._is_starved = self._is_starved, False
         return is_awaited
 
@@ -179,6 +182,8 @@ class Backlog:
         elif place.op is Op.HEAD:
             flow.state.heads.popleft()
             self._embeds_in_flight -= 1
+            if flow.path.head_room is not None:
+                flow.path.head_room.came_back()
             self._may_run_head = self._may_go_down = True
             if not flow.state.heads:
                 self._may_update = True
@@ -226,6 +231,9 @@ class Backlog:
             for update in state.updates:
                 if self._is_possible(update, state, upward_seq):
                     return update, state
+                if update.op is Op.SAVE:  # what is saved must not change before
+                    self._may_update = False
+                    return None
                 if update.start < self._head_unit:
                     upward_seq = -1.0
             if state.backwards:
@@ -249,7 +257,7 @@ class Backlog:
             place = flow.place
             if place is None or place.op is Op.EMBED:
                 break  # earlier ones come first at every unit above
-            if place.stop <= barrier and (place.receive is None or flow.source) and self._is_ready(flow, place):
+            if place.stop <= barrier and (place.receive is None or flow.arrived) and self._is_ready(flow, place):
                 if place.rank == _FORWARD_RANK:
                     return flow
                 if found is None:

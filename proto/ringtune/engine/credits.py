@@ -40,6 +40,10 @@ class Credits:
         self._most = most
         self._channels: dict[tuple[str, int], Channel] = {}
 
+    def known(self, target: str, boundary: int) -> Channel | None:
+        """The channel to a node for a boundary, if something was to be sent there."""
+        return self._channels.get((target, boundary))
+
     def channel(self, target: str, boundary: int) -> Channel:
         """The channel to a node for a boundary; always the same object."""
         found = self._channels.get((target, boundary))

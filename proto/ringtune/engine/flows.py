@@ -13,8 +13,10 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 from ringtune.engine.credits import Channel, Credits
+from ringtune.engine.events import TensorArrived
 from ringtune.schedule.actions import Graph, Leg, Op, Payload
 from ringtune.schedule.lowering import item_updates
 from ringtune.schedule.plan import Plan
@@ -83,9 +85,10 @@ class Path:
         num_backwards: places that go backward.
         has_head: whether the head is here.
         has_embedding: whether it begins here.
+        head_room: the channel whose credit comes back when the head is through; None where a message feeds the head.
     """
 
-    __slots__ = ("first", "has_embedding", "has_head", "num_backwards")
+    __slots__ = ("first", "has_embedding", "has_head", "head_room", "num_backwards")
 
     def __init__(self, legs: Sequence[Leg], private_blocks: int, room: Credits) -> None:
         credits_at = _credits(legs, private_blocks, room)
@@ -106,6 +109,12 @@ class Path:
         self.num_backwards = sum(place.frees_graph for place in places)
         self.has_head = any(place.op is Op.HEAD for place in places)
         self.has_embedding = self.first.op is Op.EMBED
+        head = next((place.start for place in places if place.op is Op.HEAD and place.receive is None), None)
+        self.head_room = None if head is None else room.channel(_HERE, head)
+
+
+_HERE: Final = ""
+"""The target of a channel that leads to this node's own head."""
 
 
 def _message(leg: Leg) -> Message:
@@ -119,11 +128,19 @@ def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits) -> list[Ch
     too, and an older micro-batch never waits for a credit that a younger one holds. Embedding and private
     blocks are not kept in order with other owners' micro-batches; they take the credit only where no hosted
     block follows, because then all micro-batches of that channel are the owner's own.
+
+    A stretch of hosted blocks that ends in the head takes one too, of a channel to itself: else any number of own
+    micro-batches could wait between the frozen blocks of the top slice and those with a graph.
     """
     taken: list[Channel | None] = [None] * len(legs)
     stretch: list[int] = []
     for position, leg in enumerate(legs):
         if leg.op is Op.RECEIVE:
+            stretch = []
+        elif leg.op is Op.HEAD:
+            hosted = [at for at in stretch if legs[at].op is not Op.EMBED and legs[at].start >= private_blocks]
+            if hosted:
+                taken[hosted[0]] = room.channel(_HERE, leg.start)
             stretch = []
         elif leg.op is not Op.SEND:
             stretch.append(position)
@@ -143,21 +160,21 @@ class Flow:
 
     Attributes:
         place: where it goes on; None if it is through.
-        source: who sent the tensor that it waits for, once that is here; empty before.
+        arrived: the tensor that it waits for, once that is here; None before.
     """
 
-    __slots__ = ("micro", "path", "place", "seq", "source", "state")
+    __slots__ = ("arrived", "micro", "path", "place", "seq", "state")
 
     def __init__(self, state: ItemState, micro: int, path: Path) -> None:
         self.state, self.seq, self.micro, self.path = state, state.item.seq, micro, path
         self.place: Place | None = path.first
-        self.source = ""
+        self.arrived: TensorArrived | None = None
 
     @property
     def ready(self) -> Place | None:
         """Where it goes on, if the tensor that it needs there is here."""
         place = self.place
-        return place if place is None or place.receive is None or self.source else None
+        return place if place is None or place.receive is None or self.arrived else None
 
     def awaited(self, *, is_running: bool) -> Message | None:
         """The next tensor that it takes here; what an action that runs needed it has."""

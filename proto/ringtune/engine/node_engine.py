@@ -156,7 +156,7 @@ class NodeEngine:
 
     def _on_tensor(self, event: ev.TensorArrived, now_s: float, commands: list[ev.Command]) -> bool:
         self._last_progress_s = now_s
-        return self._backlog.arrived(event.key, event.source, self._running_flow)
+        return self._backlog.tensor_came(event, self._running_flow)
 
     def _on_head(self, event: ev.HeadArrived, now_s: float, commands: list[ev.Command]) -> bool:
         self._last_progress_s = now_s
@@ -196,12 +196,12 @@ class NodeEngine:
         return not self._backlog.is_host and state.is_own and not has_begun
 
     def _on_done(self, event: ev.ActionDone, now_s: float, commands: list[ev.Command]) -> bool:
-        action, flow, state = event.action, self._running_flow, self._running_state
+        (action, values), flow, state = event, self._running_flow, self._running_state
         if (action is not self._running and action != self._running) or state is None:
             raise PlanError(f"node {self.node} was told of {action}, but {self._running} is under way")
         self._last_progress_s = now_s
         self._running = self._running_flow = self._running_state = None
-        for name, value in event.values:
+        for name, value in values:
             state.values[name] = state.values.get(name, 0.0) + value
         if flow is None:
             self._on_updated(action, state)
@@ -262,11 +262,9 @@ class NodeEngine:
         if flow is None or flow.place is None:
             return
         place = flow.place
-        if place.receive is not None:
-            payload, boundary, _ = place.receive
-            key = _NEW(TensorKey, (payload, flow.seq, flow.micro, boundary))
-            commands.append(_NEW(ev.Accept, (key, flow.source)))
-            flow.source = ""
+        if place.receive is not None and flow.arrived is not None:
+            commands.append(_NEW(ev.Accept, flow.arrived))  # both are a key and a source
+            flow.arrived = None
         if place.credit is not None:
             place.credit.left -= 1
         if place.op is Op.EMBED:

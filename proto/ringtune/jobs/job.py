@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -142,8 +143,12 @@ class Job:
         return read_dataclass(Job, tables, where="", error=JobError)
 
 
-def load_job(path: str | Path) -> Job:
+def load_job(path: str | Path, *, is_record: bool = False) -> Job:
     """Read a job file; its relative paths are relative to the file's folder and become absolute.
+
+    Args:
+        path: of the file.
+        is_record: see ``parse_job``.
 
     Raises:
         JobError: the file is not there, not TOML, or breaks a rule; names file and key.
@@ -154,15 +159,17 @@ def load_job(path: str | Path) -> Job:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise JobError(f"can't read the job file {path}: {reason}") from error
-    return with_absolute_paths(parse_job(text, source=str(path)), path.parent)
+    return with_absolute_paths(parse_job(text, source=str(path), is_record=is_record), path.parent)
 
 
-def parse_job(text: str, *, source: str) -> Job:
+def parse_job(text: str, *, source: str, is_record: bool = False) -> Job:
     """Read the text of a job file.
 
     Args:
         text: TOML.
         source: where it came from, for messages.
+        is_record: whether RingTune wrote it beside a run. Version 0.1 wrote ``[unfreeze]`` for every method, so
+            sections of other methods are left out then.
 
     Raises:
         JobError: not TOML, an unknown key, a wrong type, out of range, or not supported yet.
@@ -172,9 +179,17 @@ def parse_job(text: str, *, source: str) -> Job:
     except tomllib.TOMLDecodeError as error:
         raise JobError(f"{source}: not valid TOML: {error}") from error
     try:
-        return Job.from_tables(tables)
+        return Job.from_tables(_of_its_method(tables) if is_record else tables)
     except JobError as error:
         raise JobError(f"{source}: {error}") from error
+
+
+def _of_its_method(tables: dict[str, Any]) -> dict[str, Any]:
+    """The sections without those of other methods."""
+    train = tables.get("train")
+    name = train.get("method", Train().method) if isinstance(train, dict) else Train().method
+    section = method_class(name).section if name in method_names() else ""
+    return {key: value for key, value in tables.items() if key not in METHOD_SECTIONS or key == section}
 
 
 def with_absolute_paths(job: Job, folder: Path) -> Job:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, NoReturn, TypeVar
+from urllib.parse import quote
 
 import grpc
 
@@ -19,13 +21,14 @@ from ringtune.errors import (
     PeerLostError,
     RingTuneError,
     UsageError,
+    encodable,
     error_from_name,
 )
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-MAX_DETAILS_CHARS: Final = 2000
-"""Longest error text in a status; gRPC refuses metadata of more than about 8 KiB."""
+MAX_DETAILS_BYTES: Final = 6000
+"""Most bytes of an error text in a status, percent-encoded as it travels; gRPC refuses metadata above 8 to 16 KiB."""
 
 ERROR_OF_STATUS: Final[dict[str, type[RingTuneError]]] = {
     "CANCELLED": InterruptedRunError,
@@ -67,10 +70,16 @@ def status_of_error(error: BaseException) -> WireStatus:
     """The status that carries ``error``; anything that is not ours becomes the root class with its type named."""
     if not isinstance(error, RingTuneError):
         error = RingTuneError(f"internal error, {type(error).__name__}: {error}; please report it")
-    text = f"ringtune.{type(error).__name__}: {error}"
-    if len(text) > MAX_DETAILS_CHARS:
-        text = text[: MAX_DETAILS_CHARS - 1] + "…"
-    return WireStatus(error.status, text)
+    return WireStatus(error.status, _cut(encodable(f"ringtune.{type(error).__name__}: {error}")))
+
+
+def _cut(text: str) -> str:
+    """The beginning of a text that is too long to travel; a character outside ASCII takes 6 to 12 bytes."""
+    if len(text) * 12 <= MAX_DETAILS_BYTES:
+        return text
+    ends = itertools.accumulate(len(quote(character)) for character in text)
+    fits = sum(1 for end in ends if end <= MAX_DETAILS_BYTES)
+    return text if fits == len(text) else text[: fits - 1] + "…"
 
 
 def error_of_status(name: str, details: str, *, peer: str) -> RingTuneError:

@@ -19,6 +19,7 @@ from ringtune.schedule.batches import BatchStream
 from ringtune.schedule.extent import Extent, Owner
 from ringtune.schedule.methods import Method, method_from_json
 from ringtune.schedule.operations import Operations
+from ringtune.schedule.units import EMBEDDING
 
 WIRE_DTYPES: Final = ("float32", "bfloat16", "float16", "int8", "float64")
 
@@ -188,9 +189,11 @@ def _check(course: Course) -> None:
         raise PlanError(f"frozen_blocks is {course.frozen_blocks}, it has to be in [0, {course.num_blocks})")
     _check_owners(course.owners)
     course.method.check(course)
+    if EMBEDDING in course.method.reach(course):
+        raise PlanError(f"the method {course.method.name} trains the embedding, which no node can do yet")
     if course.operations is not None:
-        owners = tuple(owner.node for owner in course.owners)
-        course.operations.check(num_blocks=course.num_blocks, microbatches=course.microbatches, owners=owners)
+        batches = {owner.node: -(-owner.train_rows // course.batch_size) for owner in course.owners}
+        course.operations.check(num_blocks=course.num_blocks, microbatches=course.microbatches, batches=batches)
 
 
 def _check_at_least(course: Course, name: str, least: int) -> None:
@@ -200,8 +203,8 @@ def _check_at_least(course: Course, name: str, least: int) -> None:
 
 def _check_owners(owners: tuple[Owner, ...]) -> None:
     names = [owner.node for owner in owners]
-    if not names or len(set(names)) != len(names):
-        raise PlanError(f"owners have to be at least one and distinct, not {names}")
+    if not names or len(set(names)) != len(names) or not all(names):
+        raise PlanError(f"owners have to be at least one, named and distinct, not {names}")
     for owner in owners:
         if owner.train_rows < 1:
             raise PlanError(f"owner {owner.node} has no rows; give it data or leave it out")

@@ -21,6 +21,7 @@ Source: D2FT, section II-A (full p_f, forward-only p_o, shortcut p_s, and the re
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,8 +58,8 @@ class Operations:
 
     batches: tuple[BatchOperations, ...] = ()
 
-    def check(self, *, num_blocks: int, microbatches: int, owners: tuple[str, ...]) -> None:
-        """Refuse a table that does not fit so many blocks, micro-batches and these owners.
+    def check(self, *, num_blocks: int, microbatches: int, batches: Mapping[str, int]) -> None:
+        """Refuse a table that does not fit so many blocks, micro-batches, and batches of each owner.
 
         Raises:
             PlanError: a batch twice, an unknown owner, or a row of another length or with another code.
@@ -69,8 +70,9 @@ class Operations:
             if (entry.owner, entry.batch_id) in seen:
                 raise PlanError(f"{name} stand twice")
             seen.add((entry.owner, entry.batch_id))
-            if entry.owner not in owners or entry.batch_id < 0:
-                raise PlanError(f"{name} are of no batch of this run, whose owners are {', '.join(owners)}")
+            if not 0 <= entry.batch_id < batches.get(entry.owner, 0):
+                known = ", ".join(f"{owner} with {count}" for owner, count in batches.items())
+                raise PlanError(f"{name} are of no batch of this run, whose owners have batches: {known}")
             if len(entry.rows) != microbatches:
                 raise PlanError(f"{name} are for {len(entry.rows)} micro-batches, a batch has {microbatches}")
             for row in entry.rows:

@@ -112,8 +112,8 @@ def _check(placement: Placement) -> None:
         if getattr(placement, name) < least:
             raise PlanError(f"{name} is {getattr(placement, name)}, it has to be at least {least}")
     names = [piece.node for piece in placement.slices]
-    if len(set(names)) != len(names):
-        raise PlanError(f"a node hosts more than one slice: {names}")
+    if len(set(names)) != len(names) or not all(names):
+        raise PlanError(f"every slice needs a node of its own, with a name; these have {names}")
     at = placement.private_blocks
     for piece in placement.slices:
         if piece.num_blocks < 0:

@@ -168,6 +168,8 @@ def _check(plan: Plan) -> None:
     course = plan.course
     if len(plan.placements) != 1:
         raise PlanError(f"a plan has exactly one placement for now, this one has {len(plan.placements)}")
+    if plan.placements[0].first_turn:
+        raise PlanError(f"the first placement holds from turn {plan.placements[0].first_turn} on, it has to be turn 0")
     for placement in plan.placements:
         if placement.stop > course.num_blocks:
             piece = next(piece for piece in placement.hosts if piece.stop > course.num_blocks)

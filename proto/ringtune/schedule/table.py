@@ -36,20 +36,21 @@ from ringtune.schedule.versions import is_stale
 
 Table = Mapping[str, Sequence[Action]]
 
+_NUMBER = r"\d{1,18}"
 _LETTER = r"(?P<op>[A-Za-z<>])"
 _NODE = r"(?P<peer>[a-z0-9][a-z0-9._-]*)"
-_RANGE = r"\[(?P<start>-?\d+),(?P<stop>\d+)\)"
+_RANGE = rf"\[(?P<start>-?{_NUMBER}),(?P<stop>{_NUMBER})\)"
 _FORMS = {
-    Scope.ITEM: (re.compile(rf"{_LETTER}(?P<seq>\d+)"),),
-    Scope.MICRO: (re.compile(rf"{_LETTER}(?P<seq>\d+)\.(?P<micro>\d+)"),),
-    Scope.RANGE: (re.compile(rf"{_LETTER}(?P<seq>\d+)\.(?P<micro>\d+){_RANGE}"),),
+    Scope.ITEM: (re.compile(rf"{_LETTER}(?P<seq>{_NUMBER})"),),
+    Scope.MICRO: (re.compile(rf"{_LETTER}(?P<seq>{_NUMBER})\.(?P<micro>{_NUMBER})"),),
+    Scope.RANGE: (re.compile(rf"{_LETTER}(?P<seq>{_NUMBER})\.(?P<micro>{_NUMBER}){_RANGE}"),),
     Scope.UNITS: (
-        re.compile(rf"{_LETTER}(?P<seq>\d+){_RANGE}"),
-        re.compile(rf"{_LETTER}(?P<seq>\d+)\[(?P<unit>head|embedding)\]"),
+        re.compile(rf"{_LETTER}(?P<seq>{_NUMBER}){_RANGE}"),
+        re.compile(rf"{_LETTER}(?P<seq>{_NUMBER})\[(?P<unit>head|embedding)\]"),
     ),
     Scope.MESSAGE: (
-        re.compile(rf"{_LETTER}(?P<payload>[hg])(?P<seq>\d+)\.(?P<micro>\d+)#(?P<start>\d+)@{_NODE}"),
-        re.compile(rf"{_LETTER}(?P<payload>t)(?P<start>\d+)@{_NODE}"),
+        re.compile(rf"{_LETTER}(?P<payload>[hg])(?P<seq>{_NUMBER})\.(?P<micro>{_NUMBER})#(?P<start>{_NUMBER})@{_NODE}"),
+        re.compile(rf"{_LETTER}(?P<payload>t)(?P<start>{_NUMBER})@{_NODE}"),
     ),
 }
 
@@ -101,7 +102,9 @@ def parse_action(text: str, num_blocks: int) -> Action:
     for pattern in _FORMS[op.scope]:
         match = pattern.fullmatch(text)
         if match:
-            return _action(op, match.groupdict(), num_blocks)
+            action = _action(op, match.groupdict(), num_blocks)
+            if op.scope not in (Scope.RANGE, Scope.UNITS) or EMBEDDING <= action.start < action.stop:
+                return action
     raise _no_action(text)
 
 

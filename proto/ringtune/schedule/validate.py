@@ -31,8 +31,10 @@ def validate_table(plan: Plan, turns: Iterable[Turn], table: Table, *, start: St
     """
     granted = tuple(turns)
     expected = build_table(plan, granted, start=start)
-    for node, actions in table.items():
-        _check_actions(plan, table, node, actions, expected.get(node, []))
+    for node in table.keys() | expected.keys():
+        _check_actions(plan, table, node, table.get(node, ()), expected.get(node, ()))
+    if not granted:
+        return
     _check_messages(plan, table)
     for node in table:
         _check_versions(plan, granted, table, node, start.holder if start else granted[0].owner)

@@ -275,7 +275,10 @@ def _slowly_waiting(plan: Plan, node: str, lowest: int) -> int:
     embeds_ahead = (
         plan.owner(node) is not None and path[0].node == node and path[0].stop > plan.placement.private_blocks
     )
-    return moved + (1 if moved else 0) + (plan.placement.credits * len(path) if embeds_ahead else 0)
+    ahead = plan.placement.credits * len(path) if embeds_ahead else 0
+    if plan.owner(node) is not None and path[-1].node == node and not ahead:  # between its top slice and its head
+        ahead += plan.placement.credits
+    return moved + (1 if moved else 0) + ahead
 
 
 def _bound(plan: Plan, leg: Leg) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import grpc
 import pytest
 
@@ -56,8 +58,23 @@ def test_statuses_error_of_a_newer_version_keeps_its_message() -> None:
 def test_statuses_long_error_is_cut() -> None:
     """A message longer than a status may be is cut, not lost."""
     status = statuses.status_of_error(FrameError("x" * 100_000))
-    assert len(status.details) == statuses.MAX_DETAILS_CHARS
+    assert statuses.MAX_DETAILS_BYTES - 9 <= len(quote(status.details)) <= statuses.MAX_DETAILS_BYTES + 9
     assert type(statuses.error_of_status(*status, peer="node b")) is FrameError
+
+
+@pytest.mark.parametrize("character", ["\u6570", "\U0001f600", "\ud83d", "%", "a"])
+def test_statuses_error_in_any_script_keeps_its_kind(character: str) -> None:
+    """What travels is percent-encoded, so the bytes are counted; what UTF-8 has no bytes for is escaped."""
+    error = FrameError(character * 1900)
+    status = statuses.status_of_error(error)
+    assert len(quote(status.details)) <= statuses.MAX_DETAILS_BYTES + 9
+    assert type(statuses.error_of_status(*status, peer="node b")) is FrameError
+
+
+def test_statuses_short_error_is_whole() -> None:
+    """Only what is too long is cut."""
+    status = statuses.status_of_error(FrameError("\u6570" * 600))
+    assert status.details == "ringtune.FrameError: " + "\u6570" * 600
 
 
 @pytest.mark.parametrize(

@@ -14,37 +14,7 @@ from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.plan_0_1 import read_any_plan
-
-SLICES = (("node-0", 0, 2), ("node-1", 2, 3), ("node-2", 3, 4))
-# as version 0.1.0 wrote it, key for key
-WRITTEN: dict[str, Any] = {
-    "method": "ringada",
-    "num_blocks": 4,
-    "phases": [{"slices": [{"node": node, "start": start, "stop": stop} for node, start, stop in SLICES]}],
-    "owners": [
-        {"node": "node-0", "train_rows": 30, "eval_rows": 10},
-        {"node": "node-1", "train_rows": 31, "eval_rows": 11},
-    ],
-    "num_steps": 18,
-    "local_iterations": 3,
-    "every_steps": 4,
-    "batch_size": 8,
-    "microbatches": 2,
-    "max_length": 16,
-    "hidden_size": 32,
-    "eval_every": 9,
-    "checkpoint_every": 6,
-    "credits": 7,
-    "wire_dtype": "bfloat16",
-    "private_blocks": 0,
-    "labels": ["bad", "good"],
-    "seed": 5,
-    "unfreeze": "every",
-    "unfreeze_at": [],
-    "patience_steps": 20,
-    "min_improvement": 0.01,
-    "digest": "1cdf36df70af67ae8438d016056a1c0be4a2a9eb5faf459548e2332e8364b0df",
-}
+from tests.support.version_0_1 import SLICES, WRITTEN
 
 
 def test_plan_of_0_1_reads_with_all_its_fields() -> None:
@@ -52,7 +22,7 @@ def test_plan_of_0_1_reads_with_all_its_fields() -> None:
     plan = read_any_plan(json.loads(json.dumps(WRITTEN)))
     course, placement = plan.course, plan.placement
     assert placement.slices == tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in SLICES)
-    assert (placement.credits, placement.private_blocks) == (7, 0)
+    assert (placement.credits, placement.private_blocks) == (8, 0)
     assert course.owners == (
         Owner(node="node-0", train_rows=30, eval_rows=10),
         Owner(node="node-1", train_rows=31, eval_rows=11),
@@ -63,6 +33,17 @@ def test_plan_of_0_1_reads_with_all_its_fields() -> None:
     assert course.labels == ("bad", "good")
     assert course.method == RingAda(every_steps=4)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    """The plan with other fields; without a digest, which 0.1 would have computed."""
+    return {key: value for key, value in {**WRITTEN, **changes}.items() if key != "digest"}
+
+
+def test_plan_of_0_1_that_was_edited_is_refused() -> None:
+    """Other class names under the same digest would give other answers."""
+    with pytest.raises(PlanError, match="digest of this plan"):
+        read_any_plan({**WRITTEN, "labels": ["good", "bad"]})
 
 
 @pytest.mark.parametrize(
@@ -80,13 +61,13 @@ def test_plan_of_0_1_reads_with_all_its_fields() -> None:
 )
 def test_plan_of_0_1_has_the_method_that_it_meant(changes: dict[str, Any], method: Method) -> None:
     """Settings that lay flat in the plan are the method's own; those of another method are dropped."""
-    assert read_any_plan({**WRITTEN, **changes}).course.method == method
+    assert read_any_plan(changed(**changes)).course.method == method
 
 
 def test_plan_of_0_1_with_private_blocks_freezes_them() -> None:
     """What every owner runs itself never trains."""
     phases = [{"slices": [{"node": "node-1", "start": 1, "stop": 4}]}]
-    plan = read_any_plan({**WRITTEN, "private_blocks": 1, "phases": phases, "method": "single"})
+    plan = read_any_plan(changed(private_blocks=1, phases=phases, method="single"))
     assert (plan.course.frozen_blocks, plan.placement.private_blocks) == (1, 1)
     assert plan.course.method == Single()
 
@@ -105,7 +86,7 @@ def test_plan_of_0_1_with_private_blocks_freezes_them() -> None:
 def test_plan_of_0_1_that_is_damaged_is_refused(changes: dict[str, Any], said: str) -> None:
     """One error that names the field."""
     with pytest.raises(PlanError) as caught:
-        read_any_plan({**WRITTEN, **changes})
+        read_any_plan(changed(**changes))
     assert said in str(caught.value)
 
 

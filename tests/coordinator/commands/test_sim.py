@@ -228,7 +228,7 @@ BAD_PLANS: list[tuple[Change, str, int]] = [
     (slices(("alice", 0, 3), ("bob", 2, 4)), "overlap before block 2 of node bob: expected block 3", 5),
     (slices(("alice", 0, 2)), "blocks [2, 4) have no host", 5),
     (slices(("alice", 0, 2), ("bobby", 2, 4)), "names node 'bobby', which the profile lacks; did you mean 'bob'?", 5),
-    (slices(("alice", 0, 2), ("alice", 2, 4)), "a node hosts more than one slice", 5),
+    (slices(("alice", 0, 2), ("alice", 2, 4)), "every slice needs a node of its own", 5),
     (put("course.batch_size", 6), "the plan's digest does not match its content", 5),
     (put("course.wire_dtype", "int7"), "wire dtype 'int7' is not one of", 5),
     (put("color", "red"), "unknown key 'color'", 5),

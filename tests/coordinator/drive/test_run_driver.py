@@ -78,6 +78,28 @@ def test_run_tells_further_readers_what_it_tells_its_submitter() -> None:
     assert {"plan_json", "step_json", "metrics_json", "report_json", "file"} <= set(kinds)
 
 
+def test_run_goes_on_when_a_further_reader_fails() -> None:
+    """What a reader raises is its own fault: the run ends well, and later readers hear everything."""
+    heard: list[control_pb2.RunEvent] = []
+
+    def broken(event: control_pb2.RunEvent) -> None:
+        raise ValueError("this page does not load")
+
+    with FakeCluster("a", "b") as cluster:
+        cluster.server.coordinator.sinks += [broken, heard.append]
+        outcome = run(cluster)
+    assert outcome.report
+    assert heard[-1].WhichOneof("event") == "done"
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_run_that_fails_with_text_that_can_not_be_encoded_ends_for_its_submitter() -> None:
+    """Half an emoji in a label is valid JSON; the error that names it is escaped, and the submitter hears it."""
+    other = {"facts_changes": {"labels": ("\ud83d", "pos")}}
+    with FakeCluster("a", "b", agents={"b": other}) as cluster, pytest.raises(DataError, match="ud83d"):
+        run(cluster, data__labels=["neg", "pos"])
+
+
 def test_run_merges_the_blocks_of_all_nodes(tmp_path: Path) -> None:
     """The adapter file has every block exactly once, whoever hosted it."""
     with FakeCluster("a", "b") as cluster:

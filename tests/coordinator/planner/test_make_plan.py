@@ -77,10 +77,10 @@ def test_plan_without_measurement_is_even() -> None:
 
 
 def test_plan_moves_blocks_away_from_a_small_node() -> None:
-    """A node with room for one block hosts one, embedding and head counted in: the top one, of which it does most."""
+    """A node with room for one block hosts one, embedding and head counted in; the top one needs room for more tensors."""
     need = make_plan(job(), {"a": facts("a"), "b": facts("b")}).memory["a"].total_bytes
     plan = plan_for(job(), facts("a", memory_bytes=need - 1), facts("b"))
-    assert slices(plan) == {"b": (0, 3), "a": (3, 4)}
+    assert slices(plan) == {"a": (0, 1), "b": (1, 4)}
     assert plan.placement.credits == 8
 
 

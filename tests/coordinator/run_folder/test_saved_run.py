@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from coordinator.run_folder.saved_run import evaluation_job, read_run
 from ringtune.errors import IntegrityError, UsageError
 from tests.support.saved_runs import LABELS, plan, write_run
+from tests.support.version_0_1 import WRITTEN
 
 
 def test_saved_run_reads_what_a_run_wrote(tmp_path: Path) -> None:
@@ -58,3 +62,19 @@ def test_saved_run_is_evaluated_by_one_owner_with_the_classes_of_the_head(tmp_pa
     assert (made.data.labels, made.data.owners, made.data.split) == (LABELS, 0, "iid")
     assert made.model.path == str(tmp_path / "tiny")
     assert made.train.batch_size == run.job.train.batch_size
+
+
+@pytest.mark.parametrize("method", ["ringada", "all", "pipeadapter", "single"])
+def test_saved_run_of_version_0_1_reads_with_any_method(tmp_path: Path, method: str) -> None:
+    """Version 0.1 wrote ``[unfreeze]`` for every method, and a flat plan."""
+    folder = write_run(tmp_path / "run")
+    job = folder / "job.toml"
+    tables = tomllib.loads(job.read_text())
+    tables["train"]["method"] = method
+    job.write_text(tomli_w.dumps({**tables, "unfreeze": {"every_steps": 7}}))
+    slices = [{"node": "alice", "start": 0, "stop": 4}]
+    flat = {**WRITTEN, "method": method, "phases": [{"slices": slices}]}
+    (folder / "plan.json").write_text(json.dumps({key: value for key, value in flat.items() if key != "digest"}))
+    run = read_run(folder)
+    assert (run.job.train.method, run.plan.course.method.name) == (method, method)
+    assert (run.job.unfreeze is not None) == (method == "ringada")

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.submit import agent_template
 from coordinator.submit.agent_template import AgentTemplate
-from ringtune.errors import DeadlineError, PeerLostError, UsageError
+from ringtune.errors import DeadlineError, PeerLostError, StorageError, UsageError
 
 
 def template(folder: Path, code: str) -> AgentTemplate:
@@ -51,3 +51,30 @@ def test_template_that_hangs_costs_the_deadline(
         monkeypatch.setattr(agent_template, "LOAD_S", 0.05)
     with template(tmp_path, code) as started, pytest.raises(DeadlineError, match=awaited):
         started.start([], log=tmp_path / "a.log")
+
+
+def num_descriptors() -> int:
+    """Files, pipes and sockets that this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_template_that_can_not_log_leaves_no_descriptor(tmp_path: Path) -> None:
+    """The error names the file; what was opened before is closed."""
+    before = num_descriptors()
+    with pytest.raises(StorageError, match="none"):
+        AgentTemplate(tmp_path / "none" / "template.log", os.environ, command=["true"]).__enter__()
+    code = "import socket, time; s = socket.socket(fileno=0); s.send(b'{\"ready\": true}'); time.sleep(60)"
+    with template(tmp_path, code) as started:
+        inside = num_descriptors()
+        for _ in range(3):
+            with pytest.raises(StorageError, match="none"):
+                started.start([], log=tmp_path / "none" / "a.log")
+        assert num_descriptors() == inside
+    assert num_descriptors() == before
+
+
+def test_template_on_another_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Agents would outlive their launcher there."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UsageError, match="need Linux"):
+        template(tmp_path, "").__enter__()
