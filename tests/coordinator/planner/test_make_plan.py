@@ -77,7 +77,7 @@ def test_plan_without_measurement_is_even() -> None:
 
 
 def test_plan_moves_blocks_away_from_a_small_node() -> None:
-    """A node with room for one block hosts one, embedding and head counted in; the top one needs room for more tensors."""
+    """A node with room for one block hosts one, embedding and head counted in; at the top it needs more."""
     need = make_plan(job(), {"a": facts("a"), "b": facts("b")}).memory["a"].total_bytes
     plan = plan_for(job(), facts("a", memory_bytes=need - 1), facts("b"))
     assert slices(plan) == {"a": (0, 1), "b": (1, 4)}
