@@ -227,6 +227,7 @@ class Cluster:
             arguments += ["--data", str(self.train), "--eval-data", str(self.eval), "--share", share]
         agent = TEMPLATE.get().start(arguments, log=self.folder / f"{name}.log")
         AGENTS.add(agent)
+        leaks.KEPT.add(agent.pid)  # it is the cluster's, which may outlive the test that started it
         return agent
 
     def _state(self, name: str) -> Path:
@@ -252,6 +253,7 @@ class Cluster:
             assert agent.wait(timeout_s) is not None
             agent.close_input()
             AGENTS.discard(agent)
+            leaks.KEPT.discard(agent.pid)
 
     def close(self) -> None:
         """Stop all agents."""
