@@ -36,8 +36,7 @@ class BatchStream:
         self._seed = seed
         self._owner = owner
         self._rows = RandomStream("rows", seed, owner).permutation(num_rows)
-        self._pass_index = -1
-        self._order: tuple[int, ...] = ()
+        self._latest: tuple[int, tuple[int, ...]] = (-1, ())  # a pass and its order; replaced as one, threads share it
 
     def batch_id(self, batch_index: int) -> int:
         """Which of the owner's ``num_batches`` fixed batches comes at this position of the stream.
@@ -45,10 +44,11 @@ class BatchStream:
         Each pass over the rows has every batch once. Positions may be asked in any order; neighbours are cheap.
         """
         pass_index, position = divmod(batch_index, self.num_batches)
-        if pass_index != self._pass_index:
-            self._order = RandomStream("order", self._seed, self._owner, pass_index).permutation(self.num_batches)
-            self._pass_index = pass_index
-        return self._order[position]
+        known, order = self._latest
+        if pass_index != known:
+            order = RandomStream("order", self._seed, self._owner, pass_index).permutation(self.num_batches)
+            self._latest = pass_index, order
+        return order[position]
 
     def rows(self, batch_index: int) -> tuple[int, ...]:
         """Row indices of the batch at this position of the stream; ``batch_size`` of them."""
