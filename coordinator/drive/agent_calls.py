@@ -17,6 +17,7 @@ import grpc
 
 from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
 from ringtune.files.chunks import ADAPTER_FILES, cut_folder, read_files
+from ringtune.ids import naming_node
 from ringtune.rpc.codec import turn_to_proto
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_status
@@ -206,6 +207,4 @@ def node_error(status: str, details: str, *, node: str, address: str) -> RingTun
         return PeerLostError(
             f"node {node} at {address} does not answer ({status}); start it again and repeat or --resume the run"
         )
-    if node not in str(error):
-        return type(error)(f"node {node}: {error}")
-    return error
+    return type(error)(naming_node(node, str(error)))

@@ -27,6 +27,7 @@ from coordinator.members.recruiting import Members, choose_members, choose_named
 from coordinator.members.registry import Member
 from coordinator.records.events import EventSink
 from ringtune.errors import FrameError, InterruptedRunError, RingTuneError, error_from_name
+from ringtune.ids import naming_node
 from ringtune.rounds import rounds
 from ringtune.v1 import control_pb2
 
@@ -88,7 +89,7 @@ class Driver:
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
         """Queue that a node has failed or ended."""
-        self._queue.put(rounds.NodeFailed(node, type(error).__name__, str(error)))
+        self._queue.put(rounds.NodeFailed(node, type(error).__name__, naming_node(node, str(error))))
 
     def report(self, request: control_pb2.ReportRequest) -> None:
         """Refuse a node's report: only a run takes reports.

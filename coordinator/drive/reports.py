@@ -9,6 +9,7 @@ from coordinator.drive.checkpointing import Checkpointing
 from coordinator.drive.lost_peers import Blame
 from coordinator.records.books import RunBooks
 from ringtune.errors import IntegrityError
+from ringtune.ids import naming_node
 from ringtune.rounds import rounds
 from ringtune.rpc.codec import numbers_from_proto
 from ringtune.v1 import control_pb2
@@ -49,7 +50,7 @@ class Reports:
         for turn in request.turns_done:
             yield rounds.TurnReported(request.node, turn)
         if request.error:
-            failed = rounds.NodeFailed(request.node, request.error, request.message)
+            failed = rounds.NodeFailed(request.node, request.error, naming_node(request.node, request.message))
             if request.lost_peer:
                 self._blame.add(failed, request.lost_peer, time.monotonic())
             else:

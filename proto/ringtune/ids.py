@@ -34,6 +34,15 @@ def node_name_from_host(host: str) -> str:
     return name or "node"
 
 
+def naming_node(node: str, message: str) -> str:
+    """Return the message of a node's error so that it names the node: as it is where it says ``node NAME``.
+
+    Example: of node ``pi``, ``can't read /data/pi/train.csv`` becomes ``node pi: can't read /data/pi/train.csv``.
+    """
+    is_named = re.search(rf"\bnode {re.escape(node)}(?![._-]*[a-z0-9])", message)
+    return message if is_named else f"node {node}: {message}"
+
+
 def make_run_id(started_unix_s: float, token: bytes) -> str:
     """Make a run id that sorts by time, e.g. ``r20260102-030405-0a1b2c3d``.
 

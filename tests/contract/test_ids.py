@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import UsageError
-from ringtune.ids import check_node_name, check_run_id, make_run_id, node_name_from_host
+from ringtune.ids import check_node_name, check_run_id, make_run_id, naming_node, node_name_from_host
 
 
 @pytest.mark.parametrize("name", ["a", "0", "jetson-2", "node.local", "a_b", "x" * 63])
@@ -58,3 +58,21 @@ def test_run_id_refuses_other_forms(run_id: str) -> None:
     """What arrives as a run id may become a folder."""
     with pytest.raises(UsageError, match="is not of the form"):
         check_run_id(run_id)
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ("can't read /data/pi/train.csv", "node pi: can't read /data/pi/train.csv"),
+        ("node pi-3 does not answer", "node pi: node pi-3 does not answer"),
+        ("node pi.local is lost", "node pi: node pi.local is lost"),
+        ("happiness", "node pi: happiness"),
+        ("node pi needs 3 MiB", "node pi needs 3 MiB"),
+        ("no data at node pi. Give --data", "no data at node pi. Give --data"),
+        ("it is node pi", "it is node pi"),
+    ],
+)
+def test_naming_node_adds_the_name_unless_the_message_says_it(message: str, named: str) -> None:
+    """A path or another node's name that merely contains the letters does not name the node."""
+    assert naming_node("pi", message) == named
+    assert naming_node("pi", named) == named

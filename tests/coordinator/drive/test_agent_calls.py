@@ -25,3 +25,9 @@ def test_node_error_keeps_what_the_node_said() -> None:
     assert str(error) == "node pi: train.csv has no rows"
     waited = status_of_error(DeadlineError("node pi waited for b"))
     assert type(node_error(waited.name, waited.details, node="pi", address="x:1")) is DeadlineError
+
+
+def test_node_error_names_its_node_though_a_path_has_the_same_letters() -> None:
+    """A path that contains the node's name does not say which node it is."""
+    said = status_of_error(DataError("/data/pi/train.csv has no rows"))
+    assert str(node_error(said.name, said.details, node="pi", address="x:1")).startswith("node pi: ")

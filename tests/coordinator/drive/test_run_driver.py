@@ -200,14 +200,17 @@ def test_run_ends_with_the_error_of_a_node(phase: str) -> None:
 
 
 def test_run_ends_when_a_node_reports_an_error() -> None:
-    """An error in a report counts like one in an answer."""
+    """An error in a report counts like one in an answer, and names its node."""
 
     def fail(agent: FakeAgent, turns: list[Turn]) -> None:
         request = agent.report([])
-        request.error, request.message = "DataError", "node b: row 7 has no text"
+        request.error, request.message = "DataError", "data/b.csv: row 7 has no text"
         agent.stub.Report(request, timeout=CALL_S)
 
-    with FakeCluster("a", "b", agents={"b": {"on_grant": fail}}) as cluster, pytest.raises(DataError, match="row 7"):
+    with (
+        FakeCluster("a", "b", agents={"b": {"on_grant": fail}}) as cluster,
+        pytest.raises(DataError, match=r"node b: .*row 7"),
+    ):
         run(cluster)
 
 
