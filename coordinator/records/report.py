@@ -235,7 +235,7 @@ class RunLedger:
         if loss is None:
             return
         self._first_loss = loss if self._first_loss is None else self._first_loss
-        self._losses = [*self._losses[-(self._plan.course.local_iterations - 1) :], loss]
+        self._losses = [*self._losses, loss][-self._plan.course.local_iterations :]
 
     def evaluation_done(self, step: int, values: Mapping[str, float]) -> dict[str, Any]:
         """Note an evaluation, whose sums are over all owners.

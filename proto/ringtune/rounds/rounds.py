@@ -125,6 +125,7 @@ class Rounds:
         self._depths: TurnDepths | None = None
         self._reported_items: dict[int, int] = {}
         self._evaluation: dict[int, tuple[tuple[str, float], ...]] = {}
+        self._evaluated: set[str] = set()
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take one event at time ``now_s`` (monotonic seconds), answer with commands in order."""
@@ -301,11 +302,19 @@ class Rounds:
             if turn.kind is StepKind.CHECKPOINT:
                 commands.append(LogCheckpoint(turn.first_step, turn.owner, depths.unfreezing))
             self._grant_ahead(commands)
-            following = self._open.get(first + 1)
-            if turn.kind is StepKind.EVALUATE and (following is None or following.kind is not StepKind.EVALUATE):
-                commands.append(LogEvaluation(turn.end_step, _summed(self._evaluation)))
-                self._evaluation = {}
+            if turn.kind is StepKind.EVALUATE:
+                self._close_evaluation(turn, commands)
         self._end_training(now_s, commands)
+
+    def _close_evaluation(self, turn: Turn, commands: list[Command]) -> None:
+        """Log an evaluation with its last owner's turn.
+
+        A run that is drained may stop between two owners: that evaluation is never logged, a resumed run repeats it.
+        """
+        self._evaluated.add(turn.owner)
+        if self._evaluated == {owner.node for owner in self._made_plan.course.owners if owner.eval_rows}:
+            commands.append(LogEvaluation(turn.end_step, _summed(self._evaluation)))
+            self._evaluation, self._evaluated = {}, set()
 
     def _end_training(self, now_s: float, commands: list[Command]) -> None:
         """Collect, or end a run that was stopped, once every turn is closed.

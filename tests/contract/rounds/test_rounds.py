@@ -174,6 +174,25 @@ def test_rounds_evaluation_is_summed_in_the_order_of_items(order: list[int]) -> 
     assert [entry.values for entry in log if isinstance(entry, rd.LogEvaluation)] == [(("loss", 1e17 + 0.1 - 1e17),)]
 
 
+@pytest.mark.parametrize(("is_drained", "expected"), [(False, [(4, 8.0)]), (True, [])])
+def test_rounds_log_no_evaluation_that_was_cut_short(is_drained: bool, expected: list[tuple[int, float]]) -> None:
+    """Stopped between the owners' evaluations, a run logs none: the first owner's rows are not all rows."""
+    plan = make_plan([("a", 0, 4)], ["a", "b", "c", "d"], num_steps=4, local_iterations=2, eval_rows=2)
+    rounds = trained_rounds(plan, plan.nodes, items_ahead=1)
+    log: list[rd.Command] = []
+    for turn in turn_sequence(plan.course):
+        if is_drained and turn.kind is StepKind.EVALUATE:
+            log += rounds.handle(rd.DrainAsked("stopped"), 1.0)
+            is_drained = False
+        for seq in range(turn.first_seq, turn.end_seq):
+            log += rounds.handle(
+                rd.StepReported(turn.owner, seq, turn.first_step, turn.kind.value, (("count", 2.0),)), 1.0
+            )
+        for node in plan.nodes:
+            log += rounds.handle(rd.TurnReported(node, turn.index), 1.0)
+    assert [(entry.step, dict(entry.values)["count"]) for entry in log if isinstance(entry, rd.LogEvaluation)] == expected
+
+
 AUTO = make_plan([("a", 0, 4)], ["a"], num_steps=14, unfreeze="auto", patience_steps=2, eval_rows=0, checkpoint_every=4)
 
 
