@@ -15,8 +15,9 @@ from typing import Any
 from coordinator.export.checks import check_adapter, check_head, check_private, private_paths
 from coordinator.export.model_card import model_card
 from coordinator.run_folder.saved_run import SavedRun, read_json, read_run
-from ringtune.errors import IntegrityError, RingTuneError, UsageError
+from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.files.chunks import ADAPTER_FILES
+from ringtune.files.durable import rename_durably, write_durably
 
 _CARD = "README.md"
 _PART = ".part"
@@ -37,7 +38,7 @@ def export_run(folder: Path, target: Path, *, base_model: str = "") -> dict[str,
     Raises:
         UsageError: there is no adapter, the target is taken, or ``base_model`` is no id.
         IntegrityError: the adapter is damaged, or would tell a local path.
-        RingTuneError: it can't be written.
+        StorageError: it can't be written.
     """
     run = read_run(folder)
     _check_target(target)
@@ -47,16 +48,19 @@ def export_run(folder: Path, target: Path, *, base_model: str = "") -> dict[str,
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         for name, content in contents.items():
-            (part / name).write_bytes(content)
+            write_durably(part / name, content)
         digests = {name: _digest((part / name).read_bytes()) for name in contents}
         if digests != {name: _digest(content) for name, content in contents.items()}:
             raise IntegrityError(f"{part} does not hold what was written; check the disk")
         if target.exists():
             target.rmdir()
-        part.replace(target)
+        rename_durably(part, target)
+    except StorageError:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise RingTuneError(f"can't write {target}: {error.strerror}; choose another --to or make room") from error
+        raise StorageError(f"can't write {target}: {error.strerror}; choose another --to or make room") from error
     return digests
 
 

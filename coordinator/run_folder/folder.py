@@ -25,7 +25,7 @@ from coordinator.run_folder.parts import FOLDER as PARTS
 from coordinator.run_folder.parts import RunParts
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.chunks import FileJoiner
-from ringtune.files.durable import storage_errors, write_durably
+from ringtune.files.durable import rename_durably, storage_errors, write_durably
 from ringtune.rounds.checkpoint import CheckpointManifest
 from ringtune.v1 import control_pb2
 
@@ -150,7 +150,7 @@ class RunFolder:
             if not self._growing[chunk.path].add(chunk):
                 return None
             self._growing.pop(chunk.path).file.close()
-            part.replace(target)
+            rename_durably(part, target)
         return target
 
     def _target(self, name: str) -> Path:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ringtune.files.durable import make_folder, storage_errors, write_durably
+from ringtune.files.durable import make_folder, rename_durably, storage_errors, write_durably
 
 FOLDER = "parts"
 _STOPS = "stops.json"
@@ -56,7 +56,7 @@ class RunParts:
             make_folder(target)
             for name in _OF_ONE_PART:
                 if (self._run / name).exists():
-                    (self._run / name).replace(target / name)
+                    rename_durably(self._run / name, target / name)
         write_durably(self._folder / _STOPS, json.dumps(stops).encode())
 
     def _num_attempts(self) -> int:

@@ -10,7 +10,8 @@ from typing import NoReturn
 import pytest
 
 from ringtune.errors import StorageError
-from ringtune.files.durable import remove_partial_files, write_durably
+from ringtune.files.durable import remove_partial_files, rename_durably, write_durably
+from tests.support.disk import log_of_syncs
 
 
 def test_write_durably_replaces_the_content_and_makes_folders(tmp_path: Path) -> None:
@@ -26,21 +27,28 @@ def test_write_durably_forces_file_and_folder_before_and_after_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order that survives a power cut: content, rename, folder."""
-    log: list[str] = []
-    fsync, replace = os.fsync, Path.replace
-
-    def note_sync(descriptor: int) -> None:
-        log.append("folder" if Path(f"/proc/self/fd/{descriptor}").readlink().is_dir() else "file")
-        fsync(descriptor)
-
-    def note_rename(self: Path, target: Path) -> Path:
-        log.append("rename")
-        return replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(Path, "replace", note_rename)
+    log = log_of_syncs(monkeypatch)
     write_durably(tmp_path / "x", b"content")
-    assert log == ["file", "rename", "folder"]
+    partial = log[0]
+    assert log == [partial, f"{partial} -> x", tmp_path.name]
+
+
+def test_rename_durably_forces_file_and_folder_before_and_after_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was written elsewhere gets its name in the same order."""
+    (tmp_path / "x.part").write_bytes(b"content")
+    log = log_of_syncs(monkeypatch)
+    rename_durably(tmp_path / "x.part", tmp_path / "x")
+    assert log == ["x.part", "x.part -> x", tmp_path.name]
+    assert (tmp_path / "x").read_bytes() == b"content"
+
+
+def test_rename_durably_of_what_is_missing_is_an_error_of_storage(tmp_path: Path) -> None:
+    """The error names the target and leaves nothing."""
+    with pytest.raises(StorageError, match="can't write"):
+        rename_durably(tmp_path / "x.part", tmp_path / "x")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("failing", ["fsync", "rename"])

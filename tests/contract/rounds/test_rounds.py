@@ -190,7 +190,8 @@ def test_rounds_log_no_evaluation_that_was_cut_short(is_drained: bool, expected:
             )
         for node in plan.nodes:
             log += rounds.handle(rd.TurnReported(node, turn.index), 1.0)
-    assert [(entry.step, dict(entry.values)["count"]) for entry in log if isinstance(entry, rd.LogEvaluation)] == expected
+    logged = [entry for entry in log if isinstance(entry, rd.LogEvaluation)]
+    assert [(entry.step, dict(entry.values)["count"]) for entry in logged] == expected
 
 
 AUTO = make_plan([("a", 0, 4)], ["a"], num_steps=14, unfreeze="auto", patience_steps=2, eval_rows=0, checkpoint_every=4)

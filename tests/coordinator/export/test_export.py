@@ -13,6 +13,7 @@ from safetensors.numpy import load, save
 
 from coordinator.export.export import export_run
 from ringtune.errors import IntegrityError, RingTuneError, UsageError
+from tests.support.disk import log_of_syncs
 from tests.support.saved_runs import write_run
 
 
@@ -145,6 +146,17 @@ def test_export_of_an_adapter_for_some_blocks(run: Path, tmp_path: Path) -> None
     config = json.loads((run / "adapter/adapter_config.json").read_text())
     (run / "adapter/adapter_config.json").write_text(json.dumps({**config, "config": {"leave_out": [2]}}))
     assert export_run(run, tmp_path / "out")
+
+
+def test_export_is_on_the_disk_before_it_has_its_name(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file is forced to the disk, then the folder is renamed, then its new name is forced to the disk."""
+    log = log_of_syncs(monkeypatch)
+    digests = export_run(run, tmp_path / "out")
+    renamed = log.index("out.part -> out")
+    named = {entry.split(" -> ")[1] for entry in log[:renamed] if " -> " in entry}
+    assert named == set(digests) and tmp_path.name in log[renamed:]
 
 
 def test_export_keeps_what_is_there(run: Path, tmp_path: Path) -> None:

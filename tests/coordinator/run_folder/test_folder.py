@@ -10,6 +10,7 @@ import pytest
 from coordinator.run_folder.folder import RunFolder
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.v1.control_pb2 import FileChunk
+from tests.support.disk import log_of_syncs
 
 
 def digest(content: bytes) -> str:
@@ -30,6 +31,17 @@ def test_folder_gives_a_file_its_name_when_it_is_complete(tmp_path: Path) -> Non
         path = folder.add_chunk(chunk("adapter/a.safetensors", b"two", sha256=digest(b"onetwo")))
     assert path == tmp_path / "adapter/a.safetensors"
     assert path.read_bytes() == b"onetwo"
+
+
+def test_folder_forces_a_file_to_the_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut there is no adapter under its name that is empty or half."""
+    with RunFolder(tmp_path) as folder:
+        folder.add_chunk(chunk("adapter/a.safetensors", b"one"))
+        log = log_of_syncs(monkeypatch)
+        folder.add_chunk(chunk("adapter/a.safetensors", b"two", sha256=digest(b"onetwo")))
+    assert log == ["a.safetensors.part", "a.safetensors.part -> a.safetensors", "adapter"]
 
 
 def test_folder_keeps_files_apart_that_grow_together(tmp_path: Path) -> None:
