@@ -94,7 +94,7 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
         Plan and manifests; None if the run was stopped before its first checkpoint.
 
     Raises:
-        UsageError: there is no run.
+        UsageError: there is no run, or it is finished.
         JobError: the run is of another job.
         IntegrityError: every manifest, or the plan, is damaged.
         PlanError: the checkpoints are of another plan.
@@ -102,14 +102,13 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
     if not run_folder.is_dir():
         raise UsageError(f"{run_folder} holds no run to go on with; correct --out, or leave --resume out")
     _require_same_job(run_folder / "job.toml", job)
+    _require_unfinished(run_folder)
     manifests, damaged = RunCheckpoints(run_folder).read()
     for problem in damaged:
         note(problem)
     if not manifests:
         if damaged:
             raise IntegrityError(f"{'; '.join(damaged)}; no other checkpoint is left, start the run without --resume")
-        if (run_folder / "report.json").exists():
-            raise UsageError(f"the run in {run_folder} is done and has no checkpoint; add --replace to repeat it")
         note(f"{run_folder} has no complete checkpoint yet: the run begins anew")
         return None
     resume = Resume(plan=_read_plan(run_folder / "plan.json"), manifests=manifests)
@@ -129,6 +128,20 @@ def _require_same_job(path: Path, job: Job) -> None:
         raise JobError(
             f"{path} is of another job: {', '.join(changed[:5])} differ; give the job that the run was started with, "
             "or another --out"
+        )
+
+
+def _require_unfinished(run_folder: Path) -> None:
+    """Refuse to go on with a finished run: its report, trace and adapter would be written over.
+
+    The report is the last file that a run writes, and a run that goes on puts it away first.
+
+    Raises:
+        UsageError: the run is finished.
+    """
+    if (run_folder / "report.json").exists():
+        raise UsageError(
+            f"the run in {run_folder} is finished, nothing was changed; its results are there, --replace repeats it"
         )
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -89,8 +90,28 @@ def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Pat
 def test_resume_with_another_number_of_nodes_is_refused(whole: Whole, tmp_path: Path) -> None:
     """The shards of the missing nodes are named, before anything is started."""
     job, _ = whole
-    done = job.parent / "whole"
-    run = LocalRun(job, done, "--resume", "--local", "2")
+    stopped = tmp_path / "stopped"
+    shutil.copytree(job.parent / "whole", stopped)
+    (stopped / "report.json").unlink()  # as if it had been killed while it collected
+    before = (stopped / "metrics.jsonl").read_bytes()
+    run = LocalRun(job, stopped, "--resume", "--local", "2")
     assert run.wait() == UsageError.exit_code
     assert "--local 2 lacks node-2" in run.errors()
-    assert json.loads((done / "report.json").read_text())["steps"] == 60
+    assert (stopped / "metrics.jsonl").read_bytes() == before
+
+
+def test_resume_of_a_finished_run_leaves_it_alone(whole: Whole) -> None:
+    """Nothing is started; report, trace and adapter are as they were."""
+    job, _ = whole
+    done = job.parent / "whole"
+    before = results_of(done)
+    run = LocalRun(job, done, "--resume")
+    assert run.wait() == UsageError.exit_code
+    assert "is finished, nothing was changed" in run.errors()
+    assert results_of(done) == before
+
+
+def results_of(run: Path) -> dict[Path, bytes]:
+    """The content of every file of a run but those of its nodes."""
+    nodes = RunCheckpoints(run).node_states()
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and not path.is_relative_to(nodes)}
