@@ -36,8 +36,9 @@ from typing import Any, Final
 
 from edge.machine.forked import count_threads, die_with, set_command_line
 from edge.machine.libraries import load_libraries, require_libraries
-from edge.machine.threads import available_cores, limit_library_threads
+from edge.machine.threads import limit_library_threads
 from ringtune.errors import RingTuneError
+from ringtune.machine.cores import usable_cores
 
 END_S: Final = 10.0
 """Seconds that agents may take to end by themselves after their launcher has ended."""
@@ -66,7 +67,7 @@ def main() -> int:
 def load_everything() -> None:
     """Import the modules that every agent needs, and keep the garbage collector off their objects."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # it starts its threads when it is loaded; agents compute with torch
-    limit_library_threads(available_cores())
+    limit_library_threads(usable_cores())
     gc.disable()
     load_libraries()
     for module in OWN:

@@ -21,10 +21,9 @@ from coordinator.submit.exit_errors import exit_error
 from ringtune.errors import CapacityError, JobError, RingTuneError, UsageError
 from ringtune.files.durable import make_folder, storage_errors
 from ringtune.jobs.job import Job
+from ringtune.machine.cores import usable_cores
+from ringtune.machine.memory import LIBRARY_BYTES, free_bytes
 from ringtune.quantities import format_bytes
-
-BASE_BYTES = 400 * 2**20
-"""Resident memory of an agent before it hosts anything: interpreter, torch, model libraries (measured)."""
 
 _TERM_S = 5.0
 _KILL_S = 2.0
@@ -60,7 +59,7 @@ class LocalSetup:
             job: names the data, and how many nodes own it.
             num_nodes: at least 1.
             available_bytes: memory that is free here; found out if not given.
-            base_bytes: what an agent takes before it hosts anything; ``BASE_BYTES`` if not given.
+            base_bytes: what an agent takes before it hosts anything; ``LIBRARY_BYTES`` if not given.
 
         Raises:
             UsageError: not even one node.
@@ -74,8 +73,8 @@ class LocalSetup:
         owners = job.data.owners or num_nodes
         if owners > num_nodes:
             raise JobError(f"data.owners = {owners} is more than --local {num_nodes}; lower it or start more nodes")
-        available = available_memory_bytes() if available_bytes is None else available_bytes
-        base = BASE_BYTES if base_bytes is None else base_bytes
+        available = free_bytes() if available_bytes is None else available_bytes
+        base = LIBRARY_BYTES if base_bytes is None else base_bytes
         share = available // num_nodes - base
         if share <= 0:
             raise CapacityError(
@@ -201,40 +200,3 @@ class LocalNodes:
 def node_name(index: int, num_nodes: int) -> str:
     """Name of a local node; names sort like numbers: the third of 12 nodes is ``node-02``."""
     return f"node-{index:0{len(str(num_nodes - 1))}}"
-
-
-def usable_cores() -> int:
-    """Number of cores that this process may run on, whatever its quota."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def available_memory_bytes(root: Path = Path("/")) -> int:
-    """Bytes of memory that are free on this machine and in this control group, whichever is less.
-
-    Source: Linux ``proc_meminfo(5)``; control groups version 2 ``memory.max``, version 1 ``limit_in_bytes``.
-    """
-    free = _meminfo_available(root / "proc/meminfo")
-    for folder, limit_name, used_name in (
-        ("sys/fs/cgroup", "memory.max", "memory.current"),
-        ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        limit, used = (_number(root / folder / name) for name in (limit_name, used_name))
-        if limit is not None and used is not None:
-            free = min(free, max(0, limit - used))
-    return free
-
-
-def _meminfo_available(path: Path) -> int:
-    try:
-        lines = path.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else 0
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None

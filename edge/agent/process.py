@@ -24,10 +24,11 @@ from edge.agent.servicer import AgentServer
 from edge.agent_options import AgentOptions, advertised_address
 from edge.machine import memory_budget
 from edge.machine.allocator import keep_freed_memory
-from edge.machine.threads import available_cores, limit_library_threads
+from edge.machine.threads import limit_library_threads
 from edge.weights.borrow import Borrower
 from ringtune import __version__
 from ringtune.errors import PeerLostError, RingTuneError
+from ringtune.machine.cores import usable_cores
 from ringtune.rpc.connections import open_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -66,7 +67,7 @@ def run_agent(options: AgentOptions) -> int:
     """
     ending = _Ending()
     _listen(ending, options)
-    limit_library_threads(options.threads or available_cores())
+    limit_library_threads(options.threads or usable_cores())
     keep_freed_memory()
     channel = open_channel(options.coordinator)
     try:
@@ -154,7 +155,7 @@ def _identity(options: AgentOptions, port: int) -> control_pb2.JoinRequest:
         has_data=options.data is not None,
         memory_bytes=options.memory_bytes or memory_budget.memory_budget(),
         device=_likely_device(options),
-        threads=options.threads or available_cores(),
+        threads=options.threads or usable_cores(),
         system=f"{platform.system()} {platform.machine()}",
         instance=secrets.token_hex(8),
         is_guest=options.is_guest,

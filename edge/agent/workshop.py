@@ -16,10 +16,9 @@ from edge.agent.active_run import ActiveRun
 from edge.agent_options import AgentOptions
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import NO_TOKENS, OwnerDataset
-from edge.machine.hardware import cpu_cores, describe_hardware
+from edge.machine.hardware import describe_hardware
 from edge.machine.libraries import load_libraries, touch_kernels
 from edge.machine.memory_budget import give_memory_back
-from edge.machine.threads import available_cores
 from edge.measuring.node import full_size_s, timings
 from edge.measuring.timing_request import TimingRequest
 from edge.measuring.works import MeasuredWork
@@ -32,6 +31,7 @@ from ringtune.costs.profile import NodeFacts, TimedShape
 from ringtune.costs.work_times import Work
 from ringtune.errors import DataError, UsageError
 from ringtune.jobs.job import Job
+from ringtune.machine.cores import cpu_cores, usable_cores
 from ringtune.schedule.plan import Plan
 
 _LOG = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ def set_up_torch(options: AgentOptions, job: Job) -> tuple[str, int]:
     Raises:
         UsageError: ``--device cuda`` where torch sees no such device.
     """
-    threads = options.threads or job.runtime.threads or available_cores()
+    threads = options.threads or job.runtime.threads or usable_cores()
     torch.set_num_threads(threads)
     has_cuda = options.device != "cpu" and torch.cuda.is_available()
     if options.device == "cuda" and not has_cuda:

@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 
 from edge.doctor.check import Check, failed, passed, warned
-from edge.machine.memory_budget import RUNTIME_BYTES, cgroup_limits, memory_budget
-from edge.machine.threads import available_cores
+from edge.machine.memory_budget import memory_budget
+from ringtune.machine.control_groups import CGROUP, PROC
+from ringtune.machine.cores import usable_cores
+from ringtune.machine.memory import LIBRARY_BYTES, memory_limits
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.rpc.addresses import split_address
 
@@ -52,12 +54,12 @@ def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Chec
 
 def check_cores() -> Check:
     """Count the cores that this process may use, by affinity and quota."""
-    cores, present = available_cores(), os.cpu_count() or 1
+    cores, present = usable_cores(), os.cpu_count() or 1
     found = f"{cores} of {present} usable"
     return passed("cores", found)
 
 
-def check_memory(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> Check:
+def check_memory(*, proc: Path = PROC, cgroup: Path = CGROUP) -> Check:
     """Check the memory that a run may use, below the limits of this process's control groups (version 1 and 2).
 
     Args:
@@ -65,9 +67,9 @@ def check_memory(*, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgr
         cgroup: where the control groups are mounted.
     """
     budget_bytes = memory_budget(proc=proc, cgroup=cgroup)
-    limits = cgroup_limits(proc=proc, cgroup=cgroup)
+    limits = memory_limits(proc=proc, cgroup=cgroup)
     version = 2 if (cgroup / "cgroup.controllers").exists() else 1
-    found = f"{format_bytes(budget_bytes)} for a run beside {format_bytes(RUNTIME_BYTES)} for the libraries"
+    found = f"{format_bytes(budget_bytes)} for a run beside {format_bytes(LIBRARY_BYTES)} for the libraries"
     if limits:
         tightest = min(limits, key=lambda limit: limit.free_bytes)
         found += f"; control group v{version} allows {format_bytes(tightest.limit_bytes)}"

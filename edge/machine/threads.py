@@ -1,4 +1,4 @@
-"""Choose the number of compute threads, and run all torch work on one thread.
+"""Limit the threads of numeric libraries, and run all torch work on one thread.
 
 Torch work of an agent happens on one thread: thread pools and allocator arenas then exist once, and the
 order of the work is the order of the queue.
@@ -7,7 +7,6 @@ order of the work is the order of the queue.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import queue
 import threading
@@ -15,21 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from edge.machine.hardware import cpu_quota, usable_cores
 from ringtune.errors import DeadlineError, InterruptedRunError
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _CLOSE = object()
-
-
-def available_cores() -> int:
-    """Number of cores that this process may use: its affinity, capped by its control group's quota; at least 1.
-
-    Example: 4 cores with a quota of 1.5 are 2.
-    """
-    cores, quota = usable_cores(), cpu_quota()
-    return max(1, min(cores, math.ceil(quota.cores)) if quota else cores)
 
 
 def limit_library_threads(threads: int) -> None:

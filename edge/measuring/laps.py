@@ -20,8 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from edge.machine.hardware import CpuQuota
 from ringtune.costs.work_times import Work, WorkTime
+from ringtune.machine.cores import CpuQuota
 
 T = TypeVar("T")
 LEAST_TIMINGS = 3

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from edge.data.rows import OwnerDataset
-from edge.machine.hardware import cpu_quota
 from edge.measuring.cache import ProfileCache, cache_key
 from edge.measuring.laps import Timer, window_of
 from edge.measuring.timing_request import TimingRequest
@@ -18,6 +17,7 @@ from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import ModelFacts
 from ringtune.costs.work_times import Work
 from ringtune.jobs.job import Job
+from ringtune.machine.cores import cpu_quota
 
 _LOG = logging.getLogger(__name__)
 

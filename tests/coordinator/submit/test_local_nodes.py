@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.submit.exit_errors import exit_error
-from coordinator.submit.local_nodes import BASE_BYTES, LocalSetup, available_memory_bytes, node_name
+from coordinator.submit.local_nodes import LocalSetup, node_name
 from ringtune.errors import CapacityError, DataError, InvalidInputError, JobError, PeerLostError, UsageError
+from ringtune.machine.memory import LIBRARY_BYTES
 from tests.support.fake_agents import job
 
 GIB = 2**30
@@ -19,7 +20,7 @@ LOG = Path("run/logs/node-1.log")
 def test_local_setup_shares_memory_and_threads() -> None:
     """Each node gets its part of the free memory, less what a process takes anyway."""
     setup = LocalSetup.of(job(data__train="x.csv", runtime__threads=3), 4, available_bytes=4 * GIB)
-    assert setup.memory_bytes == GIB - BASE_BYTES
+    assert setup.memory_bytes == GIB - LIBRARY_BYTES
     assert (setup.num_owners, setup.threads) == (4, 3)
 
 
@@ -48,20 +49,6 @@ def test_local_names_sort_like_numbers() -> None:
     assert names == sorted(names)
     assert names[:2] == ["node-00", "node-01"]
     assert node_name(0, 1) == "node-0"
-
-
-def test_available_memory_is_the_tightest_limit(tmp_path: Path) -> None:
-    """A control group's limit counts less what it uses; without one the machine's free memory counts."""
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
-    assert available_memory_bytes(tmp_path) == 4096 * 1024
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("3000000\n")
-    (group / "memory.current").write_text("1000000\n")
-    assert available_memory_bytes(tmp_path) == 2000000
-    (group / "memory.max").write_text("max\n")
-    assert available_memory_bytes(tmp_path) == 4096 * 1024
 
 
 def test_exit_error_is_what_the_agent_printed() -> None:

@@ -24,9 +24,9 @@ from edge.doctor.machine import check_disk, check_memory, check_port, check_pyth
 from edge.doctor.model_folder import check_model
 from edge.doctor.package_versions import check_packages
 from edge.doctor.remote import Answer, check_coordinator, judge
-from edge.machine.memory_budget import RUNTIME_BYTES
 from ringtune import __version__
 from ringtune.errors import UsageError
+from ringtune.machine.memory import LIBRARY_BYTES
 from ringtune.rpc.channel_options import SERVER_OPTIONS
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support import tiny
@@ -123,7 +123,7 @@ def host(root: Path, *, available_bytes: int, group: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("limit_bytes", "level"), [(8 * GIB, Level.PASS), (RUNTIME_BYTES + (64 << 20), Level.WARN), (GIB // 4, Level.FAIL)]
+    ("limit_bytes", "level"), [(8 * GIB, Level.PASS), (LIBRARY_BYTES + (64 << 20), Level.WARN), (GIB // 4, Level.FAIL)]
 )
 @pytest.mark.parametrize("version", [1, 2])
 def test_doctor_sees_the_limit_of_a_container(tmp_path: Path, version: int, limit_bytes: int, level: Level) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from edge.machine.hardware import CpuQuota
 from edge.measuring.laps import LEAST_TIMINGS, MOST_TIMINGS, Laps, Spread, Timer, window_of
 from ringtune.costs.work_times import Work
+from ringtune.machine.cores import CpuQuota
 
 
 class ThrottledClock:

@@ -6,8 +6,10 @@ Source: Linux, Documentation/admin-guide/cgroup-v1/cgroups.rst and cgroup-v2.rst
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
-PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+PROC: Final = Path("/proc")
+CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def group_folders(controller: str, *, proc: Path, cgroup: Path) -> list[Path]:
