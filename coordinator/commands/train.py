@@ -43,13 +43,13 @@ def train(
 ) -> None:
     """Train a job; its adapter, metrics, report and trace go to a folder.
 
-    Ctrl-C once ends the run after the turns that are under way, with a checkpoint; twice at once. Both can be
-    resumed.
+    Ctrl-C once ends the run after the turns that are under way, with a checkpoint; twice at once. SIGTERM and a closed
+    terminal (SIGHUP) count as Ctrl-C: all end with exit code 130. The run can be resumed.
     """
     from coordinator.commands.overrides import parse_changes
     from coordinator.planner.given_profile import read_profile
     from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
-    from coordinator.run_folder.folder import RunFolder
+    from coordinator.run_folder.folder import LOG, RunFolder
     from coordinator.screen.output import make_progress
     from coordinator.submit.client import Client
     from coordinator.submit.interrupts import Interrupts
@@ -68,7 +68,7 @@ def train(
     notes: list[str] = []
     start = find_resume(out, wanted, notes.append) if resume else None
     with (
-        Interrupts() as interrupts,
+        Interrupts(log=out / LOG) as interrupts,
         RunFolder(out, replace=replace or resume, resume=start is not None) as folder,
         make_progress(as_json=json) as progress,
     ):

@@ -57,11 +57,23 @@ class Checkpointing:
         self._model_digest = ""
         self._saved: dict[int, dict[str, Shard]] = {}
         self._noted: list[int] = []
+        self._newest_step: int | None = None
 
     @property
     def needed_nodes(self) -> tuple[str, ...]:
         """Names of the nodes without which the run can't go on; none if it begins."""
         return self._resume.plan.nodes if self._resume else ()
+
+    def stopped(self, reason: str) -> str:
+        """Say why a run was stopped, and what of it is saved.
+
+        Example: ``stopped by the user, with a checkpoint of step 20``.
+        """
+        start = self._resume.manifests[0].step if self._resume else None
+        step = self._newest_step if self._newest_step is not None else self.start.step if self.start else start
+        return (
+            f"{reason}, with a checkpoint of step {step}" if step is not None else f"{reason}; there is no checkpoint"
+        )
 
     # ---- going on ---------------------------------------------------------------------------------
 
@@ -143,6 +155,7 @@ class Checkpointing:
             raise IntegrityError(
                 f"node {', '.join(missing)} did not say what it saved at step {step}; use one version on all machines"
             )
+        self._newest_step = step
         return CheckpointManifest(
             run_id=self._run_id,
             plan_digest=plan.digest,

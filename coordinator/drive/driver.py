@@ -124,6 +124,8 @@ class Driver:
         except Exception as error:
             _LOG.exception("%s failed by a bug", self.run_id)
             outcome = RingTuneError(f"internal error, {type(error).__name__}: {error}; please report it")
+        if isinstance(outcome, InterruptedRunError):
+            outcome = InterruptedRunError(self._stopped(str(outcome)))
         try:
             self._release_all(str(outcome or "the run is done"))
         finally:
@@ -136,6 +138,10 @@ class Driver:
     def _drive(self) -> RingTuneError | None:
         """Do the work; return the error with which it ended, None after success."""
         raise NotImplementedError
+
+    def _stopped(self, reason: str) -> str:
+        """Add to the reason for which the work was stopped what is left of it."""
+        return reason
 
     def _finish_files(self) -> None:
         """Complete the files that grew while the work went on."""

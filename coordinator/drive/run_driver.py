@@ -295,6 +295,10 @@ class RunDriver(Driver):
         )
         self._emit(control_pb2.RunEvent(report_json=json.dumps(report)))
 
+    def _stopped(self, reason: str) -> str:
+        is_training = not self._request.plan_only and self._request.evaluation is None
+        return self._checkpoints.stopped(reason) if is_training else reason
+
     def _finish_files(self) -> None:
         if self._books is not None:
             self._books.close()

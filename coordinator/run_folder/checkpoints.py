@@ -17,7 +17,7 @@ from pathlib import Path
 from ringtune.errors import IntegrityError, JobError, PlanError, UsageError
 from ringtune.files.durable import remove_partial_files, storage_errors, write_durably
 from ringtune.jobs.job import Job, parse_job
-from ringtune.rounds.checkpoint import KEPT, CheckpointManifest, Resume, changed_keys
+from ringtune.rounds.checkpoint import KEPT, CheckpointManifest, Resume, changed_keys, describe_changes
 from ringtune.schedule.plan import Plan
 
 FOLDER = "checkpoints"
@@ -126,7 +126,7 @@ def _require_same_job(path: Path, job: Job) -> None:
     changed = changed_keys(before, job)
     if changed:
         raise JobError(
-            f"{path} is of another job: {', '.join(changed[:5])} differ; give the job that the run was started with, "
+            f"{path} is of another job: {describe_changes(before, job)}; give the job that the run was started with, "
             "or another --out"
         )
 

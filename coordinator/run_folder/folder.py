@@ -5,6 +5,7 @@
     DIR/job.toml   plan.json   profile.json   metrics.jsonl   report.json   trace.json
     DIR/adapter/   the AdapterHub folder      DIR/recordings/  if asked for      DIR/logs/  with --local
     DIR/checkpoints/   manifests, and with --local the nodes' shards
+    DIR/run.log        what the command printed when it had no terminal: it was detached, or the terminal was closed
     DIR/parts/         of a run that was stopped: what its earlier parts have left
 
 A file grows as ``NAME.part`` and gets its name when it is complete and its digest is right; ``metrics.jsonl``
@@ -14,6 +15,7 @@ alone grows under its own name, a whole line at a time. Paths come from another 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import time
@@ -29,7 +31,10 @@ from ringtune.files.durable import rename_durably, storage_errors, write_durably
 from ringtune.rounds.checkpoint import CheckpointManifest
 from ringtune.v1 import control_pb2
 
-_OWN_FILES = ("job.toml", "plan.json", "profile.json", "metrics.jsonl", "report.json", "trace.json")
+LOG = "run.log"
+"""What the command of a run printed when it had no terminal."""
+
+_OWN_FILES = (LOG, "job.toml", "plan.json", "profile.json", "metrics.jsonl", "report.json", "trace.json")
 _OWN_FOLDERS = ("adapter", "recordings", "logs", FOLDER, PARTS)
 _REMOVE_S = 5.0
 _RETRY_S = 0.1
@@ -68,6 +73,7 @@ class RunFolder:
         except OSError as error:
             raise UsageError(f"can't use {self.path} for the run's files: {error.strerror}; choose another") from error
         own = [name for name in present if name.removesuffix(_PART) in _OWN_FILES + _OWN_FOLDERS]
+        own = [name for name in own if name != LOG or not _is_own_output(self.path / LOG)]
         if resume:
             return
         if _PLAN in own and not replace:
@@ -160,6 +166,14 @@ class RunFolder:
             raise IntegrityError(f"the coordinator sent a file with the name {name!r}, which is not allowed")
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
+
+
+def _is_own_output(path: Path) -> bool:
+    """Whether this process's standard output goes to the file, as that of a detached run does."""
+    try:
+        return os.path.samestat(os.fstat(1), path.stat())
+    except OSError:
+        return False
 
 
 def _remove_folder(folder: Path) -> None:

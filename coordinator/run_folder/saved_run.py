@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.run_folder.checkpoints import RunCheckpoints
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.chunks import ADAPTER_FILES
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
@@ -54,9 +55,7 @@ def read_run(folder: Path) -> SavedRun:
     adapter = folder / ADAPTER_FOLDER
     missing = [name for name in ADAPTER_FILES if not (adapter / name).is_file()]
     if missing:
-        raise UsageError(
-            f"{folder} has no adapter: {ADAPTER_FOLDER}/{missing[0]} is missing; the run did not end well, train again"
-        )
+        raise UsageError(f"{folder} has no adapter: {ADAPTER_FOLDER}/{missing[0]} is missing; {_how_to_go_on(folder)}")
     report = folder / "report.json"
     return SavedRun(
         folder=folder,
@@ -64,6 +63,16 @@ def read_run(folder: Path) -> SavedRun:
         plan=read_any_plan(read_json(folder / "plan.json")),
         report=read_json(report) if report.is_file() else {},
     )
+
+
+def _how_to_go_on(folder: Path) -> str:
+    """Say what to do about a run that did not end well: go on from its newest checkpoint, if there is one."""
+    steps = RunCheckpoints(folder).steps()
+    command = f"ringtune train {folder / 'job.toml'} --out {folder}"
+    where = "with the --local N or --coordinator that it was begun with"
+    if not steps:
+        return f"the run was stopped before its first checkpoint, repeat it: {command} --replace, {where}"
+    return f"the run was stopped and is saved up to step {steps[0]}, go on with it: {command} --resume, {where}"
 
 
 def read_json(path: Path) -> dict[str, Any]:

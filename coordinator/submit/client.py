@@ -32,6 +32,8 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 CONNECT_S = 5.0
 _CALL_S = 10.0
+_DRAINING = "stopping after the turns that are under way, with a checkpoint; Ctrl-C again stops at once"
+_NOTHING_YET = "stopping; nothing is being trained now, so no checkpoint is added"
 
 
 class Client:
@@ -122,7 +124,7 @@ class Client:
         )
         outcome = Outcome(job)
         files = [EventFiles(folder, on_saved=self._note_saved)] if folder is not None else []
-        with (interrupts or Interrupts()).asking(lambda: self._drain(outcome.run_id, progress)):
+        with (interrupts or Interrupts()).asking(lambda: self._drain(outcome, progress)):
             # no deadline: a run may take days; keepalive sees a dead coordinator
             return self._follow(self._stub.Run(request), outcome, *files, ShownEvents(progress, outcome), *sinks)
 
@@ -177,9 +179,9 @@ class Client:
             raise IntegrityError("the coordinator sent no plan; use one version on all machines")
         return came.plan, came.profile
 
-    def _drain(self, run_id: str, progress: Progress) -> None:
-        progress.note("stopping after the turns that are under way, with a checkpoint; Ctrl-C again stops at once")
-        request = control_pb2.DrainRequest(run_id=run_id, reason="stopped by the user, with a checkpoint")
+    def _drain(self, outcome: Outcome, progress: Progress) -> None:
+        progress.note(_DRAINING if outcome.phase == "training" else _NOTHING_YET)
+        request = control_pb2.DrainRequest(run_id=outcome.run_id, reason="stopped by the user")
         try:
             self._stub.Drain(request, timeout=_CALL_S)
         except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a run in order, a second Ctrl-C at once; SIGTERM counts as Ctrl-C.
+"""Ctrl-C ends a run in order, a second Ctrl-C at once; SIGTERM and a closed terminal (SIGHUP) count as Ctrl-C.
 
 A handler runs between any two instructions of the main thread, so it only starts a thread or raises.
 """
@@ -9,22 +9,35 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from coordinator.submit.terminal import Terminal
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Handles SIGINT and SIGTERM while in its context; to be used in the main thread."""
+    """Handles SIGINT, SIGTERM and SIGHUP while in its context; to be used in the main thread.
 
-    def __init__(self) -> None:
+    SIGHUP stays ignored where it was, so that ``nohup`` does what it is for.
+
+    Args:
+        log: gets what is printed after the terminal was closed; None = nobody does.
+    """
+
+    def __init__(self, log: Path | None = None) -> None:
         self._ask: Callable[[], None] | None = None
         self._before: dict[signal.Signals, Any] = {}
+        self._terminal = Terminal(log)
 
     def __enter__(self) -> Interrupts:
         """Install the handlers."""
-        self._before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        self._terminal.__enter__()
+        hears = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        wanted = [number for number in _SIGNALS if hears or number != signal.SIGHUP]
+        self._before = {number: signal.signal(number, self._on_signal) for number in wanted}
         return self
 
     def __exit__(
@@ -33,6 +46,7 @@ class Interrupts:
         """Install the handlers that were there before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._terminal.__exit__(kind, error, traceback)
 
     @contextmanager
     def asking(self, ask: Callable[[], None]) -> Iterator[None]:
@@ -47,7 +61,9 @@ class Interrupts:
         finally:
             self._ask = None
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            self._terminal.closed()
         ask, self._ask = self._ask, None
         if ask is None:
             raise KeyboardInterrupt

@@ -21,6 +21,7 @@ class Outcome:
 
     Attributes:
         run_id: once it has begun.
+        phase: the one that it entered last.
         plan: once it is made.
         profile: once it is measured.
         memory: what each node needs at most, in bytes; once there is a plan.
@@ -30,6 +31,7 @@ class Outcome:
 
     def __init__(self, job: Job) -> None:
         self.run_id = ""
+        self.phase = ""
         self.plan: Plan | None = None
         self.profile: Profile | None = None
         self.memory: dict[str, int] = {}
@@ -47,6 +49,8 @@ class Outcome:
         match event.WhichOneof("event"):
             case "run_id":
                 self.run_id = event.run_id
+            case "state":
+                self.phase = event.state
             case "profile_json":
                 self.profile = Profile.from_json(read_object(event.profile_json, "the profile"))
             case "plan_json":

@@ -59,7 +59,7 @@ def run_agent(options: AgentOptions) -> int:
     """Run an agent until it is told to stop.
 
     Returns:
-        The exit code: 143 after SIGTERM, 130 after SIGINT, 0 if the parent has ended.
+        The exit code: 143 after SIGTERM, 130 after SIGINT, 129 after SIGHUP, 0 if the parent has ended.
 
     Raises:
         ConnectionFailedError: the address can't be bound, or the coordinator can't be reached.
@@ -125,7 +125,9 @@ def _exit_now(ending: _Ending) -> None:
 
 def _listen(ending: _Ending, options: AgentOptions) -> None:
     """Turn signals and the end of the parent into an ending."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue  # nohup
         signal.signal(number, lambda got, _: ending.ask(128 + got, signal.Signals(got).name))
     if options.watch_parent:
         threading.Thread(target=_watch_parent, args=(ending,), name="watch-parent", daemon=True).start()

@@ -164,7 +164,8 @@ _EXIT_CODES = (
     "Exit codes: 0 done; 1 the run failed; 2 the command line makes no sense; 3 nobody answers, or a port is busy; "
     "4 a node died, hung or missed a deadline; 5 job, data, model or plan is wrong; 6 it does not fit in memory; "
     "7 damaged bytes; 8 busy, or the name is taken; 9 a disk is full or a folder can't be written; "
-    "70 a bug of ringtune; 130 Ctrl-C; 143 a node got SIGTERM."
+    "70 a bug of ringtune; 130 Ctrl-C, and SIGTERM or a closed terminal where a run is saved; 143 a node got SIGTERM; "
+    "129 a node's terminal was closed."
 )
 
 app = typer.Typer(
@@ -201,6 +202,8 @@ def main() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say more than what the C core logs beside them
     try:
         app()
+    except KeyboardInterrupt:  # before a command began, or while the process ends
+        sys.exit(InterruptedRunError.exit_code)
     except Exception:
         typer.echo(traceback.format_exc(), err=True)
         typer.echo(f"error: this is a bug of ringtune {__version__}; please report the lines above", err=True)

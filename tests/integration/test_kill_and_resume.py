@@ -87,6 +87,18 @@ def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Pat
     assert json.loads((out / "parts/1/trace.json").read_text())["traceEvents"], "what was done before the stop"
 
 
+def test_run_whose_terminal_is_closed_saves(whole: Whole, tmp_path: Path) -> None:
+    """SIGHUP once is Ctrl-C once: exit code 130 and a checkpoint from which the run goes on."""
+    job, _ = whole
+    run = LocalRun(job, tmp_path / "out")
+    run.until_steps(20)
+    run.process.send_signal(signal.SIGHUP)
+    assert run.wait() == InterruptedRunError.exit_code, run.errors()
+    newest = RunCheckpoints(tmp_path / "out").steps()[0]
+    assert newest >= 20
+    assert f"stopped by the user, with a checkpoint of step {newest}" in run.errors()
+
+
 def test_resume_with_another_number_of_nodes_is_refused(whole: Whole, tmp_path: Path) -> None:
     """The shards of the missing nodes are named, before anything is started."""
     job, _ = whole

@@ -29,6 +29,7 @@ from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 SCHEMA: Final = 1
 KEPT: Final = 2
 """How many complete checkpoints are kept."""
+_MOST_TOLD = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,6 +224,21 @@ def changed_keys(before: Job, now: Job) -> tuple[str, ...]:
     old, new = _result_keys(before), _result_keys(now)
     names = sorted(old.keys() | new.keys())
     return tuple(name for name in names if old.get(name) != new.get(name))
+
+
+def describe_changes(before: Job, now: Job) -> str:
+    """Describe in which keys two jobs differ, five at most, with both values.
+
+    Example: ``train.rounds was 2, now 3; train.seed was 0, now 1``.
+    """
+    old, new = _result_keys(before), _result_keys(now)
+    names = changed_keys(before, now)
+    told = [f"{name} was {_value(old, name)}, now {_value(new, name)}" for name in names[:_MOST_TOLD]]
+    return "; ".join(told) + (f"; and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else "")
+
+
+def _value(keys: Mapping[str, object], name: str) -> str:
+    return repr(keys[name]) if name in keys else "not set"
 
 
 def _result_keys(job: Job) -> dict[str, object]:

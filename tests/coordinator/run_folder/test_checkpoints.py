@@ -100,9 +100,9 @@ def test_find_resume_refuses_a_renamed_manifest(tmp_path: Path) -> None:
 
 
 def test_find_resume_refuses_another_job_by_its_keys(tmp_path: Path) -> None:
-    """What differs is named; patience may differ."""
+    """What differs is named with both values; patience may differ."""
     write_run(tmp_path, 4)
-    with pytest.raises(JobError, match=r"job\.toml is of another job: train\.learning_rate, train\.seed differ"):
+    with pytest.raises(JobError, match=r"train\.learning_rate was 0\.001, now 0\.5; train\.seed was 0, now 3"):
         find_resume(tmp_path, JOB.with_overrides({"train.seed": 3, "train.learning_rate": 0.5}), print)
     assert find_resume(tmp_path, JOB.with_overrides({"runtime.wait_s": 5.0}), print)
 

@@ -180,9 +180,32 @@ def test_drained_run_ends_with_a_checkpoint_and_its_own_exit_code(tmp_path: Path
         with (
             RunFolder(tmp_path) as folder,
             Client(cluster.server.address) as client,
-            pytest.raises(InterruptedRunError, match="stopped by the user, with a checkpoint"),
+            pytest.raises(InterruptedRunError, match="stopped by the user, with a checkpoint") as stopped,
         ):
             client.run(wanted, progress=Progress(), folder=folder, interrupts=interrupts)
     (step,) = RunCheckpoints(tmp_path).steps()
+    assert str(stopped.value) == f"stopped by the user, with a checkpoint of step {step}"
     assert 0 < step < 200
     assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == list(range(step))
+
+
+def test_run_that_is_stopped_before_it_trains_claims_no_checkpoint(tmp_path: Path) -> None:
+    """Neither the line for the user nor the error speaks of one."""
+    interrupts, notes = Interrupts(), Notes()
+    asked = threading.Event()
+
+    def stop() -> None:
+        if not asked.is_set():
+            asked.set()
+            interrupts._on_signal(2, None)
+
+    with FakeCluster("a", "b") as cluster:
+        cluster.agents["a"].on_inspect = stop
+        cluster.agents["b"].on_inspect = lambda: cluster.agents["a"].released.wait(CALL_S)
+        with (
+            RunFolder(tmp_path) as folder,
+            Client(cluster.server.address) as client,
+            pytest.raises(InterruptedRunError, match=r"^stopped by the user; there is no checkpoint$"),
+        ):
+            client.run(JOB, progress=notes, folder=folder, num_nodes=2, interrupts=interrupts)
+    assert notes.texts == ["stopping; nothing is being trained now, so no checkpoint is added"]

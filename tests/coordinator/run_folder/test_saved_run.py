@@ -40,6 +40,19 @@ def test_saved_run_without_an_adapter_is_refused(tmp_path: Path, name: str, mess
         read_run(folder)
 
 
+def test_saved_run_that_was_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
+    """From its newest checkpoint if there is one; else it has to be repeated."""
+    folder = write_run(tmp_path / "run")
+    (folder / "adapter/adapter.safetensors").unlink()
+    again = f"ringtune train {folder}/job.toml --out {folder}"
+    with pytest.raises(UsageError, match=f"before its first checkpoint, repeat it: {again} --replace"):
+        read_run(folder)
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints/step-6.json").write_text("{}")
+    with pytest.raises(UsageError, match=f"is saved up to step 6, go on with it: {again} --resume"):
+        read_run(folder)
+
+
 def test_saved_run_refuses_another_folder(tmp_path: Path) -> None:
     """A path that is no folder is no run."""
     with pytest.raises(UsageError, match="is no folder"):
