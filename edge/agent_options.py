@@ -10,7 +10,14 @@ from platformdirs import user_cache_path, user_state_path
 
 from ringtune.errors import DataError, UsageError
 from ringtune.ids import check_node_name, node_name_from_host
-from ringtune.rpc.addresses import join_address, require_private, split_address
+from ringtune.rpc.addresses import (
+    address_towards,
+    is_loopback,
+    is_wildcard,
+    join_address,
+    require_private,
+    split_address,
+)
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -22,7 +29,7 @@ class AgentOptions:
     Attributes:
         coordinator: ``host:port``.
         name: of this node.
-        bind: ``host:port`` to serve at; port 0 = any free one.
+        bind: ``host:port`` to serve at; port 0 = any free one; empty = where the coordinator reaches this machine.
         advertise: ``host`` or ``host:port`` where peers reach this node; empty = found out.
         data: training rows; None = the node is no owner.
         eval_data: evaluation rows; None = those of the job.
@@ -41,7 +48,7 @@ class AgentOptions:
 
     coordinator: str
     name: str
-    bind: str = "127.0.0.1:0"
+    bind: str = ""
     advertise: str = ""
     data: Path | None = None
     eval_data: Path | None = None
@@ -61,7 +68,9 @@ class AgentOptions:
         """Refuse options that make no sense, and addresses that leave this machine unencrypted without ``insecure``."""
         check_node_name(self.name)
         for option, address in (("--coordinator", self.coordinator), ("--bind", self.bind)):
-            require_private(address, option=option, insecure=self.insecure)
+            if address or option == "--coordinator":
+                require_private(address, option=option, insecure=self.insecure)
+        self._check_reachable()
         if self.device not in DEVICES:
             raise UsageError(f"--device {self.device!r} is not one of {', '.join(DEVICES)}")
         if self.threads < 0:
@@ -69,6 +78,17 @@ class AgentOptions:
         index, count = self.share
         if not 0 <= index < count:
             raise UsageError(f"--share {index}/{count} has to be I/N with 0 <= I < N, e.g. 0/4")
+
+    def _check_reachable(self) -> None:
+        """Refuse to tell a coordinator on another machine an address that only this machine reaches."""
+        told = self.advertise or self.bind
+        if is_loopback(self.coordinator) or not is_loopback(told if ":" in told else f"{told}:0"):
+            return
+        option = "--advertise" if self.advertise else "--bind"
+        raise UsageError(
+            f"{option} {told} can be reached from this machine only, but the coordinator is {self.coordinator}; leave "
+            f"{option} out, or give --bind 0.0.0.0:0"
+        )
 
     def check_rows(self) -> None:
         """Refuse files of rows that are missing, before the node joins.
@@ -108,27 +128,33 @@ def parse_share(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
+def bind_address(options: AgentOptions) -> str:
+    """Address to serve at: ``--bind``, else any port of this machine's address on the way to the coordinator.
+
+    With a coordinator at 127.0.0.1 that is 127.0.0.1, with one at 10.0.0.1 it may be 10.0.0.7.
+
+    Raises:
+        ConnectionFailedError: there is no way to the coordinator.
+    """
+    if options.bind:
+        return options.bind
+    return join_address(address_towards(*split_address(options.coordinator, option="--coordinator")), 0)
+
+
 def advertised_address(options: AgentOptions, port: int) -> str:
-    """Address where peers reach this node: ``--advertise``, else the host of ``--bind`` with the port that is served.
+    """Address where peers reach this node: ``--advertise``, else the host that is served with its port.
 
     A bind to all addresses becomes this machine's address on the way to the coordinator: ``--bind 0.0.0.0:0`` that
     got port 4000 is 10.0.0.7:4000.
+
+    Raises:
+        ConnectionFailedError: there is no way to the coordinator.
     """
     if options.advertise:
         host, colon, told = options.advertise.rpartition(":")
         return options.advertise if colon and told.isdigit() else f"{options.advertise}:{port}"
-    host, _ = split_address(options.bind, option="--bind")
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - it is what was asked for, and it can't be advertised
-        host = _address_towards(*split_address(options.coordinator, option="--coordinator"))
+    bound = bind_address(options)
+    host, _ = split_address(bound, option="--bind")
+    if is_wildcard(bound):
+        host = address_towards(*split_address(options.coordinator, option="--coordinator"))
     return join_address(host, port)
-
-
-def _address_towards(host: str, port: int) -> str:
-    """Find this machine's address on the way to ``host``, without sending anything."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, port))
-        except OSError as error:
-            raise UsageError(f"no way to {host}: {error}; give --advertise HOST") from error
-        return str(probe.getsockname()[0])

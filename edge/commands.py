@@ -43,7 +43,13 @@ def node(
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Budget for a run, e.g. 512MiB. Default: what is free here.")
     ] = "",
-    bind: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to serve at; port 0 = any.")] = "127.0.0.1:0",
+    bind: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address to serve at; port 0 = any. Default: any, where the coordinator reaches this machine.",
+        ),
+    ] = "",
     advertise: Annotated[
         str, typer.Option(metavar="HOST[:PORT]", help="Where peers reach this node, if not at --bind.")
     ] = "",

@@ -27,14 +27,16 @@ def coordinator(
     json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Listen for nodes and jobs until stopped with Ctrl-C or SIGTERM."""
+    from coordinator.screen.join_hints import reachable_address
     from coordinator.screen.output import make_progress
     from coordinator.server.server import CoordinatorServer
+    from ringtune.rpc.addresses import own_host
 
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     with CoordinatorServer(bind, lease_s=lease_s, insecure=insecure) as server:
         progress = make_progress(as_json=json, live=False)
-        progress.listening(server.address)
+        progress.listening(server.address, reachable_address(server.address, own_host()))
         while not ended.wait(_WAIT_S):
             pass

@@ -17,7 +17,7 @@ def measure(
     coordinator: Annotated[str, typer.Option(metavar="HOST:PORT", help="Measure the nodes of this coordinator.")] = "",
     local: Annotated[int, typer.Option(metavar="N", help="Start N nodes on this machine and measure them.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the profile there, for 'ringtune train --profile FILE'.")
+        Path | None, typer.Option(metavar="FILE", help="Write the profile there, for --profile of 'ringtune train'.")
     ] = None,
     nodes: Annotated[
         int, typer.Option(min=0, help="With --coordinator: wait for so many nodes; 0 = take those that are there.")

@@ -23,7 +23,15 @@ from coordinator.drive.agent_calls import AgentCalls
 from coordinator.drive.outbox import Outbox
 from coordinator.drive.requests import Evaluation, invited
 from coordinator.drive.status_board import StatusBoard
-from coordinator.members.recruiting import Members, choose_members, choose_named, lost_message, not_there, too_few
+from coordinator.members.recruiting import (
+    Members,
+    check_reachable,
+    choose_members,
+    choose_named,
+    lost_message,
+    not_there,
+    too_few,
+)
 from coordinator.members.registry import Member
 from coordinator.records.events import EventSink
 from ringtune.errors import FrameError, InterruptedRunError, RingTuneError, error_from_name
@@ -205,6 +213,7 @@ class Driver:
             living = invited(self._members.living(), evaluation)
             chosen = choose_named(living, named) if named else choose_members(living, wanted)
             if chosen is not None:
+                check_reachable(chosen)
                 return chosen
             if named and time.monotonic() >= deadline_s:
                 raise not_there(living, named, join_s)

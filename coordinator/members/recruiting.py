@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from coordinator.members.registry import Member
-from ringtune.errors import CapacityError, DeadlineError, RingTuneError
-from ringtune.rpc.addresses import split_address
+from ringtune.errors import CapacityError, ConnectionFailedError, DeadlineError, RingTuneError
+from ringtune.rpc.addresses import is_loopback, split_address
 
 
 class Members(Protocol):
@@ -36,6 +36,22 @@ def choose_named(living: Sequence[Member], names: Sequence[str]) -> tuple[Member
     """Choose the members with these names; None if one is not there."""
     by_name = {member.node: member for member in living}
     return tuple(by_name[name] for name in names) if set(names) <= by_name.keys() else None
+
+
+def check_reachable(members: Sequence[Member]) -> None:
+    """Refuse members of several machines of which one told an address that only its own machine reaches.
+
+    Raises:
+        ConnectionFailedError: names such a member, and one that can't reach it.
+    """
+    hidden = [member for member in members if is_loopback(member.address)]
+    others = [member for member in members if not is_loopback(member.address)]
+    if hidden and others:
+        raise ConnectionFailedError(
+            f"node {hidden[0].node} at {hidden[0].address} can't be reached by node {others[0].node} at "
+            f"{others[0].address}; start it again with its machine's address on the network: the coordinator's first "
+            "lines have the command"
+        )
 
 
 def machine_of(member: Member) -> str:

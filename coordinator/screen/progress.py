@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from coordinator.screen.join_hints import join_lines, listening_line
 from coordinator.screen.progress_lines import (
     evaluation_line,
-    listening_line,
     plan_lines,
     report_lines,
     step_line,
@@ -51,8 +51,8 @@ class Progress:
     def report(self, report: Mapping[str, Any]) -> None:
         """Show the totals of a run that is done."""
 
-    def listening(self, address: str) -> None:
-        """Show the address of a coordinator that listens."""
+    def listening(self, address: str, reachable: str) -> None:
+        """Show where a coordinator listens, and the address at which nodes and users reach it."""
 
     def note(self, text: str) -> None:
         """Show any other line of text."""
@@ -74,9 +74,10 @@ class SpokenProgress(Progress):
         for line in report_lines(report):
             self.note(line)
 
-    def listening(self, address: str) -> None:
-        """Show the address, and how nodes join."""
-        self.note(listening_line(address))
+    def listening(self, address: str, reachable: str) -> None:
+        """Show the address, and the commands with which nodes join."""
+        for line in (listening_line(address), *join_lines(reachable)):
+            self.note(line)
 
 
 class PlainProgress(SpokenProgress):
@@ -146,9 +147,9 @@ class JsonProgress(Progress):
         """Write a line with the whole report."""
         self._write("report", {"report": dict(report)})
 
-    def listening(self, address: str) -> None:
-        """Write a line with the address."""
-        self._write("listening", {"address": address})
+    def listening(self, address: str, reachable: str) -> None:
+        """Write a line with the address, that at which it is reached, and the commands."""
+        self._write("listening", {"address": address, "reachable": reachable, "hints": join_lines(reachable)})
 
     def note(self, text: str) -> None:
         """Write a line with the text."""

@@ -11,11 +11,6 @@ from ringtune.schedule.plan import Plan
 _TASK_FIGURES = ("accuracy", "perplexity", "f1", "exact_match")
 
 
-def listening_line(address: str) -> str:
-    """Describe where a coordinator listens, and how nodes join."""
-    return f"listening at {address}; a node joins with: ringtune node --coordinator {address} --name NAME --data FILE"
-
-
 def plan_lines(plan: Plan, memory_bytes: Mapping[str, int]) -> list[str]:
     """Describe which blocks each node hosts and which rows it owns, on a line for each."""
     width = max(len(node) for node in plan.nodes)

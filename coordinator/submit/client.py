@@ -20,6 +20,7 @@ from coordinator.submit.shown_events import ShownEvents
 from ringtune.costs.profile import Profile
 from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError
 from ringtune.files.chunks import ADAPTER_FILES, cut_folder
+from ringtune.hints import hint_to_start_coordinator
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Resume
 from ringtune.rpc.addresses import require_private
@@ -58,8 +59,8 @@ class Client:
         except grpc.FutureTimeoutError as error:
             self.close()
             raise ConnectionFailedError(
-                f"no coordinator answers at {address} (waited {CONNECT_S:g} s); start it with 'ringtune coordinator' "
-                "or correct --coordinator"
+                f"no coordinator answers at {address} (waited {CONNECT_S:g} s); start it there with "
+                f"'{hint_to_start_coordinator(address)}', or correct --coordinator"
             ) from error
 
     def close(self) -> None:

@@ -19,7 +19,6 @@ from coordinator.submit.client import Client
 from coordinator.submit.local_nodes import LocalNodes, LocalSetup
 from ringtune.errors import BusyError, DeadlineError, IntegrityError, RingTuneError
 from ringtune.jobs.job import Job
-from ringtune.rpc.addresses import is_loopback
 
 _POLL_S = 0.1
 _STOP_S = 8.0
@@ -80,8 +79,6 @@ def evaluate_on_ring(
     """
     options = ["--guest"]  # rows to evaluate on: no training run may take them
     options += ["--insecure"] if insecure else []
-    if not is_loopback(address):
-        options += ["--bind", "0.0.0.0:0"]
     if model is not None:
         options += ["--model", str(model.resolve())]
     job = evaluation_job(run, data)

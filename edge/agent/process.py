@@ -21,7 +21,7 @@ import grpc
 from edge.agent.agent import Agent
 from edge.agent.membership import Membership
 from edge.agent.servicer import AgentServer
-from edge.agent_options import AgentOptions, advertised_address
+from edge.agent_options import AgentOptions, advertised_address, bind_address
 from edge.machine import memory_budget
 from edge.machine.allocator import keep_freed_memory
 from edge.machine.threads import limit_library_threads
@@ -84,7 +84,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending) -> int
         lambda request: stub.Report(request, timeout=_REPORT_S),
         models=Borrower(options, lambda: _peers(options.name, stub)),
     )
-    server = AgentServer(agent, options.bind)
+    server = AgentServer(agent, bind_address(options))
     membership = Membership(
         coordinator=stub,
         where=options.coordinator,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from edge.agent_options import AgentOptions, advertised_address, parse_share
-from ringtune.errors import DataError, UsageError
+from edge.agent_options import AgentOptions, advertised_address, bind_address, parse_share
+from ringtune.errors import ConnectionFailedError, DataError, UsageError
+from ringtune.rpc import addresses
 
 
 def options(**changes: Any) -> AgentOptions:
@@ -75,8 +77,51 @@ def test_agent_options_share_reads_index_and_count() -> None:
         ({"advertise": "board"}, "board:5"),
         ({"advertise": "board:9"}, "board:9"),
         ({"bind": "0.0.0.0:0", "insecure": True}, "127.0.0.1:5"),
+        ({"bind": "10.0.0.7:0", "insecure": True}, "10.0.0.7:5"),
     ],
 )
 def test_agent_options_advertised_address_can_be_reached(changes: dict[str, Any], address: str) -> None:
     """As told; else as bound; else the address on the way to the coordinator."""
     assert advertised_address(options(**changes), 5) == address
+
+
+def test_agent_options_bind_is_where_the_coordinator_reaches_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --bind a node of a coordinator on another machine serves at an address that peers can reach."""
+    monkeypatch.setattr("edge.agent_options.address_towards", lambda host, port: {"10.0.0.1": "10.0.0.7"}[host])
+    far = options(coordinator="10.0.0.1:7000", insecure=True)
+    assert bind_address(far) == "10.0.0.7:0"
+    assert advertised_address(far, 5) == "10.0.0.7:5"
+
+
+def test_agent_options_bind_without_a_way_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A board whose network is not up yet exits with 3, so that its service starts it again."""
+
+    class NoNetwork(socket.socket):
+        def connect(self, _: object) -> None:
+            raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "socket", NoNetwork)
+    with pytest.raises(ConnectionFailedError, match=r"no way to 10\.0\.0\.1: Network is unreachable"):
+        bind_address(options(coordinator="10.0.0.1:7000", insecure=True))
+    assert addresses.own_host() == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"bind": "127.0.0.1:0"}, "--bind"),
+        ({"advertise": "localhost"}, "--advertise"),
+        ({"bind": "10.0.0.7:0", "advertise": "127.0.0.1:9"}, "--advertise"),
+    ],
+)
+def test_agent_options_refuse_an_address_that_no_peer_reaches(changes: dict[str, Any], option: str) -> None:
+    """The coordinator is on another machine: a node that only its own machine reaches would join for nothing."""
+    with pytest.raises(UsageError, match=f"{option} .*this machine only.*leave {option} out, or give --bind"):
+        options(coordinator="10.0.0.1:7000", insecure=True, **changes)
+    options(coordinator="10.0.0.1:7000", insecure=True, bind="127.0.0.1:0", advertise="10.0.0.7:9")
+
+
+def test_own_host_is_empty_or_an_address_of_the_network() -> None:
+    """Loopback is nothing that another machine could call."""
+    found = addresses.own_host()
+    assert not found or not addresses.is_loopback(f"{found}:1")

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 
-from ringtune.errors import UsageError
+from ringtune.errors import ConnectionFailedError, UsageError
+
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what a user may ask for
+# Addresses of private networks and of documentation: nothing is sent to them, only the way there is looked up.
+_FAR_AWAY = ("192.0.2.1", "10.255.255.254", "192.168.255.254", "172.31.255.254")
 
 
 def split_address(address: str, *, option: str) -> tuple[str, int]:
@@ -33,6 +38,40 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_wildcard(address: str) -> bool:
+    """Whether ``host:port`` stands for every address of a machine, so that nobody can call it."""
+    return address.rpartition(":")[0].strip("[]") in _WILDCARDS
+
+
+def address_towards(host: str, port: int) -> str:
+    """Find this machine's address on the way to ``host``, without sending anything.
+
+    Raises:
+        ConnectionFailedError: there is no way.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, port))
+        except OSError as error:
+            raise ConnectionFailedError(
+                f"no way to {host}: {error.strerror or error}; check name and network"
+            ) from error
+        return str(probe.getsockname()[0])
+
+
+def own_host() -> str:
+    """Find this machine's address on its network; empty if it is on none."""
+    for host in _FAR_AWAY:
+        try:
+            found = address_towards(host, 9)
+        except ConnectionFailedError:
+            continue
+        if not is_loopback(join_address(found, 9)):
+            return found
+    return ""
 
 
 def require_private(address: str, *, option: str, insecure: bool) -> None:

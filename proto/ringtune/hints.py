@@ -1,0 +1,43 @@
+"""Command lines that RingTune prints for users to type: made in one place, so that each works as it stands.
+
+A word in capitals is a place to fill in. ``tests/contract/test_hints.py`` parses what these functions write, and what
+stands in quotes in messages, with the command line itself.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from ringtune import __version__
+from ringtune.rpc.addresses import is_loopback, join_address, split_address
+
+WHEEL = f"ringtune-{__version__}-py3-none-any.whl"
+"""Name of the file that ``pip wheel --no-deps --wheel-dir dist .`` makes in a checkout."""
+
+
+def hint_to_install(extra: str) -> str:
+    """Write how RingTune is installed with an extra; it is in no package index."""
+    return f"in a checkout pip install '.[{extra}]', elsewhere pip install './{WHEEL}[{extra}]'"
+
+
+def hint(name: str, *words: str, coordinator: str = "") -> str:
+    """Write a command line of RingTune.
+
+    Example: ``hint("nodes", coordinator="pi:7070")`` is ``ringtune nodes --coordinator pi:7070 --insecure``.
+
+    Args:
+        name: of the command.
+        words: its arguments.
+        coordinator: ``host:port``; beyond this machine ``--insecure`` is added. Empty = the command has none.
+    """
+    options = ["--coordinator", coordinator] if coordinator else []
+    options += ["--insecure"] if coordinator and not is_loopback(coordinator) else []
+    return shlex.join(["ringtune", name, *words, *options])
+
+
+def hint_to_start_coordinator(address: str) -> str:
+    """Write the command that starts a coordinator on the machine of ``address``, which is reached there."""
+    if is_loopback(address):
+        return hint("coordinator", "--bind", address)
+    port = split_address(address, option="--coordinator")[1]
+    return hint("coordinator", "--bind", join_address("0.0.0.0", port), "--insecure")  # noqa: S104 - the user decides

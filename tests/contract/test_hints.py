@@ -1,0 +1,132 @@
+"""Every command line that RingTune or its documentation tells a user to type is one that the command line takes."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from coordinator.screen.join_hints import join_lines, listening_line, reachable_address
+from ringtune import cli
+from ringtune.hints import hint, hint_to_start_coordinator
+from tests.contract.test_structure import ROOT, modules
+
+QUOTED = re.compile(r"'(ringtune [a-z][^']*)'")
+HINT = re.compile(r"\bringtune [a-z-]+( .*)?$")
+OPTION = re.compile(r"(?<![\w>-])--[a-z][a-z-]*[a-z](?![-\w])(?!-*>)")
+OTHERS = {"--no-deps", "--wheel-dir", "--dest", "--turns"}  # of pip, and an arrow of a drawing
+PAGES = [ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ADDRESSES = ("127.0.0.1:7070", "192.168.1.10:7070", "[::1]:7070", "[fd00::7]:7070", "desk.local:7070")
+
+
+@functools.cache
+def commands() -> dict[str, Any]:
+    """Every command of the command line by name."""
+    return dict(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
+
+
+def parse(line: str) -> None:
+    """Let the command line read a line, and do nothing; a placeholder N is a number."""
+    words = ["1" if word == "N" else word for word in shlex.split(line, comments=True)]
+    assert words[0] == "ringtune"
+    if len(words) > 1 and words[1].startswith("-"):
+        assert words[1] in ("--help", "--version")
+        return
+    if "--help" not in words:
+        commands()[words[1]].make_context(words[1], words[2:])
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """Every text of a file; what is put into one stands there as X."""
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            yield node.value
+
+
+@functools.cache
+def all_texts() -> tuple[tuple[str, str], ...]:
+    """(module, text) of all production code."""
+    found = ((name, ast.parse(path.read_text(encoding="utf-8"))) for name, path in modules().items())
+    return tuple((name, text) for name, tree in found for text in texts(tree))
+
+
+def lines_of_pages() -> Iterator[tuple[str, str]]:
+    """(page, command line) of every example in the documentation."""
+    for page in PAGES:
+        for block in re.findall(r"```(?:sh)?\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                found = re.match(r"\s*(?:\$ )?(?:sudo )?(?:\S*/)?(ringtune .*)", line)
+                if found:
+                    yield page.relative_to(ROOT).as_posix(), found[1]
+
+
+def test_hints_quoted_in_messages_are_commands() -> None:
+    """What stands in quotes is a command by its name, or a line that can be typed."""
+    found = [(name, quoted) for name, text in all_texts() for quoted in QUOTED.findall(text)]
+    assert len(found) > 10
+    wrong = []
+    for name, line in found:
+        try:
+            assert line.split()[1] in commands()
+            if len(line.split()) > 2:
+                parse(line)
+        except Exception as error:
+            wrong.append((name, line, repr(error)))
+    assert wrong == []
+
+
+def test_hints_name_options_that_there_are() -> None:
+    """No message and no docstring advises an option that no command has."""
+    known = {option for command in commands().values() for parameter in command.params for option in parameter.opts}
+    known |= {
+        option for command in commands().values() for parameter in command.params for option in parameter.secondary_opts
+    }
+    known |= {"--help", "--version", "--verbose"} | OTHERS
+    sentences = [(name, text) for name, text in all_texts() if " " in text]
+    assert {
+        (name, option) for name, text in sentences for option in OPTION.findall(text) if option not in known
+    } == set()
+
+
+@pytest.mark.parametrize(("page", "line"), list(lines_of_pages()))
+def test_hints_of_the_documentation_can_be_typed(page: str, line: str) -> None:
+    """Every example is read by the command line as it stands."""
+    parse(line)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_hints_of_a_coordinator_can_be_typed(address: str) -> None:
+    """Its first lines name commands that the command line takes, for the address at which it is reached."""
+    lines = [hint_to_start_coordinator(address), listening_line(address), *join_lines(address)]
+    found = [match[0] for match in map(HINT.search, lines) if match]
+    assert len(found) >= 4
+    for line in found:
+        parse(line)
+
+
+def test_hints_for_other_machines_have_a_routable_address() -> None:
+    """All addresses of a machine are no address to join; and what leaves this machine says so."""
+    assert reachable_address("0.0.0.0:7070", "10.0.0.7") == "10.0.0.7:7070"
+    assert reachable_address("[::]:7070", "10.0.0.7") == "10.0.0.7:7070"
+    assert reachable_address("0.0.0.0:7070", "") == "HOST:7070"
+    assert reachable_address("127.0.0.1:7070", "10.0.0.7") == "127.0.0.1:7070"
+    told = "\n".join(join_lines("10.0.0.7:7070"))
+    assert told.count("--insecure") == told.count("--coordinator 10.0.0.7:7070") == 4
+    assert "--insecure" not in "\n".join(join_lines("127.0.0.1:7070"))
+
+
+def test_hints_check_sees_what_can_not_be_typed() -> None:
+    """Negative control: an unknown command, an unknown option, and a missing argument."""
+    for line in ("ringtune nods", "ringtune nodes --coord X", "ringtune plan", "ringtune train JOB --local x --out D"):
+        with pytest.raises(Exception, match=r"nods|No such option|Missing|^$|valid integer"):
+            parse(line)
+    assert hint("plan", "my job.toml") == "ringtune plan 'my job.toml'"
