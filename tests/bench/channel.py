@@ -2,10 +2,9 @@
 
 Both run between this process and a child over 127.0.0.1. *Bare* sends 4 MiB ``bytes`` on a stream with the
 same channel options, without protobuf, and does nothing with them. *Ring* sends 4 MiB float32 hidden states
-through ``OutLink`` to ``RingServicer``: encoding, chunks, all checks, decoding into a tensor, credits; its
-ends keep freed memory as every agent does (``--plain-allocator``: they do not). The two are measured in
-turn, many times, and the median of the ratios of neighbours counts, so that other load on the machine hits
-both alike.
+through ``OutLink`` to ``RingServicer``: encoding, chunks, all checks, decoding into a tensor, credits. All ends
+of both keep freed memory as every agent does, or none (``--plain-allocator``). The two are measured in turn,
+many times, and the median of the ratios of neighbours counts, so that other load on the machine hits both alike.
 
     python -m tests.bench.channel
 """
@@ -221,7 +220,7 @@ def channel_ratio(
             ones, because how a process happens to lay out its memory changes either rate.
         messages: of one measurement; rounded down to whole batches of credits.
         dtype: of the ring's wire.
-        as_agent: whether the ring's receiver keeps freed memory, as an agent does.
+        as_agent: whether the receivers of both keep freed memory, as an agent does.
 
     Returns:
         ``ratio``: median over neighbouring pairs; ``ratio_low``, ``ratio_high``: their quartiles;
@@ -254,7 +253,7 @@ def _pairs(
     mask = torch.ones(_ROWS, _TOKENS, dtype=torch.int64)
     payloads = [bytes(tensors.bytes_of(tensor)) for tensor in hidden]
     times = []
-    with receiver(plan, as_agent=as_agent) as address, receiver(plan, as_agent=False) as bare_address:
+    with receiver(plan, as_agent=as_agent) as address, receiver(plan, as_agent=as_agent) as bare_address:
         channel = open_channel(bare_address)
         sender = RingSender(address, plan)
         try:

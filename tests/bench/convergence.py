@@ -3,8 +3,9 @@
 ``python -m tests.bench.convergence`` trains MiniLM on the demo's sentences with four local nodes, each method with
 each seed on the very same batches, and evaluates every ``EVAL_EVERY`` steps. Time is predicted, not taken from the
 local run (four processes share this machine's cores): the simulator runs each plan on four equal boards, measured as
-one node of this machine and joined by ``RATE_BYTES_PER_S``. Writes ``build/bench/convergence.json`` and, where
-matplotlib is installed, ``convergence.svg``.
+one node of this machine and joined by ``RATE_BYTES_PER_S``. Single's time is that of one such board that owns all rows
+and waits for no link; ``single_owners_elsewhere`` has its rows where the ring has them. Writes
+``build/bench/convergence.json`` and, where matplotlib is installed, ``convergence.svg``.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 from coordinator.demo.fetch import demo_cache
 from coordinator.demo.workspace import prepare
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.schedule.extent import Owner
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import depth
 from sim.prediction import predict
@@ -86,6 +88,13 @@ def seconds_of_steps(plan: Plan, profile: Profile) -> list[float]:
         passed_s += step_s[depth(plan.course, step)]
         ends_s.append(passed_s)
     return ends_s
+
+
+def on_one_board(plan: Plan) -> Plan:
+    """The same steps on one board that owns all rows."""
+    board = plan.nodes[0]
+    owner = Owner(node=board, train_rows=sum(owner.train_rows for owner in plan.course.owners), eval_rows=0)
+    return changed(plan, owners=(owner,), slices=((board, 0, plan.course.num_blocks),))
 
 
 def smooth(losses: Sequence[float]) -> list[float]:
@@ -173,7 +182,12 @@ def main() -> None:
         plan = Plan.from_json(json.loads((OUT / f"{method}-{SEEDS[0]}" / "plan.json").read_text(encoding="utf-8")))
         rows = {owner.node: owner.train_rows for owner in plan.course.owners}
         ends[method] = seconds_of_steps(plan, equal_boards(node, plan.nodes, rows))
-    figures = {"comparison": compare(runs, ends), "step_ends_s": ends, "runs": runs}
+        if method == "single":
+            ends["single_owners_elsewhere"] = ends[method]
+            ends[method] = seconds_of_steps(on_one_board(plan), equal_boards(node, plan.nodes, rows))
+    elsewhere = compare(runs, ends | {"single": ends["single_owners_elsewhere"]})["single"]
+    comparison = compare(runs, ends) | {"single_owners_elsewhere": elsewhere}
+    figures = {"comparison": comparison, "step_ends_s": ends, "runs": runs}
     (OUT.parent / "convergence.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(figures["comparison"], indent=1))  # noqa: T201
     print(plot(OUT.parent / "convergence.svg", runs, ends))  # noqa: T201

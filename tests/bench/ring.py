@@ -11,7 +11,8 @@ one_node_cpu_ratio          the same in processor seconds: steadier where the ma
 four_node_cpu_ratio         processor seconds of four nodes over those of one, same steps;     <= 1.25
                             a short run is subtracted from a long one, so building cancels
 channel_ratio               a ring link with its codec over a bare gRPC stream of 4 MB          >= 0.8
-                            messages, bytes per second
+                            messages, bytes per second; one allocator at all ends
+channel_ratio_plain         the same with the allocator as it comes                            reported
 bf16_bytes_ratio            bytes on the wire in bfloat16 over those in float32                 <= 0.505
 same_schedule_accuracy_gap  four-node ring and one plain process, same steps                    <= 0.002
 all_unfrozen_accuracy_gap   everything trainable from the first step, less RingAda's schedule;  reported
@@ -103,8 +104,14 @@ def cpu_of_steps(short: Path, long: Path, *, nodes: int) -> float:
 
 def measure_channel(workspace: Workspace) -> Figures:
     """What ``tests.bench.channel`` measures."""
-    found = json.loads(run([sys.executable, "-m", "tests.bench.channel"]).splitlines()[-1])
-    return {name: found[name] for name in ("channel_ratio", "bf16_bytes_ratio")}
+    command = [sys.executable, "-m", "tests.bench.channel"]
+    alike, plain = (json.loads(run([*command, *more]).splitlines()[-1]) for more in ((), ("--plain-allocator",)))
+    return {
+        "channel_ratio": alike["channel_ratio"],
+        "channel_ratio_plain": plain["channel_ratio"],
+        "bf16_bytes_ratio": alike["bf16_bytes_ratio"],
+        "samples": {"channel": alike["channel"], "channel_plain": plain["channel"]},
+    }
 
 
 def measure_accuracy(workspace: Workspace) -> Figures:

@@ -2,6 +2,7 @@
 
 The process loads what an agent has loaded when it is idle, builds a slice as the agent does, and runs one forward.
 Prints one line of JSON: resident bytes before and after, and what of the difference is anonymous (not a file's pages).
+An idle agent has run each kernel once (``touch_kernels``): what that adds to the loaded libraries stands beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 import edge.agent.process  # noqa: F401 - as in an agent that has joined
 from edge.agent import workshop
 from edge.machine.allocator import keep_freed_memory
+from edge.machine.libraries import load_libraries
 from edge.machine.threads import limit_library_threads
 from ringtune.jobs.job import Job, Model
 from tests.support.plans import make_plan
@@ -34,6 +36,8 @@ def main() -> None:
     options = parser.parse_args()
     limit_library_threads(1)
     keep_freed_memory()
+    load_libraries()
+    loaded = resident()
     workshop.preload()
 
     import torch
@@ -63,8 +67,10 @@ def main() -> None:
         json.dumps(
             {
                 "idle_bytes": before["rss"],
+                "kernels_bytes": before["rss"] - loaded["rss"],
                 "built_bytes": built["rss"] - before["rss"],
                 "added_bytes": after["rss"] - before["rss"],
+                "added_with_kernels_bytes": after["rss"] - loaded["rss"],
                 "added_anonymous_bytes": after["anonymous"] - before["anonymous"],
                 "hosted_bytes": hosted.hosted_bytes,
                 "is_finite": bool(torch.isfinite(output).all()),
