@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coordinator.records.events import read_object
+from coordinator.records.step_lines import LastStep
 from ringtune.v1 import control_pb2
 
 _FIGURES = ("round", "initiator", "depth", "loss")
@@ -26,6 +27,7 @@ class StatusBoard:
         self._lock = threading.Lock()
         self._started_s = self._phase_since_s = clock()
         self._ended_s: float | None = None
+        self._last = LastStep()
         self._now = control_pb2.RunStatus(run_id=run_id, phase="joining")
 
     def take(self, event: control_pb2.RunEvent) -> None:
@@ -54,12 +56,13 @@ class StatusBoard:
         self._ended_s = self._phase_since_s
 
     def _take_step(self, step: dict[str, Any]) -> None:
-        if step["kind"] == "unfreeze":
-            return  # it is of a turn to come; its first step will tell the depth
-        if step["kind"] == "train":
-            self._now.steps_done = max(self._now.steps_done, step["step"] + 1)
+        if not self._last.take(step):
+            return
+        self._now.steps_done = step["step"]
         for name in _FIGURES:
-            if step.get(name) is not None:
+            if step.get(name) is None:
+                self._now.ClearField(name)
+            else:
                 setattr(self._now, name, step[name])
 
     def read(self) -> control_pb2.RunStatus:

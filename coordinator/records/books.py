@@ -106,8 +106,9 @@ class RunBooks:
             case rounds.LogUnfreeze(step, depth):
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.unfrozen(step, depth))))
             case rounds.LogEvaluation(step, values):
-                entry = self.ledger.evaluation_done(step, dict(values))
-                self._emit(control_pb2.RunEvent(step_json=json.dumps({"kind": "evaluation", **entry})))
+                text = json.dumps(self.ledger.evaluation_done(step, dict(values)))
+                self._emit(control_pb2.RunEvent(step_json=text))
+                self._emit(control_pb2.RunEvent(metrics_json=text))
 
     def close(self) -> None:
         """Complete the growing files, so that the trace of a failed run opens too."""

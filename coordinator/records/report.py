@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.records.step_lines import LastStep, shown
 from ringtune import __version__
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Train
@@ -117,6 +118,7 @@ class RunLedger:
         self._evaluations: list[dict[str, Any]] = []
         self._losses: list[float] = []
         self._first_loss: float | None = None
+        self._last = LastStep()
         self._steps_done = 0
         self._next_seq = 0
         self.nodes = {node: NodeTotals() for node in plan.nodes}
@@ -175,9 +177,11 @@ class RunLedger:
             What to show as progress at once.
         """
         count = values.get("count", 0.0)
+        is_step = turn.kind is StepKind.TRAIN
         line: dict[str, Any] = {
-            "step": step,
-            "round": turn.round,
+            "kind": turn.kind.value,
+            "step": shown(step) if is_step else step,
+            "round": shown(turn.round),
             "initiator": turn.owner,
             "depth": depth,
             "loss": mean(values, "loss_sum"),
@@ -185,11 +189,12 @@ class RunLedger:
         }
         if "correct" in values:
             line["accuracy"] = mean(values, "correct")
-        if turn.kind is StepKind.TRAIN:
+        if is_step:
             line["lr"] = learning_rate(self._train, *self._plan.course.method.rate_at(self._plan.course, step))
             self._steps[seq] = _Step(line, ended_unix_s)
             self._steps_done += 1
-        return {"kind": turn.kind.value, "seq": seq, "num_steps": self._plan.course.num_steps, **line}
+            self._last.take(line)
+        return {"seq": seq, "num_steps": self._plan.course.num_steps, **line}
 
     def unfrozen(self, step: int, depth: int) -> dict[str, Any]:
         """Note that the run has decided to train ``depth`` blocks from ``step`` on.
@@ -241,12 +246,13 @@ class RunLedger:
         """Note an evaluation, whose sums are over all owners.
 
         Returns:
-            Its entry in the report.
+            Its line of metrics.jsonl; without ``kind`` it is its entry in the report.
         """
-        entry: dict[str, Any] = {"step": step, "count": int(values.get("count", 0.0))}
+        rows = sum(owner.eval_rows for owner in self._plan.course.owners)
+        entry: dict[str, Any] = {"step": step, "rows": rows, "count": int(values.get("count", 0.0))}
         entry |= figures(values)
         self._evaluations.append(entry)
-        return entry
+        return {"kind": "evaluation", **entry}
 
     # ---- the end ----------------------------------------------------------------------------------
 
@@ -268,7 +274,7 @@ class RunLedger:
             predicted_bytes: what the planner expected each node to need.
             unfreeze_at: the steps at which one more block began to train.
         """
-        final = self._evaluations[-1] if self._evaluations else {"count": 0, "loss": None, "accuracy": None}
+        final = self._evaluations[-1] if self._evaluations else {"rows": 0, "count": 0, "loss": None, "accuracy": None}
         return {
             "schema": REPORT_SCHEMA,
             "run_id": run_id,
@@ -281,7 +287,9 @@ class RunLedger:
             "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
             "train": {
                 "first_loss": self._first_loss,
-                "last_loss": sum(self._losses) / len(self._losses) if self._losses else None,
+                "last_loss": self._last.line.get("loss"),
+                "mean_loss": sum(self._losses) / len(self._losses) if self._losses else None,
+                "mean_steps": len(self._losses),
             },
             "eval": {key: value for key, value in final.items() if key != "step"},
             "evaluations": self._evaluations,

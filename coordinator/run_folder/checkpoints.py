@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from coordinator.records.step_lines import is_settled
 from ringtune.errors import IntegrityError, JobError, PlanError, UsageError
 from ringtune.files.durable import remove_partial_files, storage_errors, write_durably
 from ringtune.jobs.job import Job, parse_job
@@ -157,7 +158,7 @@ def _read_plan(path: Path) -> Plan:
 
 
 def cut_metrics(path: Path, step: int) -> None:
-    """Delete the lines of ``step`` and later steps, and a torn last line, from ``metrics.jsonl``.
+    """Delete what comes after the first ``step`` steps, and a torn last line, from ``metrics.jsonl``.
 
     Raises:
         StorageError: the file can't be written; its content is as before.
@@ -166,13 +167,13 @@ def cut_metrics(path: Path, step: int) -> None:
         return
     with storage_errors(path):
         lines = path.read_bytes().splitlines(keepends=True)
-    write_durably(path, b"".join(line for line in lines if _is_before(line, step)))
+    write_durably(path, b"".join(line for line in lines if _stays(line, step)))
 
 
-def _is_before(line: bytes, step: int) -> bool:
+def _stays(line: bytes, step: int) -> bool:
     try:
-        return line.endswith(b"\n") and int(json.loads(line)["step"]) < step
-    except (ValueError, KeyError, TypeError):
+        return line.endswith(b"\n") and is_settled(json.loads(line), step)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return False
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coordinator.records.step_lines import is_step, number_of
 from ringtune.files.durable import make_folder, rename_durably, storage_errors, write_durably
 
 FOLDER = "parts"
@@ -76,9 +77,9 @@ class RunParts:
         stops = self.stops()
         if not stops:
             return dict(report)
-        lines = [line for line in _lines(metrics) if "kind" not in line]  # those of steps
-        ends = (*stops, max((int(line["step"]) + 1 for line in lines), default=0))
-        parts = [_totals(lines, first, stop) for first, stop in zip((0, *ends), ends, strict=False)]
+        lines = [line for line in _lines(metrics) if is_step(line)]
+        ends = (*stops, max((number_of(line) for line in lines), default=0))
+        parts = [_totals(lines, done, stop) for done, stop in zip((0, *ends), ends, strict=False)]
         return {**report, "parts": parts[:-1], "whole": _totals(lines, 0, ends[-1])}
 
 
@@ -90,15 +91,15 @@ def _lines(path: Path) -> Iterable[Mapping[str, Any]]:
             yield json.loads(line)
 
 
-def _totals(lines: Sequence[Mapping[str, Any]], first: int, stop: int) -> dict[str, Any]:
-    """Add up the lines of steps ``[first, stop)``: count, seconds, bytes by link, first and last loss."""
-    chosen = [line for line in lines if first <= int(line["step"]) < stop]
+def _totals(lines: Sequence[Mapping[str, Any]], done: int, stop: int) -> dict[str, Any]:
+    """Add up the lines of the steps after ``done`` up to ``stop``: count, seconds, bytes by link, two losses."""
+    chosen = [line for line in lines if done < number_of(line) <= stop]
     links: Counter[str] = Counter()
     for line in chosen:
         links.update({link: int(size) for link, size in line.get("bytes", {}).items()})
     losses = [line["loss"] for line in chosen if line.get("loss") is not None]
     return {
-        "first_step": first,
+        "first_step": done + 1,
         "steps": len(chosen),
         "train_s": round(sum(float(line.get("seconds", 0.0)) for line in chosen), 6),
         "first_loss": losses[0] if losses else None,

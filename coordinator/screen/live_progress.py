@@ -12,10 +12,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from coordinator.records.step_lines import STEP_KIND, LastStep
 from coordinator.screen.progress import SpokenProgress
 from coordinator.screen.progress_lines import figure
 from ringtune.quantities import format_bytes
 from ringtune.schedule.plan import Plan
+
+_FIRST_PHASE = "starting"
 
 
 class LiveProgress(SpokenProgress):
@@ -36,10 +39,12 @@ class LiveProgress(SpokenProgress):
             bars.TimeRemainingColumn(),
             console=self._console,
         )
-        self._task = self._bar.add_task("starting", total=None, numbers="")
+        self._task = self._bar.add_task(_FIRST_PHASE, total=None, numbers="")
         self._plan: Plan | None = None
         self._memory_bytes: Mapping[str, int] = {}
         self._initiator = ""
+        self._phase = _FIRST_PHASE
+        self._last = LastStep()
         self._lowest = 0
         self._live = Live(console=self._console, refresh_per_second=5, get_renderable=self._render)
 
@@ -51,11 +56,19 @@ class LiveProgress(SpokenProgress):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop drawing."""
-        self._live.__exit__(kind, error, traceback)
+        """Stop drawing, unless the end was drawn already."""
+        self._end("stopped" if error is not None else "done")
+
+    def _end(self, phase: str) -> None:
+        """Draw how the run stands for the last time; what is noted from now on comes below."""
+        if self._live.is_started:
+            self.state(phase)
+            self._bar.stop_task(self._task)
+            self._live.stop()
 
     def state(self, state: str) -> None:
         """Show the phase as the title of the bar."""
+        self._phase = state
         self._bar.update(self._task, description=state)
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
@@ -65,19 +78,23 @@ class LiveProgress(SpokenProgress):
         self._bar.update(self._task, total=plan.course.num_steps)
 
     def step(self, step: Mapping[str, Any]) -> None:
-        """Move the bar and show the step's loss."""
+        """Move the bar and show the loss of the last step; an evaluation shows as the title of the bar."""
         self._initiator = str(step["initiator"])
-        loss = figure(step["loss"])
-        if step["kind"] == "train":
-            if self._plan:
-                self._lowest = self._plan.course.num_blocks - int(step["depth"])
-            numbers = f"round {step['round']}  loss {loss}  depth {step['depth']}"
-            self._bar.update(self._task, completed=int(step["step"]) + 1, numbers=numbers)
-        else:
-            self._bar.update(self._task, numbers=f"{step['kind']}  loss {loss}")
+        self._bar.update(self._task, description=self._phase if step["kind"] == STEP_KIND else step["kind"])
+        if not self._last.take(step):
+            return
+        if self._plan:
+            self._lowest = self._plan.course.num_blocks - int(step["depth"])
+        numbers = f"round {step['round']}  loss {figure(step['loss'])}  depth {step['depth']}"
+        self._bar.update(self._task, completed=int(step["step"]), numbers=numbers)
+
+    def report(self, report: Mapping[str, Any]) -> None:
+        """Draw the table for the last time, then the totals below it."""
+        self._end("done")
+        super().report(report)
 
     def note(self, text: str) -> None:
-        """Print a line above the bar."""
+        """Print a line above the bar, or below it once the end was drawn."""
         self._console.print(text, highlight=False, markup=False)
 
     def _render(self) -> RenderableType:

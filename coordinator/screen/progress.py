@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from coordinator.records.step_lines import STEP_KIND, LastStep
 from coordinator.screen.join_hints import join_lines, listening_line
 from coordinator.screen.progress_lines import (
+    evaluating_line,
     evaluation_line,
     plan_lines,
     report_lines,
@@ -85,6 +87,7 @@ class PlainProgress(SpokenProgress):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._last = LastStep()
         self._shown_at_s = 0.0
 
     def state(self, state: str) -> None:
@@ -98,11 +101,11 @@ class PlainProgress(SpokenProgress):
 
     def step(self, step: Mapping[str, Any]) -> None:
         """Show at most a step every two seconds, and the last one."""
-        is_last = step["kind"] == "train" and step["step"] + 1 == step["num_steps"]
+        is_newest = self._last.take(step)
         now_s = time.monotonic()
-        if is_last or now_s - self._shown_at_s >= _PLAIN_INTERVAL_S:
+        if (is_newest and step["step"] == step["num_steps"]) or now_s - self._shown_at_s >= _PLAIN_INTERVAL_S:
             self._shown_at_s = now_s
-            self.note(step_line(step))
+            self.note(evaluating_line(step) if step["kind"] != STEP_KIND else step_line(self._last.line))
 
     def note(self, text: str) -> None:
         """Write the text on a line."""

@@ -30,19 +30,21 @@ def figure(value: float | None) -> str:
 
 
 def step_line(step: Mapping[str, Any]) -> str:
-    """Describe an item that is done; steps are counted from 1."""
-    loss = figure(step["loss"])
-    if step["kind"] != "train":
-        return f"{step['kind']} at step {step['step']}: {step['initiator']}, loss {loss}"
+    """Describe a step that is done."""
     return (
-        f"step {step['step'] + 1}/{step['num_steps']}: round {step['round']}, {step['initiator']}, "
-        f"depth {step['depth']}, loss {loss}"
+        f"step {step['step']}/{step['num_steps']}: round {step['round']}, {step['initiator']}, "
+        f"depth {step['depth']}, loss {figure(step['loss'])}"
     )
 
 
+def evaluating_line(step: Mapping[str, Any]) -> str:
+    """Describe an item that trains nothing; a batch's loss is no loss of the run, so it is not told."""
+    return f"{step['kind']} after step {step['step']}: {step['initiator']}"
+
+
 def unfreeze_line(entry: Mapping[str, Any]) -> str:
-    """Describe the decision to unfreeze; steps are counted from 1, as in ``step_line``."""
-    return f"the loss has stopped improving: {entry['depth']} blocks train from step {entry['step'] + 1} on"
+    """Describe the decision to unfreeze."""
+    return f"the loss has stopped improving: {entry['depth']} blocks train after step {entry['step']}"
 
 
 def evaluation_line(entry: Mapping[str, Any]) -> str:
@@ -66,9 +68,17 @@ def _counted(entry: Mapping[str, Any]) -> str:
     return "windows" if entry.get("questions") else "rows"
 
 
+def _last_loss(train: Mapping[str, Any]) -> str:
+    """Describe the loss of the last step, and the mean over some steps before it, as one batch says little."""
+    if train.get("last_loss") is None:
+        return ""
+    mean = f", mean of the last {train['mean_steps']} steps {figure(train['mean_loss'])}" if train["mean_steps"] else ""
+    return f", loss of the last one {figure(train['last_loss'])}{mean}"
+
+
 def report_lines(report: Mapping[str, Any]) -> list[str]:
     """Describe the totals of a run: all steps, each node, and the last evaluation."""
-    lines = [f"{report['steps']} steps in {format_seconds(report['wall_s'])}"]
+    lines = [f"{report['steps']} steps in {format_seconds(report['wall_s'])}{_last_loss(report.get('train', {}))}"]
     width = max((len(node) for node in report["nodes"]), default=0)
     for node, totals in report["nodes"].items():
         busy, peak = format_seconds(totals["busy_s"]), format_bytes(totals["peak_rss_bytes"])

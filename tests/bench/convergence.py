@@ -21,6 +21,7 @@ from typing import Any
 
 from coordinator.demo.fetch import demo_cache
 from coordinator.demo.workspace import prepare
+from coordinator.records.step_lines import is_step
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.plan import Plan
@@ -59,7 +60,7 @@ def curves(run_folder: Path) -> Figures:
     losses: dict[int, float] = {}
     for line in (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
-        if "loss" in entry:
+        if is_step(entry):
             losses[int(entry["step"])] = float(entry["loss"])
     report = json.loads((run_folder / "report.json").read_text(encoding="utf-8"))
     evaluations = {int(entry["step"]): entry for entry in report["evaluations"]}

@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coordinator.records.step_lines import is_step
 from ringtune.jobs.job import load_job
 from tests.bench.ring import machine, say
 from tests.bench.rings import RingRun, run, run_plain, run_ring
@@ -88,7 +89,7 @@ def untrained(job: Path, path: Path) -> Path:
 def losses_of(ring: RingRun) -> list[float]:
     """Training loss of each step."""
     lines = (ring.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [float(json.loads(line)["loss"]) for line in lines]
+    return [float(line["loss"]) for line in map(json.loads, lines) if is_step(line)]
 
 
 def compared(losses: Sequence[float], report: Mapping[str, Any], plain: Mapping[str, Any]) -> Figures:

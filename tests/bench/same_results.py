@@ -26,6 +26,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from coordinator.records.step_lines import is_step, number_of
 from ringtune.jobs.job import parse_job
 from tests.support import tiny
 from tests.support.tiny_families import write_family
@@ -35,7 +36,7 @@ RUN_S = 300.0
 METHODS = ("ringada", "all", "pipeadapter", "single")
 FAMILIES = ("bert", "llama")
 SPLITS = {1: 1, 2: 2, 3: 2}  # nodes -> how many of them own rows
-_TIMES = frozenset({"seconds"})
+_NOT_COMPARED = frozenset({"seconds", "kind", "round"})  # the last two differ from those of version 0.1
 _JOB = """
 [model]
 path = "{model}"
@@ -170,7 +171,11 @@ def digest(out: Path) -> dict[str, str]:
             hashed.update(tensor.contiguous().numpy().tobytes())
         found[path.name] = hashed.hexdigest()
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    kept = [{key: value for key, value in line.items() if key not in _TIMES} for line in lines if "loss" in line]
+    kept = [
+        {key: value for key, value in line.items() if key not in _NOT_COMPARED} | {"step": number_of(line)}
+        for line in lines
+        if is_step(line)
+    ]
     found["metrics"] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
     report = json.loads((out / "report.json").read_text())
     found["slices"] = json.dumps(_slices(json.loads((out / "plan.json").read_text())))

@@ -53,7 +53,7 @@ def test_run_that_is_killed_again_and_again_ends_with_the_same_result(whole: Who
     assert last.wait() == 0, last.errors()
     assert f"going on after step {going_on}" in last.notes()
     assert difference(out, wanted) <= 1e-9
-    assert steps_of_metrics(out) == list(range(60))
+    assert steps_of_metrics(out) == list(range(1, 61))
 
 
 def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Pat
     assert newest >= 20
     (line,) = [note for note in run.notes() if note.startswith("saved up to step")]
     assert line.startswith(f"saved up to step {newest}; go on with: ") and line.endswith("--resume")
-    assert steps_of_metrics(out) == list(range(newest))
+    assert steps_of_metrics(out) == list(range(1, newest + 1))
 
     (shard,) = (RunCheckpoints(out).node_states() / "node-1").rglob(f"step-{newest}.safetensors")
     content = bytearray(shard.read_bytes())
@@ -80,7 +80,7 @@ def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Pat
     assert f"step-{newest}.safetensors is damaged" in passed and "node-1" in passed
     assert going_on == f"going on after step {before}"
     assert difference(out, wanted) <= 1e-9
-    assert steps_of_metrics(out) == list(range(60))
+    assert steps_of_metrics(out) == list(range(1, 61))
     report = json.loads((out / "report.json").read_text())
     assert [part["steps"] for part in report["parts"]] == [before]
     assert (report["steps"], report["whole"]["steps"]) == (60 - before, 60)

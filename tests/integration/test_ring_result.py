@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from coordinator.records.step_lines import is_step
 from ringtune.rounds.checkpoint import Resume
 from tests.support.cluster import Cluster
 from tests.support.replay import replay
@@ -25,11 +26,7 @@ def test_ring_equals_one_process_and_replays(cluster: Cluster) -> None:
     assert outcome.is_done, outcome.message
     wanted = reference_of(cluster, job, outcome)
     assert largest_difference(trained(outcome), {**wanted.adapter(), **wanted.head()}) < 1e-9
-    losses = {
-        line["step"]: line["loss"]
-        for line in outcome.metrics
-        if "loss" in line and line.get("kind", "train") == "train"
-    }
+    losses = {line["step"]: line["loss"] for line in outcome.metrics if is_step(line)}
     assert [losses[step] for step in sorted(losses)] == pytest.approx(wanted.losses, abs=1e-9)
     assert outcome.plan is not None
     for node in outcome.plan.nodes:
@@ -63,7 +60,7 @@ def test_ring_of_pipeadapter_equals_its_rule_in_one_process(cluster: Cluster) ->
     assert outcome.plan is not None
     wanted, losses = train_stale(job, outcome.plan, cluster.model, datasets_of(cluster, job))
     assert largest_difference(trained(outcome), wanted) < 1e-9
-    assert [line["loss"] for line in outcome.metrics if "loss" in line] == pytest.approx(losses, abs=1e-9)
+    assert [line["loss"] for line in outcome.metrics if is_step(line)] == pytest.approx(losses, abs=1e-9)
     hosts = [piece.node for piece in outcome.plan.placement.slices if piece.num_blocks]
     stored = [outcome.report["nodes"][node]["peak_versions"] for node in hosts]
     assert stored == list(range(len(hosts), 0, -1)) != [1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from coordinator.records.step_lines import is_step
 from ringtune.jobs.job import Unfreeze
 from ringtune.rounds.checkpoint import Resume
 from ringtune.schedule.versions import depth
@@ -23,7 +24,7 @@ def test_ring_that_decides_goes_on_with_its_decisions(cluster: Cluster) -> None:
     steps = whole.report["unfreeze_at"]
     assert steps == [12, 18, 24]
     decided = whole.plan.decided(tuple(steps))
-    trained_lines = [line for line in whole.metrics if "loss" in line]
+    trained_lines = [line for line in whole.metrics if is_step(line)]
     assert [line["depth"] for line in trained_lines] == [depth(decided.course, step) for step in range(30)]
     middle = whole.checkpoints[1]
     assert middle.step == 12

@@ -15,6 +15,7 @@ import grpc
 import numpy
 from safetensors.numpy import save
 
+from coordinator.records.step_lines import is_step
 from coordinator.server.server import CoordinatorServer
 from ringtune import __version__
 from ringtune.costs.profile import ModelFacts, NodeFacts
@@ -318,6 +319,11 @@ class FakeCluster:
         self.server.__exit__(None, None, None)
         for agent in self.agents.values():
             agent.close()
+
+
+def steps_of(path: Path) -> list[dict[str, Any]]:
+    """The lines of steps in a metrics.jsonl."""
+    return [line for line in read_lines(path) if is_step(line)]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

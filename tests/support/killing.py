@@ -15,6 +15,7 @@ import psutil
 import torch
 from safetensors.torch import load_file
 
+from coordinator.records.step_lines import is_step
 from coordinator.run_folder.checkpoints import RunCheckpoints
 from tests.support import measured, tiny
 from tests.support.processes import RUN_S, agents_below, source_environment
@@ -136,7 +137,8 @@ def difference(out: Path, wanted: dict[str, torch.Tensor]) -> float:
 
 def steps_of_metrics(out: Path) -> list[int]:
     """The steps that have a line in metrics.jsonl, in order."""
-    return [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [line["step"] for line in lines if is_step(line)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +193,7 @@ def kill_and_resume(job: Path, out: Path, wanted: dict[str, torch.Tensor], momen
         resumed_at=int(going_on[0].split()[-1]) if going_on else -1,
         resume_code=resume_code,
         difference=difference(out, wanted) if resume_code == 0 else float("inf"),
-        steps_are_right=resume_code == 0 and steps_of_metrics(out) == list(range(60)),
+        steps_are_right=resume_code == 0 and steps_of_metrics(out) == list(range(1, 61)),
         errors=again.errors() if resume_code else "",
     )
 

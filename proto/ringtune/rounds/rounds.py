@@ -310,11 +310,13 @@ class Rounds:
         """Log an evaluation with its last owner's turn.
 
         A run that is drained may stop between two owners: that evaluation is never logged, a resumed run repeats it.
+        A fast owner may have reported of the next evaluation already; its values stay for that one.
         """
         self._evaluated.add(turn.owner)
         if self._evaluated == {owner.node for owner in self._made_plan.course.owners if owner.eval_rows}:
-            commands.append(LogEvaluation(turn.end_step, _summed(self._evaluation)))
-            self._evaluation, self._evaluated = {}, set()
+            mine = {seq: self._evaluation.pop(seq) for seq in sorted(self._evaluation) if seq < turn.end_seq}
+            commands.append(LogEvaluation(turn.end_step, _summed(mine)))
+            self._evaluated = set()
 
     def _end_training(self, now_s: float, commands: list[Command]) -> None:
         """Collect, or end a run that was stopped, once every turn is closed.

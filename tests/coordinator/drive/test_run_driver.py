@@ -32,7 +32,7 @@ from ringtune.errors import (
 )
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, job, read_lines
+from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, job, read_lines, steps_of
 
 
 def run(cluster: FakeCluster, folder: Path | None = None, *, num_nodes: int = 2, **changes: object) -> Outcome:
@@ -112,10 +112,10 @@ def test_run_metrics_have_a_line_for_each_step(tmp_path: Path) -> None:
     """Eight steps: each with its number, loss, rate, seconds and the bytes of each link."""
     with FakeCluster("a", "b") as cluster:
         run(cluster, tmp_path, unfreeze__every_steps=3)
-    lines = read_lines(tmp_path / "metrics.jsonl")
-    assert [line["step"] for line in lines] == list(range(8))
+    lines = steps_of(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, 9))
     assert [line["initiator"] for line in lines] == ["a", "a", "b", "b"] * 2
-    assert [line["round"] for line in lines] == [0] * 4 + [1] * 4
+    assert [line["round"] for line in lines] == [1] * 4 + [2] * 4
     assert [line["depth"] for line in lines] == [1, 1, 1, 2, 2, 2, 3, 3]
     assert {line["loss"] for line in lines} == {0.5}
     assert {line["lr"] for line in lines} == {1e-3}
@@ -125,15 +125,28 @@ def test_run_metrics_have_a_line_for_each_step(tmp_path: Path) -> None:
     assert lines[0]["gradient_bytes"] == {"a>b": 20}
 
 
+def test_run_metrics_have_the_evaluations_too(tmp_path: Path) -> None:
+    """Each stands after the last step before it, under that step's number, as in the report."""
+    with FakeCluster("a", "b") as cluster:
+        run(cluster, tmp_path, train__eval_every=4)
+    lines = read_lines(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines if line["kind"] in ("train", "evaluation")] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 8]
+    found = [line for line in lines if line["kind"] == "evaluation"]
+    assert [(line["accuracy"], line["loss"], line["rows"]) for line in found] == [(0.4, 0.5, 10)] * 2
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [{"kind": "evaluation", **entry} for entry in report["evaluations"]] == found
+
+
 def test_run_that_decides_unfreezes_by_its_losses(tmp_path: Path) -> None:
     """The loss of these agents rests: what was decided stands in metrics before its steps, and in the report."""
     with FakeCluster("a", "b") as cluster:
         run(cluster, tmp_path, train__max_steps=16, unfreeze__at="auto", unfreeze__patience_steps=2)
     lines = read_lines(tmp_path / "metrics.jsonl")
     decided = [{"kind": "unfreeze", "step": 8, "depth": 2}, {"kind": "unfreeze", "step": 12, "depth": 3}]
-    assert [line for line in lines if "loss" not in line] == decided
-    assert [line["step"] for line in lines] == [*range(8), 8, *range(8, 12), 12, *range(12, 16)]
-    assert [line["depth"] for line in lines if "loss" in line] == [1] * 8 + [2] * 4 + [3] * 4
+    assert [line for line in lines if line["kind"] == "unfreeze"] == decided
+    numbers = [*range(1, 9), 8, *range(9, 13), 12, *range(13, 17)]
+    assert [line["step"] for line in lines if "depth" in line] == numbers
+    assert [line["depth"] for line in lines if line["kind"] == "train"] == [1] * 8 + [2] * 4 + [3] * 4
     assert json.loads((tmp_path / "report.json").read_text())["unfreeze_at"] == [8, 12]
 
 
@@ -151,7 +164,7 @@ def test_run_report_sums_up(tmp_path: Path) -> None:
         run(cluster, tmp_path)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["steps"] == 8
-    assert report["eval"] == {"accuracy": 4 / 10, "loss": 0.5, "count": 10}
+    assert report["eval"] == {"accuracy": 4 / 10, "loss": 0.5, "rows": 10, "count": 10}
     assert set(report["nodes"]) == {"a", "b"}
     assert report["nodes"]["a"]["peak_rss_bytes"] == 7
     assert report["nodes"]["a"]["hosted_bytes"] == 1234

@@ -27,7 +27,7 @@ class Clock:
 
 def step(**changes: Any) -> control_pb2.RunEvent:
     """An item that is through."""
-    values = {"kind": "train", "step": 4, "round": 1, "initiator": "a", "depth": 2, "loss": 0.25, **changes}
+    values = {"kind": "train", "step": 5, "round": 1, "initiator": "a", "depth": 2, "loss": 0.25, **changes}
     return control_pb2.RunEvent(step_json=json.dumps(values))
 
 
@@ -47,7 +47,7 @@ def test_run_status_follows_the_events() -> None:
 
 
 def test_run_status_without_figures_says_so() -> None:
-    """Before the first step there is no loss, not a loss of 0; one that is not finite changes nothing."""
+    """Before the first step there is no loss, not a loss of 0; nor is there one of a batch without targets."""
     board = StatusBoard("r1")
     assert not board.read().HasField("loss")
     board.take(step(loss=None))

@@ -45,12 +45,12 @@ def stopped(tmp_path: Path) -> Path:
 
 def test_unfreezing_goes_on_with_the_decisions_of_the_whole_run(stopped: Path) -> None:
     """The manifest knows the losses: metrics and report are those of the run that was never stopped."""
-    whole = [(line["step"], line["depth"]) for line in read_lines(stopped / "metrics.jsonl")]
+    whole = [(line["step"], line.get("depth")) for line in read_lines(stopped / "metrics.jsonl")]
     resume = find_resume(stopped, JOB, print)
     assert resume is not None and resume.manifests[0].unfreezing.unfreeze_at == (10,)
     with FakeCluster("a", "b") as cluster:
         run(cluster, stopped, resume=resume)
-    assert [(line["step"], line["depth"]) for line in read_lines(stopped / "metrics.jsonl")] == whole
+    assert [(line["step"], line.get("depth")) for line in read_lines(stopped / "metrics.jsonl")] == whole
     report = json.loads((stopped / "report.json").read_text())
     assert (report["unfreeze_at"], report["whole"]["steps"]) == ([10, 16, 22], 24)
 

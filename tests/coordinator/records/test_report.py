@@ -18,6 +18,7 @@ from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"])
 TURNS = list(turn_sequence(PLAN.course))
+EVAL_ROWS = sum(owner.eval_rows for owner in PLAN.course.owners)
 
 
 def ledger() -> RunLedger:
@@ -82,7 +83,7 @@ def test_ledger_report_has_units_and_totals() -> None:
     books.evaluation_done(4, {"loss_sum": 5.0, "count": 10.0, "correct": 6.0})
     books.evaluation_done(8, {"loss_sum": 2.0, "count": 10.0, "correct": 9.0})
     report = books.report(run_id="r", wall_s=12.5, phases_s={"training": 10.0}, predicted_bytes={"a": 900})
-    assert report["eval"] == {"accuracy": 0.9, "loss": 0.2, "count": 10}
+    assert report["eval"] == {"accuracy": 0.9, "loss": 0.2, "rows": EVAL_ROWS, "count": 10}
     assert [entry["step"] for entry in report["evaluations"]] == [4, 8]
     assert report["wall_s"] == 12.5
     assert report["links"] == {"a>b": 100}
@@ -107,9 +108,9 @@ def test_ledger_writes_a_decision_before_the_steps_that_it_holds_for() -> None:
     books = ledger()
     assert books.unfrozen(TURNS[1].first_step, 2) == {"kind": "unfreeze", "step": 2, "depth": 2}
     step(books, TURNS[0], 0, 0.5, 101.0)
-    assert [line["step"] for line in books.turn_done(TURNS[0])] == [0]
+    assert [line["step"] for line in books.turn_done(TURNS[0])] == [1]
     step(books, TURNS[1], 0, 0.5, 102.0)
-    assert [(line["step"], line.get("kind")) for line in books.turn_done(TURNS[1])] == [(2, "unfreeze"), (2, None)]
+    assert [(line["kind"], line["step"]) for line in books.turn_done(TURNS[1])] == [("unfreeze", 2), ("train", 3)]
     assert books.turn_done(TURNS[2]) == []
 
 
@@ -137,11 +138,23 @@ def test_ledger_of_a_diverged_run_is_still_json() -> None:
     json.dumps(lines, allow_nan=False)
 
 
+def test_ledger_gives_the_loss_of_the_last_step_whoever_reports_first() -> None:
+    """Screen, status, metrics and report agree on it; a mean says over how many steps it is."""
+    books, first, second = ledger(), TURNS[0], TURNS[1]
+    step(books, first, 0, 0.8, 101.0)
+    step(books, second, 0, 0.25, 103.0)
+    step(books, first, 1, 0.6, 102.0)  # another owner's report came before
+    lines = [*books.turn_done(first), *books.turn_done(second)]
+    report = books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
+    assert report["train"]["last_loss"] == lines[-1]["loss"] == 0.25
+    assert (report["train"]["mean_loss"], report["train"]["mean_steps"]) == (pytest.approx(0.425), 2)
+
+
 def test_ledger_without_evaluation_says_so() -> None:
     """No evaluation rows: count 0 and no accuracy, instead of a made-up one."""
     report = ledger().report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
-    assert report["eval"] == {"accuracy": None, "loss": None, "count": 0}
-    assert report["train"] == {"first_loss": None, "last_loss": None}
+    assert report["eval"] == {"accuracy": None, "loss": None, "rows": 0, "count": 0}
+    assert report["train"] == {"first_loss": None, "last_loss": None, "mean_loss": None, "mean_steps": 0}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +179,10 @@ def test_ledger_evaluates_by_task(values: dict[str, float], expected: dict[str, 
     """Sums over owners become what the task is judged by; windows of a question are not questions."""
     books = ledger()
     books.evaluation_done(4, values)
-    assert books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["eval"] == expected
+    assert books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["eval"] == {
+        "rows": EVAL_ROWS,
+        **expected,
+    }
 
 
 def test_ledger_refuses_totals_without_figures() -> None:

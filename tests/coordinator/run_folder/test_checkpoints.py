@@ -160,6 +160,16 @@ def test_folder_goes_back_to_the_step_that_is_gone_on_from(tmp_path: Path) -> No
     assert steps == [0, 1, 2, 3]
 
 
+def test_folder_that_goes_back_drops_what_will_come_again(tmp_path: Path) -> None:
+    """A decision or an evaluation of the step that is gone on from is made again; the step itself is not."""
+    write_run(tmp_path, 4, 8)
+    lines = [("evaluation", 2), ("train", 3), ("unfreeze", 4), ("train", 4), ("evaluation", 4), ("train", 5)]
+    texts = [json.dumps({"kind": kind, "step": step}) for kind, step in lines]
+    (tmp_path / "metrics.jsonl").write_text("".join(text + "\n" for text in texts))
+    cut_metrics(tmp_path / "metrics.jsonl", 4)
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == [texts[0], texts[1], texts[3]]
+
+
 def test_cut_metrics_without_a_file_does_nothing(tmp_path: Path) -> None:
     """The user may have removed it."""
     cut_metrics(tmp_path / "metrics.jsonl", 4)

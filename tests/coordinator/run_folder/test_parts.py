@@ -14,7 +14,8 @@ from coordinator.run_folder.parts import RunParts
 
 def line(step: int, **more: Any) -> str:
     """What the coordinator sends for a step."""
-    values = {"step": step, "loss": 1.0 - step / 10, "seconds": 0.5, "bytes": {"a>b": 10 + step, "b>a": 1}, **more}
+    values = {"loss": 1.0 - step / 10, "seconds": 0.5, "bytes": {"a>b": 10 + step, "b>a": 1}, **more}
+    values = {"kind": "train", "step": step + 1, **values}
     return json.dumps(values)
 
 
@@ -47,7 +48,7 @@ def test_report_has_every_part_and_their_sums(tmp_path: Path) -> None:
     assert report["steps"] == 2, "the report itself stays that of the last part"
     assert report["parts"] == [
         {
-            "first_step": 0,
+            "first_step": 1,
             "steps": 3,
             "train_s": 1.5,
             "first_loss": 1.0,
@@ -55,7 +56,7 @@ def test_report_has_every_part_and_their_sums(tmp_path: Path) -> None:
             "links": {"a>b": 33, "b>a": 3},
         },
         {
-            "first_step": 3,
+            "first_step": 4,
             "steps": 3,
             "train_s": 1.5,
             "first_loss": 0.7,
@@ -64,13 +65,26 @@ def test_report_has_every_part_and_their_sums(tmp_path: Path) -> None:
         },
     ]
     assert report["whole"] == {
-        "first_step": 0,
+        "first_step": 1,
         "steps": 8,
         "train_s": 4.0,
         "first_loss": 1.0,
         "last_loss": pytest.approx(0.3),
         "links": {"a>b": 108, "b>a": 8},
     }
+
+
+def test_parts_count_lines_of_an_older_version_from_0(tmp_path: Path) -> None:
+    """Version 0.1 began with step 0 and wrote no kind; a run that goes on has lines of both."""
+    with RunFolder(tmp_path) as files:
+        for step in range(5):
+            files.add_metrics(json.dumps({"step": step, "loss": float(step)}))
+        files.go_back_to(3)
+        for step in range(3, 6):
+            files.add_metrics(line(step))
+    report = RunParts(tmp_path).completed({}, tmp_path / "metrics.jsonl")
+    assert [(entry["first_step"], entry["steps"], entry["last_loss"]) for entry in report["parts"]] == [(1, 3, 2.0)]
+    assert report["whole"]["steps"] == 6
 
 
 def test_parts_keep_the_traces_of_earlier_ones(tmp_path: Path) -> None:

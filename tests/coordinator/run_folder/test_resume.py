@@ -19,7 +19,7 @@ from coordinator.submit.outcome import Outcome
 from ringtune.errors import DeadlineError, IntegrityError, InterruptedRunError, ModelError, PlanError, RingTuneError
 from ringtune.rounds.checkpoint import Resume
 from ringtune.schedule.turns import Turn
-from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, job, read_lines, shard_digest
+from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, job, shard_digest, steps_of
 
 JOB = job(train__checkpoint_every=2)
 
@@ -88,11 +88,11 @@ def test_run_goes_on_with_the_same_plan_and_leaves_one_line_a_step(stopped: Path
             assert prepared.start_holder == resume.manifests[0].holder
         assert cluster.agents["c"].log == []
     assert notes.texts == [f"going on after step {newest}"]
-    assert [line["step"] for line in read_lines(stopped / "metrics.jsonl")] == list(range(8))
+    assert [line["step"] for line in steps_of(stopped / "metrics.jsonl")] == list(range(1, 9))
     assert RunCheckpoints(stopped).steps()[0] == 8
     assert json.loads((stopped / "plan.json").read_text())["digest"] == resume.plan.digest
     report = json.loads((stopped / "report.json").read_text())
-    assert [(part["first_step"], part["steps"]) for part in report["parts"]] == [(0, newest)]
+    assert [(part["first_step"], part["steps"]) for part in report["parts"]] == [(1, newest)]
     assert (report["steps"], report["whole"]["steps"]) == (8 - newest, 8)
 
 
@@ -107,7 +107,7 @@ def test_run_falls_back_to_the_checkpoint_before_a_damaged_shard(stopped: Path) 
         f"the checkpoint of step {newest} can't be used: node b: shard step-{newest} is damaged",
         f"going on after step {before}",
     ]
-    assert [line["step"] for line in read_lines(stopped / "metrics.jsonl")] == list(range(8))
+    assert [line["step"] for line in steps_of(stopped / "metrics.jsonl")] == list(range(1, 9))
 
 
 def test_run_whose_shards_are_all_damaged_does_not_begin_anew(stopped: Path) -> None:
@@ -186,7 +186,7 @@ def test_drained_run_ends_with_a_checkpoint_and_its_own_exit_code(tmp_path: Path
     (step,) = RunCheckpoints(tmp_path).steps()
     assert str(stopped.value) == f"stopped by the user, with a checkpoint of step {step}"
     assert 0 < step < 200
-    assert [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")] == list(range(step))
+    assert [line["step"] for line in steps_of(tmp_path / "metrics.jsonl")] == list(range(1, step + 1))
 
 
 def test_run_that_is_stopped_before_it_trains_claims_no_checkpoint(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def step(number: int, *, loss: float | None = 0.5) -> dict[str, Any]:
         "seq": number,
         "step": number,
         "num_steps": 8,
-        "round": 0,
+        "round": 1,
         "initiator": "a",
         "depth": 2,
         "loss": loss,
@@ -44,8 +44,9 @@ def show(progress: Progress) -> None:
     with progress:
         progress.state("training")
         progress.plan(PLAN, {"a": 2**20, "b": 2**20})
-        for number in range(8):
+        for number in range(1, 9):
             progress.step(step(number))
+        progress.step({**step(8, loss=0.0012), "kind": "evaluate"})
         progress.unfreeze({"kind": "unfreeze", "step": 6, "depth": 3})
         progress.evaluation(EVALUATION)
         progress.report(REPORT)
@@ -60,7 +61,7 @@ def test_json_progress_is_an_object_a_line() -> None:
     assert [event["event"] for event in events] == [
         "state",
         "plan",
-        *["step"] * 8,
+        *["step"] * 9,
         "unfreeze",
         "evaluation",
         "report",
@@ -77,8 +78,9 @@ def test_plain_progress_is_terse() -> None:
     show(PlainProgress(stream))
     lines = stream.getvalue().splitlines()
     assert "  a  blocks [0, 2), owns 10 rows, needs 1.0 MiB" in lines
-    assert [line for line in lines if line.startswith("step")][-1] == "step 8/8: round 0, a, depth 2, loss 0.5000"
+    assert [line for line in lines if line.startswith("step")][-1] == "step 8/8: round 1, a, depth 2, loss 0.5000"
     assert "evaluation after 8 steps: accuracy 0.9000, loss 0.2500 on 10 rows" in lines
+    assert "0.0012" not in stream.getvalue(), "the loss of one evaluation batch is no loss of the run"
     assert "\x1b" not in stream.getvalue()
 
 
@@ -100,7 +102,7 @@ def test_plain_progress_shows_a_diverged_loss() -> None:
     """A loss that is no number does not end the program."""
     stream = io.StringIO()
     progress = PlainProgress(stream)
-    progress.step(step(7, loss=None))
+    progress.step(step(8, loss=None))
     progress.evaluation({**EVALUATION, "loss": None})
     assert "loss -" in stream.getvalue()
 
@@ -113,6 +115,27 @@ def test_live_progress_shows_nodes_and_bar() -> None:
     assert "[2, 4)" in text
     assert "2 of 2" in text
     assert "8/8" in text
+
+
+def test_live_progress_ends_with_the_table_then_the_result() -> None:
+    """What is below the last table is the result, and no other loss than the last step's is beside the bar."""
+    stream = io.StringIO()
+    progress = LiveProgress(Console(file=stream, force_terminal=True, width=120))
+    with progress:
+        progress.plan(PLAN, {})
+        progress.step(step(8, loss=0.25))
+        progress.step(step(7, loss=0.75))
+        progress.step({**step(8, loss=0.0012), "kind": "evaluate"})
+        progress.state("collecting")
+        progress.report(REPORT)
+        progress.note("the run's files are in out")
+    text = stream.getvalue()
+    result = text.index("8 steps in 2.5 s")
+    assert "collecting" not in text[result:] and "[2, 4)" not in text[result:]
+    assert text.rstrip().endswith("the run's files are in out")
+    last = text[:result].rpartition("done")[2]
+    assert "8/8" in last and "loss 0.2500" in last
+    assert "0.0012" not in text and "0.7500" not in last
 
 
 def test_progress_is_plain_where_there_is_no_terminal() -> None:

@@ -32,7 +32,7 @@ def test_evaluation_loads_everywhere_and_counts_one_owner(tmp_path: Path) -> Non
     """Every node gets the files before its first turn; only the owner's rows count; nothing is trained."""
     with FakeCluster("a", "b", "c") as cluster:
         came = evaluate(cluster, write_run(tmp_path / "run"), "b")
-        assert came.report["eval"] == {"accuracy": 0.4, "loss": 0.5, "count": 5}
+        assert came.report["eval"] == {"accuracy": 0.4, "loss": 0.5, "rows": 5, "count": 5}
         assert came.report["steps"] == 0
         assert came.plan is not None
         assert [owner.node for owner in came.plan.course.owners] == ["b"]

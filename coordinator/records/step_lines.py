@@ -1,0 +1,59 @@
+"""How steps and rounds are numbered wherever somebody reads them, and which step is the last one.
+
+Plans, turns and frames count from 0. Screens, ``metrics.jsonl``, ``report.json`` and status count from 1, so that the
+number of a step is also the number of steps that are done after it: the evaluation of "step 40" follows step 40, and
+a checkpoint of step 40 has it. The ledger converts (``shown``); nobody else adds or takes one.
+
+A line of a step has ``"kind": "train"``. Version 0.1 wrote none there and counted from 0; such lines are read too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+STEP_KIND = "train"
+
+
+def shown(index: int) -> int:
+    """Return the number that people see for a step or a round that the protocol counts from 0."""
+    return index + 1
+
+
+def is_step(line: Mapping[str, Any]) -> bool:
+    """Whether a line of ``metrics.jsonl`` is that of a step."""
+    return bool(line.get("kind", STEP_KIND) == STEP_KIND)
+
+
+def number_of(line: Mapping[str, Any]) -> int:
+    """Return the number of a step's line, from 1 up, whichever version wrote it."""
+    return int(line["step"]) if "kind" in line else shown(int(line["step"]))
+
+
+def is_settled(line: Mapping[str, Any], steps_done: int) -> bool:
+    """Whether a line stays when the run goes on after ``steps_done`` steps.
+
+    A decision or an evaluation of just that step comes again.
+    """
+    return number_of(line) <= steps_done if is_step(line) else int(line["step"]) < steps_done
+
+
+class LastStep:
+    """The last step of a run: the training step with the highest number that an owner has completed.
+
+    What is shown as the loss of a run is the loss of this step. Owners report in their own time, so the report of a
+    step may come after that of a later one.
+
+    Attributes:
+        line: what was told of it; empty before the first.
+    """
+
+    def __init__(self) -> None:
+        self.line: Mapping[str, Any] = {}
+
+    def take(self, line: Mapping[str, Any]) -> bool:
+        """Note an item that is done; whether it is the last step now."""
+        if line["kind"] != STEP_KIND or (self.line and line["step"] <= self.line["step"]):
+            return False
+        self.line = line
+        return True
