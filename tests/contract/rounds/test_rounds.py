@@ -206,6 +206,24 @@ def done(rounds: rd.Rounds, turn: Turn, loss: float = 1.0) -> list[rd.Command]:
     return answer
 
 
+def test_rounds_keep_what_a_fast_owner_says_of_the_next_evaluation_for_that_one() -> None:
+    """Each evaluation has the rows of both owners once, whoever reports ahead."""
+    plan = make_plan([("a", 0, 4)], ["a", "b"], num_steps=4, local_iterations=2, eval_every=2, eval_rows=2)
+    rounds = trained_rounds(plan, plan.nodes, items_ahead=100)
+    turns = list(turn_sequence(plan.course))
+    for turn in turns:
+        for seq in range(turn.first_seq, turn.end_seq):
+            rounds.handle(rd.StepReported(turn.owner, seq, turn.first_step, turn.kind.value, (("count", 2.0),)), 1.0)
+    log = [
+        command
+        for turn in turns
+        for node in plan.nodes
+        for command in rounds.handle(rd.TurnReported(node, turn.index), 1.0)
+    ]
+    logged = [entry for entry in log if isinstance(entry, rd.LogEvaluation)]
+    assert [(entry.step, dict(entry.values)["count"]) for entry in logged] == [(2, 4.0), (4, 4.0)]
+
+
 def test_rounds_that_decide_grant_a_turn_when_all_losses_it_rests_on_are_known() -> None:
     """Two train turns are granted at the start; each next one when that before the last is closed, losses and all."""
     rounds = rd.Rounds(lambda facts: AUTO, items_ahead=100)

@@ -115,7 +115,7 @@ def test_ledger_writes_a_decision_before_the_steps_that_it_holds_for() -> None:
 
 
 @pytest.mark.parametrize(("local_iterations", "expected"), [(1, 0.25), (2, 0.375), (4, 1.0)])
-def test_ledger_last_loss_is_the_mean_of_one_turn_of_steps(local_iterations: int, expected: float) -> None:
+def test_ledger_mean_loss_is_that_of_one_turn_of_steps(local_iterations: int, expected: float) -> None:
     """Losses 2, 1.25, 0.5 and 0.25: turns of 1, 2 and 4 steps end with a mean of 0.25, 0.375 and 1."""
     plan = make_plan([("a", 0, 4)], ["a"], num_steps=4, local_iterations=local_iterations, eval_rows=0)
     books = RunLedger(plan, job().train)
@@ -124,8 +124,9 @@ def test_ledger_last_loss_is_the_mean_of_one_turn_of_steps(local_iterations: int
         for offset in range(turn.num_items):
             step(books, turn, offset, next(losses), 101.0)
         books.turn_done(turn)
-    report = books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
-    assert report["train"] == {"first_loss": 2.0, "last_loss": expected}
+    train = books.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})["train"]
+    assert (train["first_loss"], train["last_loss"]) == (2.0, 0.25)
+    assert (train["mean_loss"], train["mean_steps"]) == (expected, local_iterations)
 
 
 def test_ledger_of_a_diverged_run_is_still_json() -> None:
