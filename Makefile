@@ -5,6 +5,7 @@
 #   make promises    what is always true of a run, and which tests hold it
 #   make lint        formatting, types, import rules
 #   make proto       regenerate the code of the wire's messages
+#   make wheel       build dist/ringtune-VERSION-py3-none-any.whl, for machines without a checkout
 #   make bench-ring  measure the ring against one process: build/bench/ring.json
 #   make bench-sim   measure predictions against boards of a testbed: build/bench/sim.json
 #   make bench-examples  train the three examples, on the ring and in one process: build/bench/examples.json
@@ -25,7 +26,7 @@ STAMP := $(VENV)/ringtune.stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test promises lint proto bench-ring bench-sim bench-examples clean
+.PHONY: help setup demo test promises lint proto wheel bench-ring bench-sim bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -56,6 +57,9 @@ lint: $(STAMP)
 
 proto: $(STAMP)
 	$(BIN)/python proto/generate.py
+
+wheel: $(STAMP)
+	$(PIP) wheel --no-deps --wheel-dir dist .
 
 bench-ring: $(STAMP)
 	$(BIN)/python -m tests.bench.ring $(ARGS)

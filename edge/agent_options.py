@@ -8,7 +8,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path, user_state_path
 
-from ringtune.errors import DataError, UsageError
+from ringtune.errors import UsageError
 from ringtune.ids import check_node_name, node_name_from_host
 from ringtune.rpc.addresses import (
     address_towards,
@@ -89,16 +89,6 @@ class AgentOptions:
             f"{option} {told} can be reached from this machine only, but the coordinator is {self.coordinator}; leave "
             f"{option} out, or give --bind 0.0.0.0:0"
         )
-
-    def check_rows(self) -> None:
-        """Refuse files of rows that are missing, before the node joins.
-
-        Raises:
-            DataError: a file of rows is not there.
-        """
-        for option, rows in (("--data", self.data), ("--eval-data", self.eval_data)):
-            if rows is not None and not rows.exists():
-                raise DataError(f"{option} {rows} is not there; correct the path")
 
 
 def default_name() -> str:

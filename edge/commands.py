@@ -71,6 +71,7 @@ def node(
     from edge.agent.process import run_agent
     from edge.agent_options import AgentOptions, default_cache, default_name, default_state, parse_share
     from edge.machine.libraries import require_libraries
+    from edge.start_checks import check_start
     from ringtune.ids import check_node_name
     from ringtune.quantities import parse_bytes
 
@@ -97,7 +98,7 @@ def node(
         is_guest=guest,
     )
     if not watch_parent:  # a local run finds it out itself, and names the key of the job
-        options.check_rows()
+        check_start(options)
     code = run_agent(options)
     if code:
         raise typer.Exit(code)

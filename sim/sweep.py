@@ -120,7 +120,7 @@ def run_cells(
         raise UsageError("--cluster is for --backend dask and ray")
     if backend == "loky" and 1 in (jobs, len(cells)):
         return [task(cell) for cell in cells]
-    joblib = _import("joblib", "joblib", "ringtune[sweeps]")
+    joblib = _import("joblib", "joblib", "joblib")
     workers = min(jobs, len(cells)) if jobs > 0 else jobs
     with _backend(joblib, backend, workers, cluster):
         return list(joblib.Parallel(n_jobs=workers)(joblib.delayed(task)(cell) for cell in cells))

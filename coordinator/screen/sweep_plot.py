@@ -30,7 +30,7 @@ def check_plot(path: Path) -> Any:
     try:
         return importlib.import_module("matplotlib.figure")
     except ModuleNotFoundError as error:
-        raise RingTuneError("--plot needs the package 'matplotlib'; pip install 'ringtune[plots]'") from error
+        raise RingTuneError("--plot needs the package 'matplotlib'; pip install matplotlib") from error
 
 
 def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequence[CellResult]) -> None:

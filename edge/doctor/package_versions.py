@@ -40,12 +40,7 @@ def check_packages(wanted: Sequence[Requirement], extras: Sequence[str], *, find
     """
     if not wanted:
         return [warned("packages", "ringtune is not installed here, only run", "pip install it to check versions")]
-    return [
-        _check(need, find(need.name), f"ringtune[{extra}]" if extra else "ringtune")
-        for extra in ("", *extras)
-        for need in wanted
-        if _is_of(extra, need)
-    ]
+    return [_check(need, find(need.name)) for extra in ("", *extras) for need in wanted if _is_of(extra, need)]
 
 
 def _is_of(extra: str, need: Requirement) -> bool:
@@ -55,11 +50,12 @@ def _is_of(extra: str, need: Requirement) -> bool:
     return need.marker.evaluate({"extra": extra})
 
 
-def _check(need: Requirement, version: str | None, package: str) -> Check:
+def _check(need: Requirement, version: str | None) -> Check:
+    remedy = f"pip install '{need.name}{need.specifier}'"
     if version is None:
-        return failed(need.name, "not installed", f"pip install '{package}'")
+        return failed(need.name, "not installed", remedy)
     if not need.specifier.contains(version, prereleases=True):
-        return failed(need.name, f"{version}, tested is {need.specifier}", f"pip install '{need.name}{need.specifier}'")
+        return failed(need.name, f"{version}, tested is {need.specifier}", remedy)
     return passed(need.name, version)
 
 

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from ringtune.errors import UsageError
+from ringtune.hints import hint_to_install
 
 NEEDED: Final = (
     "adapters.context",
@@ -42,7 +43,7 @@ def require_libraries() -> None:
     wanted = [module for module in ("torch", "transformers", "adapters") if module not in sys.modules]
     missing = [module for module in wanted if find_spec(module) is None]
     if missing:
-        raise UsageError(f"a node needs {', '.join(missing)}, not installed here; run: pip install 'ringtune[node]'")
+        raise UsageError(f"a node needs {', '.join(missing)}, not installed here: {hint_to_install('node')}")
 
 
 def load_libraries() -> None:

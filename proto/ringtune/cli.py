@@ -76,7 +76,9 @@ def _missing(name: str, module: str) -> Any:
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
     def _explain() -> None:
-        raise RingTuneError(f"'ringtune {name}' needs the Python package {module!r}; pip install 'ringtune[node]'")
+        from ringtune.hints import hint_to_install
+
+        raise RingTuneError(f"'ringtune {name}' needs the Python package {module!r}: {hint_to_install('node')}")
 
     return typer.main.get_command(app)
 

@@ -13,8 +13,8 @@ import pytest
 import typer
 
 from coordinator.screen.join_hints import join_lines, listening_line, reachable_address
-from ringtune import cli
-from ringtune.hints import hint, hint_to_start_coordinator
+from ringtune import __version__, cli
+from ringtune.hints import WHEEL, hint, hint_to_install, hint_to_start_coordinator
 from tests.contract.test_structure import ROOT, modules
 
 QUOTED = re.compile(r"'(ringtune [a-z][^']*)'")
@@ -95,6 +95,14 @@ def test_hints_name_options_that_there_are() -> None:
     assert {
         (name, option) for name, text in sentences for option in OPTION.findall(text) if option not in known
     } == set()
+
+
+def test_hints_install_nothing_that_no_index_has() -> None:
+    """RingTune is in no package index: a message names a checkout, the file of the wheel, or another package."""
+    assert [entry for entry in all_texts() if re.search(r"pip install '?ringtune\b(?!-)", entry[1])] == []
+    assert f"ringtune-{__version__}-py3-none-any.whl" == WHEEL
+    for extra in ("node", "sweeps", "plots"):
+        assert f"[{extra}]" in hint_to_install(extra)
 
 
 @pytest.mark.parametrize(("page", "line"), list(lines_of_pages()))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge.agent_options import AgentOptions, advertised_address, bind_address, parse_share
-from ringtune.errors import ConnectionFailedError, DataError, UsageError
+from ringtune.errors import ConnectionFailedError, UsageError
 from ringtune.rpc import addresses
 
 
@@ -49,16 +48,6 @@ def test_agent_options_nonsense_is_refused(changes: dict[str, Any]) -> None:
     """With the option named."""
     with pytest.raises(UsageError):
         options(**changes)
-
-
-def test_agent_options_rows_that_are_not_there_are_named(tmp_path: Path) -> None:
-    """A mistyped path of rows is told with its option, before the node joins anything."""
-    (tmp_path / "here.csv").write_text("text,label\n", encoding="utf-8")
-    options(data=tmp_path / "here.csv", eval_data=tmp_path).check_rows()
-    with pytest.raises(DataError, match=r"--data .*away\.csv is not there"):
-        options(data=tmp_path / "away.csv").check_rows()
-    with pytest.raises(DataError, match=r"--eval-data .*away\.csv is not there"):
-        options(data=tmp_path / "here.csv", eval_data=tmp_path / "away.csv").check_rows()
 
 
 def test_agent_options_share_reads_index_and_count() -> None:

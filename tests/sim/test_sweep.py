@@ -108,7 +108,7 @@ def test_run_cells_refuse_an_unknown_backend() -> None:
 @pytest.mark.parametrize(
     ("module", "options", "message"),
     [
-        ("joblib", {"jobs": 2}, r"needs the package 'joblib'; pip install 'ringtune\[sweeps\]'"),
+        ("joblib", {"jobs": 2}, r"needs the package 'joblib'; pip install 'joblib'"),
         ("distributed", {"backend": "dask"}, r"needs the package 'dask\[distributed\]'; pip install"),
         ("ray", {"backend": "ray"}, "needs the package 'ray'; pip install 'ray'"),
     ],

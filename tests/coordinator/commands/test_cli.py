@@ -176,7 +176,7 @@ def test_cli_explains_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None
     assert "no_such_package" in listed.output
     result = CliRunner().invoke(app, ["fly", "--high"])
     assert result.exit_code == 1
-    assert "pip install 'ringtune[node]'" in result.output
+    assert "pip install '.[node]'" in result.output
 
 
 def test_cli_finds_commands_of_a_checkout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,12 +88,12 @@ def test_doctor_reads_every_requirement_of_the_project() -> None:
 
 
 def test_doctor_names_packages_that_are_missing_or_too_new() -> None:
-    """What is missing names the extra; a wrong version names both numbers; other extras do not count."""
+    """What is missing names the versions that do; a wrong version names both numbers; other extras do not count."""
     wanted = [Requirement("a>=1,<2"), Requirement("torch>=2.13,<2.14; extra == 'node'"), Requirement("x; extra == 'y'")]
     checks = check_packages(wanted, ["node"], find={"a": "2.0"}.get)
     assert [(check.name, check.level) for check in checks] == [("a", Level.FAIL), ("torch", Level.FAIL)]
     assert checks[0].found == "2.0, tested is <2,>=1"
-    assert checks[1].remedy == "pip install 'ringtune[node]'"
+    assert checks[1].remedy == "pip install 'torch<2.14,>=2.13'"
     assert [check.name for check in check_packages(wanted, [], find={"a": "1.5"}.get)] == ["a"]
 
 
