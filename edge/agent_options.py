@@ -8,6 +8,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_path, user_state_path
 
+from edge.shards.kept import KEPT, Kept
 from ringtune.errors import UsageError
 from ringtune.ids import check_node_name, node_name_from_host
 from ringtune.rpc.addresses import (
@@ -44,6 +45,7 @@ class AgentOptions:
         watch_parent: end when the standard input ends.
         join_s: how long to try to reach the coordinator, seconds.
         is_guest: take part in nothing but the evaluation of the own rows.
+        kept: how much of finished runs stays in ``state``.
     """
 
     coordinator: str
@@ -63,6 +65,7 @@ class AgentOptions:
     watch_parent: bool = False
     join_s: float = 30.0
     is_guest: bool = False
+    kept: Kept = KEPT
 
     def __post_init__(self) -> None:
         """Refuse options that make no sense, and addresses that leave this machine unencrypted without ``insecure``."""

@@ -34,6 +34,12 @@ def node(
             metavar="DIR", help="Where this node keeps its parts of checkpoints. Default: ~/.local/state/ringtune/NAME."
         ),
     ] = None,
+    keep_days: Annotated[
+        float, typer.Option(min=0.0, help="How many days the checkpoints of a finished run stay in --state.")
+    ] = 30.0,
+    keep_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="How much room those of all finished runs may take there.")
+    ] = "4GiB",
     cache: Annotated[
         Path | None,
         typer.Option(help="Folder for weights that are fetched from other nodes. Default: the user's cache folder."),
@@ -71,6 +77,7 @@ def node(
     from edge.agent.process import run_agent
     from edge.agent_options import AgentOptions, default_cache, default_name, default_state, parse_share
     from edge.machine.libraries import require_libraries
+    from edge.shards.kept import Kept
     from edge.start_checks import check_start
     from ringtune.ids import check_node_name
     from ringtune.quantities import parse_bytes
@@ -96,6 +103,7 @@ def node(
         watch_parent=watch_parent,
         join_s=join_s,
         is_guest=guest,
+        kept=Kept(days=keep_days, size_bytes=parse_bytes(keep_size)),
     )
     if not watch_parent:  # a local run finds it out itself, and names the key of the job
         check_start(options)

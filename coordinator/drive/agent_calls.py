@@ -131,10 +131,10 @@ class AgentCalls:
         request = control_pb2.CollectRequest(run_id=self._run_id, with_head=with_head, with_private=with_private)
         self._submit(lambda: on_result(self._collect(request, timeout_s)))
 
-    def release(self, reason: str) -> Future[None]:
+    def release(self, reason: str, *, is_finished: bool = False) -> Future[None]:
         """Cancel the call under way and tell the node that the run is over; errors are only logged."""
         self._cancel()
-        request = control_pb2.ReleaseRequest(run_id=self._run_id, reason=reason)
+        request = control_pb2.ReleaseRequest(run_id=self._run_id, reason=reason, is_finished=is_finished)
 
         def work() -> None:
             try:

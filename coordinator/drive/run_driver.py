@@ -197,9 +197,9 @@ class RunDriver(Driver):
                 self._calls[node].collect(
                     with_head=with_head, with_private=with_private, timeout_s=wait_s, on_result=self._put_files(node)
                 )
-            case rounds.Release(node, reason):
+            case rounds.Release(node, reason, is_finished):
                 self._needed -= {node}
-                self._released.append(self._calls[node].release(reason))
+                self._released.append(self._calls[node].release(reason, is_finished=is_finished))
             case SetTimer(timer, at_s):
                 self._timers[timer] = at_s
             case CancelTimer(timer):

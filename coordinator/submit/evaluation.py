@@ -104,8 +104,17 @@ def _evaluate(
     setup = LocalSetup.of(job, 1)
     with (
         _free_coordinator(address, insecure=insecure) as client,
-        tempfile.TemporaryDirectory(prefix="ringtune-") as logs,
-        LocalNodes(setup, job, address, logs=Path(logs), on_exit=note_end, names=[owner], options=options or []),
+        tempfile.TemporaryDirectory(prefix="ringtune-") as name,
+        LocalNodes(
+            setup,
+            job,
+            address,
+            logs=Path(name),
+            on_exit=note_end,
+            names=[owner],
+            options=options or [],
+            states=Path(name) / "states",
+        ),
     ):
         _await_member(client, owner, ended, join_s)
         try:

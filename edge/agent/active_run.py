@@ -42,6 +42,7 @@ class ActiveRun:
     plan: Plan
     start: StartPoint | None = None
     is_collected: bool = False
+    is_finished: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
     executor: Any = None
     saver: Saver | None = None
@@ -127,7 +128,7 @@ class ActiveRun:
     def drop(self) -> None:
         """Drop everything that the run holds; on the compute thread, after the loop has ended."""
         if self.saver is not None:
-            self.saver.close()
+            self.saver.close(is_finished=self.is_finished)
         self.executor = self.run = self.reporter = self.saver = None
         self.links.clear()
         give_memory_back()

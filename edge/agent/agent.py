@@ -239,12 +239,19 @@ class Agent:
             reporter.flush(min(_FLUSH_S, timeout_s))  # so that the trace is complete when the run ends
         return files
 
-    def release(self, run_id: str, reason: str) -> None:
-        """Stop and forget a run in any state; an unknown ``run_id`` is no error, an empty one means any run."""
+    def release(self, run_id: str, reason: str, *, is_finished: bool = False) -> None:
+        """Stop and forget a run in any state; an unknown ``run_id`` is no error, an empty one means any run.
+
+        Args:
+            run_id: of the run.
+            reason: for the log.
+            is_finished: the run ended well, so that its shards need not be kept for ever.
+        """
         if self.models is not None:
             self.models.release(run_id)
         active = self._active
         if active is not None and run_id in ("", active.run_id):
+            active.is_finished = active.is_finished or is_finished
             self._end(active, reason)
         if run_id in ("", self._data[0]):
             self._data = ("", None)
@@ -286,6 +293,7 @@ class Agent:
                 active.node,
                 goes_on.run_id if goes_on else active.run_id,
                 is_resumed=goes_on is not None,
+                kept=self._options.kept,
                 timeout_s=deadline_s - time.monotonic(),
             )
             if goes_on is not None and active.saver is not None:

@@ -127,7 +127,10 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
 
     def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Stop and forget a run."""
-        answer(context, lambda: self._agent.release(request.run_id, request.reason or "released"))
+        answer(
+            context,
+            lambda: self._agent.release(request.run_id, request.reason or "released", is_finished=request.is_finished),
+        )
         return control_pb2.Empty()
 
 

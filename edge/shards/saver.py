@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from edge.shards.kept import KEPT, Kept
 from edge.shards.state_folder import LOCK_WAIT_S, RunShards, StateFolder
-from ringtune.errors import IntegrityError, UsageError
+from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.rounds.checkpoint import Shard
 from ringtune.schedule.plan import Plan
 
+_LOG = logging.getLogger(__name__)
 _NO_FOLDER = "has no folder for checkpoints; start it with --state DIR"
 
 
@@ -36,13 +39,15 @@ class Saver:
         run_id: under which the shards are kept; the first run's, if it was resumed.
         plan: of the run.
         node: this node.
+        kept: how much of finished runs stays in the folder.
     """
 
-    def __init__(self, folder: Path, run_id: str, plan: Plan, node: str) -> None:
+    def __init__(self, folder: Path, run_id: str, plan: Plan, node: str, *, kept: Kept = KEPT) -> None:
         self._folder = folder
         self._run_id = run_id
         self._plan_digest = plan.digest
         self._node = node
+        self._kept = kept
         self._state: StateFolder | None = None
 
     def open(self, *, timeout_s: float = LOCK_WAIT_S) -> RunShards:
@@ -54,7 +59,8 @@ class Saver:
         """
         if self._state is None:
             self._state = StateFolder(self._folder, timeout_s=timeout_s)
-            self._state.drop_old_runs(self._run_id)
+            self._state.run(self._run_id).reopen()
+            self._state.drop_old_runs(self._run_id, self._kept)
         return self._state.run(self._run_id)
 
     def save(self, step: int, executor: Saves, *, with_head: bool) -> Shard:
@@ -83,9 +89,20 @@ class Saver:
         """Delete the shards of steps before ``step``."""
         self.open().keep_from(step)
 
-    def close(self) -> None:
-        """Release the lock, so that another process may use the folder."""
-        if self._state is not None:
+    def close(self, *, is_finished: bool = False) -> None:
+        """Release the lock, so that another process may use the folder.
+
+        Args:
+            is_finished: the run ended well; its shards may go when there is no more room or time for them.
+        """
+        if self._state is None:
+            return
+        try:
+            if is_finished:
+                self._state.run(self._run_id).finish()
+        except StorageError as error:
+            _LOG.warning("node %s keeps the shards of run %s for ever: %s", self._node, self._run_id, error)
+        finally:
             self._state.close()
 
     def _metadata(self, step: int) -> dict[str, str]:
@@ -114,7 +131,14 @@ class GoesOn(NamedTuple):
 
 
 def open_saver(
-    state: Path | None, plan: Plan, node: str, run_id: str, *, is_resumed: bool, timeout_s: float
+    state: Path | None,
+    plan: Plan,
+    node: str,
+    run_id: str,
+    *,
+    is_resumed: bool,
+    timeout_s: float,
+    kept: Kept = KEPT,
 ) -> Saver | None:
     """Make the saver of a run; None if this node has no folder and needs none.
 
@@ -127,6 +151,7 @@ def open_saver(
         run_id: under which shards are kept.
         is_resumed: whether there is a shard to be loaded.
         timeout_s: how long to wait for the folder.
+        kept: how much of finished runs stays in the folder.
 
     Raises:
         UsageError: a folder is needed and there is none.
@@ -138,7 +163,7 @@ def open_saver(
         if is_needed:
             raise UsageError(f"node {node} {_NO_FOLDER}")
         return None
-    saver = Saver(state, run_id, plan, node)
+    saver = Saver(state, run_id, plan, node, kept=kept)
     if is_needed:
         saver.open(timeout_s=timeout_s)
     return saver

@@ -4,9 +4,11 @@
 
     STATE/lock                          held by the process that writes here
     STATE/<run id>/step-<N>.safetensors
+    STATE/<run id>/finished             the run ended well; made then
 
 A shard alone is no checkpoint: the submitter's manifest makes it one. So a node never drops a shard by itself;
-it is told from which step on they are needed. Of runs, the newest ``KEPT_RUNS`` stay.
+it is told from which step on they are needed. A run that can still be gone on with stays whole; of finished runs
+``edge.shards.kept`` says how much stays.
 """
 
 from __future__ import annotations
@@ -15,19 +17,23 @@ import hashlib
 import logging
 import re
 import shutil
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from edge.shards.kept import KEPT, FinishedRun, Kept
 from ringtune.errors import BusyError, IntegrityError, StorageError
 from ringtune.files.durable import make_folder, remove_partial_files, storage_errors, write_durably
-from ringtune.ids import check_run_id
+from ringtune.ids import check_run_id, is_run_id
+from ringtune.quantities import format_bytes
 from ringtune.rounds.checkpoint import Shard
 
 _LOG = logging.getLogger(__name__)
-KEPT_RUNS = 8
 LOCK_WAIT_S = 10.0
 _NAME = re.compile(r"step-(\d+)\.safetensors")
+_FINISHED = "finished"
 
 
 class StateFolder:
@@ -76,15 +82,40 @@ class StateFolder:
         """
         return RunShards(self.path / check_run_id(run_id))
 
-    def drop_old_runs(self, current: str) -> None:
-        """Delete the shards of all runs but the current one and the newest others, ``KEPT_RUNS`` in all.
+    def drop_old_runs(self, current: str, kept: Kept = KEPT) -> None:
+        """Delete the shards of finished runs for which ``kept`` leaves no room or time, but never those of other runs.
 
-        Run ids sort by time. Partial files that a crash left of the current run go too.
+        Partial files that a crash left go too. Runs that never finished and need more than the allowed room are named
+        in a warning, because only their owner knows whether anybody goes on with them.
+
+        Args:
+            current: the run that is about to be worked on.
+            kept: how much stays.
         """
-        others = sorted(entry.name for entry in self.path.iterdir() if entry.is_dir() and entry.name != current)
-        for name in others[: -(KEPT_RUNS - 1)]:
-            shutil.rmtree(self.path / name, ignore_errors=True)
-        remove_partial_files(self.path / current)
+        runs = {entry.name: RunShards(entry) for entry in self._run_folders()}
+        for shards in runs.values():
+            remove_partial_files(shards.folder)
+        finished = [run for name, shards in runs.items() if name != current and (run := shards.finished_run())]
+        for old in kept.to_drop(finished, now_unix_s=time.time()):
+            _LOG.info("the shards of run %s are dropped: it is finished, and its room or time is up", old.run_id)
+            shutil.rmtree(self.path / old.run_id, ignore_errors=True)
+        self._warn_of_unfinished(runs, current, kept)
+
+    def _run_folders(self) -> list[Path]:
+        return sorted(entry for entry in self.path.iterdir() if entry.is_dir() and is_run_id(entry.name))
+
+    def _warn_of_unfinished(self, runs: Mapping[str, RunShards], current: str, kept: Kept) -> None:
+        open_runs = [name for name, shards in runs.items() if name != current and not shards.is_finished()]
+        held_bytes = sum(runs[name].size_bytes() for name in open_runs)
+        if held_bytes > kept.size_bytes:
+            _LOG.warning(
+                "%d runs that never finished keep %s in %s, the oldest is %s; remove the folders of those that nobody "
+                "goes on with",
+                len(open_runs),
+                format_bytes(held_bytes),
+                self.path,
+                open_runs[0],
+            )
 
 
 class RunShards:
@@ -107,6 +138,35 @@ class RunShards:
             return ()
         found = (_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
         return tuple(sorted(int(match[1]) for match in found if match))
+
+    def size_bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(self.path(step).stat().st_size for step in self.steps())
+
+    def finish(self) -> None:
+        """Mark the run as finished: its shards may go when there is no more room or time for them.
+
+        Raises:
+            StorageError: no room for the mark.
+        """
+        if self.folder.is_dir():
+            write_durably(self.folder / _FINISHED, b"")
+
+    def reopen(self) -> None:
+        """Take the mark of a finished run away, because the run goes on."""
+        with storage_errors(self.folder):
+            (self.folder / _FINISHED).unlink(missing_ok=True)
+
+    def is_finished(self) -> bool:
+        """Whether the run is marked as finished."""
+        return (self.folder / _FINISHED).exists()
+
+    def finished_run(self) -> FinishedRun | None:
+        """Return what a finished run takes, and since when it is finished; None for a run that may go on."""
+        if not self.is_finished():
+            return None
+        ended_unix_s = (self.folder / _FINISHED).stat().st_mtime
+        return FinishedRun(self.folder.name, ended_unix_s, self.size_bytes())
 
     def write(self, step: int, content: bytes, *, node: str) -> Shard:
         """Write a shard to the disk; once this returns, the shard survives a power cut.

@@ -55,12 +55,17 @@ def make_run_id(started_unix_s: float, token: bytes) -> str:
     return f"r{time.strftime('%Y%m%d-%H%M%S', time.gmtime(started_unix_s))}-{token[:4].hex()}"
 
 
+def is_run_id(name: str) -> bool:
+    """Whether ``name`` has the form of a run id."""
+    return RUN_ID.fullmatch(name) is not None
+
+
 def check_run_id(run_id: str) -> str:
     """Return ``run_id`` if it has the form ``rYYYYMMDD-HHMMSS-xxxxxxxx``.
 
     Raises:
         UsageError: it has not.
     """
-    if not RUN_ID.fullmatch(run_id):
+    if not is_run_id(run_id):
         raise UsageError(f"run id {run_id!r} is not of the form rYYYYMMDD-HHMMSS-xxxxxxxx")
     return run_id

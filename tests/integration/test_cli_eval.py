@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ def test_eval_gives_what_the_run_reported(cluster: Cluster, run: Path) -> None:
         assert found["loss"] == pytest.approx(trained["loss"], rel=1e-5)
     cluster.wait_idle(*cluster.names)
     assert set(cluster.states()) == set(cluster.names)
+    left = Path(os.environ["XDG_STATE_HOME"]) / "ringtune"
+    assert not list(left.glob("eval-*")), "an evaluation leaves nothing in the user's folder"
 
 
 def test_eval_of_other_rows_needs_no_class_of_them_all(cluster: Cluster, run: Path, tmp_path: Path) -> None:

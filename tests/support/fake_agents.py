@@ -137,6 +137,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.log: list[str] = []
         self.loaded: dict[str, bytes] = {}
         self.released = threading.Event()
+        self.is_finished = False
         self.granted = threading.Event()
         self._claims = claims
         self._damaged = frozenset(damaged)
@@ -242,6 +243,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
     def Release(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Remember that the run is over."""
         self.log.append("release")
+        self.is_finished = request.is_finished
         self.released.set()
         return control_pb2.Empty()
 

@@ -162,10 +162,11 @@ class Collect(NamedTuple):
 
 
 class Release(NamedTuple):
-    """Tell a node that the run is over for it."""
+    """Tell a node that the run is over for it; ``is_finished`` if it ended well and every result is collected."""
 
     node: str
     reason: str
+    is_finished: bool = False
 
 
 class Finish(NamedTuple):

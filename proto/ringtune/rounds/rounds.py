@@ -191,7 +191,7 @@ class Rounds:
             self._grant_ahead(commands)
             self._end_training(now_s, commands)
         else:
-            self._release(commands, "the run is done")
+            commands += [Release(name, "the run is done", is_finished=True) for name in self._nodes]
             self.phase = "done"
             commands += [CancelTimer(_PHASE_TIMER), EnterPhase("done"), Finish("", "")]
 

@@ -458,12 +458,14 @@ class CollectRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., with_head: _Optional[bool] = ..., with_private: _Optional[bool] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("run_id", "reason")
+    __slots__ = ("run_id", "reason", "is_finished")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_FINISHED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     reason: str
-    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    is_finished: bool
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ..., is_finished: _Optional[bool] = ...) -> None: ...
 
 class MeasureLinkRequest(_message.Message):
     __slots__ = ("target", "address", "message_bytes")

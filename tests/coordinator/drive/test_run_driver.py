@@ -210,6 +210,15 @@ def test_run_ends_with_the_error_of_a_node(phase: str) -> None:
         with pytest.raises(ModelError, match="node b: the weights are gone"):
             run(cluster)
         assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
+        assert not any(agent.is_finished for agent in cluster.agents.values())
+
+
+def test_run_tells_nodes_whether_it_is_finished() -> None:
+    """Only then may they drop their shards one day; a run that failed can be gone on with."""
+    with FakeCluster("a", "b") as cluster:
+        run(cluster)
+        assert all(agent.released.wait(CALL_S) for agent in cluster.agents.values())
+        assert all(agent.is_finished for agent in cluster.agents.values())
 
 
 def test_run_ends_when_a_node_reports_an_error() -> None:

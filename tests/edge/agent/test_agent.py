@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from edge.agent.active_run import ActiveRun
 from edge.agent.agent import Agent
 from edge.agent_options import AgentOptions
 from edge.measuring.timing_request import TimingRequest
+from edge.shards.state_folder import StateFolder
 from ringtune.errors import (
     ConnectionFailedError,
     DataError,
@@ -226,6 +228,22 @@ def test_agent_goes_through_a_whole_run(ring: TwoAgents) -> None:
     assert [request.error for request in ring.requests if request.error] == []
 
 
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_agent_marks_shards_of_a_finished_run_only(tmp_path: Path, is_finished: bool) -> None:
+    """After a run that was stopped they are all that can be gone on from, so they carry no mark."""
+    ring = TwoAgents(state=tmp_path)
+    plan = make_plan([("a", 0, 4)], ["a"], num_steps=4, checkpoint_every=2)
+    ring.prepare("a", plan_json=json.dumps(plan.to_json()))
+    turns = tuple(turn_sequence(plan.course))
+    ring.agents["a"].grant(RUN, 0, turns)
+    ring.wait_for(lambda requests: {turn for r in requests for turn in r.turns_done} == {t.index for t in turns})
+    ring.agents["a"].release(RUN, "over", is_finished=is_finished)
+    ring.close()
+    with StateFolder(tmp_path, timeout_s=WAIT_S) as folder:
+        assert folder.run(RUN).steps() == (2, 4)
+        assert folder.run(RUN).is_finished() is is_finished
+
+
 SAVED = {name: name.encode() for name in ADAPTER_FILES}
 
 
@@ -248,8 +266,6 @@ def test_agent_loads_a_saved_adapter_before_the_first_turn(ring: TwoAgents) -> N
 
 def test_agent_inspect_replaces_the_model_path_and_uses_the_given_memory() -> None:
     """``--model`` and ``--memory`` win over the job and over what is free."""
-    from pathlib import Path
-
     ring = TwoAgents(model=Path("/elsewhere"), memory_bytes=5)
     facts = json.loads(ring.agents["a"].inspect(RUN, JOB, None, timeout_s=WAIT_S))
     ring.close()

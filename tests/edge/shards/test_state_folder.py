@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import pytest
 
 from edge.agent_options import default_state
+from edge.shards.kept import FinishedRun, Kept
 from edge.shards.saver import Saver, ShardAsked, check_shards, open_saver
-from edge.shards.state_folder import KEPT_RUNS, StateFolder
+from edge.shards.state_folder import StateFolder
 from ringtune.errors import BusyError, IntegrityError, StorageError, UsageError
 from ringtune.schedule.plan import Plan
 from tests.support.plans import make_plan
@@ -102,18 +103,83 @@ def test_shards_are_dropped_only_when_told(tmp_path: Path) -> None:
         assert shards.steps() == (6, 8)
 
 
-def test_state_folder_keeps_the_newest_runs(tmp_path: Path) -> None:
-    """A device that trains for years does not fill up; what a crash left half written goes."""
+RUNS = [f"r202601{day:02}-000000-00000000" for day in range(2, 16)]
+
+
+def runs_left(folder: Path) -> list[str]:
+    """Names of the runs that still have shards."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+
+
+def test_state_folder_never_drops_a_run_that_can_be_gone_on_with(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Fourteen runs that were stopped are all there when the fifteenth begins; what needs much room is named."""
     with StateFolder(tmp_path) as folder:
-        names = [f"r2026010{day}-000000-00000000" for day in range(1, 10)]
-        names += [f"r2026011{day}-000000-00000000" for day in range(5)]
-        for name in names:
-            folder.run(name).write(2, b"x", node="a")
-        (folder.path / names[0] / "step-4.safetensors.0a.tmp").write_text("torn")
-        folder.drop_old_runs(names[0])
-        left = sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir())
-        assert left == sorted([names[0], *names[-(KEPT_RUNS - 1) :]])
-        assert [entry.name for entry in (tmp_path / names[0]).iterdir()] == ["step-2.safetensors"]
+        for name in RUNS:
+            folder.run(name).write(2, b"x" * 100, node="a")
+        (folder.path / RUNS[3] / "step-4.safetensors.0a.tmp").write_text("torn")
+        folder.drop_old_runs(RUN, Kept(days=0.0, size_bytes=1000))
+    assert runs_left(tmp_path) == RUNS
+    assert [entry.name for entry in (tmp_path / RUNS[3]).iterdir()] == ["step-2.safetensors"]
+    assert f"14 runs that never finished keep 1.4 KiB in {tmp_path}, the oldest is {RUNS[0]}" in caplog.text
+
+
+def test_state_folder_drops_finished_runs_by_size_oldest_first(tmp_path: Path) -> None:
+    """A device that trains for years does not fill up: of six finished runs of 100 bytes the newest three stay."""
+    with StateFolder(tmp_path) as folder:
+        for index, name in enumerate(RUNS[:8]):
+            folder.run(name).write(2, b"x" * 100, node="a")
+            if index not in (0, 4):
+                folder.run(name).finish()
+                os.utime(tmp_path / name / "finished", (1e9 + index, 1e9 + index))
+        (tmp_path / "lost+found").mkdir()
+        folder.drop_old_runs(RUN, Kept(days=1e9, size_bytes=350))
+    assert runs_left(tmp_path) == sorted(["lost+found", *(RUNS[index] for index in (0, 4, 5, 6, 7))])
+
+
+def test_finished_runs_go_by_age_and_size_but_the_newest_only_by_age() -> None:
+    """Runs of 3, 6 and 5 bytes that ended after 1, 2 and 3 days, looked at after 3.5 days."""
+    day_s = 86_400.0
+    runs = [FinishedRun(name, day * day_s, size) for name, day, size in (("a", 1, 3), ("b", 2, 6), ("c", 3, 5))]
+
+    def dropped(days: float, size_bytes: int) -> list[str]:
+        kept = Kept(days=days, size_bytes=size_bytes)
+        return sorted(run.run_id for run in kept.to_drop(runs, now_unix_s=3.5 * day_s))
+
+    assert dropped(10.0, 14) == []
+    assert dropped(10.0, 13) == ["a"]
+    assert dropped(10.0, 10) == ["a", "b"]
+    assert dropped(10.0, 0) == ["a", "b"]
+    assert dropped(2.0, 14) == ["a"]
+    assert dropped(0.0, 14) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("values", "option"), [({"days": -1.0}, "--keep-days"), ({"size_bytes": -1}, "--keep-size")])
+def test_kept_refuses_less_than_nothing(values: dict[str, Any], option: str) -> None:
+    """The option is named."""
+    with pytest.raises(UsageError, match=option):
+        Kept(**values)
+
+
+def test_saver_of_a_finished_run_marks_it_and_of_one_that_goes_on_takes_the_mark_away(tmp_path: Path) -> None:
+    """A finished run that is trained further can be interrupted again, and is then as precious as any other."""
+    saver = Saver(tmp_path, RUN, PLAN, "a")
+    saver.save(4, FakeModel(), with_head=False)
+    saver.close()
+    with StateFolder(tmp_path) as folder:
+        assert not folder.run(RUN).is_finished()
+    saver = Saver(tmp_path, RUN, PLAN, "a")
+    saver.open()
+    saver.close(is_finished=True)
+    with StateFolder(tmp_path) as folder:
+        assert folder.run(RUN).is_finished()
+    saver = Saver(tmp_path, RUN, PLAN, "a", kept=Kept(days=0.0))
+    saver.open()
+    saver.close()
+    with StateFolder(tmp_path) as folder:
+        assert not folder.run(RUN).is_finished()
+        assert folder.run(RUN).steps() == (4,)
 
 
 @pytest.mark.parametrize("name", ["..", "r", "r20260101-000000-00000000/x"])

@@ -1,0 +1,64 @@
+"""How much of finished runs stays in a node's folder: a rule of age and size, without a clock or a disk.
+
+A finished run's shards are kept for a while, because someone may want to train it further. A run that never finished is
+no concern of this rule: its shards are the only way to go on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ringtune.errors import UsageError
+
+_DAY_S: Final = 86_400.0
+
+
+class FinishedRun(NamedTuple):
+    """The shards of a finished run: since when it is finished, and how many bytes they take."""
+
+    run_id: str
+    ended_unix_s: float
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """What stays of finished runs.
+
+    Attributes:
+        days: how long a finished run's shards stay.
+        size_bytes: how much room they may take together.
+    """
+
+    days: float = 30.0
+    size_bytes: int = 4 << 30
+
+    def __post_init__(self) -> None:
+        """Refuse what is no time and no room."""
+        if not self.days >= 0.0:
+            raise UsageError(f"--keep-days is {self.days:g}, it has to be at least 0")
+        if self.size_bytes < 0:
+            raise UsageError(f"--keep-size is {self.size_bytes} bytes, it has to be at least 0")
+
+    def to_drop(self, runs: Iterable[FinishedRun], *, now_unix_s: float) -> list[FinishedRun]:
+        """List the finished runs whose shards go: those that are too old, and the oldest that don't fit.
+
+        The newest one goes for its age only: its submitter may still be writing the results.
+
+        Example: with room for 10 bytes, of runs with 3, 6 and 5 bytes, the newest last, only the 5 bytes stay: the 6
+        don't fit beside them, and what is older than a dropped run goes too.
+        """
+        dropped: list[FinishedRun] = []
+        held_bytes = 0
+        for position, run in enumerate(sorted(runs, key=lambda run: (run.ended_unix_s, run.run_id), reverse=True)):
+            held_bytes += run.size_bytes
+            is_too_old = now_unix_s - run.ended_unix_s > self.days * _DAY_S
+            if is_too_old or (position and held_bytes > self.size_bytes):
+                dropped.append(run)
+        return dropped
+
+
+KEPT: Final = Kept()
+"""What stays where nobody says otherwise: 30 days and 4 GiB."""
