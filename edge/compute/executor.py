@@ -18,6 +18,7 @@ import torch
 from edge.compute.hosting import Hosted, host
 from edge.compute.micro_batches import MicroBatch, OpenItem
 from edge.data.rows import OwnerDataset
+from edge.machine.settling import settle_of
 from edge.model.activations import storage_bytes
 from edge.model.loading import load_saved
 from edge.model.optimizers import apply_update
@@ -71,6 +72,7 @@ class NodeExecutor:
         self._hosted: Hosted = host(plan, node, job, model_folder, dataset, device=torch.device(device))
         blocks = [self._hosted.skeleton.blocks[index] for index in range(self._slice.start, self._slice.stop)]
         self._versions = VersionStore(blocks, self._hosted.optimizer)
+        self._settle = settle_of(torch.device(device))
         self._items: dict[int, OpenItem] = {}
         self._flows: dict[tuple[int, int], MicroBatch] = {}
         self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
@@ -122,7 +124,7 @@ class NodeExecutor:
     # ---- actions ----------------------------------------------------------------------------------
 
     def run(self, action: Action) -> Values:
-        """Carry out one of E, f, F, S, H, B, U.
+        """Carry out one of E, f, F, S, H, B, U; returns when the device has done it.
 
         Returns:
             Numbers for the report, to be summed by name: an H gives ``loss_sum`` and ``count``, and by task
@@ -137,7 +139,9 @@ class NodeExecutor:
         handler = self._handlers.get(action.op)
         if handler is None:
             raise PlanError(f"{action} is not a compute action that this node knows")
-        return handler(action, entry)
+        values = handler(action, entry)
+        self._settle()
+        return values
 
     def _embed(self, action: Action, entry: OpenItem) -> Values:
         owner, dataset = self._owner(action)

@@ -27,6 +27,7 @@ import torch
 
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
+from edge.machine.settling import settle_of
 from edge.measuring.laps import Cycle, Laps, Spread, Timer
 from edge.measuring.rows import SizedRows, known_labels, uneven_mask
 from edge.measuring.wire import decode, encode
@@ -317,8 +318,7 @@ class Bench:
 
     def settle(self) -> Callable[[], None]:
         """Return a function that waits until the device has done its work; on a processor the function does nothing."""
-        device = self._device
-        return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
+        return settle_of(self._device)
 
 
 @contextmanager

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from edge.compute import executor as executor_module
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
 from ringtune.errors import DataError, IntegrityError, ModelError, PlanError
 from ringtune.jobs.job import Job
-from ringtune.schedule.actions import Op, TensorKey
+from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
 from ringtune.schedule.versions import trained
 from tests.support import hand_ring as ring
 from tests.support import reference, tiny
@@ -127,6 +128,22 @@ def test_executor_equals_one_process_with_options(
         model_folder, tmp_path, slices, train__max_steps=25, unfreeze__every_steps=6, **overrides
     )
     assert difference <= 1e-9
+
+
+def test_executor_ends_an_action_when_the_device_has_done_it(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work that is only queued on a device would make launches of all actions: each waits for a made-up device."""
+    order: list[str] = []
+    monkeypatch.setattr(executor_module, "settle_of", lambda device: lambda: order.append(f"settled {device}"))
+    monkeypatch.setattr(NodeExecutor, "_embed", lambda *_: (order.append("queued"), ())[1])
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, ALONE)
+    executor = NodeExecutor(plan, "a", job, model_folder, datasets["a"])
+    executor.grant(next(iter(turn_sequence(plan.course))))
+    executor.run(Action(Op.EMBED, 0, 0))
+    assert order == ["queued", "settled cpu"]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
