@@ -136,7 +136,12 @@ def test_executor_ends_an_action_when_the_device_has_done_it(
     """Work that is only queued on a device would make launches of all actions: each waits for a made-up device."""
     order: list[str] = []
     monkeypatch.setattr(executor_module, "settle_of", lambda device: lambda: order.append(f"settled {device}"))
-    monkeypatch.setattr(NodeExecutor, "_embed", lambda *_: (order.append("queued"), ())[1])
+
+    def queue(*_: object) -> tuple[()]:
+        order.append("queued")
+        return ()
+
+    monkeypatch.setattr(NodeExecutor, "_embed", queue)
     job = ring.make_job(model_folder)
     datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
     plan = ring.make_plan(job, datasets, ALONE)
