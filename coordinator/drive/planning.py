@@ -1,48 +1,108 @@
-"""Plan a run from the nodes' facts, with a given profile if there is one, or keep a resumed run's plan."""
+"""Plan a run from the nodes' facts on a thread of its own, with a given profile or plan if there is one.
+
+The run's thread stays free meanwhile: leases, the status board and a Ctrl-C are served as at any other time.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from coordinator.drive.checkpointing import Checkpointing
 from coordinator.drive.requests import RunRequest
+from coordinator.planner.effort import Effort
 from coordinator.planner.given_profile import check_given, with_given_times
 from coordinator.planner.make_plan import Planned, make_plan
-from coordinator.records.events import EventSink
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.v1 import control_pb2
+from ringtune.errors import RingTuneError
+from ringtune.rounds import rounds
+
+_LOG = logging.getLogger(__name__)
 
 
-def plan_run(
-    request: RunRequest, facts: Mapping[str, NodeFacts], checkpoints: Checkpointing, emit: EventSink
-) -> tuple[Planned, Profile]:
-    """Plan a run, and tell the submitter what it is planned with.
+class PlanReady(NamedTuple):
+    """A plan on its way to the run's thread, with the profile that it was made with."""
+
+    planned: Planned
+    profile: Profile
+
+
+def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts]) -> Profile:
+    """Merge what a run is planned with: the nodes' facts, the times of a given profile, the rows of an evaluation.
+
+    Raises:
+        DataError: the owner of the evaluation has no rows.
+        PlanError: the given profile lacks a node.
+    """
+    if request.evaluation is not None:
+        facts = request.evaluation.narrow(facts)
+    if request.profile is not None:
+        return with_given_times(facts, request.profile)
+    return Profile(nodes=tuple(facts[name] for name in sorted(facts)))
+
+
+def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, is_cancelled: Callable[[], bool]) -> Planned:
+    """Plan a run as ``ringtune plan`` does, or keep the plan of the run that goes on.
+
+    Raises:
+        RingTuneError: no plan fits, or the given profile is of another job.
+    """
+    job, facts = request.job, profile.by_name
+    planned = kept or make_plan(
+        job,
+        facts,
+        links=profile.links,
+        evaluation_only=request.evaluation is not None,
+        effort=Effort(seconds=job.runtime.plan_s, is_cancelled=is_cancelled),
+    )
+    if request.profile is not None:
+        check_given(request.profile, facts, job, planned.plan)
+    return planned
+
+
+class PlanningThread:
+    """Plans a run beside the run's thread.
 
     Args:
         request: what is asked for.
-        facts: of each node.
-        checkpoints: of the run; they have a plan to keep if it goes on.
-        emit: sends an event to the submitter.
-
-    Returns:
-        The plan, and the profile that it was made with.
-
-    Raises:
-        RingTuneError: no plan fits, or the one to keep does not.
+        on_done: takes the plan or the error; called on the planning thread.
     """
-    evaluation = request.evaluation
-    if evaluation is not None:
-        facts = evaluation.narrow(facts)
-    given = request.profile
-    profile = with_given_times(facts, given) if given else Profile(nodes=tuple(facts[n] for n in sorted(facts)))
-    facts = profile.by_name
-    emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
-    kept = checkpoints.planned(facts)
-    is_evaluation = evaluation is not None
-    planned = kept or make_plan(request.job, facts, links=profile.links, evaluation_only=is_evaluation)
-    if given is not None:
-        check_given(given, facts, request.job, planned.plan)
-    checkpoints.note_model(facts, planned.plan)
-    emit(control_pb2.RunEvent(plan_json=json.dumps(planned.plan.to_json())))
-    return planned, profile
+
+    def __init__(self, request: RunRequest, on_done: Callable[[PlanReady | rounds.PlanFailed], None]) -> None:
+        self._request = request
+        self._on_done = on_done
+        self._cancelled = threading.Event()
+
+    def start(self, facts: Mapping[str, NodeFacts], checkpoints: Checkpointing) -> Profile:
+        """Begin to plan.
+
+        Args:
+            facts: of each node.
+            checkpoints: of the run; they have a plan to keep if it goes on.
+
+        Returns:
+            The profile that is planned with.
+
+        Raises:
+            RingTuneError: there is nothing to plan with, or the plan to keep does not fit.
+        """
+        profile = run_profile(self._request, facts)
+        kept = checkpoints.planned(profile.by_name)
+        threading.Thread(target=self._plan, args=(profile, kept), name="plan", daemon=True).start()
+        return profile
+
+    def cancel(self) -> None:
+        """Let the thread end soon: nobody waits for its plan any more."""
+        self._cancelled.set()
+
+    def _plan(self, profile: Profile, kept: Planned | None) -> None:
+        try:
+            self._on_done(PlanReady(plan_run(self._request, profile, kept, self._cancelled.is_set), profile))
+        except RingTuneError as error:
+            self._on_done(rounds.PlanFailed(type(error).__name__, str(error)))
+        except Exception as error:
+            _LOG.exception("planning failed by a bug")
+            message = f"internal error, {type(error).__name__}: {error}; please report it"
+            self._on_done(rounds.PlanFailed(RingTuneError.__name__, message))

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from coordinator.drive.answers import Answer, Facts, Files, NodePrepared, Reported, read_facts
 from coordinator.drive.checkpointing import Checkpointing, Noted
 from coordinator.drive.driver import Driver
-from coordinator.drive.planning import plan_run
+from coordinator.drive.planning import PlanningThread, PlanReady
 from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
 from coordinator.members.recruiting import Members, num_neighbours
@@ -32,8 +32,6 @@ from ringtune.costs.profile import NodeFacts
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
 from ringtune.rounds import rounds
-from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint
 from ringtune.v1 import control_pb2
 
 # A run measures as it starts, so only briefly; 'ringtune measure' takes longer, and nodes remember the better one.
@@ -58,7 +56,9 @@ class RunDriver(Driver):
         self._job = request.job
         self._job_toml = request.job.to_toml()
         self._request = request
-        self._rounds = rounds.Rounds(self._plan, plan_only=request.plan_only, wait_s=request.job.runtime.wait_s)
+        runtime = request.job.runtime
+        self._rounds = rounds.Rounds(None, plan_only=request.plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
+        self._planning = PlanningThread(request, self._queue.put)
         self._checkpoints = Checkpointing(run_id, request.job, request.resume)
         self._reports = Reports(self._checkpoints)
         self._timers: dict[str, float] = {}
@@ -107,12 +107,15 @@ class RunDriver(Driver):
         self._addresses = {member.node: member.address for member in members}
         self._neighbours = num_neighbours(members)
         self._feed(rounds.Started(tuple(sorted(self._addresses))))
-        while self._finish is None:
-            entry = self._next()
-            if entry is not None:
-                self._take(entry)
-            self._fire_timers()
-            self._check_leases()
+        try:
+            while self._finish is None:
+                entry = self._next()
+                if entry is not None:
+                    self._take(entry)
+                self._fire_timers()
+                self._check_leases()
+        finally:
+            self._planning.cancel()
         if self._finish.error:
             return error_from_name(self._finish.error, self._finish.message)
         self._hand_results_in()
@@ -120,7 +123,7 @@ class RunDriver(Driver):
 
     # ---- events -----------------------------------------------------------------------------------
 
-    def _take(self, entry: rounds.Event | Answer | Noted) -> None:
+    def _take(self, entry: rounds.Event | Answer | Noted | PlanReady) -> None:
         match entry:
             case Reported(request):
                 self._on_report(request)
@@ -134,6 +137,8 @@ class RunDriver(Driver):
             case Files(node, files):
                 self._files[node] = files
                 self._feed(rounds.Collected(node))
+            case PlanReady():
+                self._on_plan(entry)
             case Noted(step):
                 self._let_go_of_shards(step)
             case _:
@@ -177,6 +182,8 @@ class RunDriver(Driver):
                     on_result=self._put_facts(node),
                     extend=lambda request: self._ask_more(node, request),
                 )
+            case rounds.MakePlan(facts):
+                self._plan(facts)
             case rounds.Prepare(node, plan):
                 plan_json, addresses = json.dumps(plan.to_json()), {name: self._addresses[name] for name in plan.nodes}
                 self._calls[node].prepare(
@@ -251,22 +258,30 @@ class RunDriver(Driver):
         if phase not in ("done", "failed"):
             self._emit(control_pb2.RunEvent(state=phase))
 
-    def _plan(self, facts: Mapping[str, NodeFacts]) -> Plan | tuple[Plan, StartPoint]:
-        """Plan the run for the state machine, tell the submitter and open the books.
+    def _plan(self, facts: Mapping[str, NodeFacts]) -> None:
+        """Begin to plan beside this thread, and tell the submitter what the plan is made with."""
+        try:
+            profile = self._planning.start(facts, self._checkpoints)
+        except RingTuneError as error:
+            self._queue.put(rounds.PlanFailed(type(error).__name__, str(error)))
+        else:
+            self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
 
-        Returns:
-            The plan; for a run that goes on from a checkpoint also the point where it goes on.
-        """
-        self._enter("planning")  # the state machine says so only after its planner has answered
-        self._planned, profile = plan_run(self._request, facts, self._checkpoints, self._emit)
-        plan = self._planned.plan
-        self._books = RunBooks(plan, self._job, profile, self._emit)
+    def _on_plan(self, made: PlanReady) -> None:
+        """Tell the submitter the plan, open the books, and go on with the run."""
+        if self._rounds.phase != "planning":
+            return
+        self._planned, plan = made.planned, made.planned.plan
+        self._checkpoints.note_model(made.profile.by_name, plan)
+        self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
+        if made.planned.note:
+            self._emit(control_pb2.RunEvent(note=made.planned.note))
+        self._books = RunBooks(plan, self._job, made.profile, self._emit)
         start = self._checkpoints.start
-        if start is None:
-            return plan
-        resumed = {"step": start.step, "passed_over": self._checkpoints.passed_over}
-        self._emit(control_pb2.RunEvent(resumed_json=json.dumps(resumed)))
-        return plan, start
+        if start is not None:
+            resumed = {"step": start.step, "passed_over": self._checkpoints.passed_over}
+            self._emit(control_pb2.RunEvent(resumed_json=json.dumps(resumed)))
+        self._feed(rounds.PlanMade(plan, start))
 
     def _require_plan(self) -> Planned:
         if self._planned is None:

@@ -7,48 +7,25 @@ ranks the best few rings of all searches.
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.planner.draft import Draft
+from coordinator.planner.effort import Effort, PlanningClock
 from coordinator.planner.even import WORTH, split_blocks
 from coordinator.planner.memory_caps import MemoryCaps
 from coordinator.planner.predict.judge import simulated_job_s
-from coordinator.planner.predict.ring_costs import RingCosts, ring_costs, with_fewer_depths, with_mean_owner
+from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
 from coordinator.planner.predict.step_time import Ring, job_s
-from coordinator.planner.search.exact import search_exact
-from coordinator.planner.search.local_search import Budget, search_local
+from coordinator.planner.search.best_rings import Searched, Task, searched
 from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.errors import DeadlineError
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 
-EXACT_NODES, EXACT_BLOCKS = 8, 24
-FEWER_CREDITS = (4, 2, 1)
 _CANDIDATES = 5
 _NEAR = 1.25  # the formula's largest error is some twenty percent: tests/bench/planner.py, part formula
-_COARSE_DEPTHS = 12
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Effort:
-    """Limits of a search: seconds, rings looked at, and actions that the simulator may run.
-
-    Attributes:
-        seconds: most that a local search takes, on ``now_s``.
-        now_s: a monotonic clock.
-        seed: of the local search.
-        evaluations: most rings that a local search looks at with the mean owner; a tenth of it with all owners.
-        expanded: most partial rings of an exact search.
-        judged_actions: most actions that the simulator may run to judge; 0 = the formula decides alone.
-    """
-
-    seconds: float = 3.0
-    now_s: Callable[[], float] = time.monotonic
-    seed: int = 0
-    evaluations: int = 12_000
-    expanded: int = 300_000
-    judged_actions: int = 60_000
+_SHARE_OF_SEARCHES = 0.7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +57,7 @@ class Choice:
         proven: whether the formula knows nothing better for these micro-batches.
         lower_s: no ring is faster by the formula; 0 if not known.
         even: whether alike nodes got even slices.
+        cut_after_s: the seconds after which the clock ended the planning; None if it did not.
     """
 
     best: Candidate
@@ -89,16 +67,7 @@ class Choice:
     proven: bool
     lower_s: float
     even: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Searched:
-    draft: Draft
-    costs: RingCosts
-    caps: MemoryCaps
-    pool: tuple[tuple[float, Ring], ...]
-    proven: bool = False
-    lower_s: float = 0.0
+    cut_after_s: float | None = None
 
 
 def choose_plan(
@@ -122,8 +91,24 @@ def choose_plan(
 
     Returns:
         None if nothing fits the nodes' memory.
+
+    Raises:
+        DeadlineError: the time was used up before any ring was found that fits.
+        InterruptedRunError: nobody waits for the plan any more.
     """
-    tried = [_searched(draft, profile, optimizer, dtype, effort, exact=len(drafts) == 1) for draft in drafts]
+    clock = PlanningClock(effort.seconds, now_s=effort.now_s, is_cancelled=effort.is_cancelled)
+    choice = _chosen(drafts, Task(profile, optimizer, dtype, effort, clock), alike=alike)
+    if choice is None and clock.was_cut:
+        raise DeadlineError(
+            f"planning found nothing that fits the nodes' memory within {effort.seconds:g} s; raise runtime.plan_s"
+        )
+    cut_after_s = effort.seconds if clock.was_cut else None
+    return choice and dataclasses.replace(choice, cut_after_s=cut_after_s)
+
+
+def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | None:
+    is_single, share = len(drafts) == 1, _SHARE_OF_SEARCHES / len(drafts)
+    tried = [searched(draft, task, task.clock.part(share), exact=is_single) for draft in drafts]
     found = [each for each in tried if each is not None]
     if not found:
         return None
@@ -133,16 +118,16 @@ def choose_plan(
         if even is not None and even.job_s <= WORTH * candidates[0].job_s:
             others = tuple(other for other in candidates if other.ring != even.ring)
             return _choice(even, others, found, is_even=True)
-    elif effort.judged_actions:
-        candidates = _judged(candidates, profile, optimizer, effort.judged_actions)
+    elif task.effort.judged_actions:
+        candidates = _judged(candidates, task)
     best = candidates[0]
-    if len(drafts) > 1:
-        chosen = _searched(best.draft, profile, optimizer, dtype, effort, exact=True, known=best.ring)
+    if not is_single:
+        chosen = searched(best.draft, task, task.clock.part(_SHARE_OF_SEARCHES), exact=True, known=best.ring)
         if chosen is not None and chosen.pool[0][0] < best.job_s * (1 - 1e-9):
             found = [each for each in found if each.draft is not best.draft] + [chosen]
             candidates = _candidates(found)
-            if effort.judged_actions and not alike:
-                candidates = _judged(candidates, profile, optimizer, effort.judged_actions)
+            if task.effort.judged_actions and not alike:
+                candidates = _judged(candidates, task)
             best = candidates[0]
     return _choice(best, tuple(candidates[1:]), found)
 
@@ -161,97 +146,7 @@ def plan_of(draft: Draft, costs: RingCosts, ring: Ring) -> Plan:
     return draft.placed(slices_of(costs, ring))
 
 
-def _searched(
-    draft: Draft,
-    profile: Profile,
-    optimizer: str,
-    dtype: str,
-    effort: Effort,
-    *,
-    exact: bool,
-    known: Ring | None = None,
-) -> _Searched | None:
-    """Search rings with the draft's credits; if none fits, with 4, 2 and 1 credits, which need less memory.
-
-    Returns:
-        None if no ring fits with any number of credits.
-    """
-    costs = ring_costs(draft, profile, optimizer=optimizer)
-    for credits_each in (draft.credits, *(fewer for fewer in FEWER_CREDITS if fewer < draft.credits)):
-        narrowed = dataclasses.replace(draft, credits=credits_each)
-        caps = MemoryCaps(narrowed, profile.by_name, optimizer=optimizer, dtype=dtype)
-        if not all(caps.fits_empty(owner.node) for owner in draft.course.owners):
-            continue
-        found = _search(narrowed, costs, caps, effort, exact=exact, known=known)
-        if found.pool:
-            return found
-    return None
-
-
-def _search(
-    draft: Draft, costs: RingCosts, caps: MemoryCaps, effort: Effort, *, exact: bool, known: Ring | None
-) -> _Searched:
-    names = costs.names
-
-    def lacking(node: int, start: int, stop: int, above: int) -> int:
-        return caps.lacking(names[node], start, stop, above)
-
-    max_hosts = draft.course.method.max_hosts
-    begins = () if known is None else (known,)
-    is_small = costs.num_nodes <= EXACT_NODES and costs.stop - costs.first <= EXACT_BLOCKS
-    few = max(1, effort.evaluations // 10)
-    if is_small:
-        budget = Budget(evaluations=few, seconds=effort.seconds, now_s=effort.now_s)
-        local = search_local(costs, lacking, budget, seed=effort.seed, known=begins, max_hosts=max_hosts)
-        if not exact:
-            return _Searched(draft=draft, costs=costs, caps=caps, pool=local.pool)
-        done = search_exact(
-            costs,
-            lambda node, start, stop, above: not lacking(node, start, stop, above),
-            known=local.ring,
-            max_hosts=max_hosts,
-            max_expanded=effort.expanded,
-        )
-        return _Searched(
-            draft=draft,
-            costs=costs,
-            caps=caps,
-            pool=_merged(done.others, local.pool),
-            proven=done.proven,
-            lower_s=done.lower_s,
-        )
-    coarse = with_mean_owner(with_fewer_depths(costs, _COARSE_DEPTHS))
-    budget = Budget(evaluations=effort.evaluations, seconds=0.75 * effort.seconds, now_s=effort.now_s)
-    local = search_local(coarse, lacking, budget, seed=effort.seed, known=begins, max_hosts=max_hosts)
-    exact_pool = sorted(((job_s(costs, ring), ring) for _, ring in local.pool[:20]), key=_by_time)
-    budget = Budget(evaluations=few, seconds=0.25 * effort.seconds, now_s=effort.now_s)
-    first = tuple(ring for _, ring in exact_pool[:2])
-    polished = search_local(
-        with_fewer_depths(costs, 2 * _COARSE_DEPTHS),
-        lacking,
-        budget,
-        seed=effort.seed,
-        known=first,
-        max_hosts=max_hosts,
-        construct=not first,
-    )
-    more = tuple((job_s(costs, ring), ring) for _, ring in polished.pool[:20])
-    return _Searched(draft=draft, costs=costs, caps=caps, pool=_merged(tuple(exact_pool), more))
-
-
-def _merged(*pools: Sequence[tuple[float, Ring]]) -> tuple[tuple[float, Ring], ...]:
-    best: dict[Ring, float] = {}
-    for pool in pools:
-        for seconds, ring in pool:
-            best[ring] = min(seconds, best.get(ring, seconds))
-    return tuple(sorted(((seconds, ring) for ring, seconds in best.items()), key=_by_time))
-
-
-def _by_time(pair: tuple[float, Ring]) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
-    return pair[0], pair[1].nodes, pair[1].counts
-
-
-def _candidates(found: Sequence[_Searched]) -> list[Candidate]:
+def _candidates(found: Sequence[Searched]) -> list[Candidate]:
     """Take from every search its ``_CANDIDATES`` fastest rings that fit the nodes' memory; sort by predicted time."""
     candidates = []
     for each in found:
@@ -265,13 +160,13 @@ def _candidates(found: Sequence[_Searched]) -> list[Candidate]:
     )
 
 
-def _fits(each: _Searched, ring: Ring) -> bool:
+def _fits(each: Searched, ring: Ring) -> bool:
     plan = plan_of(each.draft, each.costs, ring)
     facts: Mapping[str, NodeFacts] = each.caps.facts
     return all(each.caps.estimate(plan, node).total_bytes <= facts[node].memory_bytes for node in plan.nodes)
 
 
-def _even(each: _Searched) -> Candidate | None:
+def _even(each: Searched) -> Candidate | None:
     """Cut the blocks into slices as even as memory allows, on the nodes by name; None if none fits.
 
     Example: 12 blocks on four roomy nodes are 3 each; a node with room for one block gets one.
@@ -297,18 +192,20 @@ def _even(each: _Searched) -> Candidate | None:
     return Candidate(ring=ring, draft=each.draft, job_s=job_s(costs, ring)) if _fits(each, ring) else None
 
 
-def _judged(candidates: list[Candidate], profile: Profile, optimizer: str, actions: int) -> list[Candidate]:
+def _judged(candidates: list[Candidate], task: Task) -> list[Candidate]:
     """Rank the best few candidates by the simulator; candidates that were not simulated follow in their order.
 
-    The order stays that of the formula if ``actions`` do not suffice for one probe of each.
+    The order stays that of the formula if actions or time do not suffice to probe each.
     """
-    near = _worth_judging(candidates)
-    share = actions // max(1, len(near))
+    near, profile, optimizer = _worth_judging(candidates), task.profile, task.optimizer
+    share = task.effort.judged_actions // max(1, len(near))
     judged = []
     for one in near:
         costs = ring_costs(one.draft, profile, optimizer=optimizer)
         plan = plan_of(one.draft, costs, one.ring)
-        seconds = simulated_job_s(plan, profile, costs, one.ring, optimizer=optimizer, most_actions=share)
+        seconds = simulated_job_s(
+            plan, profile, costs, one.ring, optimizer=optimizer, most_actions=share, is_over=task.clock.is_over
+        )
         if seconds is None:
             return candidates
         judged.append(dataclasses.replace(one, simulated_s=seconds))
@@ -332,7 +229,7 @@ def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _choice(
-    best: Candidate, others: tuple[Candidate, ...], found: Sequence[_Searched], *, is_even: bool = False
+    best: Candidate, others: tuple[Candidate, ...], found: Sequence[Searched], *, is_even: bool = False
 ) -> Choice:
     each = next(each for each in found if each.draft is best.draft)
     return Choice(

@@ -85,6 +85,7 @@ class Explanation:
         even: whether the nodes are alike and got even slices.
         second: the best other plan that was found; None if there is none.
         relative: whether times were assumed, so that only ratios mean something.
+        cut_after_s: the seconds after which the clock ended the planning; None if it did not.
     """
 
     nodes: tuple[NodeReason, ...]
@@ -99,6 +100,7 @@ class Explanation:
     even: bool
     second: Runner | None
     relative: bool
+    cut_after_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as dictionaries, lists, numbers and strings."""
@@ -128,6 +130,7 @@ def explain(choice: Choice, *, relative: bool) -> Explanation:
         even=choice.even,
         second=_second(choice),
         relative=relative,
+        cut_after_s=choice.cut_after_s,
     )
 
 
@@ -250,6 +253,8 @@ def explanation_text(found: Explanation) -> list[str]:
     lines += [f"  depth {each.depth}: {each.steps} steps of {seconds(each.step_s)}" for each in found.depths]
     simulated = "" if found.simulated_s is None else f", {seconds(found.simulated_s)} by the simulator"
     lines.append(f"  all steps: {seconds(found.job_s)} by the formula{simulated}")
+    if found.cut_after_s is not None:
+        lines.append(f"  cut after {found.cut_after_s:g} s (runtime.plan_s): the best plan found so far")
     if found.even:
         lines.append("  the nodes are alike, so slices are even; no other plan is predicted to be much faster")
     elif found.proven:

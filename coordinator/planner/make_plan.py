@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.planner.choose import Choice, Effort, choose_plan, plan_of
+from coordinator.planner.choose import Choice, choose_plan, plan_of
 from coordinator.planner.draft import Draft
+from coordinator.planner.effort import Effort
 from coordinator.planner.even import as_alike
 from coordinator.planner.initiators import initiator_order
 from coordinator.planner.memory_caps import MemoryCaps
@@ -50,9 +51,23 @@ class Planned:
     profile: Profile | None = None
 
     @property
+    def note(self) -> str:
+        """What whoever sees the plan has to know: that the clock cut its making; empty if it did not."""
+        cut_after_s = self.choice.cut_after_s if self.choice else None
+        return "" if cut_after_s is None else cut_note(cut_after_s)
+
+    @property
     def memory_bytes(self) -> dict[str, int]:
         """Bytes that each node of the plan holds at most."""
         return {node: estimate.total_bytes for node, estimate in self.memory.items()}
+
+
+def cut_note(seconds: float) -> str:
+    """Say that the clock ended the planning, and what follows."""
+    return (
+        f"planning was cut after {seconds:g} s (runtime.plan_s): this is the best plan found so far; with more time "
+        "or on another machine it may be another one"
+    )
 
 
 def make_plan(
@@ -74,11 +89,12 @@ def make_plan(
         evaluation_only: plan no step, only one evaluation.
         microbatches: numbers to choose from; the job's if not given.
         wire_dtypes: to choose from; the job's if not given.
-        effort: how hard to look; without links the simulator is not asked.
+        effort: how hard to look, by default for ``runtime.plan_s``; without links the simulator is not asked.
 
     Raises:
         CapacityError: no split fits; names a node with what it needs and has.
         DataError: nobody owns data, or the labels do not agree.
+        DeadlineError: nothing that fits was found in time.
         ModelError: the nodes have different models.
         PlanError: the job breaks a rule of the plan, or a link is missing.
     """
@@ -100,8 +116,9 @@ def make_plan(
     drafts = [
         draft.with_choices(count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in microbatches or (0,)
     ]
-    if effort is None:
-        effort = Effort() if links and not evaluation_only else Effort(judged_actions=0)
+    effort = effort or Effort(seconds=job.runtime.plan_s)
+    if not links or evaluation_only:
+        effort = dataclasses.replace(effort, judged_actions=0)
     choice = choose_plan(
         drafts,
         profile,

@@ -34,6 +34,8 @@ class ShownEvents:
                 self._progress.plan(self._outcome.plan, self._outcome.memory)
             case "step_json":
                 self._show_step(read_object(event.step_json, "a step"))
+            case "note":
+                self._progress.note(event.note)
             case "resumed_json":
                 self._show_resumed(read_object(event.resumed_json, "where the run goes on"))
             case "done" if self._outcome.report:

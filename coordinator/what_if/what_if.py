@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.planner.choose import Effort
+from coordinator.planner.effort import Effort
 from coordinator.planner.make_plan import make_plan
 from ringtune.costs.memory import MemoryEstimate
 from ringtune.costs.profile import Profile, TimedShape

@@ -24,8 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coordinator.planner.choose import Effort, choose_plan, plan_of
+from coordinator.planner.choose import choose_plan, plan_of
 from coordinator.planner.draft import Draft
+from coordinator.planner.effort import Effort
 from coordinator.planner.even import split_blocks
 from coordinator.planner.memory_caps import MemoryCaps
 from coordinator.planner.predict.judge import simulated_step_s

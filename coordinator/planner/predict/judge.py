@@ -7,7 +7,7 @@ Between the probed depths the simulated time follows the formula's: its error ch
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.planner.predict.ring_costs import RingCosts, step_kinds
@@ -141,7 +141,14 @@ def simulated_step_s(
 
 
 def simulated_job_s(
-    plan: Plan, profile: Profile, costs: RingCosts, ring: Ring, *, optimizer: str, most_actions: int
+    plan: Plan,
+    profile: Profile,
+    costs: RingCosts,
+    ring: Ring,
+    *,
+    optimizer: str,
+    most_actions: int,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> float | None:
     """Seconds of all steps of a job, by the formula times the simulator's ratio to it at some probed depths.
 
@@ -152,9 +159,10 @@ def simulated_job_s(
         ring: the same slices.
         optimizer: of the job.
         most_actions: that the probes may run together.
+        is_over: whether the time is used up; asked before each probed depth.
 
     Returns:
-        None if not a single probe can be afforded.
+        None if not a single probe can be afforded, or the time is used up.
     """
     micro = costs.num_micro
     burn_in, measured = max(4, 16 // micro), max(6, 16 // micro)
@@ -175,6 +183,8 @@ def simulated_job_s(
     kinds = step_kinds(plan.course)
     ratios = {}
     for depth in depths:
+        if is_over():
+            return None
         names = [costs.names[costs.owners[index].node] for index in chosen]
         seconds = [
             simulated_step_s(

@@ -27,6 +27,7 @@ from coordinator.planner.search.bounds import SetBounds, set_bounds
 Fits = Callable[[int, int, int, int], bool]
 """(node, start, stop, hosts above) -> whether it fits."""
 _EQUAL = 1 - 1e-12
+_LOOKS = 16  # partial rings between two looks at the clock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +52,13 @@ class Found:
 
 
 def search_exact(
-    costs: RingCosts, fits: Fits, *, known: Ring | None = None, max_hosts: int = 0, max_expanded: int = 3_000_000
+    costs: RingCosts,
+    fits: Fits,
+    *,
+    known: Ring | None = None,
+    max_hosts: int = 0,
+    max_expanded: int = 3_000_000,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Found:
     """Find the ring with the least predicted time.
 
@@ -61,8 +68,9 @@ def search_exact(
         known: a good ring to begin with; the better, the faster.
         max_hosts: most stages; 0 = all nodes.
         max_expanded: give up proving after so many partial rings, and say so.
+        is_over: whether the time is used up; asked again and again, then as after ``max_expanded``.
     """
-    return _Search(costs, fits, known, max_hosts or costs.num_nodes, max_expanded).run()
+    return _Search(costs, fits, known, max_hosts or costs.num_nodes, max_expanded, is_over).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +85,20 @@ class _Partial:
 
 
 class _Search:
-    def __init__(self, costs: RingCosts, fits: Fits, known: Ring | None, max_hosts: int, max_expanded: int) -> None:
+    def __init__(
+        self,
+        costs: RingCosts,
+        fits: Fits,
+        known: Ring | None,
+        max_hosts: int,
+        max_expanded: int,
+        is_over: Callable[[], bool],
+    ) -> None:
         self._costs, self._fits, self._max_hosts = costs, fits, max_hosts
         self._best_s = float("inf") if known is None else job_s(costs, known)
         self._best = known
         self._budget, self._expanded = max_expanded, 0
+        self._is_over, self._looks = is_over, 0
         self._weights = [owner.weight for owner in costs.owners]
         self._steps = costs.steps_at
         self._bounds: dict[int, SetBounds | None] = {}
@@ -118,7 +135,7 @@ class _Search:
         for bound_s, partial in level:
             if bound_s >= self._best_s * _EQUAL:
                 return
-            if self._expanded >= self._budget:
+            if self._must_end():
                 self._cut_s = min(self._cut_s, bound_s)
                 return
             if not self._is_new(partial):
@@ -127,6 +144,13 @@ class _Search:
             nodes = [node for node in range(self._costs.num_nodes) if left >> node & 1]
             nodes = [node for node in nodes if self._is_first_twin(node, partial.mask)]
             self._descend(self._children(partial, nodes, left))
+
+    def _must_end(self) -> bool:
+        """Whether the budget is used up; a clock that ends the search uses all of it up."""
+        self._looks += 1
+        if self._looks % _LOOKS == 0 and self._expanded < self._budget and self._is_over():
+            self._budget = self._expanded
+        return self._expanded >= self._budget
 
     def _children(self, partial: _Partial, nodes: Sequence[int], left: int) -> list[tuple[float, _Partial]]:
         """List every way to put the next stage on one of ``nodes``, each with its bound.

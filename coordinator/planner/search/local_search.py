@@ -52,12 +52,14 @@ class LocalResult:
         value_s: its predicted time under the costs that were searched with.
         pool: the best ring of every set of hosts that was a local optimum, best first.
         evaluations: rings that were looked at.
+        was_cut: whether the clock ended the search before its evaluations were used up.
     """
 
     ring: Ring | None
     value_s: float
     pool: tuple[tuple[float, Ring], ...]
     evaluations: int
+    was_cut: bool = False
 
 
 def search_local(
@@ -109,6 +111,7 @@ class _Local:
         self._weights = [owner.weight for owner in costs.owners]
         self._evaluations = 0
         self._end_s = budget.now_s() + budget.seconds
+        self._was_cut = False
         self._kept: list[_Stage] = []  # of the current ring, from the top down
         self._ranked = ranked_nodes(costs)
         self._pool: dict[frozenset[int], tuple[_Value, Ring]] = {}
@@ -118,12 +121,15 @@ class _Local:
         best: tuple[_Value, Ring] | None = None
         try:
             begins = [*known, *(starts(self._costs, self._lacking, self._max_hosts) if construct else [])]
-            ranked = sorted(((self._fresh(ring), ring) for ring in begins), key=lambda pair: pair[0])
-            best = ranked[0]
+            ranked: list[tuple[_Value, Ring]] = []
+            for ring in begins:
+                ranked.append((self._fresh(ring), ring))
+                best = min(ranked, key=lambda pair: pair[0])  # a clock may end the search before all are evaluated
+            ranked.sort(key=lambda pair: pair[0])
             for _, ring in ranked[:4]:
                 best = min(best, self._climb(ring), key=lambda pair: pair[0])
             current = best
-            while True:
+            while best is not None and current is not None:
                 found = self._climb(self._kicked(current[1]))
                 if found[0][0] < current[0][0] or found[0] <= (current[0][0], current[0][1] * 1.005):
                     current = found
@@ -137,18 +143,22 @@ class _Local:
         )
         if pool and (best is None or pool[0][0] < best[0]):
             best = pool[0]
+        if not pool and best is not None and not best[0][0]:
+            pool = [best]
         if best is None or best[0][0]:
             return LocalResult(
                 ring=None,
                 value_s=float("inf"),
                 pool=(),
                 evaluations=self._evaluations,
+                was_cut=self._was_cut,
             )
         return LocalResult(
             ring=best[1],
             value_s=best[0][1],
             pool=tuple((value[1], ring) for value, ring in pool),
             evaluations=self._evaluations,
+            was_cut=self._was_cut,
         )
 
     # ---- evaluation -------------------------------------------------------------------------------
@@ -166,9 +176,10 @@ class _Local:
         A ring below ``limit`` becomes the current one: its stages are kept for the next evaluation.
         """
         self._evaluations += 1
-        if self._evaluations > self._budget.evaluations or (
-            self._evaluations % 64 == 0 and self._budget.now_s() > self._end_s
-        ):
+        if self._evaluations > self._budget.evaluations:
+            raise _Over
+        if self._evaluations % 64 == 0 and self._budget.now_s() > self._end_s:
+            self._was_cut = True
             raise _Over
         costs, kept = self._costs, self._kept
         length, same = len(ring.nodes), 0

@@ -275,18 +275,20 @@ class Runtime:
         threads: compute threads per node; 0 = max(1, cores // N).
         lease_s: a node not heard of for so long is lost, in seconds.
         wait_s: longest time a node goes without any progress, in seconds.
+        plan_s: longest time that planning takes, in seconds; then the best plan found so far is taken.
         record: whether nodes send their events and commands, for replay.
     """
 
     threads: int = 0
     lease_s: float = 10.0
     wait_s: float = 300.0
+    plan_s: float = 60.0
     record: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a negative number of threads, and times that are not above 0."""
         _check_at_least("runtime.threads", self.threads, 0)
-        for name in ("lease_s", "wait_s"):
+        for name in ("lease_s", "wait_s", "plan_s"):
             if not getattr(self, name) > 0:
                 raise JobError(f"runtime.{name} is {getattr(self, name)}, it has to be above 0")
 

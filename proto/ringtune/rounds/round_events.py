@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 
 # ---- events --------------------------------------------------------------------------------------
@@ -23,6 +24,20 @@ class Inspected(NamedTuple):
 
     node: str
     facts: Any
+
+
+class PlanMade(NamedTuple):
+    """The plan is made; ``start`` is where a run goes on that began with it before."""
+
+    plan: Plan
+    start: StartPoint | None = None
+
+
+class PlanFailed(NamedTuple):
+    """There is no plan; the error's class and message say why."""
+
+    error: str
+    message: str
 
 
 class Prepared(NamedTuple):
@@ -77,6 +92,8 @@ class DrainAsked(NamedTuple):
 Event = (
     Started
     | Inspected
+    | PlanMade
+    | PlanFailed
     | Prepared
     | StepReported
     | TurnReported
@@ -100,6 +117,12 @@ class Inspect(NamedTuple):
     """Ask a node for its facts."""
 
     node: str
+
+
+class MakePlan(NamedTuple):
+    """Make the plan from the nodes' facts, by name; answered by ``PlanMade`` or ``PlanFailed``."""
+
+    facts: Mapping[str, Any]
 
 
 class Prepare(NamedTuple):
@@ -179,6 +202,7 @@ class Finish(NamedTuple):
 Command = (
     EnterPhase
     | Inspect
+    | MakePlan
     | Prepare
     | Grant
     | LogStep

@@ -18,6 +18,7 @@ from typing import Any
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import DeadlineError, PlanError, RingTuneError
+from ringtune.rounds.evaluation_sums import EvaluationSums
 from ringtune.rounds.round_events import (
     Collect,
     Collected,
@@ -34,7 +35,10 @@ from ringtune.rounds.round_events import (
     LogStep,
     LogTurn,
     LogUnfreeze,
+    MakePlan,
     NodeFailed,
+    PlanFailed,
+    PlanMade,
     Prepare,
     Prepared,
     Release,
@@ -64,7 +68,10 @@ __all__ = [
     "LogStep",
     "LogTurn",
     "LogUnfreeze",
+    "MakePlan",
     "NodeFailed",
+    "PlanFailed",
+    "PlanMade",
     "Planner",
     "Prepare",
     "Prepared",
@@ -86,8 +93,9 @@ class Rounds:
 
     Args:
         planner: facts by node name -> plan, or the plan of an earlier run with where it goes on; may raise any
-            ``RingTuneError``.
+            ``RingTuneError``. None = the driver plans: it is told to with ``MakePlan`` and answers in its time.
         plan_only: stop after planning.
+        plan_s: longest time that the driver may plan beyond ``wait_s``, in seconds.
         wait_s: longest time without progress in each phase, in seconds; in training one half more, so that
             the node that misses a message speaks first.
         start: where the run goes on; by default the plan's very beginning.
@@ -97,9 +105,10 @@ class Rounds:
 
     def __init__(
         self,
-        planner: Planner,
+        planner: Planner | None,
         *,
         plan_only: bool = False,
+        plan_s: float = 0.0,
         wait_s: float = 300.0,
         items_ahead: int = ITEMS_AHEAD,
         start: StartPoint | None = None,
@@ -109,6 +118,7 @@ class Rounds:
         self._planner = planner
         self._plan_only = plan_only
         self._wait_s = wait_s
+        self._plan_s = plan_s
         self._items_ahead = items_ahead
         self._start_point = start
         self._drain_reason = ""
@@ -124,8 +134,7 @@ class Rounds:
         self._is_exhausted = False
         self._depths: TurnDepths | None = None
         self._reported_items: dict[int, int] = {}
-        self._evaluation: dict[int, tuple[tuple[str, float], ...]] = {}
-        self._evaluated: set[str] = set()
+        self._evaluation = EvaluationSums()
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
         """Take one event at time ``now_s`` (monotonic seconds), answer with commands in order."""
@@ -147,6 +156,10 @@ class Rounds:
             case Inspected(node, facts):
                 self._facts[node] = facts
                 self._answered(node, "inspecting", now_s, commands)
+            case PlanMade(plan, start):
+                self._on_plan(plan, start, now_s, commands)
+            case PlanFailed(error, message):
+                self._fail(error, message, commands)
             case Prepared(node):
                 self._answered(node, "preparing", now_s, commands)
             case Collected(node):
@@ -174,7 +187,8 @@ class Rounds:
 
     def _set_deadline(self, now_s: float, commands: list[Command]) -> None:
         factor = _TRAINING_PATIENCE if self.phase == "training" else 1.0
-        commands.append(SetTimer(_PHASE_TIMER, now_s + factor * self._wait_s))
+        more_s = self._plan_s if self.phase == "planning" else 0.0
+        commands.append(SetTimer(_PHASE_TIMER, now_s + factor * self._wait_s + more_s))
 
     def _answered(self, node: str, phase: str, now_s: float, commands: list[Command]) -> None:
         if self.phase != phase:
@@ -196,11 +210,21 @@ class Rounds:
             commands += [CancelTimer(_PHASE_TIMER), EnterPhase("done"), Finish("", "")]
 
     def _make_plan(self, now_s: float, commands: list[Command]) -> None:
+        self.phase = "planning"
         commands.append(EnterPhase("planning"))
-        made = self._planner(dict(sorted(self._facts.items())))
-        if isinstance(made, tuple):
-            made, self._start_point = made
-        self.plan = made
+        facts = dict(sorted(self._facts.items()))
+        if self._planner is None:
+            self._set_deadline(now_s, commands)
+            commands.append(MakePlan(facts))
+            return
+        made = self._planner(facts)
+        plan, start = made if isinstance(made, tuple) else (made, None)
+        self._on_plan(plan, start, now_s, commands)
+
+    def _on_plan(self, plan: Plan, start: StartPoint | None, now_s: float, commands: list[Command]) -> None:
+        if self.phase != "planning":
+            return
+        self.plan, self._start_point = plan, start or self._start_point
         if self._plan_only:
             self._release(commands, "only a plan was asked for")
             self.phase = "done"
@@ -276,7 +300,7 @@ class Rounds:
         self._reported_items[turn.index] += 1
         commands.append(LogStep(turn, event.seq, event.step, self._depth(turn, event.step), event.values))
         if turn.kind is StepKind.EVALUATE:
-            self._evaluation[event.seq] = event.values
+            self._evaluation.note(event.seq, event.values)
         self._made_depths.note(turn, event.seq, event.values)
         self._grant_ahead(commands)
         self._close_turns(now_s, commands)  # a node's last word of a turn may come before the owner's last loss
@@ -303,20 +327,9 @@ class Rounds:
                 commands.append(LogCheckpoint(turn.first_step, turn.owner, depths.unfreezing))
             self._grant_ahead(commands)
             if turn.kind is StepKind.EVALUATE:
-                self._close_evaluation(turn, commands)
+                sums = self._evaluation.close(turn, self._made_plan.course.owners)
+                commands += [LogEvaluation(turn.end_step, sums)] if sums is not None else []
         self._end_training(now_s, commands)
-
-    def _close_evaluation(self, turn: Turn, commands: list[Command]) -> None:
-        """Log an evaluation with its last owner's turn.
-
-        A run that is drained may stop between two owners: that evaluation is never logged, a resumed run repeats it.
-        A fast owner may have reported of the next evaluation already; its values stay for that one.
-        """
-        self._evaluated.add(turn.owner)
-        if self._evaluated == {owner.node for owner in self._made_plan.course.owners if owner.eval_rows}:
-            mine = {seq: self._evaluation.pop(seq) for seq in sorted(self._evaluation) if seq < turn.end_seq}
-            commands.append(LogEvaluation(turn.end_step, _summed(mine)))
-            self._evaluated = set()
 
     def _end_training(self, now_s: float, commands: list[Command]) -> None:
         """Collect, or end a run that was stopped, once every turn is closed.
@@ -371,6 +384,8 @@ class Rounds:
         commands += [EnterPhase("failed"), Finish(error, message)]
 
     def _overdue(self) -> str:
+        if self.phase == "planning":
+            return f"planning took more than {self._wait_s + self._plan_s:g} s; lower runtime.plan_s or ask for less"
         if self.phase != "training":
             waited = f"waited {self._wait_s:g} s"
             return f"{waited} in phase {self.phase} for node {', '.join(sorted(self._waiting))}"
@@ -379,12 +394,3 @@ class Rounds:
         nodes = ", ".join(sorted(self._turn_waits[first])) or turn.owner
         waited = f"waited {_TRAINING_PATIENCE * self._wait_s:g} s"
         return f"{waited} for turn {first} of node {turn.owner} (from step {turn.first_step}): not done by {nodes}"
-
-
-def _summed(values: Mapping[int, tuple[tuple[str, float], ...]]) -> tuple[tuple[str, float], ...]:
-    """Sum values by name, in the order of ``seq``: arrival must not change the last bits."""
-    sums: dict[str, float] = {}
-    for seq in sorted(values):
-        for name, value in values[seq]:
-            sums[name] = sums.get(name, 0.0) + value
-    return tuple(sorted(sums.items()))

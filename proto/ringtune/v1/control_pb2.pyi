@@ -175,20 +175,26 @@ class NodesReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("job_toml", "plan_only", "num_nodes", "join_s", "resume_json", "profile_json")
+    __slots__ = ("job_toml", "plan_only", "num_nodes", "join_s", "resume_json", "profile_json", "plan_json", "microbatches", "wire_dtypes")
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     PLAN_ONLY_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     JOIN_S_FIELD_NUMBER: _ClassVar[int]
     RESUME_JSON_FIELD_NUMBER: _ClassVar[int]
     PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
+    PLAN_JSON_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
+    WIRE_DTYPES_FIELD_NUMBER: _ClassVar[int]
     job_toml: str
     plan_only: bool
     num_nodes: int
     join_s: float
     resume_json: str
     profile_json: str
-    def __init__(self, job_toml: _Optional[str] = ..., plan_only: _Optional[bool] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ..., resume_json: _Optional[str] = ..., profile_json: _Optional[str] = ...) -> None: ...
+    plan_json: str
+    microbatches: _containers.RepeatedScalarFieldContainer[int]
+    wire_dtypes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job_toml: _Optional[str] = ..., plan_only: _Optional[bool] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ..., resume_json: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., microbatches: _Optional[_Iterable[int]] = ..., wire_dtypes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class MeasureRequest(_message.Message):
     __slots__ = ("job_toml", "num_nodes", "join_s", "without_links", "fresh", "one_by_one")
@@ -223,7 +229,7 @@ class CheckpointNoted(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json", "file", "failure", "done", "run_id", "checkpoint_json", "resumed_json")
+    __slots__ = ("state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json", "file", "failure", "done", "run_id", "checkpoint_json", "note", "resumed_json")
     STATE_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +242,7 @@ class RunEvent(_message.Message):
     DONE_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_JSON_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     RESUMED_JSON_FIELD_NUMBER: _ClassVar[int]
     state: str
     job_toml: str
@@ -249,8 +256,9 @@ class RunEvent(_message.Message):
     done: bool
     run_id: str
     checkpoint_json: str
+    note: str
     resumed_json: str
-    def __init__(self, state: _Optional[str] = ..., job_toml: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., metrics_json: _Optional[str] = ..., step_json: _Optional[str] = ..., report_json: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., failure: _Optional[_Union[RunFailure, _Mapping]] = ..., done: _Optional[bool] = ..., run_id: _Optional[str] = ..., checkpoint_json: _Optional[str] = ..., resumed_json: _Optional[str] = ...) -> None: ...
+    def __init__(self, state: _Optional[str] = ..., job_toml: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., metrics_json: _Optional[str] = ..., step_json: _Optional[str] = ..., report_json: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., failure: _Optional[_Union[RunFailure, _Mapping]] = ..., done: _Optional[bool] = ..., run_id: _Optional[str] = ..., checkpoint_json: _Optional[str] = ..., note: _Optional[str] = ..., resumed_json: _Optional[str] = ...) -> None: ...
 
 class FileChunk(_message.Message):
     __slots__ = ("path", "chunk", "last", "sha256")

@@ -72,6 +72,7 @@ private_blocks = 0
 threads = 0
 lease_s = 10.0
 wait_s = 300.0
+plan_s = 60.0
 record = false
 """
 

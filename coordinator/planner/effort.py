@@ -1,0 +1,96 @@
+"""How hard planning looks, and its clock: a deadline after which the best plan found so far is taken.
+
+A plan depends on its inputs alone as long as this clock ends no search. Where it ended one, another computation of the
+same plan may find a better one, so whoever shows the plan says that the clock cut it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ringtune.errors import InterruptedRunError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effort:
+    """Limits of planning: seconds, rings looked at, and actions that the simulator may run.
+
+    The plan depends on the machine only if ``seconds`` end a search; the other limits are counts.
+
+    Attributes:
+        seconds: most that searching and judging take together, on ``now_s``.
+        now_s: a monotonic clock.
+        is_cancelled: whether nobody waits for the plan any more.
+        seed: of the local search.
+        evaluations: most rings that a local search looks at with the mean owner; a tenth of it with all owners.
+        expanded: most partial rings of an exact search.
+        judged_actions: most actions that the simulator may run to judge; 0 = the formula decides alone.
+    """
+
+    seconds: float = 60.0
+    now_s: Callable[[], float] = time.monotonic
+    is_cancelled: Callable[[], bool] = lambda: False
+    seed: int = 0
+    evaluations: int = 12_000
+    expanded: int = 300_000
+    judged_actions: int = 60_000
+
+
+class PlanningClock:
+    """Says when the time for planning, or for a part of it, is used up.
+
+    Args:
+        seconds: that planning may take, from now on.
+        now_s: a monotonic clock.
+        is_cancelled: whether nobody waits for the plan any more.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._cut: list[bool] = []
+        self._now_s = now_s
+        self._is_cancelled = is_cancelled
+        self._end_s = now_s() + seconds
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the time was used up before a search or the judging was done, here or in a part."""
+        return bool(self._cut)
+
+    def note_cut(self) -> None:
+        """Note that the clock ended something."""
+        self._cut[:] = [True]
+
+    def now_s(self) -> float:
+        """Read the clock.
+
+        Raises:
+            InterruptedRunError: nobody waits for the plan any more.
+        """
+        if self._is_cancelled():
+            raise InterruptedRunError("planning was given up, nobody waits for the plan any more")
+        return self._now_s()
+
+    def left_s(self) -> float:
+        """Seconds until the deadline; 0 after it."""
+        return max(0.0, self._end_s - self.now_s())
+
+    def is_over(self) -> bool:
+        """Whether the time is used up; whoever asks ends then, so this counts as a cut."""
+        over = self.now_s() >= self._end_s
+        if over:
+            self.note_cut()
+        return over
+
+    def part(self, share: float) -> PlanningClock:
+        """Make a clock with a share of the time that is left; a cut of it is a cut of this one."""
+        clock = PlanningClock(share * self.left_s(), now_s=self._now_s, is_cancelled=self._is_cancelled)
+        clock._cut = self._cut
+        return clock
