@@ -28,6 +28,7 @@ from coordinator.records.books import RunBooks
 from coordinator.records.events import read_object
 from coordinator.records.file_events import send_file
 from coordinator.records.result_files import adapter_folder
+from coordinator.records.run_clock import now_unix_s
 from ringtune.costs.profile import NodeFacts
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
@@ -254,7 +255,7 @@ class RunDriver(Driver):
         self._phases_s[name] = self._phases_s.get(name, 0.0) + now_s - since_s
         self._phase = (phase, now_s)
         if phase == "training" and self._books is not None:
-            self._books.begin(time.time())
+            self._books.begin(now_unix_s())
         if phase not in ("done", "failed"):
             self._emit(control_pb2.RunEvent(state=phase))
 

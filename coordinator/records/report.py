@@ -222,7 +222,7 @@ class RunLedger:
             step = self._steps.pop(seq, None)
             if step is None:
                 continue
-            # owners' clocks may differ by some milliseconds, a step never takes less than nothing
+            # what nodes know of this clock may be some milliseconds off; a step never takes less than nothing
             seconds = max(0.0, step.ended_unix_s - self._last_end_unix_s)
             self._last_end_unix_s = step.ended_unix_s
             self._note_loss(step.line["loss"])

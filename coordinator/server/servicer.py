@@ -15,6 +15,7 @@ from coordinator.drive.requests import Evaluation, MeasureRequest, RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.members.member_codec import entry_of, member_of
 from coordinator.records.events import read_object
+from coordinator.records.run_clock import now_unix_s
 from coordinator.server.coordinator import Coordinator
 from ringtune import __version__
 from ringtune.costs.profile import Profile
@@ -36,14 +37,16 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def Join(self, request: control_pb2.JoinRequest, context: grpc.ServicerContext) -> control_pb2.JoinReply:
         """Add the calling node to the members."""
         answer(context, lambda: self._coordinator.join(member_of(request)))
-        return control_pb2.JoinReply(lease_s=self._coordinator.lease_s, coordinator_version=__version__)
+        return control_pb2.JoinReply(
+            lease_s=self._coordinator.lease_s, coordinator_version=__version__, now_unix_s=now_unix_s()
+        )
 
     def Heartbeat(
         self, request: control_pb2.HeartbeatRequest, context: grpc.ServicerContext
     ) -> control_pb2.HeartbeatReply:
         """Renew the lease of the calling node."""
         beat = answer(context, lambda: self._coordinator.heartbeat(request.node, request.instance, request.rss_bytes))
-        return control_pb2.HeartbeatReply(known=beat[0], run_id=beat[1])
+        return control_pb2.HeartbeatReply(known=beat[0], run_id=beat[1], now_unix_s=now_unix_s())
 
     def Leave(self, request: control_pb2.LeaveRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Remove the calling node from the members."""

@@ -30,6 +30,7 @@ from edge.measuring.timing_request import TimingRequest
 from edge.run.loop import AgentRun
 from edge.run.partners import Link
 from edge.run.reporter import Reporter
+from edge.run.shared_clock import SharedClock
 from edge.shards.saver import GoesOn, ShardAsked, check_shards, open_saver
 from edge.weights.borrow import Borrower
 from edge.wire.probe import LinkRate, measure_link
@@ -53,6 +54,7 @@ class Agent:
         report: delivers one report to the coordinator or raises ``grpc.RpcError``.
         load_workshop: loads the part that needs torch.
         models: fetches what this node has no copy of; None = a copy has to be there.
+        clock: the coordinator's, on which times are reported.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Agent:
         *,
         load_workshop: Callable[[], Workshop] | None = None,
         models: Borrower | None = None,
+        clock: SharedClock | None = None,
     ) -> None:
         self.models = models
+        self._clock = clock or SharedClock()
         self._options = options
         self._attach_ring = attach_ring
         self._ring: Any = None
@@ -310,6 +314,7 @@ class Agent:
             num_blocks=active.plan.course.num_blocks,
             send=self._report,
             on_refused=lambda reason: self._end(active, reason),
+            clock=self._clock,
         )
         links: dict[str, Link] = active.links
         active.run = AgentRun(

@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 import grpc
 
+from edge.run.shared_clock import SharedClock
 from ringtune.errors import BusyError, ConnectionFailedError, DeadlineError, RingTuneError
 from ringtune.rpc.statuses import error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -47,6 +48,7 @@ class Membership:
         on_gone: called once if the coordinator is gone for good (``rejoin`` is false).
         rss_bytes: resident memory now.
         rejoin: whether to join again after the coordinator was gone.
+        clock: is compared with the coordinator's at every answer.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Membership:
         on_gone: Callable[[RingTuneError], None],
         rss_bytes: Callable[[], int],
         rejoin: bool = True,
+        clock: SharedClock | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._where = where
@@ -69,6 +72,7 @@ class Membership:
         self._on_gone = on_gone
         self._rss_bytes = rss_bytes
         self._rejoin = rejoin
+        self._clock = clock or SharedClock()
         self._lease_s = 10.0
         self._heard_s = time.monotonic()
         self._missed = 0
@@ -120,6 +124,7 @@ class Membership:
             self._thread.join(timeout_s)
 
     def _join_once(self, timeout_s: float) -> None:
+        sent_s = time.monotonic()
         try:
             reply = self._coordinator.Join(self._identity, timeout=timeout_s)
         except grpc.RpcError as error:
@@ -131,6 +136,8 @@ class Membership:
             raise refusal from error
         self._lease_s = reply.lease_s if reply.lease_s > 0 else self._lease_s
         self._heard_s = time.monotonic()
+        self._clock.forget()
+        self._clock.compare(sent_s, self._heard_s, reply.now_unix_s)
         self._is_lost = False
         _LOG.info("node %s joined %s, lease %g s", self._identity.node, self._where, self._lease_s)
 
@@ -160,12 +167,14 @@ class Membership:
             rss_bytes=self._rss_bytes(),
             sent_unix_s=time.time(),
         )
+        sent_s = time.monotonic()
         try:
             reply = self._coordinator.Heartbeat(request, timeout=max(0.5, self._lease_s / 3))
         except grpc.RpcError as error:
             self._on_silence(error)
             return
         self._heard_s = time.monotonic()
+        self._clock.compare(sent_s, self._heard_s, reply.now_unix_s)
         self._missed = 0
         self._is_lost = False
         if not reply.known:

@@ -25,6 +25,7 @@ from edge.agent_options import AgentOptions, advertised_address, bind_address
 from edge.machine import memory_budget
 from edge.machine.allocator import keep_freed_memory
 from edge.machine.threads import limit_library_threads
+from edge.run.shared_clock import SharedClock
 from edge.weights.borrow import Borrower
 from ringtune import __version__
 from ringtune.errors import PeerLostError, RingTuneError
@@ -78,11 +79,13 @@ def run_agent(options: AgentOptions) -> int:
 
 def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending) -> int:
     stub = control_pb2_grpc.CoordinatorStub(channel)
+    clock = SharedClock()
     agent = Agent(
         options,
         lambda servicer: server.add_ring(servicer),
         lambda request: stub.Report(request, timeout=_REPORT_S),
         models=Borrower(options, lambda: _peers(options.name, stub)),
+        clock=clock,
     )
     server = AgentServer(agent, bind_address(options))
     membership = Membership(
@@ -94,6 +97,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending) -> int
         on_gone=lambda error: ending.ask(error.exit_code, str(error), error),
         rss_bytes=memory_budget.rss_bytes,
         rejoin=not options.watch_parent,
+        clock=clock,
     )
     try:
         membership.join(timeout_s=options.join_s, give_up=ending.wanted)

@@ -64,6 +64,6 @@ def judge(address: str, answer: Answer) -> list[Check]:
     clock = (
         passed("its clock", skew)
         if abs(answer.skew_s) <= _MUCH_SKEW_S + uncertain_s
-        else warned("its clock", skew, "set the time of both (timedatectl); traces mix up otherwise")
+        else warned("its clock", skew, "set the time of both (timedatectl); the dates in their logs differ")
     )
     return [reached, version, clock]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from typing import NamedTuple
 import grpc
 
 from edge.run.recorder import record_line
+from edge.run.shared_clock import SharedClock
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.rounds.checkpoint import Shard
@@ -96,6 +96,7 @@ class Reporter:
         send: delivers one report or raises ``grpc.RpcError``.
         on_refused: called once, from the reporter's thread, if the coordinator no longer wants the reports.
         interval_s: longest time that an entry waits.
+        clock: on which the coordinator wants times; by default this node's own wall clock.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Reporter:
         send: Callable[[control_pb2.ReportRequest], object],
         on_refused: Callable[[str], None],
         interval_s: float = 0.2,
+        clock: SharedClock | None = None,
     ) -> None:
         self._run_id = run_id
         self._node = node
@@ -114,7 +116,7 @@ class Reporter:
         self._send = send
         self._on_refused = on_refused
         self._interval_s = interval_s
-        self._unix_offset_s = time.time() - time.monotonic()
+        self._clock = clock or SharedClock()
         self._num_reports = 0
         self._entries: deque[Entry] = deque()
         self._pending = threading.Event()
@@ -213,8 +215,8 @@ class Reporter:
             case Span(action, start_s, end_s):
                 request.spans.add(
                     action=format_action(action, self._num_blocks),
-                    start_unix_s=start_s + self._unix_offset_s,
-                    end_unix_s=end_s + self._unix_offset_s,
+                    start_unix_s=self._clock.unix_s(start_s),
+                    end_unix_s=self._clock.unix_s(end_s),
                 )
             case StepDone(report, at_s):
                 request.steps.add(
@@ -222,7 +224,7 @@ class Reporter:
                     step=report.step,
                     kind=report.kind,
                     values=numbers_to_proto(report.values),
-                    at_unix_s=at_s + self._unix_offset_s,
+                    at_unix_s=self._clock.unix_s(at_s),
                 )
             case TurnDone(turn):
                 request.turns_done.append(turn)

@@ -35,12 +35,14 @@ class JoinRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ..., address: _Optional[str] = ..., version: _Optional[str] = ..., has_data: _Optional[bool] = ..., memory_bytes: _Optional[int] = ..., device: _Optional[str] = ..., threads: _Optional[int] = ..., system: _Optional[str] = ..., instance: _Optional[str] = ..., is_guest: _Optional[bool] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("lease_s", "coordinator_version")
+    __slots__ = ("lease_s", "coordinator_version", "now_unix_s")
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NOW_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     lease_s: float
     coordinator_version: str
-    def __init__(self, lease_s: _Optional[float] = ..., coordinator_version: _Optional[str] = ...) -> None: ...
+    now_unix_s: float
+    def __init__(self, lease_s: _Optional[float] = ..., coordinator_version: _Optional[str] = ..., now_unix_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
     __slots__ = ("node", "instance", "run_id", "rss_bytes", "sent_unix_s")
@@ -57,12 +59,14 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, node: _Optional[str] = ..., instance: _Optional[str] = ..., run_id: _Optional[str] = ..., rss_bytes: _Optional[int] = ..., sent_unix_s: _Optional[float] = ...) -> None: ...
 
 class HeartbeatReply(_message.Message):
-    __slots__ = ("known", "run_id")
+    __slots__ = ("known", "run_id", "now_unix_s")
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NOW_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     known: bool
     run_id: str
-    def __init__(self, known: _Optional[bool] = ..., run_id: _Optional[str] = ...) -> None: ...
+    now_unix_s: float
+    def __init__(self, known: _Optional[bool] = ..., run_id: _Optional[str] = ..., now_unix_s: _Optional[float] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("node", "instance")
@@ -117,7 +121,7 @@ class Span(_message.Message):
     def __init__(self, action: _Optional[str] = ..., start_unix_s: _Optional[float] = ..., end_unix_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number")
+    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +134,7 @@ class ReportRequest(_message.Message):
     RECORDING_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node: str
     steps: _containers.RepeatedCompositeFieldContainer[StepReport]
@@ -142,7 +147,18 @@ class ReportRequest(_message.Message):
     recording: str
     saved: _containers.RepeatedCompositeFieldContainer[Saved]
     number: int
-    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ...) -> None: ...
+    transfers: _containers.RepeatedCompositeFieldContainer[Transfer]
+    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ...) -> None: ...
+
+class Transfer(_message.Message):
+    __slots__ = ("source", "bytes", "seconds")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    bytes: int
+    seconds: float
+    def __init__(self, source: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Saved(_message.Message):
     __slots__ = ("turn", "step", "sha256", "bytes")
@@ -337,7 +353,7 @@ class RunStatus(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., is_over: _Optional[bool] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., run_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., steps_done: _Optional[int] = ..., round: _Optional[int] = ..., initiator: _Optional[str] = ..., depth: _Optional[int] = ..., loss: _Optional[float] = ..., message: _Optional[str] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
-    __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards", "measure_s", "neighbours", "fresh")
+    __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards", "measure_s", "neighbours", "fresh", "owners")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +362,7 @@ class InspectRequest(_message.Message):
     MEASURE_S_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_toml: str
     measure: bool
@@ -354,7 +371,8 @@ class InspectRequest(_message.Message):
     measure_s: float
     neighbours: int
     fresh: bool
-    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ..., checkpoint_run: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardRef, _Mapping]]] = ..., measure_s: _Optional[float] = ..., neighbours: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
+    owners: int
+    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ..., checkpoint_run: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardRef, _Mapping]]] = ..., measure_s: _Optional[float] = ..., neighbours: _Optional[int] = ..., fresh: _Optional[bool] = ..., owners: _Optional[int] = ...) -> None: ...
 
 class ShardRef(_message.Message):
     __slots__ = ("step", "sha256")
@@ -476,17 +494,23 @@ class ReleaseRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ..., is_finished: _Optional[bool] = ...) -> None: ...
 
 class MeasureLinkRequest(_message.Message):
-    __slots__ = ("target", "address", "message_bytes")
+    __slots__ = ("target", "address", "message_bytes", "brief", "rate_only", "computing_s")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BRIEF_FIELD_NUMBER: _ClassVar[int]
+    RATE_ONLY_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_S_FIELD_NUMBER: _ClassVar[int]
     target: str
     address: str
     message_bytes: int
-    def __init__(self, target: _Optional[str] = ..., address: _Optional[str] = ..., message_bytes: _Optional[int] = ...) -> None: ...
+    brief: bool
+    rate_only: bool
+    computing_s: float
+    def __init__(self, target: _Optional[str] = ..., address: _Optional[str] = ..., message_bytes: _Optional[int] = ..., brief: _Optional[bool] = ..., rate_only: _Optional[bool] = ..., computing_s: _Optional[float] = ...) -> None: ...
 
 class MeasureLinkReply(_message.Message):
-    __slots__ = ("rate_bytes_per_s", "rate_low_bytes_per_s", "rate_high_bytes_per_s", "latency_s", "samples", "sent_bytes", "send_cpu_s_per_byte", "receive_cpu_s_per_byte", "busy_source_s", "busy_target_s")
+    __slots__ = ("rate_bytes_per_s", "rate_low_bytes_per_s", "rate_high_bytes_per_s", "latency_s", "samples", "sent_bytes", "send_cpu_s_per_byte", "receive_cpu_s_per_byte", "busy_source_s", "busy_target_s", "computing_lost_s_per_byte")
     RATE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     RATE_LOW_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     RATE_HIGH_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -497,6 +521,7 @@ class MeasureLinkReply(_message.Message):
     RECEIVE_CPU_S_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     BUSY_SOURCE_S_FIELD_NUMBER: _ClassVar[int]
     BUSY_TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_LOST_S_PER_BYTE_FIELD_NUMBER: _ClassVar[int]
     rate_bytes_per_s: float
     rate_low_bytes_per_s: float
     rate_high_bytes_per_s: float
@@ -507,7 +532,8 @@ class MeasureLinkReply(_message.Message):
     receive_cpu_s_per_byte: float
     busy_source_s: float
     busy_target_s: float
-    def __init__(self, rate_bytes_per_s: _Optional[float] = ..., rate_low_bytes_per_s: _Optional[float] = ..., rate_high_bytes_per_s: _Optional[float] = ..., latency_s: _Optional[float] = ..., samples: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., send_cpu_s_per_byte: _Optional[float] = ..., receive_cpu_s_per_byte: _Optional[float] = ..., busy_source_s: _Optional[float] = ..., busy_target_s: _Optional[float] = ...) -> None: ...
+    computing_lost_s_per_byte: float
+    def __init__(self, rate_bytes_per_s: _Optional[float] = ..., rate_low_bytes_per_s: _Optional[float] = ..., rate_high_bytes_per_s: _Optional[float] = ..., latency_s: _Optional[float] = ..., samples: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., send_cpu_s_per_byte: _Optional[float] = ..., receive_cpu_s_per_byte: _Optional[float] = ..., busy_source_s: _Optional[float] = ..., busy_target_s: _Optional[float] = ..., computing_lost_s_per_byte: _Optional[float] = ...) -> None: ...
 
 class ProbeMessage(_message.Message):
     __slots__ = ("wants_arrival", "payload")
