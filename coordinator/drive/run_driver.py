@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from coordinator.drive.answers import Answer, Facts, Files, NodePrepared, Reported, read_facts
 from coordinator.drive.checkpointing import Checkpointing, Noted
 from coordinator.drive.driver import Driver
+from coordinator.drive.first_look import FirstLook, Looked
 from coordinator.drive.planning import PlanningThread, PlanReady
 from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
@@ -62,6 +63,7 @@ class RunDriver(Driver):
         self._planning = PlanningThread(request, self._queue.put)
         self._checkpoints = Checkpointing(run_id, request.job, request.resume)
         self._reports = Reports(self._checkpoints)
+        self._first_look: FirstLook | None = None
         self._timers: dict[str, float] = {}
         self._addresses: dict[str, str] = {}
         self._neighbours: dict[str, int] = {}
@@ -107,6 +109,8 @@ class RunDriver(Driver):
         )
         self._addresses = {member.node: member.address for member in members}
         self._neighbours = num_neighbours(members)
+        if FirstLook.is_wanted(request):
+            self._first_look = FirstLook(request, tuple(self._addresses), self._queue.put)
         self._feed(rounds.Started(tuple(sorted(self._addresses))))
         try:
             while self._finish is None:
@@ -117,6 +121,8 @@ class RunDriver(Driver):
                 self._check_leases()
         finally:
             self._planning.cancel()
+            if self._first_look is not None:
+                self._first_look.cancel()
         if self._finish.error:
             return error_from_name(self._finish.error, self._finish.message)
         self._hand_results_in()
@@ -124,13 +130,12 @@ class RunDriver(Driver):
 
     # ---- events -----------------------------------------------------------------------------------
 
-    def _take(self, entry: rounds.Event | Answer | Noted | PlanReady) -> None:
+    def _take(self, entry: rounds.Event | Answer | Noted | PlanReady | Looked) -> None:
         match entry:
             case Reported(request):
                 self._on_report(request)
-            case Facts(node, _, shards):
-                self._checkpoints.note_states(node, shards)
-                self._feed(rounds.Inspected(node, read_facts(entry)))
+            case Facts():
+                self._on_facts(entry)
             case NodePrepared(node, hosted_bytes):
                 if self._books is not None:
                     self._books.ledger.nodes[node].hosted_bytes = hosted_bytes
@@ -140,10 +145,28 @@ class RunDriver(Driver):
                 self._feed(rounds.Collected(node))
             case PlanReady():
                 self._on_plan(entry)
+            case Looked(error):
+                self._on_first_look(error)
             case Noted(step):
                 self._let_go_of_shards(step)
             case _:
                 self._feed(entry)
+
+    def _on_facts(self, entry: Facts) -> None:
+        if self._first_look is None:
+            self._checkpoints.note_states(entry.node, entry.shards)
+            self._feed(rounds.Inspected(entry.node, read_facts(entry)))
+            return
+        self._first_look.take(read_facts(entry))
+
+    def _on_first_look(self, error: RingTuneError | None) -> None:
+        """Let the nodes measure themselves, or end a run for which no plan is possible."""
+        self._first_look = None
+        if error is not None:
+            self._feed(rounds.PlanFailed(type(error).__name__, str(error)))
+            return
+        for node in sorted(self._addresses):
+            self._inspect(node, measure=True)
 
     def _on_report(self, request: control_pb2.ReportRequest) -> None:
         if self._books is None:
@@ -176,13 +199,7 @@ class RunDriver(Driver):
             case rounds.EnterPhase(phase):
                 self._enter(phase)
             case rounds.Inspect(node):
-                self._calls[node].inspect(
-                    self._job_toml,
-                    measure=self._request.profile is None,
-                    timeout_s=wait_s,
-                    on_result=self._put_facts(node),
-                    extend=lambda request: self._ask_more(node, request),
-                )
+                self._inspect(node, measure=self._request.profile is None and self._first_look is None)
             case rounds.MakePlan(facts):
                 self._plan(facts)
             case rounds.Prepare(node, plan):
@@ -220,6 +237,15 @@ class RunDriver(Driver):
             case rounds.LogStep() | rounds.LogTurn() | rounds.LogUnfreeze() | rounds.LogEvaluation():
                 if self._books is not None:
                     self._books.log(command)
+
+    def _inspect(self, node: str, *, measure: bool) -> None:
+        self._calls[node].inspect(
+            self._job_toml,
+            measure=measure,
+            timeout_s=self._job.runtime.wait_s,
+            on_result=self._put_facts(node),
+            extend=lambda request: self._ask_more(node, request),
+        )
 
     def _ask_more(self, node: str, request: control_pb2.InspectRequest) -> None:
         """Add to an inspection how long to measure, with how many neighbours, and which shards are asked for.

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 
 from coordinator.estimates.row_counts import RowCounts, count_rows
 from coordinator.submit.local_nodes import LocalSetup, node_name
-from ringtune.costs.memory import estimate_activation_token_bytes
-from ringtune.costs.model_facts import model_facts
+from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import NodeFacts
 from ringtune.jobs.job import Job
 from ringtune.jobs.split import split_rows
@@ -37,9 +36,7 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
     available = num_nodes * memory_bytes if memory_bytes else None
     setup = LocalSetup.of(job, num_nodes, available_bytes=available, base_bytes=0 if memory_bytes else None)
     model = model_facts(job.model.path, job)
-    token_bytes = estimate_activation_token_bytes(
-        model, tokens=model.fixed_tokens or job.train.max_length, dropout=job.train.dropout, dtype=job.model.dtype
-    )
+    token_bytes = computed_token_bytes(model, job)
     train = count_rows(job.data.train, job)
     held_out = count_rows(job.data.eval, job) if job.data.eval else RowCounts(examples=())
     found: dict[str, NodeFacts] = {}

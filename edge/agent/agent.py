@@ -109,8 +109,11 @@ class Agent:
         budget = self._options.memory_bytes or memory_budget.memory_budget()
 
         def work() -> dict[str, Any]:
+            known = self._data[1] if self._data[0] == run_id else None
             self._data = ("", None)
-            facts, dataset = self._workshop().inspect(self._options, job, timing=timing, memory_bytes=budget)
+            facts, dataset = self._workshop().inspect(
+                self._options, job, timing=timing, memory_bytes=budget, dataset=known
+            )
             self._data = (run_id, dataset)
             return facts
 

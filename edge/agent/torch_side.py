@@ -18,9 +18,9 @@ class Workshop(Protocol):
         """Load the libraries that a run needs."""
 
     def inspect(
-        self, options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int
+        self, options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int, dataset: Any = None
     ) -> tuple[dict[str, Any], Any]:
-        """Return the node's facts as JSON, and its dataset or None."""
+        """Return the node's facts as JSON, and its dataset or None; load none if one is given."""
 
     def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
         """Build the executor of this node."""

@@ -26,7 +26,7 @@ from edge.wire.frames import Hello
 from edge.wire.link import OutLink
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.costs.measuring import job_shape
-from ringtune.costs.model_facts import model_facts
+from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import NodeFacts, TimedShape
 from ringtune.costs.work_times import Work
 from ringtune.errors import DataError, UsageError
@@ -35,7 +35,6 @@ from ringtune.machine.cores import cpu_cores, usable_cores
 from ringtune.schedule.plan import Plan
 
 _LOG = logging.getLogger(__name__)
-_NOT_MEASURED = MeasuredWork((), 0.0)
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -46,7 +45,12 @@ def preload() -> None:
 
 
 def inspect(
-    options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int
+    options: AgentOptions,
+    job: Job,
+    *,
+    timing: TimingRequest | None,
+    memory_bytes: int,
+    dataset: OwnerDataset | None = None,
 ) -> tuple[dict[str, Any], OwnerDataset | None]:
     """Count this node's rows and labels, and time every kind of work.
 
@@ -55,6 +59,7 @@ def inspect(
         job: with the model's folder on this machine.
         timing: how to time every kind of work; None = not at all, times are then 0.
         memory_bytes: budget for a run.
+        dataset: that was loaded for this run before; None = load it.
 
     Returns:
         ``NodeFacts`` as JSON, and the dataset of an owner.
@@ -66,13 +71,22 @@ def inspect(
     device, threads = set_up_torch(options, job)
     folder = Path(job.model.path)
     facts = model_facts(folder, job)
-    dataset = load_data(options, job, folder)
+    dataset = dataset or load_data(options, job, folder)
     tokens = dataset.mean_tokens(job.train.batch_size, job.train.seed, options.name) if dataset else NO_TOKENS
     hardware = describe_hardware(threads=threads, accelerator=torch.cuda.get_device_name() if device == "cuda" else "")
-    found = _NOT_MEASURED
+    found = MeasuredWork((), computed_token_bytes(facts, job))
     if timing is not None:
         state = None if options.is_guest else options.state
-        found = timings(job, facts, dataset, device=device, hardware=hardware, state=state, timing=timing)
+        found = timings(
+            job,
+            facts,
+            dataset,
+            device=device,
+            hardware=hardware,
+            state=state,
+            timing=timing,
+            memory_bytes=memory_bytes,
+        )
         give_memory_back()
     if device == "cuda" and not options.memory_bytes:
         memory_bytes = torch.cuda.mem_get_info()[0]

@@ -14,10 +14,13 @@ from edge.measuring.laps import Timer, window_of
 from edge.measuring.timing_request import TimingRequest
 from edge.measuring.works import Bench, MeasuredWork
 from ringtune.costs.measuring import job_shape
+from ringtune.costs.memory import MemoryEstimate
 from ringtune.costs.profile import ModelFacts
 from ringtune.costs.work_times import Work
+from ringtune.errors import CapacityError
 from ringtune.jobs.job import Job
 from ringtune.machine.cores import cpu_quota
+from ringtune.quantities import format_bytes
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,6 +34,7 @@ def timings(
     hardware: str,
     state: Path | None,
     timing: TimingRequest,
+    memory_bytes: int,
 ) -> MeasuredWork:
     """Time every kind of work at this node, or find the timings of an earlier measurement.
 
@@ -42,10 +46,12 @@ def timings(
         hardware: processor and what may be used of it.
         state: the node's folder; None = nothing is remembered, and it can't save.
         timing: budget, neighbours, and whether to measure anew.
+        memory_bytes: that the measurement may use.
 
     Raises:
         ModelError: the model folder can't be used.
         JobError: the adapter configuration can't be split.
+        CapacityError: one block with micro-batches of the job's size does not fit here.
     """
     key = cache_key(
         model=model.digest,
@@ -62,12 +68,21 @@ def timings(
         return found
     started_s = time.monotonic()
     bench = Bench(Path(job.model.path), job, dataset, device=device)
+    _check_room(bench.memory(model), memory_bytes)
     timer = Timer(window_s=window_of(cpu_quota()), settle=bench.settle())
     found = bench.measure(timer, budget_s=timing.budget_s, disk=state)
     _LOG.info("measured %d points in %.1f s", len(found.work_times), time.monotonic() - started_s)
     if cache is not None:
         cache.put(key, found, budget_s=timing.budget_s)
     return found
+
+
+def _check_room(needs: MemoryEstimate, memory_bytes: int) -> None:
+    if needs.total_bytes > memory_bytes:
+        raise CapacityError(
+            f"measuring one block needs {needs} but there are {format_bytes(memory_bytes)}; lower train.batch_size or "
+            "train.max_length, or raise train.microbatches"
+        )
 
 
 def full_size_s(measured: MeasuredWork, work: Work) -> float:

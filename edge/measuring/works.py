@@ -33,6 +33,9 @@ from edge.measuring.rows import SizedRows, known_labels, uneven_mask
 from edge.measuring.wire import decode, encode
 from edge.shards.state_folder import RunShards
 from ringtune.costs.measuring import Size, timed_sizes
+from ringtune.costs.memory import MemoryEstimate, node_memory
+from ringtune.costs.model_facts import computed_token_bytes
+from ringtune.costs.profile import ModelFacts
 from ringtune.costs.work_times import Work, WorkTime
 from ringtune.files.durable import make_folder
 from ringtune.jobs.job import Job
@@ -131,6 +134,17 @@ class Bench:
             seed=train.seed,
         )
         return Plan.of(course, Placement(slices=tuple(piece for piece in pieces if piece.num_blocks)))
+
+    def memory(self, model: ModelFacts) -> MemoryEstimate:
+        """Estimate what the measurement holds at most, as a run that hosts this block would."""
+        return node_memory(
+            self._plan,
+            _NODE,
+            model,
+            optimizer=self._job.train.optimizer,
+            activation_token_bytes=computed_token_bytes(model, self._job),
+            dtype=self._job.model.dtype,
+        )
 
     # ---- what is measured -------------------------------------------------------------------------
 

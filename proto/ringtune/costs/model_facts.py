@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ringtune.costs.memory import DTYPE_BYTES
+from ringtune.costs.memory import DTYPE_BYTES, estimate_activation_token_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import JobError
 from ringtune.jobs.job import Job
@@ -63,6 +63,13 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
         fixed_tokens=dimensions.longest if dimensions.fixed else 0,
         adapter_block_bytes=adapter_params * item_bytes,
         digest=_digest(config, tensors),
+    )
+
+
+def computed_token_bytes(model: ModelFacts, job: Job) -> float:
+    """Compute what one block keeps for backward per padded token of a job's longest row, where nothing was measured."""
+    return estimate_activation_token_bytes(
+        model, tokens=model.fixed_tokens or job.train.max_length, dropout=job.train.dropout, dtype=job.model.dtype
     )
 
 

@@ -14,6 +14,7 @@ from safetensors import deserialize
 
 from coordinator.drive import agent_calls
 from coordinator.drive.requests import RunRequest
+from coordinator.planner.make_plan import make_plan
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
@@ -32,7 +33,8 @@ from ringtune.errors import (
 )
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, job, read_lines, steps_of
+from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, job, read_lines, steps_of
+from tests.support.fake_agents import facts as fake_facts
 
 
 def run(cluster: FakeCluster, folder: Path | None = None, *, num_nodes: int = 2, **changes: object) -> Outcome:
@@ -62,6 +64,21 @@ def test_run_writes_the_whole_folder(tmp_path: Path) -> None:
         "report.json",
         "trace.json",
     ]
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_run_that_can_not_fit_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    """Train and plan refuse with the same two numbers; a measurement of such a job would itself use up the memory."""
+    little = {"facts_changes": {"memory_bytes": 1500, "activation_token_bytes": 250}}
+    with FakeCluster("a", "b", agents={"a": little, "b": little}) as cluster:
+        with pytest.raises(CapacityError) as refused:
+            run(cluster)
+        asked = [agent.inspected.measure for agent in cluster.agents.values()]
+        facts = {name: fake_facts(name, memory_bytes=1500, **NO_TIMES) for name in ("a", "b")}
+        with pytest.raises(CapacityError) as planned:
+            make_plan(job(), facts)
+    assert asked == [False, False]
+    assert str(refused.value) == str(planned.value)
 
 
 def test_run_tells_further_readers_what_it_tells_its_submitter() -> None:
@@ -183,14 +200,14 @@ def test_run_trace_is_valid_json(tmp_path: Path) -> None:
 
 
 def test_run_plan_only_prepares_nobody() -> None:
-    """Asked for a plan, the coordinator inspects, plans and releases."""
+    """Asked for a plan, the coordinator inspects (once for sizes, once for times), plans and releases."""
     with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
         came = client.run(job(), progress=Progress(), folder=None, plan_only=True)
         logs = [agent.log for agent in cluster.agents.values()]
     assert came.plan is not None
     assert [(piece.node, piece.start, piece.stop) for piece in came.plan.placement.slices] == [("a", 0, 2), ("b", 2, 4)]
     assert set(came.memory) == {"a", "b"}
-    assert logs == [["inspect", "release"]] * 2
+    assert logs == [["inspect", "inspect", "release"]] * 2
 
 
 def test_run_takes_nodes_with_data_first() -> None:

@@ -121,7 +121,7 @@ class FakeWorkshop:
         """Nothing to load."""
 
     def inspect(
-        self, options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int
+        self, options: AgentOptions, job: Job, *, timing: TimingRequest | None, memory_bytes: int, dataset: Any = None
     ) -> tuple[dict[str, Any], Any]:
         """Facts that show what came in, and a dataset."""
         facts = {"node": options.name, "path": job.model.path, "memory_bytes": memory_bytes, "timing": timing}

@@ -20,6 +20,7 @@ from edge.measuring.works import Bench, MeasuredWork
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import NodeFacts
 from ringtune.costs.work_times import Work, WorkTime
+from ringtune.errors import CapacityError
 from ringtune.jobs.job import Job
 from ringtune.schedule.batches import BatchStream, eval_rows
 from ringtune.schedule.extent import Owner
@@ -124,13 +125,15 @@ class Counted:
         return MEASURED
 
 
-def inspect(folder: Path, tmp_path: Path, job: Job, timing: TimingRequest | None, **options: Any) -> NodeFacts:
+def inspect(
+    folder: Path, tmp_path: Path, job: Job, timing: TimingRequest | None, *, memory_bytes: int = 1 << 30, **options: Any
+) -> NodeFacts:
     """The facts of a node with rows."""
     rows = tiny.write_rows(tmp_path / "rows.csv", 20, seed=1)
     held_out = tiny.write_rows(tmp_path / "held-out.csv", 7, seed=2)
     state = {"state": tmp_path / "state", **options}
     settings = AgentOptions(coordinator="127.0.0.1:9", name="a", data=rows, eval_data=held_out, threads=1, **state)
-    value, _ = workshop.inspect(settings, job, timing=timing, memory_bytes=1 << 30)
+    value, _ = workshop.inspect(settings, job, timing=timing, memory_bytes=memory_bytes)
     return NodeFacts.from_json(json.loads(json.dumps(value)))
 
 
@@ -174,6 +177,18 @@ def test_inspection_without_timing_has_rows_but_no_times(model_folder: Path, tmp
     facts = inspect(model_folder, tmp_path, ring.make_job(model_folder), None)
     assert (facts.work_times, facts.block_forward_s, facts.shape.is_measured) == ((), 0.0, False)
     assert facts.train_rows == 20 and facts.train_tokens > 0
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_measurement_that_does_not_fit_is_refused_before_it_computes(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sizes tell what one block with the job's micro-batches needs; both numbers are in the message."""
+    counted = Counted(monkeypatch)
+    job = ring.make_job(model_folder, train__batch_size=20_000)
+    with pytest.raises(CapacityError, match=r"measuring one block needs [\d,.]+ MiB .* but there are 64\.0 MiB"):
+        inspect(model_folder, tmp_path, job, TimingRequest(1.0), memory_bytes=64 << 20)
+    assert counted.count == 0
 
 
 def test_mean_tokens_are_those_of_the_batches_of_a_run(model_folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""Refuse a job that no plan fits before anything is measured: sizes need no measurement.
+
+Nodes are asked twice. The first answers have sizes, rows and budgets, and what a forward keeps is computed from the
+model's sizes; only if a plan fits them are the nodes asked to time themselves, which builds a block and runs it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from coordinator.drive.requests import RunRequest
+from coordinator.planner.effort import Effort
+from coordinator.planner.make_plan import make_plan
+from ringtune.costs.profile import NodeFacts
+from ringtune.errors import DeadlineError, RingTuneError
+
+_LOG = logging.getLogger(__name__)
+
+
+class Looked(NamedTuple):
+    """The first answers of all nodes were looked at: why no plan is possible, None if one is."""
+
+    error: RingTuneError | None
+
+
+class FirstLook:
+    """The answers of all nodes before they measure.
+
+    Args:
+        request: what is asked for.
+        nodes: whose answers are awaited.
+        on_done: takes the verdict; called from a thread of its own.
+    """
+
+    def __init__(self, request: RunRequest, nodes: tuple[str, ...], on_done: Callable[[Looked], None]) -> None:
+        self._request = request
+        self._awaited = set(nodes)
+        self._facts: dict[str, NodeFacts] = {}
+        self._on_done = on_done
+        self._cancelled = threading.Event()
+
+    @staticmethod
+    def is_wanted(request: RunRequest) -> bool:
+        """Whether nodes will measure for a plan that is not made yet; the plan of a run that goes on has run before."""
+        return request.profile is None and request.resume is None
+
+    def take(self, facts: NodeFacts) -> None:
+        """Take the answer of one node; with the last one begin to look whether a plan fits."""
+        self._facts[facts.node] = facts
+        self._awaited.discard(facts.node)
+        if not self._awaited:
+            threading.Thread(target=self._look, name="first-look", daemon=True).start()
+
+    def cancel(self) -> None:
+        """Let the thread end soon: nobody waits for the verdict any more."""
+        self._cancelled.set()
+
+    def _look(self) -> None:
+        try:
+            self._plan()
+        except DeadlineError as error:  # the planner that knows all will say what is wrong
+            _LOG.info("the first look took too long: %s", error)
+            self._on_done(Looked(None))
+        except RingTuneError as error:
+            self._on_done(Looked(error))
+        except Exception as error:
+            _LOG.exception("the first look failed by a bug")
+            self._on_done(Looked(RingTuneError(f"internal error, {type(error).__name__}: {error}; please report it")))
+        else:
+            self._on_done(Looked(None))
+
+    def _plan(self) -> None:
+        job, evaluation = self._request.job, self._request.evaluation
+        facts = evaluation.narrow(self._facts) if evaluation else self._facts
+        effort = Effort(seconds=job.runtime.plan_s, is_cancelled=self._cancelled.is_set, judged_actions=0)
+        make_plan(job, facts, evaluation_only=evaluation is not None, effort=effort)
