@@ -14,7 +14,13 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command("eval")
 def evaluate(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a finished run.")],
-    data: Annotated[Path, typer.Option(help="Rows to evaluate on; they stay on this machine.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Rows to evaluate on; they stay on this machine. Default: the job's data.eval, or with --coordinator "
+            "what its nodes have for evaluation."
+        ),
+    ] = None,
     coordinator: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Use the nodes of this coordinator too; default: this machine.")
     ] = "",
@@ -34,21 +40,40 @@ def evaluate(
     from coordinator.screen.progress import Progress
     from coordinator.screen.progress_lines import figure
     from coordinator.submit.evaluation import evaluate_alone, evaluate_on_ring
-    from ringtune.errors import DataError
 
     run = read_run(folder)
-    if not data.exists():
-        raise DataError(f"{data} is not there; give --data a file with the columns of the run's data.train")
+    rows = rows_of(data, run.job.data.eval, on_ring=bool(coordinator))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     progress = Progress()
+    where = f"the nodes of {coordinator}" if coordinator else "this machine"
+    typer.echo(f"evaluating {folder} on {rows or 'the rows of the nodes'}, with {where} ...", err=True)
     if coordinator:
         found = evaluate_on_ring(
-            run, data, coordinator, progress=progress, join_s=join_s, model=model, insecure=insecure
+            run, rows, coordinator, progress=progress, join_s=join_s, model=model, insecure=insecure
         )
     else:
-        found = evaluate_alone(run, data, progress=progress, join_s=join_s, model=model)
+        found = evaluate_alone(run, rows or Path(), progress=progress, join_s=join_s, model=model)
     if json:
         typer.echo(json_module.dumps({"event": "evaluation", **found}))
         return
     for name, value in found.items():
         typer.echo(f"{name}: {figure(value) if isinstance(value, float) or value is None else value}")
+
+
+def rows_of(given: Path | None, of_job: str, *, on_ring: bool) -> Path | None:
+    """Choose the rows of an evaluation: those given, those of the run's job, or None for those of a ring's nodes.
+
+    Raises:
+        DataError: the file is not there.
+        UsageError: none is given, and the job has none.
+    """
+    from ringtune.errors import DataError, UsageError
+
+    if given is None and on_ring:
+        return None
+    if given is None and not of_job:
+        raise UsageError("the run's job has no data.eval; give --data FILE, or nodes with --eval-data")
+    rows = given or Path(of_job)
+    if not rows.exists():
+        raise DataError(f"{rows} is not there; give --data a file with the columns of the run's data.train")
+    return rows

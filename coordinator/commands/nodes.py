@@ -21,5 +21,5 @@ def nodes(
 
     with Client(coordinator, insecure=insecure) as client:
         members = client.nodes()
-    for line in node_lines(members) if json else node_table(members):
+    for line in node_lines(members) if json else node_table(members, coordinator):
         typer.echo(line)

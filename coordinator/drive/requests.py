@@ -15,10 +15,10 @@ from ringtune.rounds.checkpoint import Resume
 
 
 class Evaluation(NamedTuple):
-    """The evaluation of a saved adapter on the rows of one owner.
+    """The evaluation of a saved adapter on the rows of one owner, or of all owners.
 
     Attributes:
-        owner: the node whose evaluation rows count; rows of others are left alone.
+        owner: the node whose evaluation rows count; rows of others are left alone. Empty = all who have some.
         folder: with the files of the saved adapter, until the run is over.
     """
 
@@ -26,11 +26,15 @@ class Evaluation(NamedTuple):
     folder: Path
 
     def narrow(self, facts: Mapping[str, NodeFacts]) -> dict[str, NodeFacts]:
-        """Copy the nodes' facts so that ``owner`` is the only node with data.
+        """Copy the nodes' facts so that only nodes whose evaluation rows count have data.
 
         Raises:
-            DataError: the owner takes no part, or has no rows to evaluate on.
+            DataError: the owner takes no part or has no rows to evaluate on, or no node has any.
         """
+        if not self.owner:
+            if not any(node.eval_rows for node in facts.values()):
+                raise DataError("no node has rows to evaluate on; start one with --eval-data, or give --data FILE")
+            return {name: node if node.eval_rows else _without_data(node) for name, node in facts.items()}
         if self.owner not in facts or not facts[self.owner].eval_rows:
             raise DataError(f"node {self.owner} has no rows to evaluate on; start it with --eval-data")
         return {name: node if name == self.owner else _without_data(node) for name, node in facts.items()}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Literal
 
 from coordinator.members.registry import Member
 from ringtune.v1 import control_pb2
 
 _SAID = tuple(field.name for field in dataclasses.fields(Member) if field.name not in ("seen_at_s", "rss_bytes"))
+_OPTIONAL: tuple[Literal["train_rows"], Literal["eval_rows"]] = ("train_rows", "eval_rows")
 _TOLD = tuple(name for name in _SAID if name != "instance")
 
 
 def member_of(request: control_pb2.JoinRequest) -> Member:
     """Make a member from what an agent said of itself as it joined."""
-    return Member(**{name: getattr(request, name) for name in _SAID})
+    said: dict[str, Any] = {name: getattr(request, name) for name in _SAID}
+    return Member(**said | {name: None for name in _OPTIONAL if not request.HasField(name)})
 
 
 def entry_of(member: Member, state: str, seen_s: float) -> control_pb2.NodeEntry:

@@ -32,6 +32,9 @@ class Member:
         threads: compute threads.
         system: operating system and machine.
         is_guest: takes part in nothing but the evaluation of its own rows.
+        train_rows: its share of the rows that it was started with; None = none, or not counted.
+        eval_rows: the same for evaluation.
+        cores: whole cores that it may use.
         seen_at_s: monotonic seconds of the last sign of life.
         rss_bytes: resident memory at the last heartbeat.
     """
@@ -46,6 +49,9 @@ class Member:
     threads: int = 1
     system: str = ""
     is_guest: bool = False
+    train_rows: int | None = None
+    eval_rows: int | None = None
+    cores: int = 0
     seen_at_s: float = 0.0
     rss_bytes: int = 0
 

@@ -90,8 +90,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def evaluation_job(run: SavedRun, data: Path, *, model: Path | None = None) -> Job:
+def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = None) -> Job:
     """Make the job of an evaluation: the run's job with one owner that has ``data``, and the head's classes.
+
+    Args:
+        run: whose adapter.
+        data: rows; None = every node has its own, or those of the run's job.
+        model: folder that replaces the run's.
 
     Raises:
         JobError: a value is refused.
@@ -99,10 +104,10 @@ def evaluation_job(run: SavedRun, data: Path, *, model: Path | None = None) -> J
     job = run.job
     section = dataclasses.replace(
         job.data,
-        train=str(data.resolve()),
-        eval=str(data.resolve()),
+        train=str(data.resolve()) if data else job.data.train,
+        eval=str(data.resolve()) if data else job.data.eval,
         labels=run.plan.course.labels,
-        split="iid",
+        split="iid" if data else job.data.split,
         owners=0,
     )
     # every method gives the same forward; the plain one asks for no special ring

@@ -6,10 +6,24 @@ import json
 from collections.abc import Sequence
 
 from coordinator.screen.text_table import table_lines
+from ringtune.hints import hint
 from ringtune.quantities import format_bytes
 from ringtune.v1 import control_pb2
 
-_TITLES = ("node", "state", "seen", "data", "device", "threads", "budget", "resident", "system", "address")
+_TITLES = (
+    "node",
+    "state",
+    "seen",
+    "train rows",
+    "eval rows",
+    "version",
+    "cores",
+    "device",
+    "budget",
+    "resident",
+    "system",
+    "address",
+)
 
 
 def node_lines(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
@@ -21,6 +35,9 @@ def node_lines(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
                 "state": entry.state,
                 "seen_s": round(entry.seen_s, 3),
                 "has_data": entry.joined.has_data,
+                "train_rows": entry.joined.train_rows if entry.joined.HasField("train_rows") else None,
+                "eval_rows": entry.joined.eval_rows if entry.joined.HasField("eval_rows") else None,
+                "cores": entry.joined.cores,
                 "device": entry.joined.device,
                 "threads": entry.joined.threads,
                 "memory_bytes": entry.joined.memory_bytes,
@@ -34,10 +51,15 @@ def node_lines(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
     ]
 
 
-def node_table(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
-    """Write a table with a line for each member."""
+def node_table(members: Sequence[control_pb2.NodeEntry], coordinator: str = "HOST:PORT") -> list[str]:
+    """Write a table with a line for each member.
+
+    Args:
+        members: of a coordinator.
+        coordinator: ``host:port`` of it, for the command with which a node joins.
+    """
     if not members:
-        return ["no node has joined; start one with 'ringtune node --coordinator HOST:PORT'"]
+        return [f"no node has joined; start one with: {hint('node', coordinator=coordinator)}"]
     return table_lines(_TITLES, [_row(entry) for entry in members], left=len(_TITLES))
 
 
@@ -47,11 +69,20 @@ def _row(entry: control_pb2.NodeEntry) -> tuple[str, ...]:
         joined.node,
         entry.state,
         f"{entry.seen_s:.1f} s ago",
-        "yes" if joined.has_data else "no",
+        _rows(joined.train_rows if joined.HasField("train_rows") else None, has_some=joined.has_data),
+        _rows(joined.eval_rows if joined.HasField("eval_rows") else None),
+        joined.version,
+        str(joined.cores),
         joined.device,
-        str(joined.threads),
         format_bytes(joined.memory_bytes),
         format_bytes(entry.rss_bytes),
         joined.system,
         joined.address,
     )
+
+
+def _rows(count: int | None, *, has_some: bool = False) -> str:
+    """Write a number of rows; ``some`` where only a job tells how many, ``-`` where there are none."""
+    if count is None:
+        return "some" if has_some else "-"
+    return str(count)

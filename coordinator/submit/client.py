@@ -198,7 +198,7 @@ class Client:
 
         Args:
             job: that the adapter came from.
-            owner: the member whose evaluation rows count.
+            owner: the member whose evaluation rows count; empty = all who have some.
             saved: folder of the adapter.
             progress: where it is shown.
 

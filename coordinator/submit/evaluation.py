@@ -17,6 +17,7 @@ from coordinator.screen.progress import Progress
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client
 from coordinator.submit.local_nodes import LocalNodes, LocalSetup
+from coordinator.submit.outcome import Outcome
 from ringtune.errors import BusyError, DeadlineError, IntegrityError, RingTuneError
 from ringtune.jobs.job import Job
 
@@ -52,7 +53,7 @@ def evaluate_alone(
 
 def evaluate_on_ring(
     run: SavedRun,
-    data: Path,
+    data: Path | None,
     address: str,
     *,
     progress: Progress,
@@ -64,7 +65,7 @@ def evaluate_on_ring(
 
     Args:
         run: whose adapter.
-        data: rows; they stay on this machine.
+        data: rows; they stay on this machine. None = those that the nodes have for evaluation.
         address: ``host:port`` of the coordinator.
         progress: where it is shown.
         join_s: how long the node here may take to join, seconds.
@@ -77,6 +78,10 @@ def evaluate_on_ring(
     Raises:
         RingTuneError: whatever it failed with.
     """
+    if data is None:
+        with _free_coordinator(address, insecure=insecure) as client:
+            came = client.evaluate(evaluation_job(run, None), owner="", saved=run.adapter, progress=progress)
+        return _figures(came)
     options = ["--guest"]  # rows to evaluate on: no training run may take them
     options += ["--insecure"] if insecure else []
     if model is not None:
@@ -121,6 +126,10 @@ def _evaluate(
             came = client.evaluate(job, owner=owner, saved=run.adapter, progress=progress)
         except RingTuneError as error:
             raise (ended or [error])[0] from error
+    return _figures(came)
+
+
+def _figures(came: Outcome) -> dict[str, Any]:
     evaluation = came.report.get("eval")
     if not isinstance(evaluation, dict) or "count" not in evaluation:
         raise IntegrityError("the coordinator sent no evaluation; use one version on all machines")

@@ -22,6 +22,7 @@ from edge.agent.agent import Agent
 from edge.agent.membership import Membership
 from edge.agent.servicer import AgentServer
 from edge.agent_options import AgentOptions, advertised_address, bind_address
+from edge.data.row_count import count_rows
 from edge.machine import memory_budget
 from edge.machine.allocator import keep_freed_memory
 from edge.machine.threads import limit_library_threads
@@ -165,6 +166,10 @@ def _identity(options: AgentOptions, port: int) -> control_pb2.JoinRequest:
         system=f"{platform.system()} {platform.machine()}",
         instance=secrets.token_hex(8),
         is_guest=options.is_guest,
+        # a local run has just shared the rows out, and starts sooner without counting them in every process
+        train_rows=None if options.watch_parent else count_rows(options.data, options.share),
+        eval_rows=None if options.watch_parent else count_rows(options.eval_data, options.share),
+        cores=usable_cores(),
     )
 
 

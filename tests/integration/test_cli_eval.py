@@ -48,11 +48,12 @@ def run(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_eval_gives_what_the_run_reported(cluster: Cluster, run: Path) -> None:
-    """Alone in one process and on the ring: the figures of the run on the same rows; nodes are idle again."""
+    """Alone, on the ring, and of its nodes' own rows: the figures of the run on the same rows; nodes are idle again."""
     trained = json.loads((run / "report.json").read_text())["eval"]
     alone = good("eval", run, "--data", cluster.eval)
     ring = good("eval", run, "--data", cluster.eval, "--coordinator", cluster.address)
-    for found in (alone, ring):
+    their_own = good("eval", run, "--coordinator", cluster.address)
+    for found in (alone, ring, their_own):
         assert (found["count"], found["accuracy"]) == (trained["count"], trained["accuracy"])
         assert found["loss"] == pytest.approx(trained["loss"], rel=1e-5)
     cluster.wait_idle(*cluster.names)

@@ -62,6 +62,26 @@ def test_service_lists_who_joined(stub: control_pb2_grpc.CoordinatorStub, server
     assert "no node has joined" in node_table([])[0]
 
 
+def test_service_lists_rows_version_and_cores(
+    stub: control_pb2_grpc.CoordinatorStub, server: CoordinatorServer
+) -> None:
+    """What a node counted as it started is listed; what only a job tells is no number."""
+    counted = joining()
+    counted.train_rows, counted.eval_rows, counted.cores = 120, 0, 4
+    stub.Join(counted, timeout=CALL_S)
+    stub.Join(joining(node="b", address="127.0.0.1:6"), timeout=CALL_S)
+    with Client(server.address) as client:
+        members = client.nodes()
+    first, second = (json.loads(line) for line in node_lines(members))
+    assert (first["train_rows"], first["eval_rows"], first["cores"], first["version"]) == (120, 0, 4, __version__)
+    assert (second["train_rows"], second["eval_rows"]) == (None, None)
+    titles, a, b = (line.split() for line in node_table(members))
+    assert titles[3:9] == ["train", "rows", "eval", "rows", "version", "cores"]
+    assert a[5:9] == ["120", "0", __version__, "4"]
+    assert b[5:7] == ["some", "-"]
+    assert "ringtune node --coordinator 10.0.0.1:7070 --insecure" in node_table([], "10.0.0.1:7070")[0]
+
+
 def test_service_forgets_who_leaves(stub: control_pb2_grpc.CoordinatorStub) -> None:
     """After Leave a node is a stranger: its heartbeat says join again."""
     stub.Join(joining(), timeout=CALL_S)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.commands.evaluate import rows_of
 from coordinator.drive.requests import Evaluation, RunRequest, invited
 from coordinator.members.registry import Member
 from coordinator.run_folder.saved_run import evaluation_job, read_run
@@ -14,7 +15,7 @@ from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from coordinator.submit.evaluation import evaluate_on_ring
 from coordinator.submit.outcome import Outcome
-from ringtune.errors import BusyError, DataError, IntegrityError, RingTuneError
+from ringtune.errors import BusyError, DataError, IntegrityError, RingTuneError, UsageError
 from tests.support.fake_agents import FakeCluster, facts, job
 from tests.support.saved_runs import adapter_files, write_run
 
@@ -51,6 +52,38 @@ def test_evaluation_ends_with_the_error_of_a_node_that_refuses_the_adapter(tmp_p
             evaluate(cluster, write_run(tmp_path / "run"), "node-1")
         assert all(agent.released.wait(5) for agent in cluster.agents.values())
         assert "grant" not in cluster.agents["node-0"].log
+
+
+def test_evaluation_without_an_owner_counts_the_rows_of_all(tmp_path: Path) -> None:
+    """Every node that has rows to evaluate on does so; the counts are added up."""
+    with FakeCluster("a", "b", "c", agents={"c": {"rows": 0}}) as cluster:
+        came = evaluate(cluster, write_run(tmp_path / "run"), "")
+        assert came.report["eval"] == {"accuracy": 0.4, "loss": 0.5, "rows": 10, "count": 10}
+        assert came.plan is not None
+        assert [owner.node for owner in came.plan.course.owners] == ["a", "b"]
+
+
+def test_evaluation_without_an_owner_needs_rows_somewhere(tmp_path: Path) -> None:
+    """The remedy names both ways to bring rows."""
+    with (
+        FakeCluster("a", agents={"a": {"rows": 0}}) as cluster,
+        pytest.raises(DataError, match="no node has rows to evaluate on; start one with --eval-data, or give --data"),
+    ):
+        evaluate(cluster, write_run(tmp_path / "run"), "")
+
+
+def test_evaluation_rows_are_given_or_those_of_the_job(tmp_path: Path) -> None:
+    """Without --data the job's file counts, or on a ring those of its nodes; nothing at all is refused."""
+    given, of_job = tmp_path / "given.csv", tmp_path / "job.csv"
+    for path in (given, of_job):
+        path.write_text("text,label\n", encoding="utf-8")
+    assert rows_of(given, str(of_job), on_ring=False) == rows_of(given, "", on_ring=True) == given
+    assert rows_of(None, str(of_job), on_ring=False) == of_job
+    assert rows_of(None, str(of_job), on_ring=True) is None
+    with pytest.raises(UsageError, match=r"no data\.eval; give --data FILE"):
+        rows_of(None, "", on_ring=False)
+    with pytest.raises(DataError, match="is not there"):
+        rows_of(None, str(tmp_path / "gone.csv"), on_ring=False)
 
 
 @pytest.mark.parametrize("owner", ["c", "nobody"])

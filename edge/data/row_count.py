@@ -1,0 +1,27 @@
+"""Count the rows of a node's files before there is a job, as far as their form alone tells it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ringtune.files.tables import table_rows
+
+_TABLES = (".csv", ".jsonl")
+
+
+def count_rows(path: Path | None, share: tuple[int, int]) -> int | None:
+    """Count one share of a table's rows; None for other files, which only a job's task tells how to read.
+
+    Example: part 1 of 4 of 10 rows has the rows [2, 5), which are 3. A job with another split gives a node others.
+
+    Args:
+        path: of the file; None = there is none.
+        share: which part of the rows: (index, number of parts).
+
+    Raises:
+        DataError: the file is not readable.
+    """
+    if path is None or path.suffix.lower() not in _TABLES:
+        return None
+    count, (index, parts) = sum(1 for _ in table_rows(path, {})), share
+    return count * (index + 1) // parts - count * index // parts
