@@ -54,7 +54,7 @@ def train(
     from coordinator.submit.client import Client
     from coordinator.submit.interrupts import Interrupts
     from coordinator.submit.local_ring import local_ring
-    from ringtune.errors import RingTuneError, UsageError
+    from ringtune.errors import DivergedError, RingTuneError, UsageError
     from ringtune.jobs.job import load_job
 
     if bool(local) == bool(coordinator):
@@ -92,8 +92,8 @@ def train(
                     profile=given,
                     interrupts=interrupts,
                 )
-        except (RingTuneError, KeyboardInterrupt):
-            if RunCheckpoints(out).steps():
+        except (RingTuneError, KeyboardInterrupt) as error:
+            if RunCheckpoints(out).steps() and not isinstance(error, DivergedError):  # it would diverge again
                 progress.note(how_to_resume(RunCheckpoints(out).steps()[0], _without_new_run(sys.argv)))
             raise
         progress.note(f"the run's files are in {out}")

@@ -15,7 +15,7 @@ from edge.machine.memory_budget import give_memory_back
 from edge.run.loop import AgentRun
 from edge.run.reporter import Reporter
 from edge.shards.saver import Saver
-from ringtune.errors import FrameError, InterruptedRunError, RingTuneError, error_from_name
+from ringtune.errors import DivergedError, FrameError, InterruptedRunError, RingTuneError, error_from_name
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
@@ -83,12 +83,9 @@ class ActiveRun:
         if run is None:
             return
         if ack.refusal:  # it will never come, so the run can't end
-            run.fail(
-                error_from_name(
-                    ack.error or FrameError.__name__,
-                    f"node {target} refused a frame of node {self.node}: {ack.refusal}",
-                )
-            )
+            name, by_whom = ack.error or FrameError.__name__, f"node {target} refused a frame of node {self.node}: "
+            is_damaged = name != DivergedError.__name__
+            run.fail(error_from_name(name, f"{by_whom if is_damaged else ''}{ack.refusal}"))
         elif ack.credits:
             run.on_credits(target, ack.boundary, ack.credits)
 

@@ -10,6 +10,7 @@ What was handed out or used up is dropped at once, so a frozen slice holds nothi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -26,10 +27,11 @@ from edge.model.owner import OwnerParts
 from edge.model.saving import adapter_files
 from edge.model.versions import VersionStore
 from edge.shards.shard_file import load_shard, to_shard
-from ringtune.errors import PlanError
+from ringtune.errors import DivergedError, PlanError
 from ringtune.jobs.job import Job
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.diverged import LOWER_THE_RATE, diverged, may_diverge
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
 
@@ -194,6 +196,8 @@ class NodeExecutor:
             result = owner.evaluate(hidden, rows)
             if item.kind is StepKind.EVALUATE and result.predictions is not None:
                 result = result._replace(values=result.values + dataset.score(item, rows, result.predictions))
+        if may_diverge(item) and not math.isfinite(loss := dict(result.values)["loss_sum"]):
+            raise diverged(item, f"the loss is {loss}")
         entry.heads_left -= 1
         if entry.heads_left == 0:
             entry.batch = None
@@ -315,7 +319,14 @@ class NodeExecutor:
         Returns:
             Name to content: ``adapter.safetensors`` (unless it hosts nothing), and with the head
             ``adapter_config.json``, ``head_config.json`` and ``model_head.safetensors``.
+
+        Raises:
+            DivergedError: a trained weight is not finite after the last update.
         """
+        for name, parameter in self._trained().items():
+            if not bool(torch.isfinite(parameter).all()):
+                what = f"{name} is not finite after the last step"
+                raise DivergedError(f"the training diverged: {what}; {LOWER_THE_RATE}")
         if with_head:
             self._owner(None)
         without = () if with_private else range(self._plan.placement.private_blocks)

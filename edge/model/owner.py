@@ -18,8 +18,9 @@ from edge.model.heads import Task
 from edge.model.optimizers import apply_update, load_optimizer_tensors, make_optimizer, optimizer_tensors
 from edge.model.skeleton import Skeleton
 from edge.model.slice import set_mode
-from ringtune.errors import IntegrityError
+from ringtune.errors import DivergedError, IntegrityError
 from ringtune.jobs.job import Train
+from ringtune.schedule.diverged import LOWER_THE_RATE
 
 
 class HeadResult(NamedTuple):
@@ -138,7 +139,8 @@ class OwnerParts:
         """Replace parameters, moments and step counts by those that ``to_blob`` of another owner gave.
 
         Raises:
-            IntegrityError: unreadable, or tensors with other names, shapes, types or values than a head of this run.
+            IntegrityError: unreadable, or tensors with other names, shapes or types than a head of this run.
+            DivergedError: numbers that are not finite.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load
@@ -177,4 +179,7 @@ def _check_like(name: str, value: torch.Tensor, expected: torch.Tensor) -> None:
             f"expected {expected.dtype} {list(expected.shape)}"
         )
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        raise IntegrityError(f"the head that was handed over has {name} with numbers that are not finite")
+        raise DivergedError(
+            f"the training diverged: the head that was handed over has {name} with numbers that are not finite; "
+            f"{LOWER_THE_RATE}"
+        )

@@ -17,8 +17,9 @@ import torch
 from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, in_words, key_of
 from edge.wire.known_turns import KnownTurns
 from edge.wire.tensors import wire_bytes
-from ringtune.errors import FrameError
+from ringtune.errors import DivergedError, FrameError, RingTuneError
 from ringtune.schedule.actions import Op, Payload, TensorKey
+from ringtune.schedule.diverged import diverged
 from ringtune.schedule.lowering import Legs, links, way
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StartPoint, Turn, item_of
@@ -134,6 +135,14 @@ class FrameCheck:
             seen.discard(key)
         if key.is_hidden:
             self.credit_returned(header.boundary, 1)
+
+    def explained(self, header: ring_pb2.FrameHeader, error: RingTuneError) -> RingTuneError:
+        """Return the error of an admitted frame's payload; one of numbers that are not finite names step and owner."""
+        known = self._turns.by_seq(header.seq)
+        if not isinstance(error, DivergedError) or known is None:
+            return error
+        item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
+        return diverged(item, str(error), wire_dtype=self._course.wire_dtype)
 
     def credit_returned(self, boundary: int, count: int) -> None:
         """Note that the inbox has room again for so many hidden states at ``boundary``."""

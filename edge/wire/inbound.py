@@ -21,7 +21,7 @@ import torch
 from edge.wire import tensors
 from edge.wire.checks import FrameCheck, RunExpectation
 from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, Assembler, Received, key_of, unpack
-from ringtune.errors import DeadlineError, FrameError, RingTuneError
+from ringtune.errors import DeadlineError, DivergedError, FrameError, RingTuneError
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.v1 import ring_pb2
 
@@ -192,9 +192,9 @@ class InLink:
                 compute_dtype=admission.expectation.compute_dtype,
             )
             admission.sink.on_tensor(key_of(header), source, tensor, mask)
-        except FrameError as error:
+        except (FrameError, DivergedError) as error:
             check.revoke(header)
-            self._refuse(source, admission, error)
+            self._refuse(source, admission, check.explained(header, error))
 
     def _refuse(self, source: str, admission: Admission, error: RingTuneError) -> None:
         _log.warning("node %s: %s", source, error)

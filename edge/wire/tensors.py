@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ringtune.errors import FrameError
+from ringtune.errors import DivergedError, FrameError
 
 if sys.byteorder != "little":  # pragma: no cover - no such machine is supported
     raise ImportError("tensors travel little-endian; big-endian machines are not supported")
@@ -123,8 +123,8 @@ def decode(
         The tensor, and the mask (B, T) as int64 or None.
 
     Raises:
-        FrameError: the sizes do not add up, the tensor holds NaN or infinities, the mask other values
-            than 0 and 1.
+        FrameError: the sizes do not add up, or the mask holds other values than 0 and 1.
+        DivergedError: the tensor holds NaN or infinities.
     """
     expected = wire_bytes(shape, dtype, mask_bytes)
     if payload.nbytes != expected:
@@ -162,10 +162,7 @@ def _check_finite(tensor: torch.Tensor, shape: Sequence[int]) -> None:
     if math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all()):
         return
     bad = int((~torch.isfinite(tensor)).sum())
-    raise FrameError(
-        f"{bad} values of a tensor of shape {list(shape)} are NaN or infinite; lower the learning rate, or take "
-        "wire dtype bfloat16 where float16 overflows"
-    )
+    raise DivergedError(f"{bad} values of a tensor of shape {list(shape)} are NaN or infinite")
 
 
 def _mask(part: memoryview, shape: Sequence[int]) -> torch.Tensor:

@@ -3,6 +3,7 @@
 The tree::
 
     RingTuneError                exit 1   a run failed
+    ├── DivergedError            exit 1   a loss or a weight is not finite any more: lower the learning rate
     ├── UsageError               exit 2   the command line makes no sense
     ├── ConnectionFailedError    exit 3   nobody answers, a port is busy, a bind is refused
     ├── PeerLostError            exit 4   a node died, hung, or missed its deadline
@@ -135,6 +136,10 @@ class StorageError(RingTuneError):
 
     exit_code = 9
     status = "RESOURCE_EXHAUSTED"
+
+
+class DivergedError(RingTuneError):
+    """The training diverged: a loss, a tensor or a weight is not finite any more."""
 
 
 class InterruptedRunError(RingTuneError):

@@ -15,6 +15,7 @@ RingTuneError         Exception           1 INTERNAL
 BusyError             RingTuneError       8 ALREADY_EXISTS
 CapacityError         RingTuneError       6 RESOURCE_EXHAUSTED
 ConnectionFailedError RingTuneError       3 UNAVAILABLE
+DivergedError         RingTuneError       1 INTERNAL
 IntegrityError        RingTuneError       7 DATA_LOSS
 InterruptedRunError   RingTuneError     130 CANCELLED
 InvalidInputError     RingTuneError       5 INVALID_ARGUMENT

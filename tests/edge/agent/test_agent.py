@@ -396,17 +396,24 @@ def test_agent_lost_link_is_reported_with_the_peer(ring: TwoAgents) -> None:
     assert [request.node for request in ring.requests if request.error] == ["a"]
 
 
-def test_agent_refused_frame_of_ours_ends_the_run(ring: TwoAgents) -> None:
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("FrameError", "node b refused a frame of node a: it has another shape"),
+        ("DivergedError", "node a: it has another shape"),
+    ],
+)
+def test_agent_refused_frame_of_ours_ends_the_run(ring: TwoAgents, error: str, message: str) -> None:
     """A peer that dropped our tensor will wait for ever: the run fails with its reason, at once."""
     from edge.wire.frames import Ack
 
     ring.prepare_all()
     active = ring.network["a"].active
     assert active is not None
-    active.on_ack("b", Ack(credits=0, boundary=0, refusal="it holds NaN", error="FrameError"))
+    active.on_ack("b", Ack(credits=0, boundary=0, refusal="it has another shape", error=error))
     ring.wait_for(lambda requests: any(request.error for request in requests))
     failed = next(request for request in ring.requests if request.error)
-    assert (failed.error, failed.message) == ("FrameError", "node b refused a frame of node a: it holds NaN")
+    assert (failed.error, failed.message) == (error, message)
 
 
 def test_agent_release_that_takes_long_leaves_the_next_run_alone(ring: TwoAgents) -> None:

@@ -11,7 +11,7 @@ import torch
 from edge.compute import executor as executor_module
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
-from ringtune.errors import DataError, IntegrityError, ModelError, PlanError
+from ringtune.errors import DataError, DivergedError, IntegrityError, ModelError, PlanError
 from ringtune.jobs.job import Job
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.plan import Plan
@@ -361,14 +361,36 @@ def test_executor_refuses_a_damaged_head(model_folder: Path, tmp_path: Path) -> 
     damaged = [
         blob[:-3],
         save({**tensors, "param/more": torch.zeros(2)}),
-        save({**tensors, name: torch.full_like(tensors[name], torch.nan)}),
         save({**tensors, name: tensors[name].to(torch.float32)}),
         save({**tensors, "state/other/exp_avg": torch.zeros(2)}),
     ]
     for data in damaged:
         with pytest.raises(IntegrityError, match="handed over"):
             owner.load_head_blob(data)
+    with pytest.raises(DivergedError, match="handed over"):
+        owner.load_head_blob(save({**tensors, name: torch.full_like(tensors[name], torch.nan)}))
     assert owner.head_blob() == blob
+
+
+def test_executor_says_at_which_step_training_diverged(model_folder: Path, tmp_path: Path) -> None:
+    """A learning rate that is far too high is named as what to change, with the step and the owner of its batch."""
+    job = ring.make_job(model_folder, train__learning_rate=1e200, train__optimizer="sgd")
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, TWO)
+    hand = ring.HandRing(plan, job, model_folder, datasets)
+    with pytest.raises(DivergedError, match=r"at step [2-9], a batch of owner a: the loss is .*; lower train.learning"):
+        hand.train()
+
+
+def test_executor_hands_in_no_weights_that_are_not_finite(model_folder: Path, tmp_path: Path) -> None:
+    """The last update may be the one that diverges, with no loss after it."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, TWO)
+    executor = ring.HandRing(plan, job, model_folder, datasets).nodes[plan.placement.hosts[0].node]
+    next(iter(executor._trained().values())).data[0] = torch.inf
+    with pytest.raises(DivergedError, match=r"after the last step; lower train\.learning_rate"):
+        executor.adapter_files(with_head=False)
 
 
 def test_executor_head_blob_is_a_fixed_point(model_folder: Path, tmp_path: Path) -> None:

@@ -15,7 +15,14 @@ import torch
 from edge.wire import frames
 from edge.wire.link import METHOD
 from edge.wire.server import RingServicer
-from ringtune.errors import ConnectionFailedError, DeadlineError, FrameError, PeerLostError, RingTuneError
+from ringtune.errors import (
+    ConnectionFailedError,
+    DeadlineError,
+    DivergedError,
+    FrameError,
+    PeerLostError,
+    RingTuneError,
+)
 from ringtune.rpc.connections import Server, open_channel
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.turns import turn_sequence
@@ -131,7 +138,11 @@ def test_link_refuses_nan_and_takes_the_same_frame_again() -> None:
     tensor, mask = hidden()
     with receiver(expectation(plan(credits=1))) as node, sender(node.address, hello(plan(credits=1))) as out:
         out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor * float("nan"), mask)
-        assert "NaN" in str(node.sink.next().error)
+        refused = node.sink.next().error
+        assert isinstance(refused, DivergedError)
+        assert "diverged at step 1, a batch of owner c: " in str(refused)
+        _, ack = out.acks.get(timeout=WAIT_S)
+        assert (ack.error, ack.refusal) == ("DivergedError", str(refused))
         out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), tensor, mask)
         assert isinstance(node.sink.next(), TensorCame)
 
