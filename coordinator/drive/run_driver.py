@@ -234,6 +234,8 @@ class RunDriver(Driver):
             case rounds.LogCheckpoint(step, holder, unfreezing):
                 manifest = self._checkpoints.manifest(self._require_plan().plan, step, holder, unfreezing)
                 self._emit(control_pb2.RunEvent(checkpoint_json=json.dumps(manifest.to_json())))
+                if self._books is not None:  # for a submitter or coordinator that does not live to see the end
+                    self._emit_profile(self._books)
             case rounds.LogStep() | rounds.LogTurn() | rounds.LogUnfreeze() | rounds.LogEvaluation():
                 if self._books is not None:
                     self._books.log(command)
@@ -318,7 +320,7 @@ class RunDriver(Driver):
     # ---- the end ----------------------------------------------------------------------------------
 
     def _hand_results_in(self) -> None:
-        """Send adapter, profile and report of the run to the submitter, merged from what the nodes sent."""
+        """Send adapter and report of the run to the submitter, merged from what the nodes sent."""
         if self._request.plan_only or self._books is None:
             return
         for node, files in self._files.items():
@@ -327,7 +329,6 @@ class RunDriver(Driver):
         if self._request.evaluation is None:
             for name, content in sorted(adapter_folder(self._files).items()):
                 send_file(f"adapter/{name}", content, self._emit)
-        self._emit(control_pb2.RunEvent(profile_json=json.dumps(self._books.profile().to_json())))
         report = self._books.ledger.report(
             run_id=self.run_id,
             wall_s=time.monotonic() - self._started_s,
@@ -342,5 +343,12 @@ class RunDriver(Driver):
         return self._checkpoints.stopped(reason) if is_training else reason
 
     def _finish_files(self) -> None:
-        if self._books is not None:
-            self._books.close()
+        """Send the profile that the run itself showed, however the run ended, and the ends of growing files."""
+        if self._books is None:
+            return
+        if not self._request.plan_only:
+            self._emit_profile(self._books)
+        self._books.close()
+
+    def _emit_profile(self, books: RunBooks) -> None:
+        self._emit(control_pb2.RunEvent(profile_json=json.dumps(books.profile().to_json())))

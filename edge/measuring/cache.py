@@ -2,12 +2,13 @@
 
 ::
 
-    STATE/profile.json    {"schema": 2, "entries": {KEY: ENTRY}}
-    ENTRY                 {"budget_s": .., "activation_token_bytes": .., "work_times": [..]}
+    STATE/profile.json    {"schema": 3, "entries": {KEY: ENTRY}}
+    ENTRY                 {"budget_s": .., "at_unix_s": .., "activation_token_bytes": .., "work_times": [..]}
 
 The key stands for everything that changes a timing: model, processor and threads, shape of the job, the owner's part,
-neighbours that were busy at the same time, version of torch. The newest entries stay. A file that can't be read is
-ignored with a warning: what it held is measured again.
+neighbours that were busy at the same time, version of torch. The newest entries stay, for ``LONGEST_AGE_S``: what else
+changes a timing (a fan, a power supply, other programs) has no name. A file that can't be read is ignored with a
+warning: what it held is measured again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import dataclasses
 import hashlib
 import json
 import logging
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,9 @@ from ringtune.files.strict import read_value
 
 _LOG = logging.getLogger(__name__)
 CACHE_FILE = "profile.json"
-SCHEMA = 2
+SCHEMA = 3
 KEPT_ENTRIES = 16
+LONGEST_AGE_S = 7 * 24 * 3600.0
 
 
 def cache_key(**parts: object) -> str:
@@ -42,13 +46,15 @@ class ProfileCache:
 
     Args:
         state: the node's folder.
+        clock: wall clock, seconds since 1970. An entry of the future is too old as well: the clock was set back.
     """
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, clock: Callable[[], float] = time.time) -> None:
         self.path = state / CACHE_FILE
+        self._clock = clock
 
     def find(self, key: str, *, budget_s: float) -> MeasuredWork | None:
-        """Find the timings under ``key`` that were measured with at least this budget; None if there are none."""
+        """Find the timings under ``key`` that were measured with at least this budget; None if there are no young ones."""
         entry = self._entries().get(key)
         if entry is None:
             return None
@@ -58,7 +64,9 @@ class ProfileCache:
             token_bytes = _read(float, entry, "activation_token_bytes")
             if token_bytes < 0:
                 raise InvalidInputError(f"activation_token_bytes is {token_bytes}, it has to be at least 0")
-            return MeasuredWork(_read(tuple[WorkTime, ...], entry, "work_times"), token_bytes)
+            found = MeasuredWork(_read(tuple[WorkTime, ...], entry, "work_times"), token_bytes)
+            age_s = self._clock() - _read(float, entry, "at_unix_s")
+            return found if 0 <= age_s <= LONGEST_AGE_S else None
         except (KeyError, InvalidInputError) as error:
             _LOG.warning("%s: what was measured earlier is not readable (%s); it is measured again", self.path, error)
             return None
@@ -69,6 +77,7 @@ class ProfileCache:
         entries.pop(key, None)
         entries[key] = {
             "budget_s": budget_s,
+            "at_unix_s": self._clock(),
             "activation_token_bytes": measured.activation_token_bytes,
             "work_times": [dataclasses.asdict(point) for point in measured.work_times],
         }

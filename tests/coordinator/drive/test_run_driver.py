@@ -19,6 +19,8 @@ from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from coordinator.submit.outcome import Outcome
+from ringtune.costs.profile import Profile
+from ringtune.costs.work_times import Work
 from ringtune.errors import (
     BusyError,
     CapacityError,
@@ -251,6 +253,25 @@ def test_run_ends_when_a_node_reports_an_error() -> None:
         pytest.raises(DataError, match=r"node b: .*row 7"),
     ):
         run(cluster)
+
+
+def test_run_that_fails_leaves_a_profile_of_what_it_recorded(tmp_path: Path) -> None:
+    """Node a's heads took 0.25 s each until it failed: the profile in the folder says so."""
+
+    def work_and_fail(agent: FakeAgent, turns: list[Turn]) -> None:
+        agent.stub.Report(agent.report(turns), timeout=CALL_S)
+        request = agent.report([])
+        request.error, request.message = "DataError", "data/a.csv is gone"
+        agent.stub.Report(request, timeout=CALL_S)
+
+    with (
+        FakeCluster("a", "b", agents={"a": {"on_grant": work_and_fail}}) as cluster,
+        pytest.raises(DataError, match="is gone"),
+    ):
+        run(cluster, tmp_path / "out", train__local_iterations=8)
+    profile = Profile.from_json(json.loads((tmp_path / "out" / "profile.json").read_text(encoding="utf-8")))
+    heads = [point for point in profile.by_name["a"].work_times if point.work == Work.HEAD]
+    assert [point.median_s for point in heads] == [pytest.approx(0.25)]
 
 
 def test_run_blames_the_node_that_others_lost() -> None:

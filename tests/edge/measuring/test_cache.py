@@ -14,7 +14,7 @@ import pytest
 from edge.agent import workshop
 from edge.agent_options import AgentOptions
 from edge.data.rows import MeanTokens
-from edge.measuring.cache import CACHE_FILE, KEPT_ENTRIES, ProfileCache, cache_key
+from edge.measuring.cache import CACHE_FILE, KEPT_ENTRIES, LONGEST_AGE_S, ProfileCache, cache_key
 from edge.measuring.timing_request import TimingRequest
 from edge.measuring.works import Bench, MeasuredWork
 from ringtune.costs.measuring import job_shape
@@ -49,6 +49,20 @@ def test_cache_gives_back_what_was_put(tmp_path: Path) -> None:
     assert again.find("b", budget_s=0.0) is None
 
 
+def test_cache_forgets_what_is_old(tmp_path: Path) -> None:
+    """After the stated time, or if the clock was set back, the node is measured anew; a new entry counts again."""
+    now_s = [1e9]
+    cache = ProfileCache(tmp_path, clock=lambda: now_s[0])
+    cache.put("a", MEASURED, budget_s=2.0)
+    now_s[0] = 1e9 + LONGEST_AGE_S
+    assert cache.find("a", budget_s=2.0) == MEASURED
+    for wrong_s in (1e9 + LONGEST_AGE_S + 1, 1e9 - 1):
+        now_s[0] = wrong_s
+        assert cache.find("a", budget_s=2.0) is None
+    cache.put("a", MEASURED, budget_s=2.0)
+    assert cache.find("a", budget_s=2.0) == MEASURED
+
+
 def test_cache_keeps_the_newest_entries(tmp_path: Path) -> None:
     """A node that has seen many jobs does not remember them all."""
     cache = ProfileCache(tmp_path)
@@ -64,13 +78,13 @@ def test_cache_keeps_the_newest_entries(tmp_path: Path) -> None:
         b"",
         b"{",
         b"[]",
-        b'{"schema": 2}',
-        b'{"schema": 2, "entries": {"a": 3}}',
-        b'{"schema": 2, "entries": {"a": {"budget_s": 9}}}',
-        b'{"schema": 2, "entries": {"a": {"budget_s":9, "activation_token_bytes":1, "work_times": [{"work":"walk"}]}}}',
-        b'{"schema": 2, "entries": {"a": {"budget_s": 9, "activation_token_bytes": 1e999, "work_times": []}}}',
-        b'{"schema": 2, "entries": {"a": {"budget_s": 9, "activation_token_bytes": -1, "work_times": []}}}',
-        b'{"schema": 2, "entries": {"a": {"budget_s": NaN, "activation_token_bytes": 1, "work_times": []}}}',
+        b'{"schema": 3}',
+        b'{"schema": 3, "entries": {"a": 3}}',
+        b'{"schema": 3, "entries": {"a": {"budget_s": 9}}}',
+        b'{"schema": 3, "entries": {"a": {"budget_s":9, "activation_token_bytes":1, "work_times": [{"work":"walk"}]}}}',
+        b'{"schema": 3, "entries": {"a": {"budget_s": 9, "activation_token_bytes": 1e999, "work_times": []}}}',
+        b'{"schema": 3, "entries": {"a": {"budget_s": 9, "activation_token_bytes": -1, "work_times": []}}}',
+        b'{"schema": 3, "entries": {"a": {"budget_s": NaN, "activation_token_bytes": 1, "work_times": []}}}',
         b"\xff\xfe",
     ],
 )
