@@ -54,7 +54,7 @@ class ProfileCache:
         self._clock = clock
 
     def find(self, key: str, *, budget_s: float) -> MeasuredWork | None:
-        """Find the timings under ``key`` that were measured with at least this budget; None if there are no young ones."""
+        """Find timings under ``key`` measured with at least this budget; None if there are no young ones."""
         entry = self._entries().get(key)
         if entry is None:
             return None
