@@ -28,7 +28,7 @@ def open_links(
         InterruptedRunError: the run was released meanwhile.
     """
     name = options.name
-    for target in sorted(target for source, target in plan_links(active.plan) if source == name):
+    for target in sorted(target for source, target in plan_links(active.plan, active.start) if source == name):
         address = addresses.get(target, "")
         if not address:
             raise ConnectionFailedError(f"node {name} got no address of node {target}; let it join again")

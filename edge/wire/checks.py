@@ -72,7 +72,7 @@ def check_hello(expectation: RunExpectation, header: ring_pb2.FrameHeader | None
             f"node {header.source} has plan {header.plan_digest[:12]}, node {expectation.node} has "
             f"{expectation.digest[:12]}; start the run again"
         )
-    if (header.source, expectation.node) not in links(expectation.plan):
+    if (header.source, expectation.node) not in links(expectation.plan, expectation.start):
         raise FrameError(f"the plan has no link from node {header.source!r} to node {expectation.node}")
     return header.source
 

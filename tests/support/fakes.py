@@ -159,7 +159,7 @@ class FakeRing:
         self.runs: dict[str, AgentRun] = {}
         self._threads = {node: ComputeThread(f"compute-{node}") for node in plan.nodes}
         for node in plan.nodes:
-            targets = [target for source, target in plan_links(plan) if source == node]
+            targets = [target for source, target in plan_links(plan, start) if source == node]
             self.runs[node] = AgentRun(
                 plan=plan,
                 node=node,

@@ -32,7 +32,7 @@ from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations import FULL, SHORTCUT
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.turns import Item, StartPoint, StepKind, hand_overs
 from ringtune.schedule.units import EMBEDDING, Range, Units
 from ringtune.schedule.versions import trained
 
@@ -218,20 +218,24 @@ def num_microbatches(course: Course, item: Item) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def links(plan: Plan) -> frozenset[tuple[str, str]]:
-    """Every directed pair of nodes along which tensors or a head travel, and its opposite direction."""
+def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, str]]:
+    """Every directed pair of nodes along which tensors or a head travel, and the opposite direction of tensors.
+
+    Args:
+        plan: of the run.
+        start: where the run goes on; None = it begins.
+    """
     pairs: set[tuple[str, str]] = set()
-    owners = [owner.node for owner in plan.course.owners]
-    for owner in owners:
+    for owner in (owner.node for owner in plan.course.owners):
         path = route(plan, owner)
         for row in _rows(plan.course, owner):
             up = [part.node for part in path if set(row[part.start : part.stop]) != {SHORTCUT}]
             down = [part.node for part in path if FULL in row[part.start : part.stop]]
             pairs.update(itertools.pairwise([owner, *up, owner]))
             pairs.update(itertools.pairwise([owner, *reversed(down)]))
-        pairs.update((owner, other) for other in owners)
     # credits and acknowledgements come back on the same link, but both ends need one to send anything else
     both = pairs | {(target, source) for source, target in pairs}
+    both |= hand_overs(plan.course, start or StartPoint.of(plan.course))
     return frozenset((source, target) for source, target in both if source != target)
 
 

@@ -10,6 +10,8 @@ Source: RingAda, Algorithm 1 and section III-B.3.
 from __future__ import annotations
 
 import enum
+import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -198,6 +200,36 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
             yield from evaluation
             last = evaluation[-1] if evaluation else last
         num_turns += 1
+
+
+@functools.lru_cache(maxsize=256)
+def hand_overs(course: Course, start: StartPoint) -> frozenset[tuple[str, str]]:
+    """Every pair of owners such that the head goes from the first to the second.
+
+    Example: with owners a to d it goes a to b, b to c, c to d and d to a. An evaluation after the turn of b visits
+    b, c, d and a, and the next turn is that of c, so that the head goes a to c too. If evaluations come between, one is
+    counted after each owner's turn: a few pairs more than a short run needs.
+    """
+    names = [owner.node for owner in course.owners]
+    done, stop = (-(-step // course.local_iterations) for step in (start.step, course.num_steps))
+    turns = range(done, min(stop, done + len(names)))
+    evaluated = set(turns) if course.eval_every else set()
+    pairs: set[tuple[str, str]] = set()
+
+    def add(holder: str, turn: int, *, is_evaluated: bool) -> None:
+        """Add the way of the head from ``holder`` to the owner of ``turn``, if there is such a turn."""
+        visited = [entry.owner for entry in _evaluation(course, 0, holder, 0, None)] if is_evaluated else []
+        pairs.update(itertools.pairwise([holder, *visited, *([names[turn % len(names)]] if turn < stop else [])]))
+
+    for turn in turns:
+        add(names[turn % len(names)], turn + 1, is_evaluated=False)
+        add(names[turn % len(names)], turn + 1, is_evaluated=turn in evaluated)
+    if turns:
+        add(names[(stop - 1) % len(names)], stop, is_evaluated=True)
+    add(start.holder, done, is_evaluated=False)
+    if start.step or not course.num_steps:
+        add(start.holder, done, is_evaluated=True)
+    return frozenset((source, target) for source, target in pairs if source != target)
 
 
 def checkpoint_turn(last: Turn, *, holder: str) -> Turn:

@@ -22,7 +22,7 @@ from ringtune.schedule.lowering import (
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.operations import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+from ringtune.schedule.turns import Item, StartPoint, StepKind, items, turn_sequence
 from ringtune.schedule.versions import (
     awaited_forward,
     depth,
@@ -505,3 +505,21 @@ def test_links_join_neighbours_owners_and_ends() -> None:
     plan = make_plan([("a", 0, 1), ("b", 1, 3), ("d", 3, 4)], ["c", "b"])
     both = {("a", "b"), ("b", "d"), ("c", "a"), ("c", "d"), ("c", "b")}
     assert links(plan) == both | {(target, source) for source, target in both}
+
+
+def test_links_of_many_owners_are_few() -> None:
+    """Of 128 owners each has a link to and from the hosts at both ends and the owners beside it, not to everyone."""
+    owners = [f"node-{index}" for index in range(128)]
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], owners, num_steps=2560, local_iterations=10)
+    found = links(plan)
+    assert len(found) == 2 + 128 * 4 + 128
+    for owner in owners:
+        assert len([pair for pair in found if pair[0] == owner]) <= 2 + 1
+
+
+def test_links_of_a_run_that_goes_on_know_who_has_the_head() -> None:
+    """A run that was stopped while it evaluated: its head goes from that owner to the next one to train."""
+    plan = make_plan([("a", 0, 4)], list("cdef"), num_steps=40, local_iterations=2)
+    start = StartPoint.of(plan.course, step=4, holder="c")
+    assert ("c", "e") not in links(plan)
+    assert ("c", "e") in links(plan, start)

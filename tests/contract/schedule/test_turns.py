@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import random
 
 import pytest
 
+from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StepKind, Turn, items, turn_sequence
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, hand_overs, items, turn_sequence
 from tests.support.plans import make_plan, random_plan
 
 RING = [("a", 0, 2), ("b", 2, 4)]
@@ -116,3 +119,41 @@ def test_items_of_an_evaluation_end_with_a_short_batch() -> None:
 def test_step_kinds_say_what_flows(kind: StepKind, backward: bool, update: bool) -> None:
     """Only training changes weights; evaluation alone has no gradients."""
     assert (kind.has_backward, kind.has_update) == (backward, update)
+
+
+def _walked(course: Course, start: StartPoint) -> set[tuple[str, str]]:
+    """The hand-overs of a whole run, turn after turn."""
+    owners = [start.holder, *(turn.owner for turn in turn_sequence(course, start=start))]
+    return {(before, after) for before, after in itertools.pairwise(owners) if before != after}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_hand_overs_are_those_of_the_turns(seed: int) -> None:
+    """For any owners, evaluation rows, start and holder: none is missing, and without evaluations none is too many."""
+    rng = random.Random(seed)
+    names = [f"node-{index}" for index in range(rng.randint(1, 6))]
+    course = make_plan(
+        [(names[0], 0, 4)],
+        names,
+        num_steps=rng.randint(0, 30),
+        local_iterations=rng.randint(1, 4),
+        eval_every=rng.choice([0, 0, 5, 7]),
+        checkpoint_every=rng.choice([0, 3]),
+    ).course
+    rows = tuple(dataclasses.replace(owner, eval_rows=rng.choice([0, 3])) for owner in course.owners)
+    course = dataclasses.replace(course, owners=rows)
+    steps = {0, course.num_steps, *range(0, course.num_steps, course.local_iterations)}
+    for step, holder in itertools.product(sorted(steps), names if seed % 2 else names[:1]):
+        start = StartPoint.of(course, step=step, holder=holder)
+        found = hand_overs(course, start)
+        assert _walked(course, start) <= found
+        if not course.eval_every and not step and holder == names[0]:
+            assert _walked(course, start) == found
+
+
+def test_hand_overs_go_round_not_from_everyone_to_everyone() -> None:
+    """128 owners: 128 hand-overs, 256 if evaluations come between; never 16,256."""
+    names = [f"node-{index}" for index in range(128)]
+    for eval_every, most in ((0, 2 * 128), (50, 3 * 128)):
+        course = make_plan([("h", 0, 4)], names, num_steps=2560, local_iterations=10, eval_every=eval_every).course
+        assert len(hand_overs(course, StartPoint.of(course))) <= most
