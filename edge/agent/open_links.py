@@ -10,12 +10,15 @@ from typing import Any
 from edge.agent.active_run import ActiveRun
 from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
-from ringtune.errors import ConnectionFailedError, FrameError
+from ringtune.errors import ConnectionFailedError, FrameError, PlanError
 from ringtune.rpc.addresses import is_loopback
+from ringtune.rpc.connections import MAX_WORKERS
 from ringtune.schedule.lowering import links as plan_links
 
 _LOG = logging.getLogger(__name__)
 _LINK_RETRY_S = 0.1
+MAX_INCOMING = MAX_WORKERS - 64
+"""Links to one node; the other workers are for the coordinator's calls and for nodes that fetch weights."""
 
 
 def open_links(
@@ -25,10 +28,17 @@ def open_links(
 
     Raises:
         ConnectionFailedError: a node can't be reached in time, or only unencrypted; names it.
+        PlanError: more nodes send to this one than it can serve.
         InterruptedRunError: the run was released meanwhile.
     """
     name = options.name
-    for target in sorted(target for source, target in plan_links(active.plan, active.start) if source == name):
+    found = plan_links(active.plan, active.start)
+    incoming = sum(target == name for _, target in found)
+    if incoming > MAX_INCOMING:
+        raise PlanError(
+            f"{incoming} nodes would send to node {name}, which can serve {MAX_INCOMING}; take fewer owners"
+        )
+    for target in sorted(target for source, target in found if source == name):
         address = addresses.get(target, "")
         if not address:
             raise ConnectionFailedError(f"node {name} got no address of node {target}; let it join again")

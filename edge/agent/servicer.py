@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from edge.agent.agent import Agent
 
 # A stream of a peer holds a thread for a whole run; control calls need some beside them.
-_MAX_WORKERS = 128
 _LONGEST_CALL_S = 3600.0
 
 
@@ -167,7 +166,7 @@ class AgentServer:
             if agent.models is not None:
                 weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(agent.models.offers), server)
 
-        self._server = Server(bind, add, max_workers=_MAX_WORKERS)
+        self._server = Server(bind, add)
         self.port = self._server.port
 
     def add_ring(self, servicer: Any) -> None:

@@ -5,14 +5,22 @@ Everything that binds or dials goes through here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
 import grpc
 
 from ringtune.errors import ConnectionFailedError
 from ringtune.rpc.addresses import join_address, split_address
 from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS, Options
+from ringtune.rpc.workers import Workers
+
+_LOG = logging.getLogger(__name__)
+MAX_WORKERS: Final = 1024
+"""Calls that a server carries out at a time."""
+
+_STOP_S: Final = 5.0
 
 
 def open_channel(address: str, more: Options = ()) -> grpc.Channel:
@@ -29,7 +37,8 @@ class Server:
     Args:
         address: ``host:port``; port 0 takes a free one.
         add: adds servicers to the server before it starts.
-        max_workers: calls at a time; every incoming link holds one for as long as its run.
+        max_workers: calls at a time; every incoming link holds one for as long as its run. Threads are started when
+            they are needed, so a large number costs nothing.
         max_calls: calls that may wait or run, others are refused; None = any number.
 
     Attributes:
@@ -40,16 +49,21 @@ class Server:
     """
 
     def __init__(
-        self, address: str, add: Callable[[grpc.Server], None], *, max_workers: int = 64, max_calls: int | None = None
+        self,
+        address: str,
+        add: Callable[[grpc.Server], None],
+        *,
+        max_workers: int = MAX_WORKERS,
+        max_calls: int | None = None,
     ) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=max_workers, thread_name_prefix="ringtune-rpc")
-        self._server = grpc.server(self._pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_calls)
+        self._workers = Workers(max_workers, "ringtune-rpc")
+        pool: Any = self._workers  # gRPC asks for a ThreadPoolExecutor, and calls its submit only
+        self._server = grpc.server(pool, options=SERVER_OPTIONS, maximum_concurrent_rpcs=max_calls)
         add(self._server)
         host, _ = split_address(address, option="--bind")
         try:
             self.port = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            self._pool.shutdown()
             raise ConnectionFailedError(
                 f"can't listen on {address}: the port is in use or the host is not this machine's; take another --bind"
             ) from error
@@ -59,9 +73,16 @@ class Server:
     def stop(self, grace_s: float = 0.5, *, wait: bool = True) -> None:
         """Refuse new calls, let the running ones end for ``grace_s``, cancel the rest, end all threads.
 
+        Takes some seconds at most: a call that does not end, because its handler waits for something else or because
+        gRPC could start no thread to cancel it, is left to the end of the process, which does not wait for it.
+
         Args:
             grace_s: seconds.
             wait: for the threads too; a handler that waits for something else than its call may hold one.
         """
-        self._server.stop(grace_s).wait(grace_s + 5.0)
-        self._pool.shutdown(wait=wait, cancel_futures=not wait)
+        try:
+            self._server.stop(grace_s).wait(grace_s + _STOP_S)
+        except RuntimeError as error:  # no thread left for gRPC's own timer
+            _LOG.warning("the server at %s stops without cancelling its calls: %s", self.address, error)
+        if not self._workers.close(_STOP_S if wait else 0.0) and wait:
+            _LOG.warning("the server at %s stops while a call is still under way", self.address)

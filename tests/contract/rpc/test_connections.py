@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +16,7 @@ from ringtune.rpc.channel_options import CLIENT_OPTIONS, MAX_MESSAGE_BYTES, SERV
 from ringtune.rpc.connections import Server, open_channel
 from ringtune.rpc.statuses import abort, error_of_call
 from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support.processes import source_environment
 
 WAIT_S = 10.0
 
@@ -23,11 +27,13 @@ class FailingAgent(control_pb2_grpc.AgentServicer):
     def __init__(self, error: BaseException | None = None) -> None:
         self._error = error
         self.release = threading.Event()
+        self.entered = threading.Semaphore(0)
 
     def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Fail, or wait."""
         if self._error is not None:
             abort(context, self._error)
+        self.entered.release()
         self.release.wait(WAIT_S)
         return control_pb2.Empty()
 
@@ -103,6 +109,73 @@ def test_connections_stop_ends_a_running_call_and_every_thread() -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(WAIT_S)
         assert not thread.is_alive(), thread.name
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_connections_process_without_threads_ends(tmp_path: Path) -> None:
+    """No thread can be started any more and a handler waits for ever: the process still ends, and answers till then."""
+    script = tmp_path / "process.py"
+    script.write_text(_WITHOUT_THREADS)
+    done = subprocess.run(  # noqa: S603 - our own lines
+        [sys.executable, script], env=source_environment(), capture_output=True, text=True, timeout=60.0
+    )
+    assert done.stdout.splitlines() == ["third DEADLINE_EXCEEDED", "fourth OK", "stopped"], done.stderr
+    assert done.returncode == 0
+
+
+_WITHOUT_THREADS = """
+import threading
+from ringtune.rpc.connections import Server, open_channel
+from ringtune.v1 import control_pb2, control_pb2_grpc
+
+begun, go_on, never = threading.Semaphore(0), threading.Event(), threading.Event()
+
+
+class Waits(control_pb2_grpc.AgentServicer):
+    def Release(self, request, context):
+        begun.release()
+        never.wait() if request.reason == "for ever" else go_on.wait(30.0)
+        return control_pb2.Empty()
+
+
+def refuse(self):
+    raise RuntimeError("can't start new thread")
+
+
+server = Server("127.0.0.1:0", lambda made: control_pb2_grpc.add_AgentServicer_to_server(Waits(), made))
+channel = open_channel(server.address)
+stub = control_pb2_grpc.AgentStub(channel)
+first = stub.Release.future(control_pb2.ReleaseRequest(reason="for ever"), timeout=60.0)
+second = stub.Release.future(control_pb2.ReleaseRequest(), timeout=60.0)
+begun.acquire(), begun.acquire()
+start, threading.Thread.start = threading.Thread.start, refuse
+third = stub.Release.future(control_pb2.ReleaseRequest(), timeout=0.5)
+third.exception(30.0)
+print("third", third.code().name)
+go_on.set()
+second.result(30.0)
+fourth = stub.Release.future(control_pb2.ReleaseRequest(), timeout=30.0)
+fourth.exception(30.0)
+print("fourth", "OK" if fourth.exception(0) is None else fourth.code().name, flush=True)
+server.stop(0.1)
+print("stopped", flush=True)
+threading.Thread.start = start
+channel.close()
+"""
+
+
+def test_connections_serve_more_calls_than_a_board_has_links() -> None:
+    """140 calls that last do not keep one more from being answered."""
+    agent = FailingAgent()
+    server = Server("127.0.0.1:0", lambda server: control_pb2_grpc.add_AgentServicer_to_server(agent, server))
+    channel = open_channel(server.address)
+    stub = control_pb2_grpc.AgentStub(channel)
+    calls: list[Any] = [stub.Release.future(control_pb2.ReleaseRequest(), timeout=WAIT_S) for _ in range(140)]
+    assert all(agent.entered.acquire(timeout=WAIT_S) for _ in range(140))
+    agent.release.set()
+    assert all(call.exception(timeout=WAIT_S) is None for call in calls)
+    channel.close()
+    server.stop(grace_s=0.1)
 
 
 def test_connections_hold_what_was_measured_to_matter() -> None:
