@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import threading
@@ -27,6 +28,7 @@ from ringtune.rpc.connections import Server, open_channel
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.turns import turn_sequence
 from ringtune.v1 import ring_pb2
+from tests.support.plans import make_plan
 from tests.support.wire_parts import (
     WAIT_S,
     BlobCame,
@@ -94,6 +96,19 @@ def test_link_returns_credits_a_quarter_at_a_time() -> None:
             assert out.acks.empty()
             node.servicer.ack("a", 2)
         assert out.acks.get(timeout=WAIT_S) == ("b", frames.Ack(2, 2))
+
+
+def test_links_of_130_owners_leave_a_node_able_to_answer() -> None:
+    """A host at the end of the ring has a link from every owner; all are open, and the next call is answered."""
+    owners = [f"node-{index}" for index in range(130)]
+    of = make_plan([("b", 0, 4)], owners, num_steps=12, max_length=6, hidden_size=8, labels=())
+    with receiver(expectation(of)) as node, contextlib.ExitStack() as links:
+        outs = [links.enter_context(sender(node.address, hello(of, source=owner))) for owner in owners]
+        outs[0].link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 0), *hidden())
+        assert isinstance(node.sink.next(), TensorCame)
+        with pytest.raises(FrameError, match="no link from node 'stranger'"):
+            LinkSender(node.address, hello(of, source="stranger")).link.open(WAIT_S)
+        assert all(out.broken.empty() for out in outs)
 
 
 def test_link_to_a_server_without_a_ring_names_the_peer() -> None:
