@@ -34,69 +34,98 @@ def plan(
         typer.Option("--wire", metavar="TYPE,TYPE", help="Let the planner choose one of these in place of the job's."),
     ] = "",
     join_s: Annotated[float, typer.Option(min=0, help="How long to wait for nodes, in seconds.")] = 60.0,
-    at_step: Annotated[int, typer.Option(min=0, help="First step of the table of actions.")] = 0,
-    steps: Annotated[int, typer.Option(min=0, max=100, help="Steps in the table; 0 = no table.")] = 1,
+    table: Annotated[bool, typer.Option("--table", help="Also show what every node does when, with a legend.")] = False,
+    at_step: Annotated[int, typer.Option(min=0, help="With --table: its first step.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, max=100, help="With --table: how many steps.")] = 1,
     change: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the job.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan there, for 'ringtune train --plan FILE'.")
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow a coordinator on another machine, without encryption.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
 ) -> None:
-    """Show slices, memory and the table of actions of a job, without training.
+    """Show who would host what, what it needs and how long it would take, without training.
 
     Without --coordinator nothing is started. With --profile the nodes and links are those that were measured;
-    otherwise sizes come from the model's files, and nodes are taken as equal. Where rows
+    otherwise sizes come from the model's files, nodes are taken as equal, and the time is a rough guess. Where rows
     depend on the tokenizer (question answering, plain text) they are estimated, and the plan says so.
     """
     from coordinator.commands.overrides import parse_changes
-    from coordinator.planner.alternatives import microbatch_choices, wire_choices
-    from coordinator.planner.make_plan import check_inputs, make_plan, plan_memory
+    from coordinator.planner.alternatives import read_choices
+    from coordinator.planner.explain import explain as explained
+    from coordinator.planner.given_plan import GivenPlan
+    from coordinator.planner.job_time import guessed_time, measured_time
+    from coordinator.planner.make_plan import check_inputs, make_plan, planned_as
     from coordinator.screen.plan_text import plan_json, plan_text
+    from ringtune import __version__
     from ringtune.errors import UsageError
+    from ringtune.files.durable import check_writable, write_durably
     from ringtune.jobs.job import load_job
     from ringtune.quantities import parse_bytes
 
-    note, planned = "", None
     wanted = load_job(job).with_overrides(parse_changes(change or []))
-    counts = microbatch_choices(microbatches, wanted.train.batch_size)
-    dtypes = wire_choices(wire_dtypes)
-    if coordinator and (profile or explain or counts or dtypes):
-        raise UsageError("the coordinator decides by itself; give --profile FILE to explain or to choose")
+    choices = read_choices(microbatches, wire_dtypes, batch_size=wanted.train.batch_size)
+    if coordinator and profile:
+        raise UsageError("give one of --coordinator and --profile: nodes that are asked, or nodes measured before")
     if profile and (nodes or memory):
         raise UsageError("--nodes and --memory are for assumed nodes; the profile says which there are")
+    if coordinator and memory:
+        raise UsageError("--memory is for assumed nodes; with --coordinator every node says what it has")
+    if not (profile or coordinator) and max(map(len, choices)) > 1:
+        raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
+    if out is not None:
+        check_writable(out)
+    note = ""
     if profile:
         from coordinator.planner.given_profile import read_profile
 
-        measured = read_profile(profile)
-        check_inputs(wanted, measured)
-        planned = make_plan(wanted, measured.by_name, links=measured.links, microbatches=counts, wire_dtypes=dtypes)
-        made, needs = planned.plan, dict(planned.memory)
+        found = read_profile(profile)
+        check_inputs(wanted, found)
+        planned = make_plan(wanted, found.by_name, links=found.links, **choices._asdict())
     elif coordinator:
         from coordinator.submit.client import Client
 
-        if memory:
-            raise UsageError("--memory is for assumed nodes; with --coordinator every node says what it has")
         with Client(coordinator, insecure=insecure) as client:
-            made, found = client.plan(wanted, num_nodes=nodes, join_s=join_s)
-        needs = plan_memory(wanted, made, found.by_name)
+            made, found, note = client.plan(wanted, num_nodes=nodes, join_s=join_s, choices=choices)
+        planned = planned_as(wanted, made, found, again=explain, **choices._asdict())
     else:
         from coordinator.estimates.facts import estimated_facts
         from coordinator.estimates.row_counts import estimate_note
+        from ringtune.costs.profile import Profile
 
         assumed = estimated_facts(wanted, nodes, memory_bytes=parse_bytes(memory) if memory else 0)
-        planned = make_plan(wanted, assumed, microbatches=counts, wire_dtypes=dtypes)
-        made, needs = planned.plan, dict(planned.memory)
+        found = Profile(nodes=tuple(assumed.values()))
+        planned = make_plan(wanted, assumed, **choices._asdict())
         note = estimate_note(wanted)
-    why = None
-    if explain and planned is not None and planned.choice is not None:
-        from coordinator.planner.explain import explain as explained
-
-        why = explained(planned.choice, relative=not profile)
+    note = "; ".join(filter(None, (note, planned.note)))
+    is_measured, model = bool(coordinator or profile), found.nodes[0].model
+    time = (
+        measured_time(planned, found, wanted.train.optimizer) if is_measured else guessed_time(planned, wanted, model)
+    )
+    why = explained(planned.choice, relative=not is_measured) if explain and planned.choice is not None else None
+    given = GivenPlan(plan=planned.plan, version=__version__, model_digest=model.digest)
+    value = plan_json(given, planned.memory, note=note, why=why, time=time)
+    if out is not None:
+        write_durably(out, (value + "\n").encode())
     if json:
-        typer.echo(plan_json(made, needs, note=note, why=why))
+        typer.echo(value)
         return
-    is_measured = bool(coordinator or profile)
-    for line in plan_text(made, needs, at_step=at_step, num_steps=steps, measured=is_measured, note=note, why=why):
+    is_shown = table or at_step > 0 or steps > 1
+    for line in plan_text(
+        planned.plan,
+        planned.memory,
+        at_step=at_step,
+        num_steps=steps if is_shown else 0,
+        measured=is_measured,
+        note=note,
+        why=why,
+        time=time,
+        budgets={node.node: node.memory_bytes for node in found.nodes},
+    ):
         typer.echo(line)
+    if out is not None:
+        typer.echo(f"the plan is in {out}")

@@ -36,6 +36,16 @@ def train(
     profile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Plan with this profile of 'ringtune measure'; measure nothing.")
     ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Carry out this plan of 'ringtune plan --out'; plan nothing.")
+    ] = None,
+    microbatches: Annotated[
+        str, typer.Option(metavar="N,N|auto", help="Let the planner choose one of these in place of the job's.")
+    ] = "",
+    wire_dtypes: Annotated[
+        str,
+        typer.Option("--wire", metavar="TYPE,TYPE", help="Let the planner choose one of these in place of the job's."),
+    ] = "",
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow a coordinator on another machine, without encryption.")
     ] = False,
@@ -47,12 +57,15 @@ def train(
     terminal (SIGHUP) count as Ctrl-C: all end with exit code 130. The run can be resumed.
     """
     from coordinator.commands.overrides import parse_changes
+    from coordinator.planner.alternatives import read_choices
+    from coordinator.planner.given_plan import read_given_plan, require_members
     from coordinator.planner.given_profile import read_profile
     from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
     from coordinator.run_folder.folder import LOG, RunFolder
     from coordinator.screen.output import make_progress
     from coordinator.submit.client import Client
     from coordinator.submit.interrupts import Interrupts
+    from coordinator.submit.local_nodes import node_name
     from coordinator.submit.local_ring import local_ring
     from ringtune.errors import DivergedError, RingTuneError, UsageError
     from ringtune.jobs.job import load_job
@@ -63,8 +76,16 @@ def train(
         raise UsageError("--nodes is for --coordinator; --local says how many nodes there are")
     if replace and resume:
         raise UsageError("--replace removes a run and --resume goes on with it; give one of them")
+    if plan and (microbatches or wire_dtypes):
+        raise UsageError("a plan has its micro-batches and wire dtype; leave out --microbatches and --wire")
+    if resume and (plan or microbatches or wire_dtypes):
+        raise UsageError("--resume goes on with the run's own plan; leave out --plan, --microbatches and --wire")
     wanted = load_job(job).with_overrides(parse_changes(change or []))
+    choices = read_choices(microbatches, wire_dtypes, batch_size=wanted.train.batch_size)
     given = read_profile(profile) if profile else None
+    given_plan = read_given_plan(plan) if plan else None
+    if given_plan is not None and local:
+        require_members(given_plan.plan, [node_name(index, local) for index in range(local)])
     notes: list[str] = []
     start = find_resume(out, wanted, notes.append) if resume else None
     with (
@@ -75,9 +96,9 @@ def train(
         for note in notes:
             progress.note(note)
         try:
-            states, plan = folder.checkpoints.node_states(), start.plan if start else None
+            states, begun = folder.checkpoints.node_states(), start.plan if start else None
             ring = (
-                local_ring(wanted, local, logs=out / "logs", states=states, goes_on=plan)
+                local_ring(wanted, local, logs=out / "logs", states=states, goes_on=begun)
                 if local
                 else Client(coordinator, insecure=insecure)
             )
@@ -90,6 +111,8 @@ def train(
                     join_s=join_s,
                     resume=start,
                     profile=given,
+                    plan=given_plan,
+                    choices=choices,
                     interrupts=interrupts,
                 )
         except (RingTuneError, KeyboardInterrupt) as error:

@@ -179,6 +179,7 @@ class Driver:
         join_s: float,
         *,
         named: Sequence[str] = (),
+        has_given_plan: bool = False,
         evaluation: Evaluation | None = None,
     ) -> tuple[Member, ...]:
         """Wait for enough members, and open the calls to them.
@@ -188,6 +189,7 @@ class Driver:
             wanted: how many; 0 = those that are there.
             join_s: how long to wait, seconds.
             named: exactly these, if any are named.
+            has_given_plan: they are named by the plan that the user gave.
             evaluation: a guest may take part in it.
 
         Raises:
@@ -196,7 +198,7 @@ class Driver:
         self._emit(control_pb2.RunEvent(run_id=self.run_id))
         self._emit(control_pb2.RunEvent(job_toml=job_toml))
         self._emit(control_pb2.RunEvent(state="joining"))
-        members = self._await_members(wanted, join_s, named, evaluation)
+        members = self._await_members(wanted, join_s, named, evaluation, has_given_plan=has_given_plan)
         self._instances = {member.node: member.instance for member in members}
         self._calls = {
             member.node: AgentCalls(member.node, member.address, self.run_id, on_failure=self.node_failed)
@@ -206,7 +208,13 @@ class Driver:
         return members
 
     def _await_members(
-        self, wanted: int, join_s: float, named: Sequence[str], evaluation: Evaluation | None
+        self,
+        wanted: int,
+        join_s: float,
+        named: Sequence[str],
+        evaluation: Evaluation | None,
+        *,
+        has_given_plan: bool,
     ) -> tuple[Member, ...]:
         deadline_s = self._started_s + join_s
         while True:
@@ -216,7 +224,7 @@ class Driver:
                 check_reachable(chosen)
                 return chosen
             if named and time.monotonic() >= deadline_s:
-                raise not_there(living, named, join_s)
+                raise not_there(living, named, join_s, has_given_plan=has_given_plan)
             if not named and (not wanted or time.monotonic() >= deadline_s):
                 raise too_few(living, wanted, join_s)
             raise_if_over(self._next())

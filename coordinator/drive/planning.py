@@ -13,6 +13,7 @@ from typing import NamedTuple
 from coordinator.drive.checkpointing import Checkpointing
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.effort import Effort
+from coordinator.planner.given_plan import accept_plan
 from coordinator.planner.given_profile import check_given, with_given_times
 from coordinator.planner.make_plan import Planned, make_plan
 from ringtune.costs.profile import NodeFacts, Profile
@@ -44,16 +45,20 @@ def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts]) -> Profile:
 
 
 def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, is_cancelled: Callable[[], bool]) -> Planned:
-    """Plan a run as ``ringtune plan`` does, or keep the plan of the run that goes on.
+    """Plan a run as ``ringtune plan`` does, or carry out the given plan, or that of the run that goes on.
 
     Raises:
-        RingTuneError: no plan fits, or the given profile is of another job.
+        RingTuneError: no plan fits, or the given plan or profile is of another job.
     """
     job, facts = request.job, profile.by_name
+    if request.plan is not None:
+        kept = accept_plan(request.plan, job, facts)
     planned = kept or make_plan(
         job,
         facts,
         links=profile.links,
+        microbatches=request.choices.microbatches,
+        wire_dtypes=request.choices.wire_dtypes,
         evaluation_only=request.evaluation is not None,
         effort=Effort(seconds=job.runtime.plan_s, is_cancelled=is_cancelled),
     )

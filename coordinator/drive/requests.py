@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coordinator.members.registry import Member
+from coordinator.planner.alternatives import NO_CHOICES, Choices
+from coordinator.planner.given_plan import GivenPlan
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import DataError
 from ringtune.jobs.job import Job
@@ -41,7 +43,19 @@ class Evaluation(NamedTuple):
 
 
 class RunRequest(NamedTuple):
-    """A request to run a job, on so many nodes, from the start or from a checkpoint."""
+    """A request to run a job, on so many nodes, from the start or from a checkpoint.
+
+    Attributes:
+        job: what is wanted.
+        plan_only: stop after planning.
+        num_nodes: wait until so many have joined; 0 = take those that are there.
+        join_s: how long to wait for them, seconds.
+        evaluation: evaluate a saved adapter, train nothing.
+        resume: what to go on from; None = begin.
+        profile: times to plan with; None = the nodes measure.
+        plan: to carry out as it is; None = plan.
+        choices: what the planner may choose from.
+    """
 
     job: Job
     plan_only: bool
@@ -50,6 +64,8 @@ class RunRequest(NamedTuple):
     evaluation: Evaluation | None = None
     resume: Resume | None = None
     profile: Profile | None = None
+    plan: GivenPlan | None = None
+    choices: Choices = NO_CHOICES
 
 
 class MeasureRequest(NamedTuple):

@@ -23,7 +23,7 @@ from coordinator.drive.first_look import FirstLook, Looked
 from coordinator.drive.planning import PlanningThread, PlanReady
 from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
-from coordinator.members.recruiting import Members, num_neighbours
+from coordinator.members.recruiting import Members, num_neighbours, unused_owners
 from coordinator.planner.make_plan import Planned
 from coordinator.records.books import RunBooks
 from coordinator.records.events import read_object
@@ -104,9 +104,14 @@ class RunDriver(Driver):
             self._job_toml,
             request.num_nodes,
             request.join_s,
-            named=self._checkpoints.needed_nodes,
+            named=self._checkpoints.needed_nodes or (request.plan.plan.nodes if request.plan else ()),
+            has_given_plan=request.plan is not None,
             evaluation=request.evaluation,
         )
+        unused = unused_owners(self._members.living(), members) if request.plan else ()
+        if unused:
+            names = ", ".join(unused)
+            self._emit(control_pb2.RunEvent(note=f"not in the given plan, so their rows are not trained on: {names}"))
         self._addresses = {member.node: member.address for member in members}
         self._neighbours = num_neighbours(members)
         if FirstLook.is_wanted(request):

@@ -65,13 +65,27 @@ def num_neighbours(members: Sequence[Member]) -> dict[str, int]:
     return {member.node: counts[machine_of(member)] - 1 for member in members}
 
 
-def not_there(living: Sequence[Member], names: Sequence[str], waited_s: float) -> RingTuneError:
-    """Make the error that ends waiting for the nodes of an earlier run."""
+def not_there(
+    living: Sequence[Member], names: Sequence[str], waited_s: float, *, has_given_plan: bool = False
+) -> RingTuneError:
+    """Make the error that ends waiting for the nodes of an earlier run, or of a given plan."""
     missing = sorted(set(names) - {member.node for member in living})
+    waited, listed = f"waited {waited_s:g} s for node {', '.join(missing)}", ", ".join(names)
+    if has_given_plan:
+        return DeadlineError(
+            f"{waited}: the given plan is for the nodes {listed}; start the missing ones, or plan anew with 'ringtune "
+            "plan --out'"
+        )
     return DeadlineError(
-        f"waited {waited_s:g} s for node {', '.join(missing)}: a run goes on with the nodes that it began with "
-        f"({', '.join(names)}), because their parts of the checkpoint are there; start the missing ones again"
+        f"{waited}: a run goes on with the nodes that it began with ({listed}), because their parts of the checkpoint "
+        "are there; start the missing ones again"
     )
+
+
+def unused_owners(living: Sequence[Member], chosen: Sequence[Member]) -> tuple[str, ...]:
+    """Name the members with data that do not take part, sorted; guests have theirs for an evaluation alone."""
+    names = {member.node for member in chosen}
+    return tuple(sorted(each.node for each in living if each.has_data and not each.is_guest and each.node not in names))
 
 
 def too_few(living: Sequence[Member], wanted: int, waited_s: float) -> RingTuneError:

@@ -1,11 +1,41 @@
-"""Read the options ``--microbatches`` and ``--wire``, which name what the planner may choose from."""
+"""Read the options ``--microbatches`` and ``--wire``, which name what the planner may choose from.
+
+They are options of the commands that plan, and no keys of the job: a job says what is wanted on any machines, and the
+same job gives the same result there. What was chosen for some machines stands in the plan, which can be given again.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from ringtune.errors import UsageError
 from ringtune.schedule.course import WIRE_DTYPES
 
 _MOST = 16
+
+
+class Choices(NamedTuple):
+    """What the planner may choose from in place of the job's own values; nothing = the job's value.
+
+    Attributes:
+        microbatches: numbers of micro-batches.
+        wire_dtypes: names of wire dtypes.
+    """
+
+    microbatches: tuple[int, ...] = ()
+    wire_dtypes: tuple[str, ...] = ()
+
+
+NO_CHOICES = Choices()
+
+
+def read_choices(microbatches: str, wire: str, *, batch_size: int) -> Choices:
+    """Read both options; see ``microbatch_choices`` and ``wire_choices``.
+
+    Raises:
+        UsageError: one of them makes no sense.
+    """
+    return Choices(microbatch_choices(microbatches, batch_size), wire_choices(wire))
 
 
 def microbatch_choices(text: str, batch_size: int) -> tuple[int, ...]:

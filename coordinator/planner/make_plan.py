@@ -107,7 +107,7 @@ def make_plan(
             f"privacy.private_blocks = {job.privacy.private_blocks} leaves nothing to share out of "
             f"{model.num_blocks} blocks; lower it"
         )
-    draft = _draft(job, nodes, model)
+    draft = job_draft(job, nodes, model)
     if evaluation_only:
         draft = dataclasses.replace(draft, course=dataclasses.replace(draft.course, num_steps=0, checkpoint_every=0))
     alike = None if links else as_alike(nodes)
@@ -133,6 +133,27 @@ def make_plan(
     return Planned(plan=plan, memory=plan_memory(job, plan, facts), choice=choice, profile=profile)
 
 
+def planned_as(
+    job: Job,
+    plan: Plan,
+    profile: Profile,
+    *,
+    again: bool,
+    microbatches: Sequence[int] = (),
+    wire_dtypes: Sequence[str] = (),
+) -> Planned:
+    """Return the plan that a coordinator made of this profile; with ``again`` also why, by planning it here too.
+
+    There is no reason to tell where the clock of one of the two cut it, so that they differ.
+    """
+    if again:
+        facts, links = profile.by_name, profile.links
+        planned = make_plan(job, facts, links=links, microbatches=microbatches, wire_dtypes=wire_dtypes)
+        if planned.plan == plan:
+            return planned
+    return Planned(plan=plan, memory=plan_memory(job, plan, profile.by_name), profile=profile)
+
+
 def check_inputs(job: Job, profile: Profile) -> None:
     """Refuse a profile that was not measured for this job.
 
@@ -147,7 +168,7 @@ def check_inputs(job: Job, profile: Profile) -> None:
     if not nodes:
         raise PlanError("the profile has no node; measure anew with 'ringtune measure'")
     model = model_facts(job.model.path, job) if Path(job.model.path).is_dir() else agreed_model(nodes)
-    check_profile(profile, _draft(job, nodes, model).course, model_digest=model.digest, shape=job_shape(job))
+    check_profile(profile, job_draft(job, nodes, model).course, model_digest=model.digest, shape=job_shape(job))
 
 
 def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
@@ -180,6 +201,15 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
                 f"node {owner.node} has {rows[0]} training and {rows[1]} evaluation rows, the run began with "
                 f"{owner.train_rows} and {owner.eval_rows}; give it the same data"
             )
+    return refuse_if_full(job, plan, facts)
+
+
+def refuse_if_full(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
+    """Return a plan that was made before with the memory that its nodes need now.
+
+    Raises:
+        CapacityError: a node has less memory than it needs.
+    """
     memory = plan_memory(job, plan, facts)
     for node, estimate in memory.items():
         if estimate.total_bytes > facts[node].memory_bytes:
@@ -243,7 +273,7 @@ def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
     return labels
 
 
-def _draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
+def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     """Make the course of a job on these nodes; the private blocks, which every owner runs itself, never train."""
     owners = tuple(
         Owner(node=node.node, train_rows=node.train_rows, eval_rows=node.eval_rows) for node in nodes if node.train_rows

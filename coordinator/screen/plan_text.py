@@ -7,13 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.planner.explain import Explanation, explanation_text
-from coordinator.screen.progress_lines import plan_lines
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.job_time import JobTime
+from coordinator.screen.text_table import table_lines
 from ringtune.costs.memory import MemoryEstimate
 from ringtune.errors import UsageError
+from ringtune.quantities import format_bytes
+from ringtune.schedule.actions import ops
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.versions import depth, in_flight, is_stale
+
+NEEDS = "what the plan reserves in memory on a node, beside the libraries that every process loads"
 
 
 def plan_text(
@@ -25,6 +31,8 @@ def plan_text(
     measured: bool,
     note: str = "",
     why: Explanation | None = None,
+    time: JobTime | None = None,
+    budgets: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Write a plan as lines for people.
 
@@ -36,6 +44,8 @@ def plan_text(
         measured: whether nodes were asked, or equal ones assumed.
         note: what of it is only an estimate.
         why: the planner's reasons.
+        time: predicted or guessed.
+        budgets: memory that each node has, in bytes.
     """
     source = "measured nodes" if measured else "assumed equal nodes"
     course = plan.course
@@ -44,17 +54,49 @@ def plan_text(
         f"{course.microbatches} micro-batches, {source}, digest {plan.digest[:12]}"
     ]
     lines += [note] if note else []
-    lines += plan_lines(plan, {node: estimate.total_bytes for node, estimate in memory.items()})
-    lines += [f"  {node}: {estimate}" for node, estimate in memory.items()]
+    lines += _nodes(plan, memory, budgets or {})
+    lines.append(f"needs: {NEEDS}")
+    lines += [time.line()] if time is not None else []
+    lines.append(_turns(plan))
     if is_stale(course):
         lines.append(_staleness(plan))
     lines.append(_privacy(plan))
-    lines += explanation_text(why) if why is not None else []
+    if why is not None:
+        lines += [f"  {node} needs {estimate}" for node, estimate in memory.items()]
+        lines += explanation_text(why)
     if num_steps:
         most = " at most, the losses decide" if course.decides else ""
         lines.append(f"actions from step {at_step}, depth {depth(course.soonest(), at_step)}{most}:")
         lines += table_text(plan, at_step=at_step, num_steps=num_steps).splitlines()
+        lines += legend_lines()
     return lines
+
+
+def _nodes(plan: Plan, memory: Mapping[str, MemoryEstimate], budgets: Mapping[str, int]) -> list[str]:
+    rows = []
+    for node in plan.nodes:
+        piece, owner = plan.slice_of(node), plan.owner(node)
+        blocks = f"[{piece.start}, {piece.stop})" if piece.num_blocks else "none"
+        needs = format_bytes(memory[node].total_bytes) if node in memory else ""
+        has = format_bytes(budgets[node]) if node in budgets else ""
+        rows.append([node, blocks, f"{owner.train_rows:,}" if owner else "none", needs, has])
+    return table_lines(["node", "blocks", "rows", "needs", "has"], rows)
+
+
+def _turns(plan: Plan) -> str:
+    owners, steps = [owner.node for owner in plan.course.owners], plan.course.local_iterations
+    each = f"{steps} steps" if steps > 1 else "a step"
+    return f"turns of {each}: {', then '.join(owners)}{', and again' if len(owners) > 1 else ''}"
+
+
+def legend_lines() -> list[str]:
+    """Explain the letters and numbers of the table of actions."""
+    letters = ", ".join(f"{op} {op.name}" for op in ops())
+    return [
+        f"{letters}; . nothing",
+        "E12.0: item 12 (a step or a batch of an evaluation), micro-batch 0; [2,4): blocks 2 and 3; "
+        ">h12.0#2@b: the hidden state that enters block 2, to node b; g: its gradient; t3: the head, for turn 3",
+    ]
 
 
 def _staleness(plan: Plan) -> str:
@@ -98,17 +140,24 @@ def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:
 
 
 def plan_json(
-    plan: Plan, memory: Mapping[str, MemoryEstimate], *, note: str = "", why: Explanation | None = None
+    given: GivenPlan,
+    memory: Mapping[str, MemoryEstimate],
+    *,
+    note: str = "",
+    why: Explanation | None = None,
+    time: JobTime | None = None,
 ) -> str:
     """Write a plan as one line of JSON; ``note`` says what is an estimate, ``why`` has the planner's reasons."""
     value: dict[str, Any] = {
         "event": "plan",
-        "plan": plan.to_json(),
+        **given.to_json(),
         "memory": {
             node: {"total_bytes": estimate.total_bytes, **{f"{k}_bytes": v for k, v in estimate.parts().items()}}
             for node, estimate in memory.items()
         },
     }
+    if time is not None:
+        value["predicted"] = time.to_json()
     if note:
         value["note"] = note
     if why is not None:

@@ -14,6 +14,8 @@ from coordinator.drive.driver import Driver
 from coordinator.drive.requests import Evaluation, MeasureRequest, RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.members.member_codec import entry_of, member_of
+from coordinator.planner.alternatives import Choices
+from coordinator.planner.given_plan import GivenPlan
 from coordinator.records.events import read_object
 from coordinator.records.run_clock import now_unix_s
 from coordinator.server.coordinator import Coordinator
@@ -131,6 +133,8 @@ def _run_request(request: control_pb2.RunRequest) -> RunRequest:
         join_s=request.join_s,
         resume=Resume.parse(request.resume_json) if request.resume_json else None,
         profile=Profile.from_json(read_object(given, "the profile")) if given else None,
+        plan=GivenPlan.from_json(read_object(request.plan_json, "the plan")) if request.plan_json else None,
+        choices=Choices(tuple(request.microbatches), tuple(request.wire_dtypes)),
     )
 
 

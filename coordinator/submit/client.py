@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import grpc
 
+from coordinator.planner.alternatives import NO_CHOICES, Choices
+from coordinator.planner.given_plan import GivenPlan
 from coordinator.records.events import EventSink
 from coordinator.run_folder.event_files import EventFiles
 from coordinator.run_folder.folder import RunFolder
@@ -94,6 +96,8 @@ class Client:
         join_s: float = 60.0,
         resume: Resume | None = None,
         profile: Profile | None = None,
+        plan: GivenPlan | None = None,
+        choices: Choices = NO_CHOICES,
         interrupts: Interrupts | None = None,
         sinks: Sequence[EventSink] = (),
     ) -> Outcome:
@@ -108,6 +112,8 @@ class Client:
             join_s: how long to wait for them, seconds.
             resume: what to go on from; None = begin.
             profile: times to plan with; None = the nodes measure.
+            plan: to carry out as it is; None = the coordinator plans.
+            choices: what the planner may choose from.
             interrupts: asks the run to end in order at the first Ctrl-C; None = Ctrl-C ends it at once.
             sinks: further readers of the run's events.
 
@@ -122,6 +128,9 @@ class Client:
             join_s=join_s,
             resume_json=resume.to_text() if resume else "",
             profile_json=json.dumps(profile.to_json()) if profile else "",
+            plan_json=json.dumps(plan.to_json()) if plan else "",
+            microbatches=choices.microbatches,
+            wire_dtypes=choices.wire_dtypes,
         )
         outcome = Outcome(job)
         files = [EventFiles(folder, on_saved=self._note_saved)] if folder is not None else []
@@ -169,16 +178,29 @@ class Client:
             raise IntegrityError("the coordinator sent no profile; use one version on all machines")
         return found
 
-    def plan(self, job: Job, *, num_nodes: int, join_s: float) -> tuple[Plan, Profile]:
+    def plan(
+        self, job: Job, *, num_nodes: int, join_s: float, choices: Choices = NO_CHOICES
+    ) -> tuple[Plan, Profile, str]:
         """Let the nodes measure themselves, and plan for them; see ``run``.
+
+        Returns:
+            The plan, the profile that it was made with, and what is to be said of it, if anything.
 
         Raises:
             RingTuneError: whatever inspecting or planning failed with.
         """
-        came = self.run(job, progress=Progress(), folder=None, plan_only=True, num_nodes=num_nodes, join_s=join_s)
+        came = self.run(
+            job,
+            progress=Progress(),
+            folder=None,
+            plan_only=True,
+            num_nodes=num_nodes,
+            join_s=join_s,
+            choices=choices,
+        )
         if came.plan is None or came.profile is None:
             raise IntegrityError("the coordinator sent no plan; use one version on all machines")
-        return came.plan, came.profile
+        return came.plan, came.profile, "; ".join(came.notes)
 
     def _drain(self, outcome: Outcome, progress: Progress) -> None:
         progress.note(_DRAINING if outcome.phase == "training" else _NOTHING_YET)

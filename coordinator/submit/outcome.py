@@ -26,6 +26,7 @@ class Outcome:
         profile: once it is measured.
         memory: what each node needs at most, in bytes; once there is a plan.
         report: once the run is done.
+        notes: sentences for the user.
         error: with which the run failed.
     """
 
@@ -36,6 +37,7 @@ class Outcome:
         self.profile: Profile | None = None
         self.memory: dict[str, int] = {}
         self.report: dict[str, Any] = {}
+        self.notes: list[str] = []
         self.error: RingTuneError | None = None
         self._job = job
         self._is_done = False
@@ -56,6 +58,8 @@ class Outcome:
             case "plan_json":
                 self.plan = Plan.from_json(read_object(event.plan_json, "the plan"))
                 self.memory = self._memory_of(self.plan)
+            case "note":
+                self.notes.append(event.note)
             case "report_json":
                 self.report = read_object(event.report_json, "the report")
             case "failure":

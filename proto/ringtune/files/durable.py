@@ -8,6 +8,7 @@ Source: rename(2), fsync(2); "All File Systems Are Not Created Equal", Pillai an
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -42,6 +43,21 @@ def write_durably(path: Path, content: bytes) -> None:
             partial.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a path that can't be written, before work is done whose result shall go there; changes no file.
+
+    Raises:
+        StorageError: it is a folder, or no file can be made beside it.
+    """
+    with storage_errors(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+        make_folder(path.parent)
+        probe = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+        probe.touch()
+        probe.unlink()
 
 
 def rename_durably(path: Path, target: Path) -> None:

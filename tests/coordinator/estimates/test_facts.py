@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from coordinator.commands.overrides import parse_changes
+from coordinator.commands.plan import app
 from coordinator.estimates.facts import estimated_facts
+from coordinator.planner.explain import explain
+from coordinator.planner.given_plan import GivenPlan, accept_plan, read_given_plan
+from coordinator.planner.job_time import block_flop
 from coordinator.planner.make_plan import make_plan
 from coordinator.screen.plan_text import plan_json, plan_text, table_text
-from ringtune.errors import DataError, UsageError
+from ringtune.errors import DataError, StorageError, UsageError
 from ringtune.jobs.job import Job
-from tests.support.fake_agents import job
+from tests.support.fake_agents import MODEL, job
 from tests.support.plans import make_plan as plan_by_hand
 
 tiny = pytest.importorskip("tests.support.tiny")
@@ -76,15 +82,63 @@ def test_estimates_refuse_bad_files(wanted: Job, tmp_path: Path, name: str, cont
 
 
 def test_plan_text_has_slices_memory_and_table(wanted: Job) -> None:
-    """The text names every node with its blocks, its memory by part, what travels, and the actions of a step."""
+    """The text names every node once with its blocks and memory, what travels, and the actions of a step."""
     planned = make_plan(wanted, estimated_facts(wanted, 2, memory_bytes=GIB))
-    lines = plan_text(planned.plan, planned.memory, num_steps=1, measured=False)
+    assert planned.choice is not None
+    why = explain(planned.choice, relative=True)
+    lines = plan_text(planned.plan, planned.memory, num_steps=1, measured=False, why=why)
     text = "\n".join(lines)
-    assert "node-0  blocks [0, 2)" in text
+    assert re.search(r"^node-0  \[0, 2\) +1[01] +[0-9.]+ [KM]iB", text, re.MULTILINE)
     assert "weights" in text
     assert "can tell the tokens from them" in text
     assert "f0.0[0,1)" in text
     assert "U0[head]" in text
+    assert "E embedding" in text and "B backward" in text and ">h12.0#2@b: the hidden state" in text
+
+
+def test_plan_command_is_short_and_guesses_a_time(wanted: Job, tmp_path: Path) -> None:
+    """One line for each node, one for the turns, a guess that says what it assumes, and no table unless asked for."""
+    (tmp_path / "job.toml").write_text(wanted.to_toml())
+    arguments = [str(tmp_path / "job.toml"), "--nodes", "2", "--memory", "1GiB"]
+    shown = CliRunner().invoke(app, arguments).output.splitlines()
+    assert len(shown) <= 9 and all(len(line) < 200 for line in shown)
+    assert [line.split()[0] for line in shown if line.startswith("node")] == ["node", "node-0", "node-1"]
+    assert any(line.startswith("rough guess: ") and "if every node did 20 billion operations" in line for line in shown)
+    assert "turns of 2 steps: node-0, then node-1, and again" in shown
+    more = CliRunner().invoke(app, [*arguments, "--table"]).output
+    assert "E0.0" in more and "E embedding" in more
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    assert found["predicted"]["by"] == "rough guess" and found["predicted"]["assumed_flop_per_s"] == 20e9
+
+
+def test_plan_command_writes_a_plan_that_a_run_takes(wanted: Job, tmp_path: Path) -> None:
+    """``--out`` holds the whole plan with version and model; a place that can't be written is exit 9 at once."""
+    (tmp_path / "job.toml").write_text(wanted.to_toml())
+    arguments = [str(tmp_path / "job.toml"), "--nodes", "2", "--memory", "1GiB", "--out"]
+    shown = CliRunner().invoke(app, [*arguments, str(tmp_path / "plan.json")])
+    assert shown.output.splitlines()[-1] == f"the plan is in {tmp_path / 'plan.json'}"
+    given = read_given_plan(tmp_path / "plan.json")
+    facts = estimated_facts(wanted, 2, memory_bytes=GIB)
+    assert given.model_digest == facts["node-0"].model.digest
+    assert accept_plan(given, wanted, facts).plan == make_plan(wanted, facts).plan
+    refused = CliRunner().invoke(app, [*arguments, str(tmp_path)])
+    assert isinstance(refused.exception, StorageError) and "it is a folder" in str(refused.exception)
+
+
+def test_plan_command_refuses_to_choose_without_times(wanted: Job, tmp_path: Path) -> None:
+    """Without times a micro-batch of any size would count the same; one value is no choice."""
+    (tmp_path / "job.toml").write_text(wanted.to_toml())
+    arguments = [str(tmp_path / "job.toml"), "--nodes", "2", "--memory", "1GiB", "--microbatches"]
+    refused = CliRunner().invoke(app, [*arguments, "auto"])
+    assert isinstance(refused.exception, UsageError) and "nothing was measured to choose by" in str(refused.exception)
+    found = json.loads(CliRunner().invoke(app, [*arguments, "4", "--json"]).output)
+    assert found["plan"]["course"]["microbatches"] == 4
+
+
+def test_block_flop_counts_weights_and_attention(wanted: Job) -> None:
+    """Two rows of 8 tokens: 2 x 8 x (2 x 250 weights + 4 x 8 x 8)."""
+    plan = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], batch_size=4, microbatches=2, max_length=8)
+    assert block_flop(plan, wanted, MODEL) == 2 * 8 * (2 * 250 + 4 * 8 * 8)
 
 
 def test_plan_text_says_how_stale_pipeadapter_is(wanted: Job) -> None:
@@ -101,7 +155,8 @@ def test_plan_text_says_how_stale_pipeadapter_is(wanted: Job) -> None:
 def test_plan_json_is_one_line_that_reads_back(wanted: Job) -> None:
     """Machines get the whole plan with its digest, and the memory in bytes."""
     planned = make_plan(wanted, estimated_facts(wanted, 2, memory_bytes=GIB))
-    value = json.loads(plan_json(planned.plan, planned.memory))
+    value = json.loads(plan_json(GivenPlan(plan=planned.plan, version="9.8.7"), planned.memory))
+    assert value["version"] == "9.8.7"
     assert value["plan"]["digest"] == planned.plan.digest
     assert value["memory"]["node-0"]["total_bytes"] == planned.memory["node-0"].total_bytes
 

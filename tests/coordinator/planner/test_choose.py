@@ -199,7 +199,7 @@ def run(tmp_path: Path, profile: Any, *options: str) -> Result:
 
 def test_command_plans_from_a_profile_and_explains(tmp_path: Path) -> None:
     """Text for people; one JSON line whose plan reads back, with the reasons beside it."""
-    text = run(tmp_path, ring().to_json(), "--explain").output
+    text = run(tmp_path, ring().to_json(), "--explain", "--table").output
     assert "measured nodes" in text and "second best" in text and "actions from step 0" in text
     value = json.loads(run(tmp_path, ring().to_json(), "--explain", "--json").output)
     assert Plan.from_json(value["plan"]).course.num_blocks == 8

@@ -1,0 +1,173 @@
+"""A plan that the user gives, made by ``ringtune plan --out``: read it, and refuse it if it does not fit the run.
+
+A run carries such a plan out as it is: ring, slices, order of turns, micro-batches, wire dtype and credits. What the
+planner may choose may differ from the job's own values; everything else has to be what the job and the members say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.planner.make_plan import Planned, agreed_model, job_draft, refuse_if_full
+from ringtune import __version__
+from ringtune.costs.profile import NodeFacts
+from ringtune.errors import DataError, ModelError, PlanError
+from ringtune.jobs.job import Job
+from ringtune.schedule.course import Course
+from ringtune.schedule.plan import Plan
+
+_CHOSEN = frozenset({"microbatches", "wire_dtype", "owners", "method"})
+_JOB_KEYS = {
+    "num_steps": "train.rounds or train.max_steps",
+    "labels": "data.labels",
+    "wire_dtype": "wire.dtype",
+    "frozen_blocks": "privacy.private_blocks",
+}
+_ANEW = "plan anew with 'ringtune plan --out'"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GivenPlan:
+    """A plan with what it was made for.
+
+    Attributes:
+        plan: to carry out.
+        version: of the ringtune that made it; empty if the file does not say, as a run's ``plan.json``.
+        model_digest: of the model that it was made for; empty if the file does not say.
+    """
+
+    plan: Plan
+    version: str = ""
+    model_digest: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as dictionaries, lists, numbers and strings."""
+        return {"version": self.version, "model_digest": self.model_digest, "plan": self.plan.to_json()}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> GivenPlan:
+        """Read a plan file of ``ringtune plan``, or the bare plan of a run.
+
+        Raises:
+            PlanError: it is no plan, or breaks a rule.
+        """
+        if not isinstance(value.get("plan"), Mapping):
+            return GivenPlan(plan=Plan.from_json(value))
+        version, digest = value.get("version", ""), value.get("model_digest", "")
+        if not (isinstance(version, str) and isinstance(digest, str)):
+            raise PlanError(f"version and model_digest of a plan have to be text; {_ANEW}")
+        return GivenPlan(plan=Plan.from_json(value["plan"]), version=version, model_digest=digest)
+
+
+def read_given_plan(path: Path) -> GivenPlan:
+    """Read the file of ``ringtune plan --out`` or ``--json``, or the ``plan.json`` of a run.
+
+    Raises:
+        PlanError: it is not there, no plan, or of another version; names the file.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanError(f"can't read the plan {path}: {error}; make it with 'ringtune plan --out'") from error
+    except ValueError as error:
+        raise PlanError(f"the plan {path} is not JSON: {error}; make it with 'ringtune plan --out'") from error
+    if not isinstance(value, Mapping):
+        raise PlanError(f"the plan {path} is no table; make it with 'ringtune plan --out'")
+    try:
+        given = GivenPlan.from_json(value)
+        _check_version(given)
+    except PlanError as error:
+        raise PlanError(f"the plan {path}: {error}") from error
+    return given
+
+
+def _check_version(given: GivenPlan) -> None:
+    if given.version and given.version.split(".")[:2] != __version__.split(".")[:2]:
+        raise PlanError(f"it was made by ringtune {given.version}, this is {__version__}; {_ANEW}")
+
+
+def require_members(plan: Plan, members: Collection[str]) -> None:
+    """Refuse a plan for nodes that are not among the members.
+
+    Raises:
+        PlanError: names the missing nodes, and those that there are.
+    """
+    missing = [node for node in plan.nodes if node not in members]
+    if missing:
+        raise PlanError(
+            f"the plan is for the nodes {', '.join(plan.nodes)}; {', '.join(missing)} not among {', '.join(members)}: "
+            f"give the same nodes, or {_ANEW}"
+        )
+
+
+def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> Planned:
+    """Check a given plan against the job and the members.
+
+    Args:
+        given: the plan.
+        job: of the run.
+        facts: of every member, by name.
+
+    Returns:
+        The plan, with the memory that its nodes need.
+
+    Raises:
+        PlanError: it is of another version or other nodes, or the job says something else than the plan.
+        ModelError: it is of another model, or the members have different ones.
+        DataError: an owner has other rows than the plan says.
+        CapacityError: a node has less memory than it needs.
+    """
+    plan = given.plan
+    _check_version(given)
+    require_members(plan, sorted(facts))
+    nodes = [facts[node] for node in sorted(plan.nodes)]
+    model = agreed_model(nodes)
+    if given.model_digest and given.model_digest != model.digest:
+        raise ModelError(
+            f"the plan is for model {given.model_digest[:12]}…, the nodes have {model.digest[:12]}…; {_ANEW}"
+        )
+    _check_rows(plan, facts)
+    _check_course(plan, job_draft(job, nodes, model).course)
+    private = job.privacy.private_blocks
+    if plan.placement.private_blocks != private:
+        raise PlanError(
+            f"the plan has {plan.placement.private_blocks} private blocks, the job says privacy.private_blocks = "
+            f"{private}; {_ANEW}"
+        )
+    return refuse_if_full(job, plan, facts)
+
+
+def _check_rows(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
+    for node in plan.nodes:
+        owner = plan.owner(node)
+        says = (owner.train_rows, owner.eval_rows) if owner else (0, 0)
+        has = (facts[node].train_rows, facts[node].eval_rows)
+        if has != says and (owner or has[0]):
+            raise DataError(
+                f"node {node} has {has[0]} training and {has[1]} evaluation rows, the plan says {says[0]} and "
+                f"{says[1]}; give it the same data, or {_ANEW}"
+            )
+
+
+def _check_course(plan: Plan, wanted: Course) -> None:
+    """Refuse a course that differs from the job's in more than the planner may choose."""
+    course = plan.course
+    wanted = dataclasses.replace(wanted, method=wanted.method.fitted(plan.placement.slices))
+    names = [entry.name for entry in dataclasses.fields(course) if entry.compare and entry.name not in _CHOSEN]
+    for name in names:
+        has, says = getattr(course, name), getattr(wanted, name)
+        if has != says:
+            raise PlanError(f"the plan has {name} = {has}, the job says {says} ({_key(name)}); change it, or {_ANEW}")
+    if course.method != wanted.method:
+        raise PlanError(
+            f"the plan has method {course.method}, the job says {wanted.method} (train.method, [unfreeze]); {_ANEW}"
+        )
+
+
+def _key(name: str) -> str:
+    return _JOB_KEYS.get(name, f"train.{name}")

@@ -1,0 +1,103 @@
+"""Predict how long all steps of a planned job take, and say from what.
+
+With measured times it is the planner's own prediction. Without any it is a rough guess: the multiplications of a block
+at a rate that is assumed for every node, with messages that take no time. Such a guess orders magnitudes, no more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from coordinator.planner.draft import Draft
+from coordinator.planner.make_plan import Planned
+from coordinator.planner.predict.ring_costs import ring_costs
+from coordinator.planner.predict.step_time import Ring, job_s
+from ringtune.costs.memory import DTYPE_BYTES
+from ringtune.costs.profile import ModelFacts, Profile
+from ringtune.errors import PlanError
+from ringtune.jobs.job import Job
+from ringtune.quantities import format_seconds
+from ringtune.schedule.plan import Plan
+
+ASSUMED_FLOP_PER_S: Final = 20e9
+"""Assumed of a node that was never measured; not a measurement."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobTime:
+    """The predicted seconds of all steps of a job.
+
+    Attributes:
+        steps_s: seconds; evaluations, checkpoints and the start come on top.
+        by: ``simulator``, ``formula`` or ``rough guess``.
+        assumed_flop_per_s: the rate of every node under a rough guess; None with measured times.
+    """
+
+    steps_s: float
+    by: str
+    assumed_flop_per_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as numbers and strings."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """Describe time and source on a line."""
+        if self.assumed_flop_per_s is None:
+            return f"predicted: {format_seconds(self.steps_s)} for all steps, by the {self.by} from measured times"
+        return (
+            f"rough guess: {format_seconds(self.steps_s)} for all steps, if every node did "
+            f"{self.assumed_flop_per_s / 1e9:g} billion operations a second and messages took no time; nothing was "
+            "measured: 'ringtune measure' and --profile give a prediction"
+        )
+
+
+def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime | None:
+    """Predict the steps of a plan from measured times; None if a node has none.
+
+    Args:
+        planned: the plan; its choice has the prediction, if the plan was made here.
+        profile: with times.
+        optimizer: of the job.
+    """
+    if planned.choice is not None and not planned.choice.even:
+        best = planned.choice.best
+        if best.simulated_s is not None:
+            return JobTime(steps_s=best.simulated_s, by="simulator")
+        return JobTime(steps_s=best.job_s, by="formula")
+    try:
+        return JobTime(steps_s=_formula_s(planned.plan, profile, optimizer), by="formula")
+    except PlanError:  # a node of the plan has no times
+        return None
+
+
+def _formula_s(plan: Plan, profile: Profile, optimizer: str) -> float:
+    placement = plan.placement
+    draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    costs = ring_costs(draft, profile, optimizer=optimizer)
+    pieces = [piece for piece in placement.slices if piece.num_blocks]
+    nodes = tuple(costs.names.index(piece.node) for piece in pieces)
+    return job_s(costs, Ring(nodes=nodes, counts=tuple(piece.num_blocks for piece in pieces)))
+
+
+def guessed_time(planned: Planned, job: Job, model: ModelFacts) -> JobTime | None:
+    """Guess the steps of a plan for nodes that nobody has measured; None for a plan that was made elsewhere.
+
+    The planner counts a block's forward of one micro-batch as 1, and its backward as much.
+    """
+    if planned.choice is None:
+        return None
+    block_s = block_flop(planned.plan, job, model) / ASSUMED_FLOP_PER_S
+    return JobTime(steps_s=planned.choice.best.job_s * block_s, by="rough guess", assumed_flop_per_s=ASSUMED_FLOP_PER_S)
+
+
+def block_flop(plan: Plan, job: Job, model: ModelFacts) -> float:
+    """Count the operations of one block's forward for one micro-batch of full length.
+
+    Each weight is multiplied and added once a token; attention compares each token with all and adds up all values.
+    Example: 1.77 million weights, 8 rows of 64 tokens and width 384 are 1.9 billion.
+    """
+    tokens, rows = plan.course.max_length, max(plan.course.microbatch_sizes())
+    weights = model.block_bytes / DTYPE_BYTES[job.model.dtype]
+    return rows * tokens * (2 * weights + 4 * tokens * model.hidden_size)

@@ -1,0 +1,181 @@
+"""A plan that the user gives: what ``ringtune plan`` decided is what a run carries out, or it is refused in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.planner.alternatives import Choices
+from coordinator.planner.given_plan import GivenPlan, accept_plan, read_given_plan, require_members
+from coordinator.planner.make_plan import make_plan
+from coordinator.run_folder.folder import RunFolder
+from coordinator.screen.progress import Progress
+from coordinator.submit.client import Client
+from ringtune import __version__
+from ringtune.costs.profile import NodeFacts
+from ringtune.errors import CapacityError, DataError, DeadlineError, ModelError, PlanError, RingTuneError
+from ringtune.jobs.job import Job
+from ringtune.schedule.plan import Plan
+from tests.support.fake_agents import MODEL, FakeCluster, facts, job
+
+Changed = tuple[GivenPlan, Job, dict[str, NodeFacts]]
+
+
+def two() -> dict[str, NodeFacts]:
+    """The facts of both nodes of the small ring."""
+    return {name: facts(name) for name in "ab"}
+
+
+def given(wanted: Job | None = None, **choices: Any) -> GivenPlan:
+    """What ``ringtune plan`` writes for the two nodes."""
+    plan = make_plan(wanted or job(), two(), **choices).plan
+    return GivenPlan(plan=plan, version=__version__, model_digest=MODEL.digest)
+
+
+def test_given_plan_is_carried_out_as_it_is() -> None:
+    """Micro-batches, wire dtype and slices may be others than the planner would choose now; memory is known."""
+    plan = given(microbatches=(4,), wire_dtypes=("bfloat16",)).plan
+    moved = [
+        dataclasses.replace(piece, start=at, stop=to)
+        for piece, at, to in zip(plan.placement.slices, (0, 1), (1, 4), strict=True)
+    ]
+    plan = Plan.of(plan.course, dataclasses.replace(plan.placement, slices=tuple(moved), credits=1))
+    made = accept_plan(GivenPlan(plan=plan), job(), two())
+    assert made.plan == plan and sorted(made.memory) == ["a", "b"]
+
+
+def test_given_plan_reads_back_from_its_file(tmp_path: Path) -> None:
+    """The file of the command, its line, and the bare plan of a run."""
+    wanted = given()
+    (tmp_path / "file.json").write_text(json.dumps({"event": "plan", **wanted.to_json(), "memory": {}}))
+    (tmp_path / "bare.json").write_text(json.dumps(wanted.plan.to_json()))
+    assert read_given_plan(tmp_path / "file.json") == wanted
+    assert read_given_plan(tmp_path / "bare.json") == GivenPlan(plan=wanted.plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "can't read the plan .*plan.json"),
+        ("{", "is not JSON"),
+        ("[]", "is no table"),
+        ("{}", r"plan schema None is not 2"),
+        (json.dumps({**given().to_json(), "version": "0.0.1"}), "made by ringtune 0.0.1, this is"),
+        (json.dumps({**given().to_json(), "version": 7}), "have to be text"),
+    ],
+)
+def test_given_plan_that_is_none_is_named(tmp_path: Path, text: str | None, message: str) -> None:
+    """The error names the file and the remedy."""
+    path = tmp_path / "plan.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(PlanError, match=message) as caught:
+        read_given_plan(path)
+    assert str(path) in str(caught.value)
+
+
+def other_rows(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
+    """Node b has more rows than it had."""
+    return plan, wanted, {**nodes, "b": facts("b", rows=11)}
+
+
+def new_owner(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
+    """Node b owned nothing when it was planned."""
+    before = make_plan(wanted, {**nodes, "b": facts("b", rows=0)}).plan
+    return GivenPlan(plan=before), wanted, nodes
+
+
+def lost_node(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
+    """Node b is not there."""
+    return plan, wanted, {"a": nodes["a"], "c": facts("c")}
+
+
+def other_model(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
+    """Both nodes have another model of the same size."""
+    model = dataclasses.replace(MODEL, digest="cd" * 32)
+    return plan, wanted, {name: dataclasses.replace(node, model=model) for name, node in nodes.items()}
+
+
+def little_memory(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
+    """Node a has one byte."""
+    return plan, wanted, {**nodes, "a": facts("a", memory_bytes=1)}
+
+
+def other_job(**changes: object) -> Callable[[GivenPlan, Job, dict[str, NodeFacts]], Changed]:
+    """The job was changed since."""
+    return lambda plan, wanted, nodes: (plan, job(**changes), nodes)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (other_rows, DataError, "node b has 11 training and 5 evaluation rows, the plan says 10 and 5"),
+        (new_owner, DataError, "node b has 10 training and 5 evaluation rows, the plan says 0 and 0"),
+        (lost_node, PlanError, "the plan is for the nodes a, b; b not among a, c"),
+        (other_model, ModelError, "the plan is for model abab.*, the nodes have cdcd"),
+        (little_memory, CapacityError, "node a needs .* but has 1 B"),
+        (other_job(train__batch_size=8), PlanError, r"batch_size = 4, the job says 8 \(train.batch_size\)"),
+        (other_job(train__rounds=3), PlanError, r"num_steps = 8, the job says 12 \(train.rounds or train.max_steps\)"),
+        (other_job(train__seed=3), PlanError, r"seed = 0, the job says 3"),
+        (other_job(privacy__private_blocks=1), PlanError, "frozen_blocks = 0, the job says 1"),
+        (other_job(unfreeze__every_steps=3), PlanError, r"the job says .*\[unfreeze\]"),
+        (other_job(data__labels=["neg", "pos", "so"]), PlanError, r"labels = .* \(data.labels\)"),
+    ],
+)
+def test_given_plan_that_does_not_fit_is_refused(
+    change: Callable[[GivenPlan, Job, dict[str, NodeFacts]], Changed], error: type[RingTuneError], message: str
+) -> None:
+    """Names, rows, model, memory and every key of the job that the planner does not choose."""
+    with pytest.raises(error, match=message):
+        accept_plan(*change(given(), job(), two()))
+
+
+def test_members_of_a_local_ring_are_checked_before_any_is_started() -> None:
+    """The names of a local ring are known beforehand."""
+    require_members(given().plan, ["a", "b", "c"])
+    with pytest.raises(PlanError, match="a, b not among node-0, node-1: give the same nodes, or plan anew"):
+        require_members(given().plan, ["node-0", "node-1"])
+
+
+# ---- the whole way ---------------------------------------------------------------------------------
+
+
+def trained_plan(folder: Path, cluster: FakeCluster, **options: Any) -> Plan:
+    """The plan that a run on the cluster says that it carried out."""
+    with Client(cluster.server.address) as client, RunFolder(folder) as files:
+        client.run(job(), progress=Progress(), folder=files, join_s=0.5, **options)
+    return Plan.from_json(json.loads((folder / "plan.json").read_text()))
+
+
+def test_run_carries_a_given_plan_out(tmp_path: Path) -> None:
+    """Every node prepares that very plan; another member is not asked for, and its rows are named."""
+    wanted = given(microbatches=(1,), wire_dtypes=("float16",))
+    notes: list[str] = []
+    with FakeCluster("a", "b", "c") as cluster:
+        found = trained_plan(tmp_path, cluster, plan=wanted, sinks=(lambda event: notes.append(event.note),))
+        assert "inspect" not in cluster.agents["c"].log
+    assert found == wanted.plan
+    assert "not in the given plan, so their rows are not trained on: c" in notes
+
+
+def test_run_waits_for_the_nodes_of_a_given_plan(tmp_path: Path) -> None:
+    """The error says that it is the plan that wants them."""
+    with FakeCluster("a") as cluster, pytest.raises(DeadlineError, match="for node b: the given plan is for the nodes"):
+        trained_plan(tmp_path, cluster, plan=given())
+
+
+def test_plan_and_run_decide_alike(tmp_path: Path) -> None:
+    """Same facts, same choices: what a run decides is what the planner says beforehand, digest and all."""
+    choices = Choices(microbatches=(1, 2, 4), wire_dtypes=("float32", "bfloat16"))
+    with FakeCluster("a", "b") as cluster:
+        with Client(cluster.server.address) as client:
+            planned, profile, _ = client.plan(job(), num_nodes=2, join_s=0.5, choices=choices)
+        trained = trained_plan(tmp_path, cluster, choices=choices)
+    here = make_plan(job(), profile.by_name, links=profile.links, **choices._asdict())
+    assert planned.digest == trained.digest == here.plan.digest
+    assert (trained.course.microbatches, trained.course.wire_dtype) == (1, "float32")  # not the job's 2
