@@ -159,7 +159,7 @@ class CausalLanguageModel(_OneOutput):
                     f"{weights.folder} has no tensor {LM_HEAD}: it was saved without its decoder; fetch the "
                     "language model, not its base"
                 )
-            weight = weights.read(stored).to(device=table.device, dtype=table.dtype)
+            weight = weights.read(stored, table.dtype).to(table.device)
             if weight.shape != table.shape:
                 raise ModelError(
                     f"{weights.folder}: tensor {LM_HEAD} has shape {list(weight.shape)}, config.json asks for "

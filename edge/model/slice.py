@@ -63,7 +63,6 @@ def materialise(
         _read_module(skeleton, weights, path, dtype, private=path not in layout.owner_paths)
         _start_magnitudes(base.get_submodule(path))
         base.get_submodule(path).to(device=device, dtype=dtype)
-        weights.release()
     for name, child in list(base.named_children()):
         if any(_is_unread(parameter) for parameter in child.parameters()):
             setattr(base, name, Empty())
@@ -81,7 +80,7 @@ def _read_module(
         weights: where they are.
         path: dotted path in the base model.
         dtype: to convert to.
-        private: copy them out of the mapped file. A table of which only some rows are used stays mapped.
+        private: in memory of their own. A table of which only some rows are used stays mapped.
     """
     module = skeleton.base.get_submodule(path)
     state: dict[str, torch.Tensor] = {}
@@ -94,14 +93,13 @@ def _read_module(
             continue  # a buffer that the architecture computes
         if stored is None:
             raise ModelError(f"{weights.folder}: tensor {full} is missing; fetch the model again")
-        tensor = weights.read(stored)
+        tensor = weights.read(stored, dtype, private=private)
         if tensor.shape != target.shape:
             raise ModelError(
                 f"{weights.folder}: tensor {stored} has shape {list(tensor.shape)}, config.json asks for "
                 f"{list(target.shape)}; fetch the model again"
             )
-        converted = tensor.to(dtype) if tensor.is_floating_point() else tensor
-        state[name] = converted.clone() if private and converted is tensor else converted
+        state[name] = tensor
     module.load_state_dict(state, strict=False, assign=True)
 
 

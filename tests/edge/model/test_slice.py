@@ -53,9 +53,9 @@ def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     original = SafetensorsFiles.read
 
-    def read(self: SafetensorsFiles, name: str) -> torch.Tensor:
+    def read(self: SafetensorsFiles, name: str, dtype: torch.dtype, *, private: bool) -> torch.Tensor:
         names.append(name)
-        return original(self, name)
+        return original(self, name, dtype, private=private)
 
     monkeypatch.setattr(SafetensorsFiles, "read", read)
     return names
@@ -123,7 +123,7 @@ def test_slice_reads_only_its_own_blocks(model_folder: Path, tmp_path: Path, rea
     """A host reads the tensors of its blocks and nothing else."""
     _executor(model_folder, tmp_path, "c")
     with SafetensorsFiles(model_folder) as weights:
-        names = [name for name in weights._file_of if name.startswith("encoder.layer.") and "layer.0." not in name]
+        names = [name for name in weights._stored if name.startswith("encoder.layer.") and "layer.0." not in name]
     assert sorted(read_names) == sorted(names)
     assert len(names) == 3 * 16
 
