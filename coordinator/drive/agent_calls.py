@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -26,7 +27,7 @@ from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _LOG = logging.getLogger(__name__)
 _RELEASE_S = 3.0
-_GRANT_S = 10.0
+_RETRY_S = 0.2
 _MAX_RESULT_BYTES = 1 << 34
 
 
@@ -37,13 +38,21 @@ class AgentCalls:
         node: its name.
         address: ``host:port``.
         run_id: of the run.
+        lease_s: a node that does not answer for so long is lost.
         on_failure: called with the error of a failed call, from the worker thread.
     """
 
     def __init__(
-        self, node: str, address: str, run_id: str, *, on_failure: Callable[[str, RingTuneError], None]
+        self,
+        node: str,
+        address: str,
+        run_id: str,
+        *,
+        lease_s: float,
+        on_failure: Callable[[str, RingTuneError], None],
     ) -> None:
         self.node = node
+        self._lease_s = lease_s
         self.address = address
         self._run_id = run_id
         self._on_failure = on_failure
@@ -52,7 +61,7 @@ class AgentCalls:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"calls-{node}")
         self._lock = threading.Lock()
         self._call: Any = None
-        self._is_cancelled = False
+        self._cancelled = threading.Event()
 
     # ---- what is asked ----------------------------------------------------------------------------
 
@@ -122,7 +131,7 @@ class AgentCalls:
             turns=[turn_to_proto(turn) for turn in turns],
             keep_from_step=keep_from_step,
         )
-        self._submit(lambda: self._unary(self._stub.Grant, request, _GRANT_S))
+        self._submit(lambda: self._repeated(self._stub.Grant, request))
 
     def collect(
         self, *, with_head: bool, with_private: bool, timeout_s: float, on_result: Callable[[dict[str, bytes]], None]
@@ -154,21 +163,37 @@ class AgentCalls:
 
     def _submit(self, work: Callable[[], object]) -> None:
         def guarded() -> None:
-            if self._is_cancelled:
+            if self._cancelled.is_set():
                 return
             try:
                 work()
             except grpc.RpcError as error:
-                if not self._is_cancelled:
+                if not self._cancelled.is_set():
                     self._on_failure(self.node, self._as_error(error))
             except Exception as error:
-                if not self._is_cancelled:
+                if not self._cancelled.is_set():
                     self._on_failure(self.node, error if isinstance(error, RingTuneError) else self._bug(error))
 
         self._worker.submit(guarded)
 
     def _unary(self, method: Any, request: Any, timeout_s: float) -> Any:
         return self._track(method.future(request, timeout=timeout_s)).result()
+
+    def _repeated(self, method: Any, request: Any) -> Any:
+        """Call until the node answers, for a lease at most; only for what a node may hear twice, such as a grant.
+
+        A network that is away for a moment then costs that moment and not the run, as with heartbeats.
+        """
+        deadline_s = time.monotonic() + self._lease_s
+        while True:
+            try:
+                return self._unary(method, request, self._lease_s / 3)
+            except grpc.RpcError as error:
+                is_over = self._cancelled.is_set() or time.monotonic() + _RETRY_S > deadline_s
+                if is_over or not isinstance(error, grpc.Call) or not _is_silence(error):
+                    raise
+                _LOG.info("node %s does not answer (%s), it is asked again", self.node, error.code().name)
+            self._cancelled.wait(_RETRY_S)
 
     def _collect(self, request: control_pb2.CollectRequest, timeout_s: float) -> dict[str, bytes]:
         chunks = self._track(self._stub.Collect(request, timeout=timeout_s))
@@ -177,13 +202,13 @@ class AgentCalls:
     def _track(self, call: Any) -> Any:
         with self._lock:
             self._call = call
-            if self._is_cancelled:
+            if self._cancelled.is_set():
                 call.cancel()
         return call
 
     def _cancel(self) -> None:
         with self._lock:
-            self._is_cancelled = True
+            self._cancelled.set()
             if self._call is not None:
                 self._call.cancel()
 
@@ -203,8 +228,19 @@ def node_error(status: str, details: str, *, node: str, address: str) -> RingTun
     Example: status ``UNAVAILABLE`` without an error's name in its details is a lost node.
     """
     error = error_of_status(status, details, peer=f"node {node} at {address}")
-    if type(error) in (ConnectionFailedError, DeadlineError) and not details.startswith("ringtune."):
+    if _says_nothing(error, details):
         return PeerLostError(
             f"node {node} at {address} does not answer ({status}); start it again and repeat or --resume the run"
         )
     return type(error)(naming_node(node, str(error)))
+
+
+def _is_silence(error: grpc.Call) -> bool:
+    """Whether a call failed because no answer came."""
+    details = error.details() or ""
+    return _says_nothing(error_of_status(error.code().name, details, peer="the node"), details)
+
+
+def _says_nothing(error: RingTuneError, details: str) -> bool:
+    """Whether the network or a deadline made this error, not the node itself."""
+    return type(error) in (ConnectionFailedError, DeadlineError) and not details.startswith("ringtune.")

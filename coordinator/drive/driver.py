@@ -201,7 +201,9 @@ class Driver:
         members = self._await_members(wanted, join_s, named, evaluation, has_given_plan=has_given_plan)
         self._instances = {member.node: member.instance for member in members}
         self._calls = {
-            member.node: AgentCalls(member.node, member.address, self.run_id, on_failure=self.node_failed)
+            member.node: AgentCalls(
+                member.node, member.address, self.run_id, lease_s=self._lease_s, on_failure=self.node_failed
+            )
             for member in members
         }
         self._needed = frozenset(self._calls)
