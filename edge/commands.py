@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ringtune import options
+
+if TYPE_CHECKING:
+    from edge.agent_options import AgentOptions
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def node(
-    coordinator: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens.")],
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
     name: Annotated[
         str, typer.Option(help="Name of this node: small letters, digits, '.', '-', '_'. Default: the host's name.")
     ] = "",
     data: Annotated[
         Path | None,
-        typer.Option(help="Training rows (csv or jsonl): makes this node an owner. They never leave this process."),
+        typer.Option(
+            metavar="FILE",
+            help="Training rows (csv or jsonl): makes this node an owner. They never leave this process.",
+        ),
     ] = None,
-    eval_data: Annotated[Path | None, typer.Option(help="Evaluation rows of this owner.")] = None,
+    eval_data: Annotated[Path | None, typer.Option(metavar="FILE", help="Evaluation rows of this owner.")] = None,
     share: Annotated[
         str, typer.Option(metavar="I/N", help="Take part I of N of the rows, e.g. 0/4; the split follows the job.")
     ] = "0/1",
     model: Annotated[
-        Path | None, typer.Option(help="Model folder on this device; replaces the job's model.path.")
+        Path | None, typer.Option(metavar="DIR", help="Model folder on this device; replaces the job's model.path.")
     ] = None,
     state: Annotated[
         Path | None,
@@ -42,7 +50,10 @@ def node(
     ] = "4GiB",
     cache: Annotated[
         Path | None,
-        typer.Option(help="Folder for weights that are fetched from other nodes. Default: the user's cache folder."),
+        typer.Option(
+            metavar="DIR",
+            help="Folder for weights that are fetched from other nodes. Default: the user's cache folder.",
+        ),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int, typer.Option(help="Compute threads; 0 = as the job says, or all cores.")] = 0,
@@ -59,16 +70,15 @@ def node(
     advertise: Annotated[
         str, typer.Option(metavar="HOST[:PORT]", help="Where peers reach this node, if not at --bind.")
     ] = "",
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow other machines. Nothing is encrypted: trusted networks only.")
-    ] = False,
-    join_s: Annotated[float, typer.Option(help="How long to try to reach the coordinator, in seconds.")] = 30.0,
+    insecure: options.Insecure = False,
+    join_s: options.JoinS = 30.0,
     watch_parent: Annotated[
         bool, typer.Option("--watch-parent", help="End when the standard input ends (for processes of a local run).")
     ] = False,
     guest: Annotated[
         bool, typer.Option("--guest", help="Join for the evaluation of this node's rows only ('ringtune eval' does).")
     ] = False,
+    json: options.Json = False,
 ) -> None:
     """Start an agent: it joins the coordinator, hosts a slice of the model, and stays for run after run.
 
@@ -85,7 +95,7 @@ def node(
     logging.getLogger("edge").setLevel(logging.INFO)  # a device's log tells what it takes part in
     require_libraries()
     name = name or default_name()
-    options = AgentOptions(
+    given = AgentOptions(
         coordinator=coordinator,
         name=name,
         state=state or default_state(check_node_name(name)),
@@ -106,7 +116,15 @@ def node(
         kept=Kept(days=keep_days, size_bytes=parse_bytes(keep_size)),
     )
     if not watch_parent:  # a local run finds it out itself, and names the key of the job
-        check_start(options)
-    code = run_agent(options)
+        check_start(given)
+    code = run_agent(given, on_joined=lambda address: _tell_joined(given, address) if json else None)
     if code:
         raise typer.Exit(code)
+
+
+def _tell_joined(given: AgentOptions, address: str) -> None:
+    """Print that the node is a member now, for whoever waits for it."""
+    import json
+
+    told = {"event": "joined", "node": given.name, "address": address, "coordinator": given.coordinator}
+    typer.echo(json.dumps(told))

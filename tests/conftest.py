@@ -23,6 +23,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 # Agents that are started without --state keep nothing in the home of whoever runs the tests.
 _STATE = tempfile.TemporaryDirectory(prefix="ringtune-state-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
+os.environ.pop("RINGTUNE_COORDINATOR", None)
 
 GRACE_S = 5.0
 

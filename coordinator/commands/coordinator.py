@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ringtune import options
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 # Short: the kernel may hand a signal to any thread, and then nothing wakes this one, which runs the handlers.
 _WAIT_S = 0.5
@@ -21,10 +23,8 @@ def coordinator(
     lease_s: Annotated[
         float, typer.Option("--lease", min=0.1, help="A node that is silent for so long is lost, in seconds.")
     ] = 10.0,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow other machines. Nothing is encrypted: trusted networks only.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
 ) -> None:
     """Listen for nodes and jobs until stopped with Ctrl-C or SIGTERM."""
     from coordinator.screen.join_hints import reachable_address

@@ -8,30 +8,29 @@ from typing import Annotated
 
 import typer
 
+from ringtune import options
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command("eval")
 def evaluate(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a finished run.")],
+    folder: options.RunFolder,
     data: Annotated[
         Path | None,
         typer.Option(
+            metavar="FILE",
             help="Rows to evaluate on; they stay on this machine. Default: the job's data.eval, or with --coordinator "
-            "what its nodes have for evaluation."
+            "what its nodes have for evaluation.",
         ),
     ] = None,
-    coordinator: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Use the nodes of this coordinator too; default: this machine.")
-    ] = "",
+    coordinator: options.Coordinator = "",
     model: Annotated[
-        Path | None, typer.Option(help="Model folder on this machine; replaces the run's model.path.")
+        Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
     ] = None,
-    join_s: Annotated[float, typer.Option(min=0, help="How long the node here may take to join, in seconds.")] = 60.0,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow a coordinator on another machine, without encryption.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+    join_s: options.JoinS = 60.0,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
 ) -> None:
     """Evaluate the adapter of a run on a file: accuracy, loss and the number of rows."""
     import json as json_module

@@ -8,21 +8,21 @@ from typing import Annotated
 
 import typer
 
+from ringtune import options
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def measure(
-    job: Annotated[Path, typer.Argument(help="The job file (job.toml).")],
-    coordinator: Annotated[str, typer.Option(metavar="HOST:PORT", help="Measure the nodes of this coordinator.")] = "",
-    local: Annotated[int, typer.Option(metavar="N", help="Start N nodes on this machine and measure them.")] = 0,
-    out: Annotated[
+    job: options.JobFile,
+    coordinator: options.CoordinatorOrLocal = "",
+    local: options.Local = 0,
+    save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the profile there, for --profile of 'ringtune train'.")
     ] = None,
-    nodes: Annotated[
-        int, typer.Option(min=0, help="With --coordinator: wait for so many nodes; 0 = take those that are there.")
-    ] = 0,
-    join_s: Annotated[float, typer.Option(min=0, help="How long to wait for nodes, in seconds.")] = 60.0,
+    nodes: options.Nodes = 0,
+    join_s: options.JoinS = 60.0,
     no_links: Annotated[bool, typer.Option("--no-links", help="Only the nodes themselves.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what nodes remember.")] = False,
     busy: Annotated[
@@ -32,13 +32,9 @@ def measure(
             help="Nodes of one machine all at once, as they compute in a run, or one after another.",
         ),
     ] = True,
-    change: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the job.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow a coordinator on another machine, without encryption.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    change: options.Changes = None,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
 ) -> None:
     """Let the nodes time every kind of work of a job, and their links; a node remembers its part.
 
@@ -73,9 +69,9 @@ def measure(
             is_fresh=fresh,
             one_by_one=not busy,
         )
-    if out is not None:
-        write_durably(out, (json_module.dumps(found.to_json(), indent=1) + "\n").encode())
+    if save is not None:
+        write_durably(save, (json_module.dumps(found.to_json(), indent=1) + "\n").encode())
     for line in [profile_json(found)] if json else profile_text(found):
         typer.echo(line)
-    if out is not None and not json:
-        typer.echo(f"the profile is in {out}")
+    if save is not None and not json:
+        typer.echo(f"the profile is in {save}")

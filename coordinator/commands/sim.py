@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
+from ringtune import options
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command("sim")
 def simulate(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json, or the folder of a run.")],
-    profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="profile.json with measured times; default: that of the run.")
-    ] = None,
+    plan: options.PlanFile,
+    profile: options.ProfileFile = None,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="TRACE|RUN", help="Take times from a recorded run, stragglers included, not medians."),
@@ -24,7 +24,7 @@ def simulate(
         Path | None, typer.Option(metavar="DIR", help="Write prediction.json and trace.json (for Perfetto) there.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of draws from recorded times, where the plan is another.")] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Predict wall time, idle shares, bytes and memory of a plan from measured times.
 

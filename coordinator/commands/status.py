@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
+
+from ringtune import options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def status(
-    coordinator: Annotated[str, typer.Option(metavar="HOST:PORT", help="Whom to ask.")] = "127.0.0.1:7070",
-    insecure: Annotated[bool, typer.Option("--insecure", help="Allow another machine, without encryption.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
 ) -> None:
     """Show the run that a coordinator drives: phase, step, loss, and every node with its state."""
     from coordinator.screen.status_text import status_json, status_lines

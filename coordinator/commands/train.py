@@ -10,46 +10,32 @@ from typing import Annotated
 
 import typer
 
+from ringtune import options
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def train(
-    job: Annotated[Path, typer.Argument(help="The job file (job.toml).")],
-    out: Annotated[Path, typer.Option(help="Folder for the run's files.")],
-    local: Annotated[int, typer.Option(metavar="N", help="Start N nodes on this machine for the run.")] = 0,
-    coordinator: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Run on the nodes of this coordinator instead.")
-    ] = "",
-    nodes: Annotated[
-        int, typer.Option(min=0, help="With --coordinator: wait for so many nodes; 0 = take those that are there.")
-    ] = 0,
-    join_s: Annotated[float, typer.Option(min=0, help="How long to wait for nodes, in seconds.")] = 60.0,
-    change: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the job, e.g. --set train.seed=1."),
-    ] = None,
+    job: options.JobFile,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the run's files.")],
+    local: options.Local = 0,
+    coordinator: options.CoordinatorOrLocal = "",
+    nodes: options.Nodes = 0,
+    join_s: options.JoinS = 60.0,
+    change: options.Changes = None,
     replace: Annotated[bool, typer.Option("--replace", help="Remove an earlier run's files from the folder.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in the folder, from its newest complete checkpoint.")
     ] = False,
-    profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Plan with this profile of 'ringtune measure'; measure nothing.")
-    ] = None,
+    profile: options.ProfileFile = None,
     plan: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Carry out this plan of 'ringtune plan --out'; plan nothing.")
+        Path | None, typer.Option(metavar="FILE", help="Carry out this plan of 'ringtune plan'; plan nothing.")
     ] = None,
-    microbatches: Annotated[
-        str, typer.Option(metavar="N,N|auto", help="Let the planner choose one of these in place of the job's.")
-    ] = "",
-    wire_dtypes: Annotated[
-        str,
-        typer.Option("--wire", metavar="TYPE,TYPE", help="Let the planner choose one of these in place of the job's."),
-    ] = "",
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow a coordinator on another machine, without encryption.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    microbatches: options.MicrobatchChoices = "",
+    wire_dtypes: options.WireChoices = "",
+    insecure: options.Insecure = False,
+    json: options.Json = False,
 ) -> None:
     """Train a job; its adapter, metrics, report and trace go to a folder.
 

@@ -60,13 +60,13 @@ def export_run(folder: Path, target: Path, *, base_model: str = "") -> dict[str,
         raise
     except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise StorageError(f"can't write {target}: {error.strerror}; choose another --to or make room") from error
+        raise StorageError(f"can't write {target}: {error.strerror}; choose another --out or make room") from error
     return digests
 
 
 def _check_target(target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} is there already; choose another --to or remove it")
+        raise UsageError(f"{target} is there already; choose another --out or remove it")
 
 
 def _contents(run: SavedRun, base_model: str) -> dict[str, bytes]:

@@ -17,11 +17,11 @@ from coordinator.drive.run_driver import RunDriver
 from coordinator.drive.status_board import StatusBoard
 from coordinator.members.registry import Member, Registry
 from coordinator.records.events import EventSink
-from ringtune import __version__
-from ringtune.errors import BusyError, FrameError, JobError, RingTuneError, UsageError
+from ringtune.errors import BusyError, FrameError, JobError, RingTuneError
 from ringtune.ids import check_node_name, make_run_id
 from ringtune.jobs.job import Job
 from ringtune.rpc.addresses import require_private
+from ringtune.rpc.versions import require_compatible
 from ringtune.v1 import control_pb2
 from ringtune.weights.source import Offers
 
@@ -62,11 +62,7 @@ class Coordinator:
         """
         check_node_name(member.node)
         require_private(member.address, option=f"node {member.node}: its address", insecure=self._insecure)
-        if member.version.split(".")[:2] != __version__.split(".")[:2]:
-            raise UsageError(
-                f"node {member.node} runs ringtune {member.version}, this coordinator {__version__}; install the "
-                "same version on both"
-            )
+        require_compatible(f"node {member.node}", member.version)
         with self._lock:
             self._registry.join(member, time.monotonic())
         _LOG.info("node %s at %s joined", member.node, member.address)

@@ -28,6 +28,7 @@ from ringtune.rounds.checkpoint import Resume
 from ringtune.rpc.addresses import require_private
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
+from ringtune.rpc.versions import require_compatible
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -40,14 +41,14 @@ _NOTHING_YET = "stopping; nothing is being trained now, so no checkpoint is adde
 
 
 class Client:
-    """A connection to a coordinator, checked when it is made.
+    """A connection to a coordinator of a compatible version, checked when it is made.
 
     Args:
         address: ``host:port``.
         insecure: whether it may be on another machine, without encryption.
 
     Raises:
-        UsageError: the address is no address, or leaves this machine without ``insecure``.
+        UsageError: the address is no address, or leaves this machine without ``insecure``; or the versions differ.
         ConnectionFailedError: nobody answers there within a few seconds.
     """
 
@@ -64,6 +65,11 @@ class Client:
                 f"no coordinator answers at {address} (waited {CONNECT_S:g} s); start it there with "
                 f"'{hint_to_start_coordinator(address)}', or correct --coordinator"
             ) from error
+        try:
+            require_compatible(f"coordinator {address}", self.status().version)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the connection."""

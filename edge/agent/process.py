@@ -13,6 +13,7 @@ import secrets
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,8 +58,12 @@ class _Ending:
             self.wanted.set()
 
 
-def run_agent(options: AgentOptions) -> int:
+def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lambda address: None) -> int:
     """Run an agent until it is told to stop.
+
+    Args:
+        options: of the command line.
+        on_joined: called once it is a member, with the address at which it is reached.
 
     Returns:
         The exit code: 143 after SIGTERM, 130 after SIGINT, 129 after SIGHUP, 0 if the parent has ended.
@@ -73,12 +78,12 @@ def run_agent(options: AgentOptions) -> int:
     keep_freed_memory()
     channel = open_channel(options.coordinator)
     try:
-        return _serve(options, channel, ending)
+        return _serve(options, channel, ending, on_joined)
     finally:
         channel.close()
 
 
-def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending) -> int:
+def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joined: Callable[[str], object]) -> int:
     stub = control_pb2_grpc.CoordinatorStub(channel)
     clock = SharedClock()
     agent = Agent(
@@ -89,10 +94,11 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending) -> int
         clock=clock,
     )
     server = AgentServer(agent, bind_address(options))
+    identity = _identity(options, server.port)
     membership = Membership(
         coordinator=stub,
         where=options.coordinator,
-        identity=_identity(options, server.port),
+        identity=identity,
         current_run=lambda: agent.current_run,
         on_run_over=agent.release,
         on_gone=lambda error: ending.ask(error.exit_code, str(error), error),
@@ -103,6 +109,7 @@ def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending) -> int
     try:
         membership.join(timeout_s=options.join_s, give_up=ending.wanted)
         if not ending.wanted.is_set():
+            on_joined(identity.address)
             agent.preload()
         while not ending.wanted.wait(_WAIT_S):
             pass

@@ -7,24 +7,22 @@ from typing import Annotated
 
 import typer
 
+from ringtune import options
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def doctor(
     role: Annotated[str, typer.Option(help="What this machine shall be: node or coordinator.")] = "node",
-    model: Annotated[Path | None, typer.Option(help="Check this model folder too.")] = None,
-    coordinator: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Check that this coordinator answers, and its clock.")
-    ] = "",
+    model: Annotated[Path | None, typer.Option(metavar="DIR", help="Check this model folder too.")] = None,
+    coordinator: options.Coordinator = "",
     bind: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Address to serve at. Default: any port, a coordinator's is 7070.")
     ] = "",
-    disk: Annotated[Path, typer.Option(help="Folder for runs and models.")] = Path(),
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow a coordinator on another machine, without encryption.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+    disk: Annotated[Path, typer.Option(metavar="DIR", help="Folder for runs and models.")] = Path(),
+    insecure: options.Insecure = False,
+    json: options.Json = False,
 ) -> None:
     """Check this machine: a line each with PASS, WARN or FAIL and what to do. Exit code 1 if anything fails."""
     import json as json_module

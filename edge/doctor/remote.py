@@ -11,6 +11,7 @@ from edge.doctor.check import Check, failed, passed, warned
 from ringtune import __version__
 from ringtune.quantities import format_seconds
 from ringtune.rpc.connections import open_channel
+from ringtune.rpc.versions import is_compatible
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _CALL_S = 5.0
@@ -51,11 +52,10 @@ def _ask(stub: control_pb2_grpc.CoordinatorStub) -> Answer:
 def judge(address: str, answer: Answer) -> list[Check]:
     """Judge a coordinator's answer: same version, and a clock within a second and half the round trip."""
     reached = passed("coordinator", f"{address} answers in {format_seconds(answer.round_trip_s)}")
-    same = answer.version.split(".")[:2] == __version__.split(".")[:2]
     found = f"{answer.version}, here {__version__}"
     version = (
         passed("its version", answer.version)
-        if same
+        if is_compatible(answer.version)
         else failed("its version", found, "install the same version on both; it takes no others")
     )
     uncertain_s = answer.round_trip_s / 2

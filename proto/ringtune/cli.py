@@ -28,9 +28,11 @@ from typer.exceptions import TyperException
 
 from ringtune import __version__
 from ringtune.errors import InterruptedRunError, RingTuneError, UsageError
+from ringtune.options import RENAMED
 
 GROUP = "ringtune.commands"
 BUG_EXIT_CODE = 70
+HELP_OPTIONS = ["-h", "--help"]
 
 
 def command_targets() -> dict[str, str]:
@@ -63,7 +65,13 @@ def _load(name: str, target: str) -> Any:
     app = found if isinstance(found, typer.Typer) else typer.Typer(add_completion=False)
     if app is not found:
         app.command(name)(found)
-    return typer.main.get_command(app)
+    return _with_short_help(typer.main.get_command(app))
+
+
+def _with_short_help(command: Any) -> Any:
+    """Let a command show its help with ``-h`` too."""
+    command.context_settings.setdefault("help_option_names", HELP_OPTIONS)
+    return command
 
 
 def _missing(name: str, module: str) -> Any:
@@ -80,7 +88,7 @@ def _missing(name: str, module: str) -> Any:
 
         raise RingTuneError(f"'ringtune {name}' needs the Python package {module!r}: {hint_to_install('node')}")
 
-    return typer.main.get_command(app)
+    return _with_short_help(typer.main.get_command(app))
 
 
 class _LazyCommands(MutableMapping[str, Any]):
@@ -150,7 +158,10 @@ class LazyGroup(TyperGroup):
 
 def _refuse(error: TyperException, asked: str) -> NoReturn:
     """Print what the parser refuses as a ``UsageError`` that names the help, and exit with its code."""
-    _show(UsageError(f"{error.format_message().rstrip('.')}; see '{asked} --help'"))
+    old = str(getattr(error, "option_name", ""))
+    new = RENAMED.get((asked.rpartition(" ")[2], old))
+    what = f"{old} is called {new} now" if new else error.format_message().rstrip(".")
+    _show(UsageError(f"{what}; see '{asked} --help'"))
     raise typer.Exit(UsageError.exit_code) from error
 
 
@@ -174,7 +185,7 @@ app = typer.Typer(
     cls=LazyGroup,
     name="ringtune",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": HELP_OPTIONS},
     pretty_exceptions_enable=False,
     help="Fine-tune one transformer together on the devices that hold the data.",
     epilog=_EXIT_CODES,

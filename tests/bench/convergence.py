@@ -168,7 +168,7 @@ def main() -> None:
     workspace = prepare(OUT / "demo", demo_cache())
     folder = workspace.job.parent
     first = job_file(OUT / "measure.toml", model=workspace.model, folder=folder, method="ringada", seed=0)
-    ringtune("measure", str(first), "--local", "1", "--fresh", "--out", str(OUT / "profile.json"))
+    ringtune("measure", str(first), "--local", "1", "--fresh", "--save", str(OUT / "profile.json"))
     node = Profile.from_json(json.loads((OUT / "profile.json").read_text(encoding="utf-8"))).nodes[0]
     runs: dict[str, dict[int, Figures]] = {}
     ends: dict[str, list[float]] = {}

@@ -77,7 +77,7 @@ def measure(folder: Path = OUT) -> NodeFacts:
             more={"data.owners": 1, "train.local_iterations": LOCAL_ITERATIONS, "unfreeze.every_steps": EVERY_STEPS},
         )
         out = folder / f"profile-{microbatches}.json"
-        run([sys.executable, "-m", "ringtune.cli", "measure", str(job), "--local", "1", "--fresh", "--out", str(out)])
+        run([sys.executable, "-m", "ringtune.cli", "measure", str(job), "--local", "1", "--fresh", "--save", str(out)])
         found.append(Profile.from_json(json.loads(out.read_text(encoding="utf-8"))).nodes[0])
     points = {(time.work, time.rows, time.tokens): time for node in found for time in node.work_times}
     return dataclasses.replace(found[0], work_times=tuple(points.values()))

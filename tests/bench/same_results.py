@@ -139,7 +139,7 @@ def run(*arguments: str) -> None:
 
 def make_profile(folder: Path, job: Path, case: ComparedRun, path: Path) -> None:
     """Times of the job on so many nodes, without links: alike nodes get even slices."""
-    run("measure", str(job), "--local", str(case.nodes), "--out", str(folder / "profile.json"))
+    run("measure", str(job), "--local", str(case.nodes), "--save", str(folder / "profile.json"))
     profile = json.loads((folder / "profile.json").read_text())
     path.write_text(json.dumps({**profile, "links": []}))
 

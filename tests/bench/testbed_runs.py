@@ -104,7 +104,7 @@ class Bed:
     def measure(self, job: Path) -> Path:
         """Measure all boards and links for a job; returns the profile's file."""
         out = self._folder / f"profile-{job.stem}.json"
-        self._ringtune("measure", str(job), "--out", str(out), "--fresh")
+        self._ringtune("measure", str(job), "--save", str(out), "--fresh")
         return out
 
     def train(self, job: Path, profile_file: Path, name: str) -> Path:

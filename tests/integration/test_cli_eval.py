@@ -108,7 +108,7 @@ def test_export_loads_with_nothing_of_ours(cluster: Cluster, run: Path, tmp_path
     """The exported folder gives the logits of the run's adapter in the plain library, and tells no path or name."""
     from adapters import AutoAdapterModel
 
-    good("export", run, "--to", tmp_path / "out", "--base-model", "acme/tiny")
+    good("export", run, "--out", tmp_path / "out", "--base-model", "acme/tiny")
     logits = []
     for folder in (tmp_path / "out", run / "adapter"):
         model = AutoAdapterModel.from_pretrained(str(cluster.model))

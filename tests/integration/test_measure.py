@@ -66,7 +66,7 @@ def test_measure_on_local_nodes_is_remembered_and_used_by_a_run(tmp_path: Path) 
     tiny.write_rows(tmp_path / "eval.csv", 20, seed=2)
     job, out = tmp_path / "job.toml", tmp_path / "profile.json"
     job.write_text(JOB)
-    ringtune(tmp_path, "measure", str(job), "--local", "2", "--out", str(out))
+    ringtune(tmp_path, "measure", str(job), "--local", "2", "--save", str(out))
     found = Profile.from_json(json.loads(out.read_text()))
     check(found, owners=("node-0", "node-1"))
     (again,) = ringtune(tmp_path, "measure", str(job), "--local", "2", "--no-links")

@@ -67,7 +67,7 @@ def test_measure_command_prints_tables_and_writes_the_profile(job_file: str, tmp
     """As text by default, one JSON line with ``--json``; the file is the same."""
     out = tmp_path / "profiles" / "profile.json"
     with FakeCluster("a", "b") as cluster:
-        shown = CliRunner().invoke(app, [job_file, "--coordinator", cluster.server.address, "--out", str(out)])
+        shown = CliRunner().invoke(app, [job_file, "--coordinator", cluster.server.address, "--save", str(out)])
         lines = CliRunner().invoke(app, [job_file, "--coordinator", cluster.server.address, "--json", "--no-links"])
     assert shown.exit_code == 0, shown.output
     assert "a -> b" in shown.output and f"the profile is in {out}" in shown.output
@@ -107,7 +107,7 @@ def test_measure_command_keeps_an_old_profile_that_it_can_not_replace(job_file: 
     """The folder is a file: the error says so, nothing is half written."""
     (tmp_path / "file").write_text("in the way")
     with FakeCluster("a") as cluster:
-        arguments = [job_file, "--coordinator", cluster.server.address, "--out", str(tmp_path / "file" / "p.json")]
+        arguments = [job_file, "--coordinator", cluster.server.address, "--save", str(tmp_path / "file" / "p.json")]
         done = CliRunner().invoke(app, arguments)
     assert isinstance(done.exception, StorageError)
     assert (tmp_path / "file").read_text() == "in the way"

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from coordinator.screen.node_list import node_lines, node_table
+from coordinator.server import servicer
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client
 from ringtune import __version__
@@ -80,6 +81,18 @@ def test_service_lists_rows_version_and_cores(
     assert a[5:9] == ["120", "0", __version__, "4"]
     assert b[5:7] == ["some", "-"]
     assert "ringtune node --coordinator 10.0.0.1:7070 --insecure" in node_table([], "10.0.0.1:7070")[0]
+
+
+def test_service_of_another_version_is_refused_by_every_command(
+    server: CoordinatorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command says so as it connects, whatever it then would ask; a later patch of the same version is fine."""
+    monkeypatch.setattr(servicer, "__version__", "9.9.0")
+    with pytest.raises(UsageError, match=r"coordinator .* runs ringtune 9\.9\.0, this is .*install the same"):
+        Client(server.address)
+    major, minor = __version__.split(".")[:2]
+    monkeypatch.setattr(servicer, "__version__", f"{major}.{minor}.999")
+    Client(server.address).close()
 
 
 def test_service_forgets_who_leaves(stub: control_pb2_grpc.CoordinatorStub) -> None:

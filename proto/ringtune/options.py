@@ -1,0 +1,85 @@
+"""Options that several commands have: each has one meaning, one placeholder and one text, and stands here once.
+
+``tests/contract/test_command_line.py`` walks all commands and holds every option to that. There is one variable of
+the environment, ``RINGTUNE_COORDINATOR``: it stands for the option ``--coordinator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+COORDINATOR_VARIABLE: Final = "RINGTUNE_COORDINATOR"
+DEFAULT_COORDINATOR: Final = "127.0.0.1:7070"
+"""Where ``ringtune coordinator`` listens if nothing is said, and where commands that need one look for it."""
+
+RENAMED: Final[Mapping[tuple[str, str], str]] = {
+    ("demo", "--nodes"): "--local",
+    ("export", "--to"): "--out",
+    ("measure", "--out"): "--save",
+}
+"""(command, option of version 0.1) -> its name now; the old one is refused with the new one."""
+
+
+def coordinator_option(*instead: str) -> Any:
+    """Make the option ``--coordinator``, which the environment may give.
+
+    Args:
+        instead: parameters that say that no coordinator is asked; where one is given, the environment does not count.
+    """
+
+    def choose(context: typer.Context, parameter: typer.CallbackParam, value: str) -> str:
+        source = context.get_parameter_source(parameter.name or "")
+        is_from_environment = source is not None and source.name == "ENVIRONMENT"
+        return "" if is_from_environment and any(context.params.get(name) for name in instead) else value
+
+    return typer.Option(
+        "--coordinator",
+        metavar="HOST:PORT",
+        envvar=COORDINATOR_VARIABLE,
+        callback=choose,
+        help="Where the coordinator listens.",
+    )
+
+
+Coordinator = Annotated[str, coordinator_option()]
+CoordinatorOrLocal = Annotated[str, coordinator_option("local")]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Allow other machines. Nothing is encrypted: trusted networks only."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, an object a line.")]
+Local = Annotated[int, typer.Option("--local", metavar="N", min=0, help="Start N nodes on this machine.")]
+Nodes = Annotated[
+    int,
+    typer.Option(
+        "--nodes", metavar="N", min=0, help="Wait for N nodes of the coordinator; 0 = take those that are there."
+    ),
+]
+JoinS = Annotated[
+    float, typer.Option("--join-s", metavar="SECONDS", min=0, help="How long a node may take to join, in seconds.")
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the job, e.g. --set train.seed=1."),
+]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (job.toml).")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run: the --out of 'ringtune train'.")]
+PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json, or the folder of a run.")]
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option("--profile", metavar="FILE", help="Times that 'ringtune measure' or a run wrote (profile.json)."),
+]
+MicrobatchChoices = Annotated[
+    str,
+    typer.Option(
+        "--microbatches", metavar="N,N|auto", help="Let the planner choose one of these in place of the job's."
+    ),
+]
+WireChoices = Annotated[
+    str,
+    typer.Option("--wire", metavar="TYPE,TYPE", help="Let the planner choose one of these in place of the job's."),
+]

@@ -1,0 +1,160 @@
+"""The command line as one thing: every command has the same habits, and an option means the same wherever it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ringtune import cli, options
+from ringtune.errors import UsageError
+from tests.contract.test_hints import commands
+from tests.contract.test_structure import ROOT
+
+LIMIT_S = 60.0
+LATER = {"plan", "what-if"}  # their options are being changed
+PLACES = ("--coordinator", "--bind")
+NEEDS_A_COORDINATOR = {"node", "nodes", "status"}
+"""Commands that make no sense without a coordinator; others may have none, and then do without."""
+
+
+def parameters() -> Iterator[tuple[str, Any]]:
+    """(command, option or argument) of the whole command line."""
+    for name, command in commands().items():
+        if name in LATER:
+            continue
+        for parameter in command.params:
+            yield name, parameter
+
+
+def uses(option: str) -> dict[str, Any]:
+    """The commands that have an option, with what it is there."""
+    return {name: parameter for name, parameter in parameters() if option in parameter.opts}
+
+
+def shapes() -> dict[str, set[tuple[str | None, bool, bool]]]:
+    """Option -> its placeholder, whether it may be repeated, and whether it is a switch; one of each if all agree."""
+    found = defaultdict(set)
+    for _, parameter in parameters():
+        if parameter.param_type_name == "option":
+            shape = (parameter.metavar, parameter.multiple, bool(parameter.is_flag))
+            found[parameter.opts[0]].add(shape)
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_command_line_has_help_and_json_everywhere(name: str) -> None:
+    """``-h`` and ``--help`` explain, ``--json`` is for machines, and no option is without a word about it."""
+    command = commands()[name]
+    for option in ("-h", "--help"):
+        shown = CliRunner().invoke(cli.app, [name, option])
+        assert (shown.exit_code, "Usage" in shown.output) == (0, True)
+    assert "--json" in {option for parameter in command.params for option in parameter.opts}
+    assert command.help
+    assert [parameter.name for parameter in command.params if not parameter.help] == []
+
+
+def test_command_line_options_have_one_shape() -> None:
+    """An option has the same placeholder in every command, takes a value or none, and is repeated or not."""
+    assert {option: found for option, found in shapes().items() if len(found) > 1} == {}
+
+
+def test_command_line_options_of_files_and_folders_say_which() -> None:
+    """``--out`` is a folder and ``--save`` a file, whatever the command writes; no path is without a placeholder."""
+    wanted = {"--out": "DIR", "--save": "FILE", "--profile": "FILE", "--model": "DIR", "--coordinator": "HOST:PORT"}
+    found = shapes()
+    assert {option: {metavar for metavar, _, _ in found[option]} for option in wanted} == {
+        option: {metavar} for option, metavar in wanted.items()
+    }
+
+
+def test_command_line_finds_its_coordinator_in_one_way() -> None:
+    """Option, variable of the environment, and the default of those that can't do without are the same everywhere."""
+    found = uses("--coordinator")
+    assert {parameter.envvar for parameter in found.values()} == {options.COORDINATOR_VARIABLE}
+    assert {parameter.required for parameter in found.values()} == {False}
+    assert {name for name, parameter in found.items() if parameter.default} == NEEDS_A_COORDINATOR
+    assert {parameter.default for parameter in found.values()} == {"", options.DEFAULT_COORDINATOR}
+    assert uses("--bind")["coordinator"].default == options.DEFAULT_COORDINATOR
+
+
+def test_command_line_leaves_this_machine_only_with_insecure() -> None:
+    """A command that talks to an address has ``--insecure``, no other has; no variable stands for it."""
+    assert set(uses("--insecure")) == {name for place in PLACES for name in uses(place)}
+    assert {parameter.envvar for parameter in uses("--insecure").values()} == {None}
+    assert {parameter.default for parameter in uses("--insecure").values()} == {False}
+
+
+def test_command_line_sets_keys_of_a_job_only() -> None:
+    """``--set`` replaces a key of the job that the command reads, and every such command has it."""
+    with_job = {name for name, parameter in parameters() if parameter.metavar == "JOB" and parameter.opts == ["job"]}
+    assert set(uses("--set")) == with_job
+
+
+def test_command_line_refuses_old_names_with_the_new_ones() -> None:
+    """What version 0.1 called otherwise is an error that says its name now."""
+    for (command, old), new in options.RENAMED.items():
+        assert command in uses(new)
+        assert command not in uses(old)
+        refused = CliRunner().invoke(cli.app, [command, old, "x"])
+        assert refused.exit_code == UsageError.exit_code
+        assert f"{old} is called {new} now" in refused.stderr
+
+
+# ---- the variable of the environment ---------------------------------------------------------------
+
+
+def told(arguments: list[str], *, variable: str = "10.0.0.1:7", instead: tuple[str, ...] = ("local",)) -> str:
+    """The coordinator that a command is given, with the variable set."""
+    app = typer.Typer()
+    seen: list[str] = []
+
+    @app.command()
+    def _ask(coordinator: str = options.coordinator_option(*instead), local: int = 0) -> None:
+        seen.append(coordinator)
+
+    result = CliRunner().invoke(app, arguments, env={options.COORDINATOR_VARIABLE: variable})
+    assert result.exit_code == 0, result.output
+    return seen[0]
+
+
+def test_command_line_variable_stands_for_the_option() -> None:
+    """The option wins over the variable, and so does what says that there is no coordinator."""
+    assert told([]) == "10.0.0.1:7"
+    assert told(["--coordinator", "10.0.0.2:7"]) == "10.0.0.2:7"
+    assert told(["--local", "2"]) == ""
+    assert told(["--local", "2", "--coordinator", "10.0.0.2:7"]) == "10.0.0.2:7"
+    assert told(["--coordinator", ""]) == ""
+
+
+def test_command_line_variable_allows_no_other_machine_by_itself() -> None:
+    """An address in the environment is no permission to leave this machine unencrypted."""
+    asked = CliRunner().invoke(cli.app, ["nodes"], env={options.COORDINATOR_VARIABLE: "10.0.0.1:7070"})
+    assert asked.exit_code == UsageError.exit_code
+    assert "add --insecure" in asked.stderr
+
+
+# ---- completion ------------------------------------------------------------------------------------
+
+
+def test_command_line_completes_in_a_shell() -> None:
+    """The shell's completion finds commands, which are only imported when they are asked for."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(ROOT / "proto"), str(ROOT))),
+        "_RINGTUNE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "ringtune sta",
+        "COMP_CWORD": "1",
+    }
+    code = "from ringtune import cli; cli.app(prog_name='ringtune')"
+    done = subprocess.run(  # noqa: S603 - our own interpreter
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False
+    )
+    assert done.stdout.split() == ["status"]
