@@ -7,46 +7,36 @@ from typing import Annotated
 
 import typer
 
+from ringtune import options
+
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def plan(
-    job: Annotated[Path, typer.Argument(help="The job file (job.toml).")],
-    nodes: Annotated[
-        int, typer.Option(min=0, help="Plan for so many equal nodes; with --coordinator: wait for so many.")
+    job: options.JobFile,
+    assume: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Plan for N equal nodes that are not there; nothing is started.")
     ] = 0,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Budget of each assumed node, e.g. 512MiB.")] = "",
-    coordinator: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Ask the nodes of this coordinator and measure them.")
-    ] = "",
-    profile: Annotated[
-        Path | None, typer.Option(help="Plan for the nodes and links of this profile.json, measured before.")
-    ] = None,
+    coordinator: Annotated[str, options.coordinator_option("assume", "memory", "profile")] = "",
+    profile: options.ProfileFile = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Also say why: times by depth, who is left out, what came second.")
     ] = False,
-    microbatches: Annotated[
-        str, typer.Option(metavar="N,N|auto", help="Let the planner choose one of these in place of the job's.")
-    ] = "",
-    wire_dtypes: Annotated[
-        str,
-        typer.Option("--wire", metavar="TYPE,TYPE", help="Let the planner choose one of these in place of the job's."),
-    ] = "",
-    join_s: Annotated[float, typer.Option(min=0, help="How long to wait for nodes, in seconds.")] = 60.0,
+    microbatches: options.MicrobatchChoices = "",
+    wire_dtypes: options.WireChoices = "",
+    nodes: options.Nodes = 0,
+    join_s: options.JoinS = 60.0,
     table: Annotated[bool, typer.Option("--table", help="Also show what every node does when, with a legend.")] = False,
     at_step: Annotated[int, typer.Option(min=0, help="With --table: its first step.")] = 0,
     steps: Annotated[int, typer.Option(min=1, max=100, help="With --table: how many steps.")] = 1,
-    change: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace a key of the job.")
+    change: options.Changes = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan there, for --plan of 'ringtune train'.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the plan there, for 'ringtune train --plan FILE'.")
-    ] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow a coordinator on another machine, without encryption.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
 ) -> None:
     """Show who would host what, what it needs and how long it would take, without training.
 
@@ -71,14 +61,16 @@ def plan(
     choices = read_choices(microbatches, wire_dtypes, batch_size=wanted.train.batch_size)
     if coordinator and profile:
         raise UsageError("give one of --coordinator and --profile: nodes that are asked, or nodes measured before")
-    if profile and (nodes or memory):
-        raise UsageError("--nodes and --memory are for assumed nodes; the profile says which there are")
-    if coordinator and memory:
-        raise UsageError("--memory is for assumed nodes; with --coordinator every node says what it has")
+    if (profile or coordinator) and (assume or memory):
+        raise UsageError(
+            "--assume and --memory are for nodes that are not there; coordinator and profile have some"
+        )
+    if nodes and not coordinator:
+        raise UsageError(f"--nodes is for --coordinator; to plan for equal nodes that are not there: --assume {nodes}")
     if not (profile or coordinator) and max(map(len, choices)) > 1:
         raise UsageError("nothing was measured to choose by; give --profile FILE or --coordinator HOST:PORT")
-    if out is not None:
-        check_writable(out)
+    if save is not None:
+        check_writable(save)
     note = ""
     if profile:
         from coordinator.planner.given_profile import read_profile
@@ -97,7 +89,7 @@ def plan(
         from coordinator.estimates.row_counts import estimate_note
         from ringtune.costs.profile import Profile
 
-        assumed = estimated_facts(wanted, nodes, memory_bytes=parse_bytes(memory) if memory else 0)
+        assumed = estimated_facts(wanted, assume, memory_bytes=parse_bytes(memory) if memory else 0)
         found = Profile(nodes=tuple(assumed.values()))
         planned = make_plan(wanted, assumed, **choices._asdict())
         note = estimate_note(wanted)
@@ -109,8 +101,8 @@ def plan(
     why = explained(planned.choice, relative=not is_measured) if explain and planned.choice is not None else None
     given = GivenPlan(plan=planned.plan, version=__version__, model_digest=model.digest)
     value = plan_json(given, planned.memory, note=note, why=why, time=time)
-    if out is not None:
-        write_durably(out, (value + "\n").encode())
+    if save is not None:
+        write_durably(save, (value + "\n").encode())
     if json:
         typer.echo(value)
         return
@@ -127,5 +119,5 @@ def plan(
         budgets={node.node: node.memory_bytes for node in found.nodes},
     ):
         typer.echo(line)
-    if out is not None:
-        typer.echo(f"the plan is in {out}")
+    if save is not None:
+        typer.echo(f"the plan is in {save}")

@@ -73,8 +73,8 @@ def not_there(
     waited, listed = f"waited {waited_s:g} s for node {', '.join(missing)}", ", ".join(names)
     if has_given_plan:
         return DeadlineError(
-            f"{waited}: the given plan is for the nodes {listed}; start the missing ones, or plan anew with 'ringtune "
-            "plan --out'"
+            f"{waited}: the given plan is for the nodes {listed}; start the missing ones, or plan anew with "
+            "'ringtune plan JOB --save FILE'"
         )
     return DeadlineError(
         f"{waited}: a run goes on with the nodes that it began with ({listed}), because their parts of the checkpoint "

@@ -1,4 +1,4 @@
-"""A plan that the user gives, made by ``ringtune plan --out``: read it, and refuse it if it does not fit the run.
+"""A plan that the user gives, made by ``ringtune plan --save``: read it, and refuse it if it does not fit the run.
 
 A run carries such a plan out as it is: ring, slices, order of turns, micro-batches, wire dtype and credits. What the
 planner may choose may differ from the job's own values; everything else has to be what the job and the members say.
@@ -28,7 +28,7 @@ _JOB_KEYS = {
     "wire_dtype": "wire.dtype",
     "frozen_blocks": "privacy.private_blocks",
 }
-_ANEW = "plan anew with 'ringtune plan --out'"
+_ANEW = "plan anew with 'ringtune plan JOB --save FILE'"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class GivenPlan:
 
 
 def read_given_plan(path: Path) -> GivenPlan:
-    """Read the file of ``ringtune plan --out`` or ``--json``, or the ``plan.json`` of a run.
+    """Read the file of ``ringtune plan --save`` or ``--json``, or the ``plan.json`` of a run.
 
     Raises:
         PlanError: it is not there, no plan, or of another version; names the file.
@@ -73,11 +73,13 @@ def read_given_plan(path: Path) -> GivenPlan:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"can't read the plan {path}: {error}; make it with 'ringtune plan --out'") from error
+        raise PlanError(f"can't read the plan {path}: {error}; make it with 'ringtune plan JOB --save FILE'") from error
     except ValueError as error:
-        raise PlanError(f"the plan {path} is not JSON: {error}; make it with 'ringtune plan --out'") from error
+        raise PlanError(
+            f"{path} is not JSON: {error}; make it with 'ringtune plan JOB --save FILE'"
+        ) from error
     if not isinstance(value, Mapping):
-        raise PlanError(f"the plan {path} is no table; make it with 'ringtune plan --out'")
+        raise PlanError(f"the plan {path} is no table; make it with 'ringtune plan JOB --save FILE'")
     try:
         given = GivenPlan.from_json(value)
         _check_version(given)

@@ -19,7 +19,7 @@ from tests.contract.test_hints import commands
 from tests.contract.test_structure import ROOT
 
 LIMIT_S = 60.0
-LATER = {"plan", "what-if"}  # their options are being changed
+LATER = {"what-if"}  # its options are being changed
 PLACES = ("--coordinator", "--bind")
 NEEDS_A_COORDINATOR = {"node", "nodes", "status"}
 """Commands that make no sense without a coordinator; others may have none, and then do without."""

@@ -99,7 +99,7 @@ def test_plan_text_has_slices_memory_and_table(wanted: Job) -> None:
 def test_plan_command_is_short_and_guesses_a_time(wanted: Job, tmp_path: Path) -> None:
     """One line for each node, one for the turns, a guess that says what it assumes, and no table unless asked for."""
     (tmp_path / "job.toml").write_text(wanted.to_toml())
-    arguments = [str(tmp_path / "job.toml"), "--nodes", "2", "--memory", "1GiB"]
+    arguments = [str(tmp_path / "job.toml"), "--assume", "2", "--memory", "1GiB"]
     shown = CliRunner().invoke(app, arguments).output.splitlines()
     assert len(shown) <= 9 and all(len(line) < 200 for line in shown)
     assert [line.split()[0] for line in shown if line.startswith("node")] == ["node", "node-0", "node-1"]
@@ -112,9 +112,9 @@ def test_plan_command_is_short_and_guesses_a_time(wanted: Job, tmp_path: Path) -
 
 
 def test_plan_command_writes_a_plan_that_a_run_takes(wanted: Job, tmp_path: Path) -> None:
-    """``--out`` holds the whole plan with version and model; a place that can't be written is exit 9 at once."""
+    """``--save`` holds the whole plan with version and model; a place that can't be written is exit 9 at once."""
     (tmp_path / "job.toml").write_text(wanted.to_toml())
-    arguments = [str(tmp_path / "job.toml"), "--nodes", "2", "--memory", "1GiB", "--out"]
+    arguments = [str(tmp_path / "job.toml"), "--assume", "2", "--memory", "1GiB", "--save"]
     shown = CliRunner().invoke(app, [*arguments, str(tmp_path / "plan.json")])
     assert shown.output.splitlines()[-1] == f"the plan is in {tmp_path / 'plan.json'}"
     given = read_given_plan(tmp_path / "plan.json")
@@ -128,7 +128,7 @@ def test_plan_command_writes_a_plan_that_a_run_takes(wanted: Job, tmp_path: Path
 def test_plan_command_refuses_to_choose_without_times(wanted: Job, tmp_path: Path) -> None:
     """Without times a micro-batch of any size would count the same; one value is no choice."""
     (tmp_path / "job.toml").write_text(wanted.to_toml())
-    arguments = [str(tmp_path / "job.toml"), "--nodes", "2", "--memory", "1GiB", "--microbatches"]
+    arguments = [str(tmp_path / "job.toml"), "--assume", "2", "--memory", "1GiB", "--microbatches"]
     refused = CliRunner().invoke(app, [*arguments, "auto"])
     assert isinstance(refused.exception, UsageError) and "nothing was measured to choose by" in str(refused.exception)
     found = json.loads(CliRunner().invoke(app, [*arguments, "4", "--json"]).output)

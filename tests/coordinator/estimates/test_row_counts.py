@@ -165,7 +165,7 @@ def test_plan_command_says_that_rows_are_estimated(tmp_path: Path) -> None:
     job.write_text(
         f'[model]\npath = "{folder}"\ntask = "question-answering"\n[data]\ntrain = "{rows}"\n[train]\nmax_length = 16\n'
     )
-    arguments = [str(job), "--nodes", "2", "--memory", "1GiB"]
+    arguments = [str(job), "--assume", "2", "--memory", "1GiB"]
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 0, shown.output
     assert "rows are an estimate: windows" in shown.output
