@@ -62,9 +62,7 @@ def plan(
     if coordinator and profile:
         raise UsageError("give one of --coordinator and --profile: nodes that are asked, or nodes measured before")
     if (profile or coordinator) and (assume or memory):
-        raise UsageError(
-            "--assume and --memory are for nodes that are not there; coordinator and profile have some"
-        )
+        raise UsageError("--assume and --memory are for nodes that are not there; coordinator and profile have some")
     if nodes and not coordinator:
         raise UsageError(f"--nodes is for --coordinator; to plan for equal nodes that are not there: --assume {nodes}")
     if not (profile or coordinator) and max(map(len, choices)) > 1:

@@ -75,9 +75,7 @@ def read_given_plan(path: Path) -> GivenPlan:
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"can't read the plan {path}: {error}; make it with 'ringtune plan JOB --save FILE'") from error
     except ValueError as error:
-        raise PlanError(
-            f"{path} is not JSON: {error}; make it with 'ringtune plan JOB --save FILE'"
-        ) from error
+        raise PlanError(f"{path} is not JSON: {error}; make it with 'ringtune plan JOB --save FILE'") from error
     if not isinstance(value, Mapping):
         raise PlanError(f"the plan {path} is no table; make it with 'ringtune plan JOB --save FILE'")
     try:
