@@ -87,9 +87,12 @@ class AgentCalls:
         *,
         timeout_s: float,
         on_result: Callable[[control_pb2.MeasureLinkReply], None],
+        brief: bool = False,
     ) -> None:
-        """Ask the node to measure its link to the node ``target``."""
-        request = control_pb2.MeasureLinkRequest(target=target, address=address, message_bytes=message_bytes)
+        """Ask the node to measure its link to the node ``target``; ``brief`` with fewer messages."""
+        request = control_pb2.MeasureLinkRequest(
+            target=target, address=address, message_bytes=message_bytes, brief=brief
+        )
         self._submit(lambda: on_result(self._unary(self._stub.MeasureLink, request, timeout_s)))
 
     def prepare(

@@ -7,7 +7,6 @@ them one after another. Links are measured when no node computes any more, a pai
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from coordinator.drive.answers import Facts, read_facts
 from coordinator.drive.driver import TICK_S, Driver, raise_if_over
+from coordinator.drive.link_measuring import link_of, remember
 from coordinator.drive.requests import MeasureRequest
 from coordinator.members.recruiting import Members, machine_of, num_neighbours
 from coordinator.members.registry import Member
@@ -26,7 +26,6 @@ from ringtune.v1 import control_pb2
 
 T = TypeVar("T")
 MEASURE_S = 4.0
-_LINK_FIGURES = tuple(field.name for field in dataclasses.fields(LinkFacts) if field.name not in ("source", "target"))
 
 
 class _Answer(NamedTuple):
@@ -65,6 +64,8 @@ class MeasureDriver(Driver):
         if request.with_links and len(facts) > 1:
             self._emit(control_pb2.RunEvent(state="measuring links"))
             links = self._measure_links(hidden_bytes(request.job, facts[0].model.hidden_size))
+            addresses = {member.node: member.address for member in self._chosen}
+            remember(links, addresses, request.job, facts, self._members.links)
         profile = Profile(nodes=tuple(facts), links=links)
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
 
@@ -120,7 +121,7 @@ class MeasureDriver(Driver):
                 for pair in direction:
                     self._ask_link(pair, message_bytes)
                 answers = self._await(set(direction), "to measure their links")
-                found |= {pair: _link(pair, answer) for pair, answer in answers.items()}
+                found |= {pair: link_of(pair, answer) for pair, answer in answers.items()}
         return tuple(found[pair] for pair in sorted(found))
 
     def _ask_link(self, pair: Pair, message_bytes: int) -> None:
@@ -160,10 +161,6 @@ class MeasureDriver(Driver):
             for _, message in self._silent_nodes():
                 raise PeerLostError(message)
         return answers
-
-
-def _link(pair: Pair, reply: control_pb2.MeasureLinkReply) -> LinkFacts:
-    return LinkFacts(source=pair[0], target=pair[1], **{name: getattr(reply, name) for name in _LINK_FIGURES})
 
 
 def _name(key: object) -> str:

@@ -16,7 +16,7 @@ from coordinator.planner.effort import Effort
 from coordinator.planner.given_plan import accept_plan
 from coordinator.planner.given_profile import check_given, with_given_times
 from coordinator.planner.make_plan import Planned, make_plan
-from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import RingTuneError
 from ringtune.rounds import rounds
 
@@ -30,8 +30,13 @@ class PlanReady(NamedTuple):
     profile: Profile
 
 
-def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts]) -> Profile:
+def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts], links: tuple[LinkFacts, ...] = ()) -> Profile:
     """Merge what a run is planned with: the nodes' facts, the times of a given profile, the rows of an evaluation.
+
+    Args:
+        request: what is asked for.
+        facts: of each node.
+        links: that were measured for this run; those of a given profile go before.
 
     Raises:
         DataError: the owner of the evaluation has no rows.
@@ -41,7 +46,7 @@ def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts]) -> Profile:
         facts = request.evaluation.narrow(facts)
     if request.profile is not None:
         return with_given_times(facts, request.profile)
-    return Profile(nodes=tuple(facts[name] for name in sorted(facts)))
+    return Profile(nodes=tuple(facts[name] for name in sorted(facts)), links=links)
 
 
 def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, is_cancelled: Callable[[], bool]) -> Planned:
@@ -80,12 +85,15 @@ class PlanningThread:
         self._on_done = on_done
         self._cancelled = threading.Event()
 
-    def start(self, facts: Mapping[str, NodeFacts], checkpoints: Checkpointing) -> Profile:
+    def start(
+        self, facts: Mapping[str, NodeFacts], checkpoints: Checkpointing, links: tuple[LinkFacts, ...] = ()
+    ) -> Profile:
         """Begin to plan.
 
         Args:
             facts: of each node.
             checkpoints: of the run; they have a plan to keep if it goes on.
+            links: that were measured for this run.
 
         Returns:
             The profile that is planned with.
@@ -93,7 +101,7 @@ class PlanningThread:
         Raises:
             RingTuneError: there is nothing to plan with, or the plan to keep does not fit.
         """
-        profile = run_profile(self._request, facts)
+        profile = run_profile(self._request, facts, links)
         kept = checkpoints.planned(profile.by_name)
         threading.Thread(target=self._plan, args=(profile, kept), name="plan", daemon=True).start()
         return profile

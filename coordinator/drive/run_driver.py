@@ -20,17 +20,19 @@ from coordinator.drive.answers import Answer, Facts, Files, NodePrepared, Report
 from coordinator.drive.checkpointing import Checkpointing, Noted
 from coordinator.drive.driver import Driver
 from coordinator.drive.first_look import FirstLook, Looked
+from coordinator.drive.link_measuring import LinkAnswer, LinkMeasuring, remember
 from coordinator.drive.planning import PlanningThread, PlanReady
 from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
 from coordinator.members.recruiting import Members, num_neighbours, unused_owners
+from coordinator.members.registry import Member
 from coordinator.planner.make_plan import Planned
 from coordinator.records.books import RunBooks
 from coordinator.records.events import read_object
 from coordinator.records.file_events import send_file
 from coordinator.records.result_files import adapter_folder
 from coordinator.records.run_clock import now_unix_s
-from ringtune.costs.profile import NodeFacts
+from ringtune.costs.profile import LinkFacts, NodeFacts
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
 from ringtune.rounds import rounds
@@ -64,6 +66,9 @@ class RunDriver(Driver):
         self._checkpoints = Checkpointing(run_id, request.job, request.resume)
         self._reports = Reports(self._checkpoints)
         self._first_look: FirstLook | None = None
+        self._chosen: tuple[Member, ...] = ()
+        self._facts: Mapping[str, NodeFacts] = {}
+        self._measuring: LinkMeasuring | None = None
         self._timers: dict[str, float] = {}
         self._addresses: dict[str, str] = {}
         self._neighbours: dict[str, int] = {}
@@ -112,6 +117,7 @@ class RunDriver(Driver):
         if unused:
             names = ", ".join(unused)
             self._emit(control_pb2.RunEvent(note=f"not in the given plan, so their rows are not trained on: {names}"))
+        self._chosen = members
         self._addresses = {member.node: member.address for member in members}
         self._neighbours = num_neighbours(members)
         if FirstLook.is_wanted(request):
@@ -135,7 +141,7 @@ class RunDriver(Driver):
 
     # ---- events -----------------------------------------------------------------------------------
 
-    def _take(self, entry: rounds.Event | Answer | Noted | PlanReady | Looked) -> None:
+    def _take(self, entry: rounds.Event | Answer | Noted | PlanReady | Looked | LinkAnswer) -> None:
         match entry:
             case Reported(request):
                 self._on_report(request)
@@ -152,6 +158,8 @@ class RunDriver(Driver):
                 self._on_plan(entry)
             case Looked(error):
                 self._on_first_look(error)
+            case LinkAnswer():
+                self._on_link(entry)
             case Noted(step):
                 self._let_go_of_shards(step)
             case _:
@@ -206,7 +214,8 @@ class RunDriver(Driver):
             case rounds.Inspect(node):
                 self._inspect(node, measure=self._request.profile is None and self._first_look is None)
             case rounds.MakePlan(facts):
-                self._plan(facts)
+                self._facts = facts
+                self._measure_links()
             case rounds.Prepare(node, plan):
                 plan_json, addresses = json.dumps(plan.to_json()), {name: self._addresses[name] for name in plan.nodes}
                 self._calls[node].prepare(
@@ -292,10 +301,38 @@ class RunDriver(Driver):
         if phase not in ("done", "failed"):
             self._emit(control_pb2.RunEvent(state=phase))
 
-    def _plan(self, facts: Mapping[str, NodeFacts]) -> None:
+    def _measure_links(self) -> None:
+        """Measure the links that the run may use, if it is planned with times of its own; then plan."""
+        if not LinkMeasuring.is_wanted(self._request):
+            self._plan(())
+            return
+        width, cache = next(iter(self._facts.values())).model.hidden_size, self._members.links
+        self._measuring = LinkMeasuring(self._chosen, self._calls, self._job, width, cache=cache, put=self._queue.put)
+        if not self._measuring.is_done:
+            self._enter("measuring links")
+        self._measuring.go_on()
+        self._plan_with_links()
+
+    def _on_link(self, answer: LinkAnswer) -> None:
+        if self._measuring is not None:
+            self._measuring.take(answer)
+            self._plan_with_links()
+
+    def _plan_with_links(self) -> None:
+        """Begin to plan once every link that is asked about is known."""
+        measuring = self._measuring
+        if measuring is None or not measuring.is_done:
+            return
+        self._measuring = None
+        self._enter("planning")
+        if measuring.note:
+            self._emit(control_pb2.RunEvent(note=measuring.note))
+        self._plan(measuring.links())
+
+    def _plan(self, links: tuple[LinkFacts, ...]) -> None:
         """Begin to plan beside this thread, and tell the submitter what the plan is made with."""
         try:
-            profile = self._planning.start(facts, self._checkpoints)
+            profile = self._planning.start(self._facts, self._checkpoints, links)
         except RingTuneError as error:
             self._queue.put(rounds.PlanFailed(type(error).__name__, str(error)))
         else:
@@ -353,6 +390,8 @@ class RunDriver(Driver):
             return
         if not self._request.plan_only:
             self._emit_profile(self._books)
+            profile = self._books.profile()
+            remember(profile.links, self._addresses, self._job, profile.nodes, self._members.links)
         self._books.close()
 
     def _emit_profile(self, books: RunBooks) -> None:

@@ -6,13 +6,20 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
+from coordinator.members.link_cache import LinkCache
 from coordinator.members.registry import Member
 from ringtune.errors import CapacityError, ConnectionFailedError, DeadlineError, RingTuneError
 from ringtune.rpc.addresses import is_loopback, split_address
 
 
 class Members(Protocol):
-    """What a run needs to know about the members."""
+    """What a run needs to know about the members.
+
+    Attributes:
+        links: those that were measured between them.
+    """
+
+    links: LinkCache
 
     def living(self) -> tuple[Member, ...]:
         """List the living members, sorted by name."""

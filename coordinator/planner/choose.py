@@ -113,20 +113,23 @@ def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | Non
     if not found:
         return None
     candidates = _candidates(found)
-    if alike:
-        even = _even(found[0])
-        if even is not None and even.job_s <= WORTH * candidates[0].job_s:
-            others = tuple(other for other in candidates if other.ring != even.ring)
-            return _choice(even, others, found, is_even=True)
-    elif task.effort.judged_actions:
+    even = _even(found[0]) if alike else None
+    if even is not None:
+        candidates = sorted([even, *(other for other in candidates if other.ring != even.ring)], key=_by_formula)
+    if task.effort.judged_actions:
         candidates = _judged(candidates, task)
+    if even is not None:
+        chosen_even = next(one for one in candidates if one.ring == even.ring and one.draft is even.draft)
+        if _is_worth_taking(chosen_even, candidates[0]):
+            others = tuple(other for other in candidates if other is not chosen_even)
+            return _choice(chosen_even, others, found, is_even=True)
     best = candidates[0]
     if not is_single:
         chosen = searched(best.draft, task, task.clock.part(_SHARE_OF_SEARCHES), exact=True, known=best.ring)
         if chosen is not None and chosen.pool[0][0] < best.job_s * (1 - 1e-9):
             found = [each for each in found if each.draft is not best.draft] + [chosen]
             candidates = _candidates(found)
-            if task.effort.judged_actions and not alike:
+            if task.effort.judged_actions:
                 candidates = _judged(candidates, task)
             best = candidates[0]
     return _choice(best, tuple(candidates[1:]), found)
@@ -155,9 +158,21 @@ def _candidates(found: Sequence[Searched]) -> list[Candidate]:
             if kept < _CANDIDATES and _fits(each, ring):
                 candidates.append(Candidate(ring=ring, draft=each.draft, job_s=seconds))
                 kept += 1
-    return sorted(
-        candidates, key=lambda one: (one.job_s, one.ring.nodes, one.ring.counts, one.draft.course.microbatches)
-    )
+    return sorted(candidates, key=_by_formula)
+
+
+def _by_formula(one: Candidate) -> tuple[float, tuple[int, ...], tuple[int, ...], int]:
+    return one.job_s, one.ring.nodes, one.ring.counts, one.draft.course.microbatches
+
+
+def _is_worth_taking(even: Candidate, best: Candidate) -> bool:
+    """Whether the even split is predicted to be at most ``WORTH`` times slower than the best ring.
+
+    The simulator says so if it was asked about both, otherwise the formula.
+    """
+    if even.simulated_s is not None and best.simulated_s is not None:
+        return even.simulated_s <= WORTH * best.simulated_s
+    return even.job_s <= WORTH * best.job_s
 
 
 def _fits(each: Searched, ring: Ring) -> bool:

@@ -110,7 +110,7 @@ def make_plan(
     draft = job_draft(job, nodes, model)
     if evaluation_only:
         draft = dataclasses.replace(draft, course=dataclasses.replace(draft.course, num_steps=0, checkpoint_every=0))
-    alike = None if links else as_alike(nodes)
+    alike = as_alike(nodes) if all(link.is_assumed for link in links) else None
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile, job.train.optimizer)
     drafts = [

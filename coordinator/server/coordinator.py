@@ -15,6 +15,7 @@ from coordinator.drive.measure_driver import MeasureDriver
 from coordinator.drive.requests import MeasureRequest, RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.drive.status_board import StatusBoard
+from coordinator.members.link_cache import LinkCache
 from coordinator.members.registry import Member, Registry
 from coordinator.records.events import EventSink
 from ringtune.errors import BusyError, FrameError, JobError, RingTuneError
@@ -37,6 +38,7 @@ class Coordinator:
         insecure: whether nodes may be on other machines.
 
     Attributes:
+        links: what was measured between members, in this process's life.
         sinks: further readers of the events of each run that begins from now on. None may wait; what one raises is
             logged.
     """
@@ -45,6 +47,7 @@ class Coordinator:
         self.lease_s = lease_s
         self.offers = Offers()
         self.sinks: list[EventSink] = []
+        self.links = LinkCache()
         self._insecure = insecure
         self._lock = threading.Lock()
         self._registry = Registry(lease_s)

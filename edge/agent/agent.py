@@ -120,7 +120,9 @@ class Agent:
         what = f"node {self._options.name} to inspect its model and data"
         return json.dumps(self._compute.call(work, timeout_s=deadline_s - time.monotonic(), what=what))
 
-    def measure_link(self, target: str, address: str, message_bytes: int, *, timeout_s: float) -> LinkRate:
+    def measure_link(
+        self, target: str, address: str, message_bytes: int, *, timeout_s: float, brief: bool = False
+    ) -> LinkRate:
         """Measure the link to another node; see ``edge.wire.probe``.
 
         Raises:
@@ -129,7 +131,7 @@ class Agent:
         """
         check_private(self._options, target, address)
         source = self._options.name
-        return measure_link(source, target, address, message_bytes=message_bytes, timeout_s=timeout_s)
+        return measure_link(source, target, address, message_bytes=message_bytes, timeout_s=timeout_s, brief=brief)
 
     def prepare(
         self,

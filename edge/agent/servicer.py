@@ -62,7 +62,11 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
         found = answer(
             context,
             lambda: self._agent.measure_link(
-                request.target, request.address, request.message_bytes, timeout_s=_left_s(context)
+                request.target,
+                request.address,
+                request.message_bytes,
+                timeout_s=_left_s(context),
+                brief=request.brief,
             ),
         )
         return control_pb2.MeasureLinkReply(**found._asdict())  # fields have the same names

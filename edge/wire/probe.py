@@ -47,14 +47,10 @@ LONGEST_MESSAGE_BYTES: Final = 4 << 20
 
 _ASKS: Final = control_pb2.ProbeMessage(wants_arrival=True).SerializeToString()
 _BURN_IN_PINGS: Final = 5
-_PINGS: Final = 20
-_ALONE: Final = 9
 _BUSY: Final = ("ringtune-busy", "1")
 _WINDOW_BYTES: Final = 1_000_000
 _WINDOW_S: Final = 0.1
-_LEAST_WINDOWS: Final = 3
 _MOST_WINDOWS: Final = 9
-_LEAST_S: Final = 0.5
 _ON_THE_WAY_S: Final = 0.1
 _LEAST_ON_THE_WAY: Final = 2
 _ASKS_ON_THE_WAY: Final = 4
@@ -62,6 +58,20 @@ _TRIPS_ON_THE_WAY: Final = 2
 _TRIPS_TO_SPEED_UP: Final = 10
 _JOIN_S: Final = 5.0
 _LAST_WORD_S: Final = 0.5
+
+
+class Thoroughness(NamedTuple):
+    """How much a measurement sends: pings, lone messages, and the least windows and seconds of a stream."""
+
+    pings: int
+    alone: int
+    least_windows: int
+    least_s: float
+
+
+THOROUGH: Final = Thoroughness(pings=20, alone=9, least_windows=3, least_s=0.5)
+BRIEF: Final = Thoroughness(pings=8, alone=4, least_windows=2, least_s=0.2)
+"""For a run that waits for it; what is measured is corrected by what the run shows."""
 
 
 class LinkRate(NamedTuple):
@@ -102,7 +112,9 @@ def _arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Itera
                 yield control_pb2.ProbeArrival(at_s=time.monotonic(), cpu_s=time.process_time())
 
 
-def measure_link(source: str, target: str, address: str, *, message_bytes: int, timeout_s: float) -> LinkRate:
+def measure_link(
+    source: str, target: str, address: str, *, message_bytes: int, timeout_s: float, brief: bool = False
+) -> LinkRate:
     """Measure one direction of one link.
 
     Args:
@@ -111,6 +123,7 @@ def measure_link(source: str, target: str, address: str, *, message_bytes: int, 
         address: its ``host:port``.
         message_bytes: of a hidden state.
         timeout_s: for everything.
+        brief: with fewer messages.
 
     Raises:
         ConnectionFailedError: nobody answers there.
@@ -118,10 +131,10 @@ def measure_link(source: str, target: str, address: str, *, message_bytes: int, 
         PeerLostError: the other node ended meanwhile.
     """
     deadline_s = time.monotonic() + timeout_s
-    size = min(max(1, message_bytes), LONGEST_MESSAGE_BYTES)
+    size, effort = min(max(1, message_bytes), LONGEST_MESSAGE_BYTES), BRIEF if brief else THOROUGH
 
     def opened(*, busy_target: bool = False) -> contextlib.closing[_Probe]:
-        return contextlib.closing(_Probe(address, size, deadline_s - time.monotonic(), busy_target=busy_target))
+        return contextlib.closing(_Probe(address, size, deadline_s - time.monotonic(), effort, busy_target=busy_target))
 
     try:
         with opened() as probe:
@@ -159,7 +172,10 @@ def _of_both(error: RingTuneError, source: str, target: str) -> RingTuneError:
 class _Probe:
     """One stream of messages to the target, with the thread that reads the answers."""
 
-    def __init__(self, address: str, message_bytes: int, timeout_s: float, *, busy_target: bool) -> None:
+    def __init__(
+        self, address: str, message_bytes: int, timeout_s: float, effort: Thoroughness, *, busy_target: bool
+    ) -> None:
+        self._effort = effort
         payload = bytes(message_bytes)
         self._quiet = control_pb2.ProbeMessage(payload=payload).SerializeToString()
         self._asking = control_pb2.ProbeMessage(wants_arrival=True, payload=payload).SerializeToString()
@@ -188,7 +204,7 @@ class _Probe:
     def ping(self) -> float:
         """Half the median round trip of a small message, in seconds."""
         trips = []
-        for _ in range(_BURN_IN_PINGS + _PINGS):
+        for _ in range(_BURN_IN_PINGS + self._effort.pings):
             started_s = time.monotonic()
             self._put(self._small)
             self._next_arrival()
@@ -198,7 +214,7 @@ class _Probe:
     def alone(self) -> float:
         """Median seconds from sending a long message, with nothing else on the way, to its answer."""
         trips = []
-        for _ in range(_ALONE):
+        for _ in range(self._effort.alone):
             started_s = time.monotonic()
             self._put(self._asking)
             self._next_arrival()
@@ -207,7 +223,7 @@ class _Probe:
 
     def stream(self, latency_s: float) -> list[float]:
         """Stream messages until there are enough windows; return the bytes per second of each but the first."""
-        windows = Windows(latency_s)
+        windows = Windows(latency_s, self._effort)
         asked: deque[int] = deque()  # bytes up to and with each message that asked
         sent_bytes = arrived_bytes = last_asked_bytes = 0
         size = len(self._quiet)
@@ -264,13 +280,15 @@ class Windows:
 
     Args:
         latency_s: of the link; over a long one it takes some round trips until both ends send at full speed.
+        effort: how many windows, and of how many seconds together.
 
     Attributes:
         rates: of the windows that count, bytes per second.
         rate_bytes_per_s: of what came last; 0 until two messages came.
     """
 
-    def __init__(self, latency_s: float) -> None:
+    def __init__(self, latency_s: float, effort: Thoroughness = THOROUGH) -> None:
+        self._effort = effort
         self._first_s = max(_WINDOW_S, 2 * _TRIPS_TO_SPEED_UP * latency_s)
         self.rates: list[float] = []
         self.rate_bytes_per_s = 0.0
@@ -282,9 +300,9 @@ class Windows:
     @property
     def are_enough(self) -> bool:
         """Whether the windows suffice for a median: three at least, and either half a second or nine windows."""
-        if len(self.rates) < _LEAST_WINDOWS:
+        if len(self.rates) < self._effort.least_windows:
             return False
-        return self._counted_s >= _LEAST_S or len(self.rates) >= _MOST_WINDOWS
+        return self._counted_s >= self._effort.least_s or len(self.rates) >= _MOST_WINDOWS
 
     def add(self, arrived_bytes: int, at_s: float) -> None:
         """Note that ``arrived_bytes`` in all had arrived at ``at_s`` of the target's clock."""

@@ -112,6 +112,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         claims: blocks that it hands in instead of those that it hosts.
         damaged: steps of which its shard is damaged.
         on_link: answers when it shall measure a link; 1 MB/s by default.
+        host: of its address; another one is another machine.
 
     Attributes:
         inspected: what it was last asked about itself.
@@ -130,6 +131,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         claims: tuple[int, ...] | None = None,
         damaged: Collection[int] = (),
         on_link: Callable[[control_pb2.MeasureLinkRequest], control_pb2.MeasureLinkReply] | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.node = node
         self.plan: Plan | None = None
@@ -154,7 +156,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self._pool = ThreadPoolExecutor(max_workers=8)
         self._server = grpc.server(self._pool, options=SERVER_OPTIONS)
         control_pb2_grpc.add_AgentServicer_to_server(self, self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
         self._server.start()
         self._channel = grpc.insecure_channel(coordinator, options=CLIENT_OPTIONS)
         self.stub = control_pb2_grpc.CoordinatorStub(self._channel)

@@ -117,6 +117,7 @@ class LinkFacts:
         receive_cpu_s_per_byte: the same of the target.
         busy_source_s: how much longer a long message takes while the source computes, waiting for the processor.
         busy_target_s: the same when the target does.
+        is_assumed: whether nobody measured it; see ``costs.assumed_links``.
     """
 
     source: str
@@ -129,6 +130,7 @@ class LinkFacts:
     receive_cpu_s_per_byte: float = 0.0
     busy_source_s: float = 0.0
     busy_target_s: float = 0.0
+    is_assumed: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a link of a node to itself, a rate that is not above 0, and negative figures."""

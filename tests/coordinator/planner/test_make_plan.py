@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.planner.make_plan import make_plan
+from ringtune.costs.assumed_links import with_assumed
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, DataError, ModelError, PlanError
 from ringtune.jobs.job import Job
@@ -184,3 +185,14 @@ def test_plan_needs_an_owner() -> None:
     """Somebody has to have rows."""
     with pytest.raises(DataError, match="no node has training rows"):
         plan_for(job(), facts("a", rows=0))
+
+
+def test_plan_of_one_machine_is_judged_by_the_simulator_and_even() -> None:
+    """Two alike nodes with the assumed links of a machine: the simulator was asked, and even slices stay."""
+    nodes = {name: facts(name) for name in "ab"}
+    links = with_assumed("ab", {"a": "x", "b": "x"}, ())
+    planned = make_plan(job(), nodes, links=links)
+    assert planned.choice is not None
+    assert planned.choice.best.simulated_s is not None
+    assert planned.choice.even
+    assert [(piece.node, piece.num_blocks) for piece in planned.plan.placement.slices] == [("a", 2), ("b", 2)]
