@@ -1,0 +1,16 @@
+"""All cases of wrong input."""
+
+from __future__ import annotations
+
+from tests.bench.bad_input import commands, data, jobs, models
+from tests.bench.bad_input.case import Case
+
+
+def all_cases() -> list[Case]:
+    """Every case, in the order of its subject; names are unique."""
+    found = [*jobs.cases(), *data.cases(), *models.cases(), *commands.cases()]
+    names = [case.name for case in found]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"cases with one name: {twice}")
+    return found

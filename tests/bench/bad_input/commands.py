@@ -1,0 +1,183 @@
+"""Command lines: options that there are not, that contradict each other, addresses and folders that can't be."""
+
+from __future__ import annotations
+
+from tests.bench.bad_input.case import BASE_JOB, PLAN, Case, Place, command_case
+
+COMMANDS = ("coordinator", "eval", "export", "measure", "node", "nodes", "plan", "sim", "status", "train", "what-if", "doctor")
+ADDRESSES = {
+    "http://127.0.0.1:7070": 2,
+    "127.0.0.1": 2,
+    "127.0.0.1:": 2,
+    "127.0.0.1:x": 2,
+    "127.0.0.1:99999": 2,
+    "127.0.0.1:-1": 2,
+    ":7070": 2,
+    "": 2,
+    "no such host:7070": 2,
+    "192.0.2.1:7070": 2,  # another machine without --insecure
+    "127.0.0.1:9": 3,
+}
+JOB_ARGUMENTS = ("train", "job.toml", "--out", "out")
+
+
+def cases() -> list[Case]:
+    """All of them."""
+    found = [command_case(f"{name}: an unknown option", name, "--no-such", code=2, says=("--no-such",)) for name in COMMANDS]
+    found += [
+        command_case(f"nodes: address {address!r}", "nodes", "--coordinator", address, code=code)
+        for address, code in ADDRESSES.items()
+    ]
+    found += [command_case(f"{name}: no arguments", name, code=2) for name in ("eval", "export", "plan", "sim", "train", "what-if")]
+    found += _train() + _plan() + _others() + _folders()
+    return found
+
+
+def _train() -> list[Case]:
+    return [
+        command_case("an unknown command", "trian", "job.toml", code=2, says=("train",)),
+        command_case("train without --out", "train", "job.toml", "--local", "1", code=2, says=("--out",)),
+        command_case("train nowhere", *JOB_ARGUMENTS, code=2, says=("--local",)),
+        command_case("train here and there", *JOB_ARGUMENTS, "--local", "1", "--coordinator", "127.0.0.1:9", code=2),
+        command_case("train --local -1", *JOB_ARGUMENTS, "--local", "-1", code=2, says=("--local",)),
+        command_case("train --local x", *JOB_ARGUMENTS, "--local", "x", code=2, says=("--local",)),
+        command_case("train --local 100000", *JOB_ARGUMENTS, "--local", "100000", code=6, says=("--local",)),
+        command_case("train --join-s -1", *JOB_ARGUMENTS, "--local", "1", "--join-s", "-1", code=2, says=("--join-s",)),
+        command_case("train --replace --resume", *JOB_ARGUMENTS, "--local", "1", "--replace", "--resume", code=2),
+        command_case("train --set without =", *JOB_ARGUMENTS, "--local", "1", "--set", "train.seed", code=2, says=("=",)),
+        command_case("train --set of no section", *JOB_ARGUMENTS, "--local", "1", "--set", "seed=1", code=5, says=("seed",)),
+        command_case("train --resume of nothing", *JOB_ARGUMENTS, "--local", "1", "--resume", code=5, says=("out",)),
+        command_case("train --profile of nothing", *JOB_ARGUMENTS, "--local", "1", "--profile", "no.json", code=5),
+        command_case("train --profile of rows", *JOB_ARGUMENTS, "--local", "1", "--profile", "train.csv", code=5),
+        command_case("train at a node", *JOB_ARGUMENTS, "--coordinator", "{node}", code=3, says=("node", "coordinator")),
+        command_case("nodes at a node", "nodes", "--coordinator", "{node}", code=3, says=("node", "coordinator")),
+        command_case("train where nobody is", *JOB_ARGUMENTS, "--coordinator", "127.0.0.1:9", code=3),
+        command_case(
+            "train without nodes", *JOB_ARGUMENTS, "--coordinator", "{coordinator}", "--nodes", "3", "--join-s", "0", code=3
+        ),
+    ]
+
+
+def _plan() -> list[Case]:
+    return [
+        command_case("plan without nodes", "plan", "job.toml", code=2, says=("--nodes",)),
+        command_case("plan --nodes 0", "plan", "job.toml", "--nodes", "0", code=2, says=("--nodes",)),
+        command_case("plan --nodes -2", "plan", "job.toml", "--nodes", "-2", code=2, says=("--nodes",)),
+        command_case("plan --nodes 10^7", "plan", "job.toml", "--nodes", "10000000", code=2, says=("--nodes",)),
+        command_case("plan --memory much", *PLAN, "--memory", "much", code=2, says=("much",)),
+        command_case("plan --memory -1", *PLAN, "--memory", "-1", code=2),
+        command_case("plan --memory 1KiB", *PLAN, "--memory", "1KiB", code=6, says=("KiB",)),
+        command_case("plan --microbatches 0", *PLAN, "--microbatches", "0", code=2, says=("microbatches",)),
+        command_case("plan --microbatches x", *PLAN, "--microbatches", "x", code=2, says=("microbatches",)),
+        command_case("plan --wire float8", *PLAN, "--wire", "float8", code=2, says=("float8",)),
+        command_case("plan --profile and --nodes", *PLAN, "--profile", "{run}/profile.json", code=2),
+    ]
+
+
+def _others() -> list[Case]:
+    sim, what_if = ("sim", "{run}"), ("what-if", "{run}")
+    return [
+        command_case("sim of nothing", "sim", "none", code=5, says=("none",)),
+        command_case("sim of a job", "sim", "job.toml", code=5, says=("job.toml", "plan")),
+        command_case("sim of rows", "sim", "train.csv", code=5, says=("train.csv",)),
+        command_case("sim of a model", "sim", "model", code=5, says=("model",)),
+        command_case("sim --trace of nothing", *sim, "--trace", "none", code=5, says=("none",)),
+        command_case("sim --seed x", *sim, "--seed", "x", code=2, says=("--seed",)),
+        command_case("what-if nothing changes", *what_if, code=2, says=("--set",)),
+        command_case("what-if of nothing", "what-if", "none", "--set", "*.compute=2", code=5, says=("none",)),
+        command_case("what-if of an unknown node", *what_if, "--set", "pi.compute=2", code=5, says=("pi", "node-0")),
+        command_case("what-if of an unknown key", *what_if, "--set", "node-0.speed=2", code=5, says=("speed",)),
+        command_case("what-if without a value", *what_if, "--set", "node-0.compute", code=2, says=("=",)),
+        command_case("what-if of compute 0", *what_if, "--set", "node-0.compute=0", code=5, says=("compute",)),
+        command_case("what-if of compute nan", *what_if, "--set", "node-0.compute=nan", code=5, says=("compute",)),
+        command_case("what-if of a link to nowhere", *what_if, "--set", "link.node-0.pi.rate=1e6", code=5, says=("pi",)),
+        command_case("what-if of a link from nowhere", *what_if, "--set", "link.pi.node-0.rate=1e6", code=5, says=("pi",)),
+        command_case("what-if of a link to itself", *what_if, "--set", "link.node-0.node-0.rate=1e6", code=5),
+        command_case("what-if of a negative rate", *what_if, "--set", "link.*.*.rate=-1", code=5, says=("rate",)),
+        command_case("what-if of a negative latency", *what_if, "--set", "link.*.*.latency=-1", code=5, says=("latency",)),
+        command_case("what-if --drop of an unknown node", *what_if, "--drop", "pi", code=5, says=("pi",)),
+        command_case("what-if --drop of the only node", *what_if, "--drop", "node-0", "--drop", "node-1", code=5),
+        command_case("what-if --add without --like", *what_if, "--add", "pi", code=2, says=("--like",)),
+        command_case("what-if --like of an unknown node", *what_if, "--add", "a", "--like", "b", "--replan", "job.toml", code=5),
+        command_case("what-if --csv without --sweep", *what_if, "--set", "*.compute=2", "--csv", "a.csv", code=2),
+        command_case("what-if of a huge sweep", *what_if, "--sweep", "*.compute=1:2:10000000000", code=2, says=("cells",)),
+        command_case(
+            "what-if of a huge grid",
+            *what_if, "--sweep", "*.compute=1:2:100000", "--sweep", "link.*.*.rate=1e6:2e6:100000",
+            code=2, says=("cells",),
+        ),  # fmt: skip
+        command_case("what-if of an empty sweep", *what_if, "--sweep", "*.compute=", code=2, says=("compute",)),
+        command_case("what-if of a sweep of words", *what_if, "--sweep", "*.compute=a,b", code=5, says=("compute",)),
+        command_case("what-if --backend", *what_if, "--sweep", "*.compute=1,2", "--backend", "slurm", code=2, says=("slurm",)),
+        command_case("what-if --plot as text", *what_if, "--sweep", "*.compute=1,2", "--plot", "a.txt", code=2, says=(".txt",)),
+        command_case("what-if --replan of nothing", *what_if, "--replan", "none.toml", code=5, says=("none.toml",)),
+        command_case("eval of nothing", "eval", "none", "--data", "eval.csv", code=5, says=("none",)),
+        command_case("eval of no rows", "eval", "{run}", "--data", "none.csv", code=5, says=("none.csv",)),
+        command_case("eval of a folder of rows", "eval", "{run}", "--data", "model", code=5, says=("model",)),
+        Case(
+            name="eval of a new label",
+            arguments=("eval", "{run}", "--data", "other.csv"),
+            code=5,
+            says=("neutral",),
+            prepare=lambda place: place.write("other.csv", "text,label\nw1,neutral\n"),
+        ),
+        command_case("export of nothing", "export", "none", "--to", "given", code=5, says=("none",)),
+        command_case("export of a model", "export", "model", "--to", "given", code=5, says=("model",)),
+        command_case("export --base-model", "export", "{run}", "--to", "given", "--base-model", "a/b/c", code=2),
+        command_case("measure nowhere", "measure", "job.toml", "--out", "p.json", code=2, says=("--local",)),
+        command_case("measure --local 0", "measure", "job.toml", "--out", "p.json", "--local", "0", code=2),
+        command_case("doctor of no model", "doctor", "--model", "none", code=1),
+        command_case("coordinator at another machine", "coordinator", "--bind", "0.0.0.0:0", code=2, says=("--insecure",)),
+        command_case("coordinator at a bad address", "coordinator", "--bind", "here", code=2),
+        command_case("coordinator at a taken port", "coordinator", "--bind", "{coordinator}", code=3, says=("port",)),
+        command_case("coordinator --lease-s 0", "coordinator", "--lease-s", "0", code=2),
+        command_case("node with a bad name", "node", "--coordinator", "{coordinator}", "--name", "A b", code=2),
+        command_case("node with a bad share", "node", "--coordinator", "{coordinator}", "--share", "4/4", code=2),
+        command_case("node with bad memory", "node", "--coordinator", "{coordinator}", "--memory", "x", code=2),
+        command_case("node with a bad device", "node", "--coordinator", "{coordinator}", "--device", "tpu", code=2),
+        command_case("node without a coordinator", "node", "--coordinator", "127.0.0.1:9", "--join-s", "0", code=3),
+        command_case("node with no rows", "node", "--coordinator", "{coordinator}", "--data", "none.csv", code=5),
+        command_case("node with no model", "node", "--coordinator", "{coordinator}", "--model", "none", code=5),
+        command_case("node with threads", "node", "--coordinator", "{coordinator}", "--threads", "-1", code=2),
+    ]
+
+
+def _unfinished(place: Place) -> None:
+    place.write("half/job.toml", BASE_JOB)
+    for name in ("plan.json", "profile.json"):
+        place.write(f"half/{name}", (place.run / name).read_bytes())
+
+
+def _cut(name: str) -> Case:
+    def prepare(place: Place) -> None:
+        for path in place.run.rglob("*"):
+            if path.is_file() and "logs" not in path.parts:
+                place.write(f"copy/{path.relative_to(place.run)}", path.read_bytes())
+        file = place.folder / "copy" / name
+        place.write(f"copy/{name}", file.read_bytes()[: file.stat().st_size // 2])
+
+    command = ("sim", "copy") if name.endswith(("plan.json", "profile.json")) else ("eval", "copy", "--data", "eval.csv")
+    code = 7 if name.endswith("safetensors") else 5
+    return Case(name=f"a run with half of {name}", arguments=command, code=code, says=(name.split("/")[-1],), prepare=prepare)
+
+
+def _folders() -> list[Case]:
+    taken = lambda place: place.write("taken", "a file")  # noqa: E731
+    halves = ("plan.json", "profile.json", "job.toml", "adapter/adapter.safetensors", "adapter/adapter_config.json")
+    return [
+        Case(name="eval of an unfinished run", arguments=("eval", "half", "--data", "eval.csv"), code=5, says=("half",), prepare=_unfinished),
+        Case(name="export of an unfinished run", arguments=("export", "half", "--to", "given"), code=5, says=("half",), prepare=_unfinished),
+        Case(name="train --out is a file", arguments=(*JOB_ARGUMENTS[:3], "taken", "--local", "1"), code=9, says=("taken",), prepare=taken),
+        Case(name="train --out below a file", arguments=(*JOB_ARGUMENTS[:3], "taken/run", "--local", "1"), code=9, says=("taken",), prepare=taken),
+        Case(name="train --out where nobody writes", arguments=(*JOB_ARGUMENTS[:3], "/proc/run", "--local", "1"), code=9, says=("/proc",)),
+        Case(name="train --out of a finished run", arguments=(*JOB_ARGUMENTS[:3], "{run}", "--local", "1"), code=5, says=("--replace",)),
+        Case(name="train --out of foreign files", arguments=(*JOB_ARGUMENTS[:3], "model", "--local", "1"), code=5, says=("model",)),
+        Case(name="export --to is a file", arguments=("export", "{run}", "--to", "taken"), code=9, says=("taken",), prepare=taken),
+        Case(name="export --to where nobody writes", arguments=("export", "{run}", "--to", "/proc/given"), code=9, says=("/proc",)),
+        Case(name="export --to is full", arguments=("export", "{run}", "--to", "model"), code=5, says=("model",)),
+        Case(name="measure --out where nobody writes", arguments=("measure", "job.toml", "--local", "1", "--out", "/proc/p.json"), code=9, says=("/proc",)),
+        Case(name="sim --out where nobody writes", arguments=("sim", "{run}", "--out", "/proc/sim"), code=9, says=("/proc",)),
+        Case(name="what-if --csv where nobody writes", arguments=("what-if", "{run}", "--sweep", "*.compute=1,2", "--csv", "/proc/a.csv"), code=9, says=("/proc",)),
+        Case(name="what-if --plot where nobody writes", arguments=("what-if", "{run}", "--sweep", "*.compute=1,2", "--plot", "/proc/a.svg"), code=9, says=("/proc",)),
+        *(_cut(name) for name in halves),
+    ]  # fmt: skip
