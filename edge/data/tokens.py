@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ringtune.errors import ModelError
+from ringtune.files.pointers import is_lfs_pointer, pointer_advice
 
+_SETTINGS = "tokenizer_config.json"
+_TOKENIZER_FILES = ("tokenizer.json", _SETTINGS, "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model")
+_REASON_LENGTH = 300
 IGNORED = -100  # a label that does not count, as in torch.nn.functional.cross_entropy
 
 
@@ -122,7 +127,23 @@ def load_tokenizer(folder: Path) -> Any:
 
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder; set model.path, or fetch the model")
+    _check_tokenizer_files(folder)
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{folder} has no tokenizer that can be read ({error}); fetch the model again") from error
+    except Exception as error:  # the library of the tokenizers raises bare Exception for a damaged file
+        reason = " ".join(str(error).split())[:_REASON_LENGTH]
+        raise ModelError(f"{folder} has no tokenizer that can be read ({reason}); fetch the model again") from error
+
+
+def _check_tokenizer_files(folder: Path) -> None:
+    """Refuse files that only point to their content, and settings that name code."""
+    for name in _TOKENIZER_FILES:
+        if is_lfs_pointer(folder / name):
+            raise ModelError(pointer_advice(folder / name))
+    settings = folder / _SETTINGS
+    try:
+        found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{settings} is not JSON that can be read; fetch the model again") from error
+    if isinstance(found, dict) and found.get("auto_map"):
+        raise ModelError(f"{settings}: auto_map is refused: it names code to run; use a tokenizer without it")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ringtune.errors import IntegrityError, ModelError
+from ringtune.files.pointers import is_lfs_pointer, pointer_advice
 
 DTYPE_BYTES = {
     "BOOL": 1,
@@ -49,10 +50,12 @@ def read_safetensors_header(path: str | Path) -> dict[str, TensorInfo]:
     """Names, types and shapes of a safetensors file, in the order of the data.
 
     Raises:
-        ModelError: the file can't be read.
+        ModelError: the file can't be read, or is only a pointer to it.
         IntegrityError: truncated, or the header contradicts itself or the size of the file.
     """
     path = Path(path)
+    if is_lfs_pointer(path):
+        raise ModelError(pointer_advice(path))
     try:
         with path.open("rb") as file:
             return header_of(file, path.stat().st_size, where=str(path))

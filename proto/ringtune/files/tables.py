@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from ringtune.errors import DataError
+from ringtune.files.pointers import is_lfs_pointer, pointer_advice
+
+MAX_CELL_CHARACTERS: Final = 1 << 24
+"""Most characters of a cell; a longer one is a file whose quotes do not match."""
 
 Record = tuple[int, Mapping[str, object]]
 
@@ -25,12 +30,16 @@ def table_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Record]:
     Raises:
         DataError: no file, another suffix, not readable, or a column is missing.
     """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; set data.train, data.eval or --data to a .csv or .jsonl file in it")
     if not path.is_file():
         raise DataError(f"{path} is not there; set data.train, data.eval or --data")
+    if is_lfs_pointer(path):
+        raise DataError(pointer_advice(path))
     readers = {".csv": _read_csv, ".jsonl": _read_jsonl}
     reader = readers.get(path.suffix.lower())
     if reader is None:
-        raise DataError(f"{path} ends in {path.suffix!r}; rows are read from .csv or .jsonl")
+        raise DataError(f"{path} has the suffix {path.suffix!r}; rows are read from .csv or .jsonl")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for record in reader(path, file):
@@ -72,27 +81,68 @@ def class_of(path: Path, record: Record, column: str) -> str:
     """
     number, found = record
     value = found[column]
-    if not isinstance(value, str | int) or not str(value).strip():
-        raise DataError(f"{path}, line {number}: column {column!r} is not a class name")
+    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+        raise DataError(
+            f"{path}, line {number}: column {column!r} is not a class name ({value!r}); give a text or a whole number"
+        )
     return str(value)
 
 
 def _checked(path: Path, record: Record, columns: Mapping[str, str]) -> Record:
     number, found = record
     for key, column in columns.items():
-        if found.get(column) is None:
+        if column not in found:
             known = ", ".join(repr(name) for name in found)
             raise DataError(f"{path}, line {number} has no column {column!r}; it has {known}; set {key}")
+        if found[column] is None:
+            raise DataError(f"{path}, line {number} has no column {column!r}: it is null or missing; correct the row")
     return record
 
 
 def _read_csv(path: Path, file: Iterable[str]) -> Iterator[Record]:
-    reader = csv.DictReader(file, strict=True)
+    csv.field_size_limit(MAX_CELL_CHARACTERS)
+    reader = csv.reader(file, strict=True)
+    header: list[str] = []
     try:
-        for found in reader:
-            yield reader.line_num, {key: value for key, value in found.items() if key is not None}
+        header = next(reader, [])
+        _check_header(path, header)
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) > len(header):
+                raise DataError(
+                    f"{path}, line {reader.line_num} has {len(cells)} cells, the header has {len(header)} columns; put "
+                    "a text with commas in quotes"
+                )
+            missing: list[str | None] = [None] * (len(header) - len(cells))
+            yield reader.line_num, dict(zip(header, [*cells, *missing], strict=True))
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: {error}") from error
+        line = reader.line_num + ("field larger" in str(error))
+        raise DataError(f"{path}, line {line}: {_csv_problem(str(error))}") from error
+
+
+def _csv_problem(problem: str) -> str:
+    if "field larger" in problem:
+        return f"a cell has more than {MAX_CELL_CHARACTERS:,} characters; is a quote missing? shorten it"
+    if "NUL" in problem:
+        return "it has a zero byte, so it is no CSV; give a text file"
+    if "unexpected end of data" in problem:
+        return "a quote is opened and never closed"
+    return problem
+
+
+def _check_header(path: Path, header: Sequence[str]) -> None:
+    """Refuse columns that stand twice, and a header that is separated by something else than commas."""
+    twice = next((name for name in header if header.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path}, line 1 has the column {twice!r} twice; rename one of them")
+    if len(header) != 1:
+        return
+    if "\0" in header[0]:
+        raise DataError(f"{path}, line 1: {_csv_problem('NUL')}")
+    for separator, name in ((";", "semicolons (;)"), ("\t", "tabs"), ("|", "bars (|)")):
+        if separator in header[0]:
+            raise DataError(f"{path}, line 1 is separated by {name}; save it with commas between the columns")
 
 
 def _read_jsonl(path: Path, file: Iterable[str]) -> Iterator[Record]:
@@ -100,9 +150,23 @@ def _read_jsonl(path: Path, file: Iterable[str]) -> Iterator[Record]:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            found = json.loads(line, object_pairs_hook=_without_duplicates)
+        except _TwiceError as error:
+            raise DataError(f"{path}, line {number} has the key {str(error)!r} twice; keep one") from error
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}, line {number} is not JSON: {error}") from error
         if not isinstance(found, dict):
-            raise DataError(f"{path}, line {number} is not a JSON object")
+            raise DataError(f"{path}, line {number} is not a JSON object; .jsonl has one object a line")
         yield number, found
+
+
+class _TwiceError(Exception):
+    """A key stands twice in a JSON object."""
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return table

@@ -7,7 +7,6 @@ misspelt, mistyped, out of range or not built yet is refused by name.
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,9 @@ import tomli_w
 
 from ringtune.errors import JobError
 from ringtune.files.strict import check_keys, read_dataclass
+from ringtune.jobs.job_text import parse_tables, read_job_text
 from ringtune.jobs.later import refuse_unsupported
+from ringtune.jobs.misplaced import refuse_misplaced
 from ringtune.jobs.sections import Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.methods import Method, method_class, method_names
@@ -140,6 +141,7 @@ class Job:
             JobError: unknown key, wrong type, out of range, or not supported yet.
         """
         refuse_unsupported(tables)
+        refuse_misplaced(Job, tables)
         return read_dataclass(Job, tables, where="", error=JobError)
 
 
@@ -154,12 +156,7 @@ def load_job(path: str | Path, *, is_record: bool = False) -> Job:
         JobError: the file is not there, not TOML, or breaks a rule; names file and key.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise JobError(f"can't read the job file {path}: {reason}") from error
-    return with_absolute_paths(parse_job(text, source=str(path), is_record=is_record), path.parent)
+    return with_absolute_paths(parse_job(read_job_text(path), source=str(path), is_record=is_record), path.parent)
 
 
 def parse_job(text: str, *, source: str, is_record: bool = False) -> Job:
@@ -174,10 +171,7 @@ def parse_job(text: str, *, source: str, is_record: bool = False) -> Job:
     Raises:
         JobError: not TOML, an unknown key, a wrong type, out of range, or not supported yet.
     """
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise JobError(f"{source}: not valid TOML: {error}") from error
+    tables = parse_tables(text, source=source)
     try:
         return Job.from_tables(_of_its_method(tables) if is_record else tables)
     except JobError as error:

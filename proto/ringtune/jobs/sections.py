@@ -18,6 +18,31 @@ from ringtune.schedule.methods.ringada import EVERY_STEPS
 MODEL_DTYPES = ("float32", "float64")
 OPTIMIZERS = ("adamw", "sgd")
 LR_SCHEDULES = ("constant", "linear", "cosine")
+MOST_STEPS = 1_000_000
+"""Most steps of a run: at a step a second, twelve days."""
+
+MOST_TOKENS = 1 << 20
+MOST_OWNERS = 4096
+MOST_BLOCKS = 4096
+MOST_THREADS = 1024
+LEAST_TOKENS = 3
+"""Fewest tokens of a row: one of the text between the two that mark its ends."""
+
+_TRAIN_RANGES: dict[str, tuple[float, float]] = {
+    "learning_rate": (0, 1000),
+    "warmup_steps": (0, MOST_STEPS),
+    "weight_decay": (0, 1000),
+    "batch_size": (1, 1 << 31),
+    "microbatches": (1, 1 << 31),
+    "max_length": (LEAST_TOKENS, MOST_TOKENS),
+    "local_iterations": (1, MOST_STEPS),
+    "rounds": (1, MOST_STEPS),
+    "max_steps": (1, MOST_STEPS),
+    "eval_every": (0, MOST_STEPS),
+    "checkpoint_every": (0, MOST_STEPS),
+    "seed": (0, (1 << 63) - 1),
+}
+_MOST_WAIT_S = 1_000_000
 DEFAULT_ROUNDS = 5
 
 
@@ -81,8 +106,10 @@ class Data:
             self._check_columns(names)
         if len(set(self.labels)) != len(self.labels) or len(self.labels) == 1:
             raise JobError(f"data.labels has to be two or more distinct names, not {list(self.labels)}")
-        _check_at_least("data.stride", self.stride, 0)
-        _check_at_least("data.owners", self.owners, 0)
+        if not all(name.strip() for name in self.labels):
+            raise JobError(f"data.labels has an empty name: {list(self.labels)}; give every class a name")
+        _check_range("data.stride", self.stride, 0, MOST_TOKENS)
+        _check_range("data.owners", self.owners, 0, MOST_OWNERS)
         split_alpha(self.split)
 
     def _check_columns(self, names: tuple[str, ...]) -> None:
@@ -165,12 +192,9 @@ class Train:
         method_class(self.method, where="train.method", error=JobError)
         _check_choice("train.optimizer", self.optimizer, OPTIMIZERS)
         _check_choice("train.lr_schedule", self.lr_schedule, LR_SCHEDULES)
-        for name in ("batch_size", "microbatches", "max_length", "local_iterations", "rounds", "max_steps"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_at_least(f"train.{name}", value, 1)
-        for name in ("learning_rate", "warmup_steps", "weight_decay", "eval_every", "checkpoint_every", "seed"):
-            _check_at_least(f"train.{name}", getattr(self, name), 0)
+        for name, (least, most) in _TRAIN_RANGES.items():
+            if getattr(self, name) is not None:
+                _check_range(f"train.{name}", getattr(self, name), least, most)
         if not 0 <= self.dropout < 1:
             raise JobError(f"train.dropout is {self.dropout}, it has to be in [0, 1)")
         if self.microbatches > self.batch_size:
@@ -186,7 +210,13 @@ class Train:
         """
         if self.max_steps is not None:
             return self.max_steps
-        return (self.rounds or DEFAULT_ROUNDS) * self.local_iterations * num_owners
+        steps = (self.rounds or DEFAULT_ROUNDS) * self.local_iterations * num_owners
+        if steps > MOST_STEPS:
+            raise JobError(
+                f"train.rounds = {self.rounds} of train.local_iterations = {self.local_iterations} steps with "
+                f"{num_owners} owners are {steps:,} steps, at most {MOST_STEPS:,} are possible; lower one of them"
+            )
+        return steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,7 +245,7 @@ class Unfreeze:
         if self.every_steps is None and self.at is None:
             object.__setattr__(self, "every_steps", EVERY_STEPS)
         if self.every_steps is not None:
-            _check_at_least("unfreeze.every_steps", self.every_steps, 1)
+            _check_range("unfreeze.every_steps", self.every_steps, 1, MOST_STEPS)
         if isinstance(self.at, str):
             self._check_auto()
             return
@@ -224,6 +254,8 @@ class Unfreeze:
                 raise JobError(f"unfreeze.{name} has a meaning with unfreeze.at = 'auto' only; remove it")
         if any(later <= earlier for earlier, later in itertools.pairwise((0, *(self.at or ())))):
             raise JobError(f"unfreeze.at is {list(self.at or ())}, it has to be above 0 and strictly increasing")
+        if self.at:
+            _check_range("unfreeze.at", self.at[-1], 1, MOST_STEPS)
 
     def _check_auto(self) -> None:
         if self.at != "auto":
@@ -232,7 +264,7 @@ class Unfreeze:
             object.__setattr__(self, "patience_steps", PATIENCE_STEPS)
         if self.min_improvement is None:
             object.__setattr__(self, "min_improvement", MIN_IMPROVEMENT)
-        _check_at_least("unfreeze.patience_steps", self.patience_steps or 0, 1)
+        _check_range("unfreeze.patience_steps", self.patience_steps or 0, 1, MOST_STEPS)
         if not 0 <= (self.min_improvement or 0) < 1:
             raise JobError(f"unfreeze.min_improvement is {self.min_improvement}, it has to be in [0, 1)")
 
@@ -264,7 +296,7 @@ class Privacy:
 
     def __post_init__(self) -> None:
         """Refuse a negative number of blocks."""
-        _check_at_least("privacy.private_blocks", self.private_blocks, 0)
+        _check_range("privacy.private_blocks", self.private_blocks, 0, MOST_BLOCKS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,11 +318,10 @@ class Runtime:
     record: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a negative number of threads, and times that are not above 0."""
-        _check_at_least("runtime.threads", self.threads, 0)
-        for name in ("lease_s", "wait_s", "plan_s"):
-            if not getattr(self, name) > 0:
-                raise JobError(f"runtime.{name} is {getattr(self, name)}, it has to be above 0")
+        """Refuse numbers of threads and times that can't be meant."""
+        _check_range("runtime.threads", self.threads, 0, MOST_THREADS)
+        for name, least_s in (("lease_s", 0.1), ("wait_s", 0.1), ("plan_s", 0.001)):
+            _check_range(f"runtime.{name}", getattr(self, name), least_s, _MOST_WAIT_S)
 
 
 def _check_text(name: str, value: str) -> None:
@@ -305,6 +336,8 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise JobError(f"{name} = {value!r} is not one of {', '.join(choices)}{close}")
 
 
-def _check_at_least(name: str, value: float, least: float) -> None:
+def _check_range(name: str, value: float, least: float, most: float) -> None:
     if not value >= least:
-        raise JobError(f"{name} is {value}, it has to be at least {least}")
+        raise JobError(f"{name} is {value}, it has to be at least {least:,}")
+    if value > most:
+        raise JobError(f"{name} is {value}, it has to be at most {most:,}")

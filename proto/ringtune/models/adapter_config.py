@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from ringtune.errors import JobError
 from ringtune.files.strict import nearest
+from ringtune.models.adapter_options import check_options
 from ringtune.models.family import Widths
 
 _BOTTLENECK: dict[str, Any] = {
@@ -98,7 +99,12 @@ def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
     """
     if len(config) > _LONGEST:
         raise JobError(f"adapter.config has {len(config)} characters, {_LONGEST} are allowed")
-    return tuple(_parse_part(text.strip()) for text in config.split("|"))
+    parts = tuple(_parse_part(text.strip()) for text in config.split("|"))
+    names = [part.name for part in parts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise JobError(f"adapter.config has {twice!r} twice; one method stands once in a configuration")
+    return parts
 
 
 def _parse_part(text: str) -> AdapterPart:
@@ -116,20 +122,30 @@ def _parse_part(text: str) -> AdapterPart:
         raise JobError(f"adapter.config {name!r} can't be sliced: {_REFUSED[name]}; {_ADVICE}")
     if name not in _KNOWN:
         raise JobError(f"adapter.config {name!r} is not known; {nearest(name, _KNOWN)}")
-    try:
-        options = ast.literal_eval("{" + re.sub(r"(\w+)=", r"'\1':", match["options"] or "") + "}")
-    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
-        raise JobError(
-            f"adapter.config {text!r}: the options are not readable; write texts in quotes, as in "
-            "lora[attn_matrices=['q','k']]"
-        ) from error
-    if not isinstance(options, dict):
-        raise JobError(f"adapter.config {text!r}: write options as option=value")
+    options = _read_options(text, match["options"] or "")
     if options.get("inv_adapter"):
         raise JobError(f"adapter.config {text!r} can't be sliced: {_AT_EMBEDDING}; leave inv_adapter out")
     if options.get("phm_layer") or options.get("vera_d") is not None:
         raise JobError(f"adapter.config {text!r} can't be sliced: {_SHARED}; {_ADVICE}")
+    check_options(name, _KNOWN[name][0], options)
     return AdapterPart(name, options)
+
+
+def _read_options(text: str, options: str) -> dict[str, Any]:
+    """Read ``option=value, ...``; ``text`` is the whole part, for messages."""
+    try:
+        found = ast.parse("{" + re.sub(r"(\w+)=", r"'\1':", options) + "}", mode="eval").body
+        values = ast.literal_eval(found)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise JobError(
+            f"adapter.config {text!r}: the options are not readable; write texts in quotes, as in "
+            "lora[attn_matrices=['q','k']]"
+        ) from error
+    if not isinstance(found, ast.Dict) or not isinstance(values, dict):
+        raise JobError(f"adapter.config {text!r}: write options as option=value")
+    if len(values) != len(found.keys):
+        raise JobError(f"adapter.config {text!r} has an option twice; keep one")
+    return values
 
 
 _ADVICE = "use seq_bn, double_seq_bn, par_bn, lora or ia3"
@@ -150,7 +166,7 @@ def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_b
         JobError: as ``parse_adapter_config``, or an option of a wrong kind.
     """
     parts = parse_adapter_config(config)
-    return max(sum(_part_params(part, block, hidden_size, widths) for part in parts) for block in range(num_blocks))
+    return max(_block_params(parts, block, hidden_size, widths, num_blocks) for block in range(num_blocks))
 
 
 def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
@@ -170,13 +186,31 @@ def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: 
     parts = parse_adapter_config(config)
     return max(
         range(num_blocks),
-        key=lambda block: (sum(_part_params(part, block, hidden_size, widths) for part in parts), block),
+        key=lambda block: (_block_params(parts, block, hidden_size, widths, num_blocks), block),
     )
 
 
-def _part_params(part: AdapterPart, block: int, hidden: int, widths: Widths) -> int:
+def _block_params(parts: tuple[AdapterPart, ...], block: int, hidden: int, widths: Widths, num_blocks: int) -> int:
+    """Number of weights that all parts add to a block."""
+    return sum(_part_params(part, block, hidden, widths, num_blocks) for part in parts)
+
+
+def _check_blocks(part: AdapterPart, num_blocks: int) -> None:
+    """Refuse options that name a block that the model does not have."""
+    for option in ("leave_out", "layers"):
+        named = part.options.get(option, ())
+        beyond = [block for block in named if block >= num_blocks] if isinstance(named, list) else []
+        if beyond:
+            raise JobError(
+                f"adapter.config {part.name!r}: {option} names block {beyond[0]}, the model has the blocks 0 to "
+                f"{num_blocks - 1}"
+            )
+
+
+def _part_params(part: AdapterPart, block: int, hidden: int, widths: Widths, num_blocks: int) -> int:
     kind, defaults = _KNOWN[part.name]
     options = {**defaults, **part.options}
+    _check_blocks(part, num_blocks)
     try:
         if block in options.get("leave_out", ()):
             return 0

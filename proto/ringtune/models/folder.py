@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringtune.errors import ModelError
+from ringtune.files.pointers import is_lfs_pointer, pointer_advice
 from ringtune.models.families import FAMILIES, family_named
 from ringtune.models.family import ConfigKey, Dimensions
 from ringtune.models.tensors import CONFIG_FILE, StoredTensor, base_name, read_headers, select_tensors
@@ -95,7 +96,13 @@ def base_tensors(
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.parent.is_dir():
-        raise ModelError(f"model folder {path.parent} does not exist; check model.path")
+        what = "is a file, it has to be a folder" if path.parent.exists() else "does not exist"
+        raise ModelError(
+            f"model folder {path.parent} {what}; model.path is a folder on this machine with config.json and "
+            "model.safetensors, nothing is loaded from a hub"
+        )
+    if is_lfs_pointer(path):
+        raise ModelError(pointer_advice(path))
     try:
         if path.stat().st_size > _MAX_CONFIG_BYTES:
             raise ModelError(f"{path} has {path.stat().st_size:,} bytes, a config has {_MAX_CONFIG_BYTES:,} at most")

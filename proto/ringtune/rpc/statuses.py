@@ -51,7 +51,8 @@ ERROR_OF_STATUS: Final[dict[str, type[RingTuneError]]] = {
 """What a status means that gRPC itself gave, without an error of ours in its details."""
 
 _REMEDIES: Final = {
-    "UNIMPLEMENTED": "it runs another version; use one version on all machines",
+    "UNIMPLEMENTED": "either something else serves there, such as a node where a coordinator is meant, or it runs "
+    "another version; correct the address, and use one version on all machines",
     "UNAVAILABLE": "check that it runs and that the address is right",
     "DEADLINE_EXCEEDED": "it did not answer in time; check the machine and the network",
     "RESOURCE_EXHAUSTED": "a message was longer than allowed; use one version on all machines",

@@ -101,11 +101,13 @@ class Workshop:
             patch.setattr(local_nodes, "AgentTemplate", _SharedTemplate)
             patch.setenv("XDG_STATE_HOME", str(self._folder / "state"))
             patch.setenv("XDG_CACHE_HOME", str(self._folder / "cache"))
-            server = undo.enter_context(CoordinatorServer("127.0.0.1:0", lease_s=60.0))
+            server = undo.enter_context(CoordinatorServer("127.0.0.1:0", lease_s=10.0))
             self._coordinator = server.address
             self._run = self._folder / "run"
             self._node = self._start_node(undo, server)
-            made = self._answer_here(("train", "job.toml", "--local", "1", "--out", str(self._run)), self._place("first"))
+            made = self._answer_here(
+                ("train", "job.toml", "--local", "1", "--out", str(self._run)), self._place("first")
+            )
             if made.code:
                 raise RuntimeError(f"the run that all cases share ended with {made.code}: {made.errors}")
             self._undo = undo.pop_all()

@@ -26,7 +26,7 @@ class Place:
     """The folder in which one case happens.
 
     Attributes:
-        folder: with ``model`` (a link), ``train.csv``, ``eval.csv`` and ``job.toml``; the working folder of the command.
+        folder: with ``model`` (a link), ``train.csv``, ``eval.csv`` and ``job.toml``; the command's working folder.
         run: of a finished run, shared by all cases; only read.
     """
 
@@ -102,7 +102,9 @@ def job_case(name: str, old: str, new: str, *says: str, code: int = 5, arguments
 
 def set_case(key: str, value: str, *says: str, code: int = 5) -> Case:
     """A right job and ``--set KEY=VALUE``."""
-    return Case(name=f"set {key}={value}"[:90], arguments=(*PLAN, "--set", f"{key}={value}"), code=code, says=(key, *says))
+    return Case(
+        name=f"set {key}={value}"[:90], arguments=(*PLAN, "--set", f"{key}={value}"), code=code, says=(key, *says)
+    )
 
 
 def command_case(name: str, *arguments: str, code: int, says: tuple[str, ...] = ()) -> Case:

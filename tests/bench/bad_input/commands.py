@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from tests.bench.bad_input.case import BASE_JOB, PLAN, Case, Place, command_case
 
-COMMANDS = ("coordinator", "eval", "export", "measure", "node", "nodes", "plan", "sim", "status", "train", "what-if", "doctor")
+COMMANDS = (
+    "coordinator",
+    "eval",
+    "export",
+    "measure",
+    "node",
+    "nodes",
+    "plan",
+    "sim",
+    "status",
+    "train",
+    "what-if",
+    "doctor",
+)
 ADDRESSES = {
     "http://127.0.0.1:7070": 2,
     "127.0.0.1": 2,
@@ -18,17 +31,23 @@ ADDRESSES = {
     "192.0.2.1:7070": 2,  # another machine without --insecure
     "127.0.0.1:9": 3,
 }
+HUGE_GRID = ("--sweep", "*.compute=1:2:100000", "--sweep", "link.*.*.rate=1e6:2e6:100000")
 JOB_ARGUMENTS = ("train", "job.toml", "--out", "out")
 
 
 def cases() -> list[Case]:
     """All of them."""
-    found = [command_case(f"{name}: an unknown option", name, "--no-such", code=2, says=("--no-such",)) for name in COMMANDS]
+    found = [
+        command_case(f"{name}: an unknown option", name, "--no-such", code=2, says=("--no-such",)) for name in COMMANDS
+    ]
     found += [
         command_case(f"nodes: address {address!r}", "nodes", "--coordinator", address, code=code)
         for address, code in ADDRESSES.items()
     ]
-    found += [command_case(f"{name}: no arguments", name, code=2) for name in ("eval", "export", "plan", "sim", "train", "what-if")]
+    found += [
+        command_case(f"{name}: no arguments", name, code=2)
+        for name in ("eval", "export", "plan", "sim", "train", "what-if")
+    ]
     found += _train() + _plan() + _others() + _folders()
     return found
 
@@ -44,24 +63,36 @@ def _train() -> list[Case]:
         command_case("train --local 100000", *JOB_ARGUMENTS, "--local", "100000", code=6, says=("--local",)),
         command_case("train --join-s -1", *JOB_ARGUMENTS, "--local", "1", "--join-s", "-1", code=2, says=("--join-s",)),
         command_case("train --replace --resume", *JOB_ARGUMENTS, "--local", "1", "--replace", "--resume", code=2),
-        command_case("train --set without =", *JOB_ARGUMENTS, "--local", "1", "--set", "train.seed", code=2, says=("=",)),
-        command_case("train --set of no section", *JOB_ARGUMENTS, "--local", "1", "--set", "seed=1", code=5, says=("seed",)),
-        command_case("train --resume of nothing", *JOB_ARGUMENTS, "--local", "1", "--resume", code=5, says=("out",)),
+        command_case(
+            "train --set without =", *JOB_ARGUMENTS, "--local", "1", "--set", "train.seed", code=2, says=("=",)
+        ),
+        command_case(
+            "train --set of no section", *JOB_ARGUMENTS, "--local", "1", "--set", "seed=1", code=5, says=("seed",)
+        ),
+        command_case("train --resume of nothing", *JOB_ARGUMENTS, "--local", "1", "--resume", code=2, says=("out",)),
         command_case("train --profile of nothing", *JOB_ARGUMENTS, "--local", "1", "--profile", "no.json", code=5),
         command_case("train --profile of rows", *JOB_ARGUMENTS, "--local", "1", "--profile", "train.csv", code=5),
-        command_case("train at a node", *JOB_ARGUMENTS, "--coordinator", "{node}", code=3, says=("node", "coordinator")),
+        command_case(
+            "train at a node", *JOB_ARGUMENTS, "--coordinator", "{node}", code=3, says=("node", "coordinator")
+        ),
         command_case("nodes at a node", "nodes", "--coordinator", "{node}", code=3, says=("node", "coordinator")),
         command_case("train where nobody is", *JOB_ARGUMENTS, "--coordinator", "127.0.0.1:9", code=3),
         command_case(
-            "train without nodes", *JOB_ARGUMENTS, "--coordinator", "{coordinator}", "--nodes", "3", "--join-s", "0", code=3
+            "train without nodes",
+            *JOB_ARGUMENTS,
+            "--coordinator",
+            "{coordinator}",
+            "--nodes",
+            "3",
+            "--join-s",
+            "0",
+            code=3,
         ),
     ]
 
 
 def _plan() -> list[Case]:
     return [
-        command_case("plan without nodes", "plan", "job.toml", code=2, says=("--nodes",)),
-        command_case("plan --nodes 0", "plan", "job.toml", "--nodes", "0", code=2, says=("--nodes",)),
         command_case("plan --nodes -2", "plan", "job.toml", "--nodes", "-2", code=2, says=("--nodes",)),
         command_case("plan --nodes 10^7", "plan", "job.toml", "--nodes", "10000000", code=2, says=("--nodes",)),
         command_case("plan --memory much", *PLAN, "--memory", "much", code=2, says=("much",)),
@@ -90,26 +121,36 @@ def _others() -> list[Case]:
         command_case("what-if without a value", *what_if, "--set", "node-0.compute", code=2, says=("=",)),
         command_case("what-if of compute 0", *what_if, "--set", "node-0.compute=0", code=5, says=("compute",)),
         command_case("what-if of compute nan", *what_if, "--set", "node-0.compute=nan", code=5, says=("compute",)),
-        command_case("what-if of a link to nowhere", *what_if, "--set", "link.node-0.pi.rate=1e6", code=5, says=("pi",)),
-        command_case("what-if of a link from nowhere", *what_if, "--set", "link.pi.node-0.rate=1e6", code=5, says=("pi",)),
+        command_case(
+            "what-if of a link to nowhere", *what_if, "--set", "link.node-0.pi.rate=1e6", code=5, says=("pi",)
+        ),
+        command_case(
+            "what-if of a link from nowhere", *what_if, "--set", "link.pi.node-0.rate=1e6", code=5, says=("pi",)
+        ),
         command_case("what-if of a link to itself", *what_if, "--set", "link.node-0.node-0.rate=1e6", code=5),
         command_case("what-if of a negative rate", *what_if, "--set", "link.*.*.rate=-1", code=5, says=("rate",)),
-        command_case("what-if of a negative latency", *what_if, "--set", "link.*.*.latency=-1", code=5, says=("latency",)),
+        command_case(
+            "what-if of a negative latency", *what_if, "--set", "link.*.*.latency=-1", code=5, says=("latency",)
+        ),
         command_case("what-if --drop of an unknown node", *what_if, "--drop", "pi", code=5, says=("pi",)),
         command_case("what-if --drop of the only node", *what_if, "--drop", "node-0", "--drop", "node-1", code=5),
         command_case("what-if --add without --like", *what_if, "--add", "pi", code=2, says=("--like",)),
-        command_case("what-if --like of an unknown node", *what_if, "--add", "a", "--like", "b", "--replan", "job.toml", code=5),
-        command_case("what-if --csv without --sweep", *what_if, "--set", "*.compute=2", "--csv", "a.csv", code=2),
-        command_case("what-if of a huge sweep", *what_if, "--sweep", "*.compute=1:2:10000000000", code=2, says=("cells",)),
         command_case(
-            "what-if of a huge grid",
-            *what_if, "--sweep", "*.compute=1:2:100000", "--sweep", "link.*.*.rate=1e6:2e6:100000",
-            code=2, says=("cells",),
-        ),  # fmt: skip
+            "what-if --like of an unknown node", *what_if, "--add", "a", "--like", "b", "--replan", "job.toml", code=5
+        ),
+        command_case("what-if --csv without --sweep", *what_if, "--set", "*.compute=2", "--csv", "a.csv", code=2),
+        command_case(
+            "what-if of a huge sweep", *what_if, "--sweep", "*.compute=1:2:10000000000", code=2, says=("cells",)
+        ),
+        command_case("what-if of a huge grid", *what_if, *HUGE_GRID, code=2, says=("cells",)),
         command_case("what-if of an empty sweep", *what_if, "--sweep", "*.compute=", code=2, says=("compute",)),
         command_case("what-if of a sweep of words", *what_if, "--sweep", "*.compute=a,b", code=5, says=("compute",)),
-        command_case("what-if --backend", *what_if, "--sweep", "*.compute=1,2", "--backend", "slurm", code=2, says=("slurm",)),
-        command_case("what-if --plot as text", *what_if, "--sweep", "*.compute=1,2", "--plot", "a.txt", code=2, says=(".txt",)),
+        command_case(
+            "what-if --backend", *what_if, "--sweep", "*.compute=1,2", "--backend", "slurm", code=2, says=("slurm",)
+        ),
+        command_case(
+            "what-if --plot as text", *what_if, "--sweep", "*.compute=1,2", "--plot", "a.txt", code=2, says=(".txt",)
+        ),
         command_case("what-if --replan of nothing", *what_if, "--replan", "none.toml", code=5, says=("none.toml",)),
         command_case("eval of nothing", "eval", "none", "--data", "eval.csv", code=5, says=("none",)),
         command_case("eval of no rows", "eval", "{run}", "--data", "none.csv", code=5, says=("none.csv",)),
@@ -127,7 +168,9 @@ def _others() -> list[Case]:
         command_case("measure nowhere", "measure", "job.toml", "--out", "p.json", code=2, says=("--local",)),
         command_case("measure --local 0", "measure", "job.toml", "--out", "p.json", "--local", "0", code=2),
         command_case("doctor of no model", "doctor", "--model", "none", code=1),
-        command_case("coordinator at another machine", "coordinator", "--bind", "0.0.0.0:0", code=2, says=("--insecure",)),
+        command_case(
+            "coordinator at another machine", "coordinator", "--bind", "0.0.0.0:0", code=2, says=("--insecure",)
+        ),
         command_case("coordinator at a bad address", "coordinator", "--bind", "here", code=2),
         command_case("coordinator at a taken port", "coordinator", "--bind", "{coordinator}", code=3, says=("port",)),
         command_case("coordinator --lease-s 0", "coordinator", "--lease-s", "0", code=2),
@@ -143,6 +186,7 @@ def _others() -> list[Case]:
 
 
 def _unfinished(place: Place) -> None:
+    place.write("taken", "a file")
     place.write("half/job.toml", BASE_JOB)
     for name in ("plan.json", "profile.json"):
         place.write(f"half/{name}", (place.run / name).read_bytes())
@@ -156,28 +200,44 @@ def _cut(name: str) -> Case:
         file = place.folder / "copy" / name
         place.write(f"copy/{name}", file.read_bytes()[: file.stat().st_size // 2])
 
-    command = ("sim", "copy") if name.endswith(("plan.json", "profile.json")) else ("eval", "copy", "--data", "eval.csv")
+    command = (
+        ("sim", "copy") if name.endswith(("plan.json", "profile.json")) else ("eval", "copy", "--data", "eval.csv")
+    )
     code = 7 if name.endswith("safetensors") else 5
-    return Case(name=f"a run with half of {name}", arguments=command, code=code, says=(name.split("/")[-1],), prepare=prepare)
+    return Case(
+        name=f"a run with half of {name}", arguments=command, code=code, says=(name.split("/")[-1],), prepare=prepare
+    )
 
 
 def _folders() -> list[Case]:
-    taken = lambda place: place.write("taken", "a file")  # noqa: E731
+    sweep = ("what-if", "{run}", "--sweep", "*.compute=1,2")
+    measure = ("measure", "job.toml", "--local", "1")
     halves = ("plan.json", "profile.json", "job.toml", "adapter/adapter.safetensors", "adapter/adapter_config.json")
     return [
-        Case(name="eval of an unfinished run", arguments=("eval", "half", "--data", "eval.csv"), code=5, says=("half",), prepare=_unfinished),
-        Case(name="export of an unfinished run", arguments=("export", "half", "--to", "given"), code=5, says=("half",), prepare=_unfinished),
-        Case(name="train --out is a file", arguments=(*JOB_ARGUMENTS[:3], "taken", "--local", "1"), code=9, says=("taken",), prepare=taken),
-        Case(name="train --out below a file", arguments=(*JOB_ARGUMENTS[:3], "taken/run", "--local", "1"), code=9, says=("taken",), prepare=taken),
-        Case(name="train --out where nobody writes", arguments=(*JOB_ARGUMENTS[:3], "/proc/run", "--local", "1"), code=9, says=("/proc",)),
-        Case(name="train --out of a finished run", arguments=(*JOB_ARGUMENTS[:3], "{run}", "--local", "1"), code=5, says=("--replace",)),
-        Case(name="train --out of foreign files", arguments=(*JOB_ARGUMENTS[:3], "model", "--local", "1"), code=5, says=("model",)),
-        Case(name="export --to is a file", arguments=("export", "{run}", "--to", "taken"), code=9, says=("taken",), prepare=taken),
-        Case(name="export --to where nobody writes", arguments=("export", "{run}", "--to", "/proc/given"), code=9, says=("/proc",)),
-        Case(name="export --to is full", arguments=("export", "{run}", "--to", "model"), code=5, says=("model",)),
-        Case(name="measure --out where nobody writes", arguments=("measure", "job.toml", "--local", "1", "--out", "/proc/p.json"), code=9, says=("/proc",)),
-        Case(name="sim --out where nobody writes", arguments=("sim", "{run}", "--out", "/proc/sim"), code=9, says=("/proc",)),
-        Case(name="what-if --csv where nobody writes", arguments=("what-if", "{run}", "--sweep", "*.compute=1,2", "--csv", "/proc/a.csv"), code=9, says=("/proc",)),
-        Case(name="what-if --plot where nobody writes", arguments=("what-if", "{run}", "--sweep", "*.compute=1,2", "--plot", "/proc/a.svg"), code=9, says=("/proc",)),
+        _folder("eval of an unfinished run", "half", 5, "eval", "half", "--data", "eval.csv"),
+        _folder("export of an unfinished run", "half", 5, "export", "half", "--to", "given"),
+        _folder("train --out is a file", "taken", 9, *_train_to("taken")),
+        _folder("train --out below a file", "taken", 9, *_train_to("taken/run")),
+        _folder("train --out where nobody writes", "/proc", 9, *_train_to("/proc/run")),
+        _folder("train --out of a finished run", "--replace", 2, *_train_to("{run}")),
+        _folder("export --to is a file", "taken", 9, "export", "{run}", "--to", "taken"),
+        _folder("export --to where nobody writes", "/proc", 9, "export", "{run}", "--to", "/proc/given"),
+        _folder("export --to is full", "model", 2, "export", "{run}", "--to", "model"),
+        _folder("measure --out where nobody writes", "/proc", 9, *measure, "--out", "/proc/p.json"),
+        _folder("measure --out is a folder", "model", 9, *measure, "--out", "model"),
+        _folder("sim --out where nobody writes", "/proc", 9, "sim", "{run}", "--out", "/proc/sim"),
+        _folder("sim --out is a file", "taken", 9, "sim", "{run}", "--out", "taken"),
+        _folder("what-if --csv where nobody writes", "/proc", 9, *sweep, "--csv", "/proc/a.csv"),
+        _folder("what-if --csv is a folder", "model", 9, *sweep, "--csv", "model"),
+        _folder("what-if --plot where nobody writes", "/proc", 9, *sweep, "--plot", "/proc/a.svg"),
         *(_cut(name) for name in halves),
-    ]  # fmt: skip
+    ]
+
+
+def _train_to(folder: str) -> tuple[str, ...]:
+    return ("train", "job.toml", "--local", "1", "--out", folder)
+
+
+def _folder(name: str, says: str, code: int, *arguments: str) -> Case:
+    """A command and the folders ``half`` (a run that did not end) and ``taken`` (a file)."""
+    return Case(name=name, arguments=arguments, code=code, says=(says,), prepare=_unfinished)

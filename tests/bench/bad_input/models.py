@@ -20,8 +20,8 @@ CONFIG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "hidden_size of another model": ({"hidden_size": 64}, ("shape",)),
     "hidden_size 0": ({"hidden_size": 0}, ("hidden_size",)),
     "no blocks": ({"num_hidden_layers": 0}, ("num_hidden_layers",)),
-    "more blocks than weights": ({"num_hidden_layers": 9}, ("9",)),
-    "a million blocks": ({"num_hidden_layers": 1_000_000}, ("num_hidden_layers",)),
+    "more blocks than weights": ({"num_hidden_layers": 9}, ("config.json",)),
+    "a million blocks": ({"num_hidden_layers": 1_000_000}, ("config.json",)),
     "heads that do not divide": ({"num_attention_heads": 5}, ("5",)),
     "negative heads": ({"num_attention_heads": -4}, ("num_attention_heads",)),
     "an unknown activation": ({"hidden_act": "evil"}, ("hidden_act",)),
@@ -75,7 +75,14 @@ def cases() -> list[Case]:
         for name, (file, content, says) in FILES.items()
     ]
     found += [
-        Case(name=f"model: {name}", arguments=TRAIN, code=5, says=says, prepare=_files(gone, file, content), leaves=("out",))
+        Case(
+            name=f"model: {name}",
+            arguments=TRAIN,
+            code=5,
+            says=says,
+            prepare=_files(gone, file, content),
+            leaves=("out",),
+        )
         for name, (gone, file, content, says) in TOKENIZER.items()
     ]
     found.append(Case(name="model: cut short", arguments=PLAN, code=7, says=("model.safetensors",), prepare=_cut))

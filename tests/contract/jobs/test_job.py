@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ringtune.errors import JobError
 from ringtune.jobs.job import Adapter, Data, Job, Model, Privacy, Runtime, Train, Unfreeze, Wire, parse_job
-from ringtune.jobs.sections import LR_SCHEDULES, MODEL_DTYPES, OPTIMIZERS
+from ringtune.jobs.sections import LEAST_TOKENS, LR_SCHEDULES, MODEL_DTYPES, MOST_STEPS, OPTIMIZERS
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import WIRE_DTYPES
 from ringtune.schedule.methods import Everything, RingAda, method_names
@@ -92,8 +92,9 @@ def test_job_toml_names_max_steps_alone_when_that_is_the_length() -> None:
 # TOML has no lone surrogates; everything else a text may hold has to come back.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda text: bool(text.strip()))
 POSITIVE = st.integers(1, 10**6)
-COUNT = st.integers(0, 2**40)
-RATE = st.floats(0, 1e6, allow_nan=False)
+COUNT = st.integers(0, MOST_STEPS)
+SMALL = st.integers(0, 1024)
+RATE = st.floats(0, 1000, allow_nan=False)
 
 
 @st.composite
@@ -111,13 +112,13 @@ def trains(draw: st.DrawFn) -> Train:
         dropout=draw(st.floats(0, 0.99)),
         batch_size=batch,
         microbatches=draw(st.integers(1, batch)),
-        max_length=draw(POSITIVE),
+        max_length=draw(st.integers(LEAST_TOKENS, 4096)),
         local_iterations=draw(POSITIVE),
         rounds=draw(POSITIVE) if in_rounds else None,
         max_steps=None if in_rounds else draw(POSITIVE),
         eval_every=draw(COUNT),
         checkpoint_every=draw(COUNT),
-        seed=draw(COUNT),
+        seed=draw(st.integers(0, 2**63 - 1)),
     )
 
 
@@ -139,17 +140,17 @@ SECTIONS: dict[str, st.SearchStrategy[Any]] = {
         context=TEXT.map(lambda text: f"c{text}"),
         answer=TEXT.map(lambda text: f"a{text}"),
         image=TEXT.map(lambda text: f"i{text}"),
-        stride=COUNT,
-        owners=COUNT,
+        stride=SMALL,
+        owners=SMALL,
     ),
     "adapter": st.builds(Adapter, config=st.sampled_from(["seq_bn", "lora[r=4]|ia3", "lora[attn_matrices=['q','k']]"])),
     "wire": st.builds(Wire, dtype=st.sampled_from(WIRE_DTYPES)),
-    "privacy": st.builds(Privacy, private_blocks=COUNT),
+    "privacy": st.builds(Privacy, private_blocks=SMALL),
     "runtime": st.builds(
         Runtime,
-        threads=COUNT,
-        lease_s=st.floats(0.001, 1e6),
-        wait_s=st.floats(0.001, 1e6),
+        threads=SMALL,
+        lease_s=st.floats(0.1, 1e6),
+        wait_s=st.floats(0.1, 1e6),
         record=st.booleans(),
     ),
 }
@@ -209,8 +210,8 @@ BAD: list[tuple[type[Any], dict[str, Any], str]] = [
     (Wire, {"dtype": "int4"}, "wire.dtype = 'int4' is not one of"),
     (Privacy, {"private_blocks": -1}, "privacy.private_blocks is -1"),
     (Runtime, {"threads": -1}, "runtime.threads is -1"),
-    (Runtime, {"lease_s": 0.0}, "runtime.lease_s is 0.0, it has to be above 0"),
-    (Runtime, {"wait_s": -1.0}, "runtime.wait_s is -1.0, it has to be above 0"),
+    (Runtime, {"lease_s": 0.0}, "runtime.lease_s is 0.0, it has to be at least 0.1"),
+    (Runtime, {"wait_s": -1.0}, "runtime.wait_s is -1.0, it has to be at least 0.1"),
 ]
 
 

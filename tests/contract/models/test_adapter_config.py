@@ -59,7 +59,7 @@ def test_adapter_block_params_take_the_largest_block() -> None:
 )
 def test_adapter_block_params_refuse_options_of_a_wrong_kind(config: str) -> None:
     """A wrong option is the user's mistake, with the option in the message."""
-    with pytest.raises(JobError, match="has an option of a wrong kind"):
+    with pytest.raises(JobError, match="it has to be"):
         adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2)
 
 

@@ -1,0 +1,48 @@
+"""Refuse keys of a job that stand in another section than theirs, and say which is theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from ringtune.errors import JobError
+
+
+def sections_of(job: type[Any]) -> dict[str, frozenset[str]]:
+    """The keys of each section of a job's dataclass."""
+    hints = typing.get_type_hints(job)
+    found = {}
+    for field in dataclasses.fields(job):
+        kinds = (hints[field.name], *typing.get_args(hints[field.name]))
+        section = next(kind for kind in kinds if dataclasses.is_dataclass(kind))
+        found[field.name] = frozenset(each.name for each in dataclasses.fields(section))
+    return found
+
+
+def refuse_misplaced(job: type[Any], tables: Mapping[str, object]) -> None:
+    """Refuse a key that another section has, or that stands before all sections.
+
+    Args:
+        job: the dataclass whose fields are the sections.
+        tables: as a TOML reader gives them.
+
+    Raises:
+        JobError: names the key and its section. Keys that no section has are left to the reader.
+    """
+    sections = sections_of(job)
+    for name, value in tables.items():
+        if name in sections and isinstance(value, Mapping):
+            for key in value:
+                if key not in sections[name]:
+                    _refuse(f"{name}.{key}", str(key), sections)
+        elif name not in sections:
+            _refuse(name, name, sections)
+
+
+def _refuse(name: str, key: str, sections: Mapping[str, frozenset[str]]) -> None:
+    homes = [section for section, keys in sections.items() if key in keys]
+    if homes:
+        where = " or ".join(f"[{home}]" for home in homes)
+        raise JobError(f"unknown key {name!r}; {key} is a key of {where}, write it there")
