@@ -127,7 +127,7 @@ def _parse_part(text: str) -> AdapterPart:
         raise JobError(f"adapter.config {text!r} can't be sliced: {_AT_EMBEDDING}; leave inv_adapter out")
     if options.get("phm_layer") or options.get("vera_d") is not None:
         raise JobError(f"adapter.config {text!r} can't be sliced: {_SHARED}; {_ADVICE}")
-    check_options(name, _KNOWN[name][0], options)
+    check_options(name, _KNOWN[name][0], options, _KNOWN[name][1])
     return AdapterPart(name, options)
 
 

@@ -148,21 +148,31 @@ _RULES: dict[str, dict[str, _Rule]] = {
 }
 
 
+_LORA_PLACES = ("selfattn_lora", "intermediate_lora", "output_lora")
+_PLACES: dict[str, tuple[str, ...]] = {
+    "bottleneck": ("mh_adapter", "output_adapter"),
+    "lora": _LORA_PLACES,
+    "mtl_lora": _LORA_PLACES,
+    "reft": ("output_reft",),
+}
+
+
 def option_rules(kind: str) -> dict[str, str]:
     """The options of a kind of adapter, each with what it has to be, in words."""
     return {name: rule.words for name, rule in _RULES[kind].items()}
 
 
-def check_options(name: str, kind: str, options: Mapping[Any, Any]) -> None:
+def check_options(name: str, kind: str, options: Mapping[Any, Any], defaults: Mapping[str, Any]) -> None:
     """Check the options that a user gave.
 
     Args:
         name: of the configuration, for messages.
         kind: ``bottleneck``, ``lora``, ``mtl_lora`` or ``reft``.
         options: name -> value.
+        defaults: of the configuration.
 
     Raises:
-        JobError: an unknown option, or a value that it can't have.
+        JobError: an unknown option, a value that it can't have, or nothing is left to train.
     """
     rules = _RULES[kind]
     for option, value in options.items():
@@ -170,8 +180,8 @@ def check_options(name: str, kind: str, options: Mapping[Any, Any]) -> None:
             raise JobError(f"adapter.config {name!r} has no option {option!r}; {nearest(str(option), rules)}")
         if not _holds(rules[option], value):
             raise JobError(f"adapter.config {name!r}: {option} is {value!r}, it has to be {rules[option].words}")
-    if kind == "bottleneck" and options.get("output_adapter", True) is False and not options.get("mh_adapter", True):
-        raise JobError(f"adapter.config {name!r} has neither mh_adapter nor output_adapter; nothing would train")
+    if not any({**defaults, **options}[place] for place in _PLACES[kind]):
+        raise JobError(f"adapter.config {name!r} has none of {', '.join(_PLACES[kind])}; nothing would train")
 
 
 def _holds(rule: _Rule, value: Any) -> bool:

@@ -1,0 +1,50 @@
+"""The options that a job may give an adapter are those of the library, less those that can't be sliced."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from adapters import BnConfig, LoRAConfig, MTLLoRAConfig, ReftConfig
+from adapters.methods.modeling import Activation_Function_Class
+
+from ringtune.errors import JobError
+from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.adapter_options import option_rules
+
+LIBRARY = {"bottleneck": BnConfig, "lora": LoRAConfig, "mtl_lora": MTLLoRAConfig, "reft": ReftConfig}
+# Weights that blocks share, weights at the embedding, and what the library sets itself.
+NOT_GIVEN = {
+    "architecture",
+    "dtype",
+    "inv_adapter",
+    "inv_adapter_reduction_factor",
+    "cross_adapter",
+    "vera_d",
+    "vera_b",
+}
+PHM = ("phm", "factorized", "shared_", "learn_phm", "hypercomplex")
+
+
+@pytest.mark.parametrize("kind", LIBRARY)
+def test_options_are_those_of_the_library(kind: str) -> None:
+    """No option is missing and none is invented."""
+    fields = {field.name for field in dataclasses.fields(LIBRARY[kind])}
+    wanted = {name for name in fields if name not in NOT_GIVEN and not name.startswith(PHM)}
+    assert set(option_rules(kind)) == wanted
+
+
+def test_every_activation_that_is_allowed_is_built() -> None:
+    """What the rule lists, the library finds, and none of it has weights of its own."""
+    words = option_rules("bottleneck")["non_linearity"].removeprefix("one of ")
+    for name in (word.strip("'") for word in words.split(", ")):
+        assert not list(Activation_Function_Class(name).parameters()), name
+
+
+@pytest.mark.parametrize(
+    "config", ["seq_bn[output_adapter=False]", "lora[selfattn_lora=False]", "loreft[output_reft=False]"]
+)
+def test_configuration_that_trains_nothing_is_refused(config: str) -> None:
+    """At least one place of a block gets an adapter."""
+    with pytest.raises(JobError, match="nothing would train"):
+        parse_adapter_config(config)
