@@ -31,10 +31,10 @@ def test_terminal_that_is_closed_is_followed_by_a_file(tmp_path: Path) -> None:
     """Both outputs go there after SIGHUP; before it, to the terminal."""
     ours, theirs = pty.openpty()
     log = tmp_path / "run.log"
-    command = [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{_PRINTS}"]
+    command = [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(1, termios.TIOCSCTTY, 0)\n{_PRINTS}"]
     with subprocess.Popen(  # noqa: S603 - our own module
         [*command, str(log)],
-        stdin=theirs,
+        stdin=subprocess.PIPE,
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
@@ -46,5 +46,6 @@ def test_terminal_that_is_closed_is_followed_by_a_file(tmp_path: Path) -> None:
             shown += os.read(ours, 100)
         assert b"open" in shown
         os.close(ours)
-        assert process.wait(RUN_S) == 0
+        process.communicate(b"now\n", timeout=RUN_S)
+    assert process.returncode == 0
     assert log.read_text().splitlines() == ["closed, on the standard output", "closed, on the standard error"]
