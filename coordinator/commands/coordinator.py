@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-import threading
+import contextlib
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,8 +11,6 @@ import typer
 from ringtune import options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-# Short: the kernel may hand a signal to any thread, and then nothing wakes this one, which runs the handlers.
-_WAIT_S = 0.5
 
 
 @app.command()
@@ -24,19 +22,40 @@ def coordinator(
         float, typer.Option("--lease", min=0.1, help="A node that is silent for so long is lost, in seconds.")
     ] = 10.0,
     insecure: options.Insecure = False,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where runs are kept until they are fetched. Default: in the user's state folder."
+        ),
+    ] = None,
+    keep_days: Annotated[float, typer.Option(min=0, help="How long a run stays after it was fetched, in days.")] = 7.0,
+    keep_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="What all runs may take; one that nobody fetched stays all the same.")
+    ] = "10GiB",
     json: options.Json = False,
 ) -> None:
-    """Listen for nodes and jobs until stopped with Ctrl-C or SIGTERM."""
+    """Listen for nodes and jobs until stopped with Ctrl-C, SIGTERM or SIGHUP; a run is saved before.
+
+    A run goes on when the command that submitted it is gone. Its files are kept here until they are fetched.
+    """
+    from coordinator.kept_runs.kept_runs import KeptRuns, default_folder
     from coordinator.screen.join_hints import reachable_address
     from coordinator.screen.output import make_progress
+    from coordinator.server.ending import Ending
     from coordinator.server.server import CoordinatorServer
+    from ringtune.quantities import parse_bytes
     from ringtune.rpc.addresses import own_host
 
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
-    with CoordinatorServer(bind, lease_s=lease_s, insecure=insecure) as server:
+    keep_bytes = parse_bytes(keep_size)
+    with Ending() as ending, contextlib.ExitStack() as after, contextlib.ExitStack() as stack:
+        server = stack.enter_context(CoordinatorServer(bind, lease_s=lease_s, insecure=insecure))
+        folder = state or default_folder(server.address)
+        kept = after.enter_context(contextlib.closing(KeptRuns(folder, keep_days=keep_days, keep_bytes=keep_bytes)))
         progress = make_progress(as_json=json, live=False)
+        server.coordinator.kept, server.coordinator.say = kept, progress.note
         progress.listening(server.address, reachable_address(server.address, own_host()))
-        while not ended.wait(_WAIT_S):
-            pass
+        while not ending.wait():
+            server.coordinator.say_who_is_lost()
+        ending.save(server.coordinator)
+    if ending.code:
+        raise typer.Exit(ending.code)

@@ -18,7 +18,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 @app.command()
 def train(
     job: options.JobFile,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the run's files.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for the run's files. May be left out with --detach --coordinator."),
+    ] = None,
     local: options.Local = 0,
     coordinator: options.CoordinatorOrLocal = "",
     nodes: options.Nodes = 0,
@@ -35,6 +38,10 @@ def train(
     microbatches: options.MicrobatchChoices = "",
     wire_dtypes: options.WireChoices = "",
     insecure: options.Insecure = False,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", help="Return as soon as the run trains; it goes on by itself, see 'ringtune logs'."),
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Train a job; its adapter, metrics, report and trace go to a folder.
@@ -46,14 +53,12 @@ def train(
     from coordinator.planner.alternatives import read_choices
     from coordinator.planner.given_plan import read_given_plan, require_members
     from coordinator.planner.given_profile import read_profile
-    from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
-    from coordinator.run_folder.folder import LOG, RunFolder
-    from coordinator.screen.output import make_progress
+    from coordinator.run_folder.checkpoints import find_resume
     from coordinator.submit.client import Client
-    from coordinator.submit.interrupts import Interrupts
+    from coordinator.submit.fetching import bring_up_to_date
     from coordinator.submit.local_nodes import node_name
-    from coordinator.submit.local_ring import local_ring
-    from ringtune.errors import DivergedError, RingTuneError, UsageError
+    from coordinator.submit.submission import Submission, follow_run, submit_and_leave
+    from ringtune.errors import UsageError
     from ringtune.jobs.job import load_job
 
     if bool(local) == bool(coordinator):
@@ -66,6 +71,8 @@ def train(
         raise UsageError("a plan has its micro-batches and wire dtype; leave out --microbatches and --wire")
     if resume and (plan or microbatches or wire_dtypes):
         raise UsageError("--resume goes on with the run's own plan; leave out --plan, --microbatches and --wire")
+    if out is None and (local or resume or not detach):
+        raise UsageError("give --out DIR, the folder for the run's files")
     wanted = load_job(job).with_overrides(parse_changes(change or []))
     choices = read_choices(microbatches, wire_dtypes, batch_size=wanted.train.batch_size)
     given = read_profile(profile) if profile else None
@@ -73,39 +80,33 @@ def train(
     if given_plan is not None and local:
         require_members(given_plan.plan, [node_name(index, local) for index in range(local)])
     notes: list[str] = []
-    start = find_resume(out, wanted, notes.append) if resume else None
-    with (
-        Interrupts(log=out / LOG) as interrupts,
-        RunFolder(out, replace=replace or resume, resume=start is not None) as folder,
-        make_progress(as_json=json) as progress,
-    ):
-        for note in notes:
-            progress.note(note)
-        try:
-            states, begun = folder.checkpoints.node_states(), start.plan if start else None
-            ring = (
-                local_ring(wanted, local, logs=out / "logs", states=states, goes_on=begun)
-                if local
-                else Client(coordinator, insecure=insecure)
-            )
-            with ring as client:
-                client.run(
-                    wanted,
-                    progress=progress,
-                    folder=folder,
-                    num_nodes=local or nodes,
-                    join_s=join_s,
-                    resume=start,
-                    profile=given,
-                    plan=given_plan,
-                    choices=choices,
-                    interrupts=interrupts,
-                )
-        except (RingTuneError, KeyboardInterrupt) as error:
-            if RunCheckpoints(out).steps() and not isinstance(error, DivergedError):  # it would diverge again
-                progress.note(how_to_resume(RunCheckpoints(out).steps()[0], _without_new_run(sys.argv)))
-            raise
-        progress.note(f"the run's files are in {out}")
+    if resume and out is not None and coordinator:
+        with Client(coordinator, insecure=insecure) as client:
+            notes += filter(None, [bring_up_to_date(client, out)])
+    start = find_resume(out, wanted, notes.append) if resume and out is not None else None
+    submission = Submission(
+        job=wanted,
+        local=local,
+        coordinator=coordinator,
+        insecure=insecure,
+        num_nodes=local or nodes,
+        join_s=join_s,
+        resume=start,
+        profile=given,
+        plan=given_plan,
+        choices=choices,
+        replace=replace or resume,
+    )
+    if detach:
+        submit_and_leave(submission, out, sys.argv[1:], as_json=json)
+    elif out is not None:
+        follow_run(
+            submission,
+            out,
+            notes,
+            how_to_resume=lambda step: how_to_resume(step, _without_new_run(sys.argv)),
+            as_json=json,
+        )
 
 
 def how_to_resume(step: int, arguments: Sequence[str]) -> str:

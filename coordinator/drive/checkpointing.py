@@ -168,10 +168,14 @@ class Checkpointing:
         )
 
     def note_kept(self, step: int) -> bool:
-        """Note that the submitter has the manifest of ``step``; True if nodes may now drop more shards than before.
+        """Note that the manifest of ``step`` is on disk; True if nodes may now drop more shards than before.
+
+        Hearing of a manifest from both the submitter and the keeper of the run has no further effect.
 
         The checkpoint before it stays: after notes of steps 100, 200 and 300 shards of steps before 200 may go.
         """
+        if self._noted and step <= self._noted[-1]:
+            return False
         before = self._noted[-1] if self._noted else self.start.step if self.start else 0
         self._noted = [step]
         has_more = before > self.keep_from_step

@@ -34,7 +34,7 @@ from coordinator.members.recruiting import (
 )
 from coordinator.members.registry import Member
 from coordinator.records.events import EventSink
-from ringtune.errors import FrameError, InterruptedRunError, RingTuneError, error_from_name
+from ringtune.errors import FrameError, InterruptedRunError, RingTuneError, StorageError, error_from_name
 from ringtune.ids import naming_node
 from ringtune.rounds import rounds
 from ringtune.v1 import control_pb2
@@ -68,6 +68,7 @@ class Driver:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._outbox = Outbox()
         self._listeners: list[EventSink] = []
+        self._keeper: EventSink | None = None
         self._calls: dict[str, AgentCalls] = {}
         self._instances: dict[str, str] = {}
         self._needed: frozenset[str] = frozenset()
@@ -87,6 +88,13 @@ class Driver:
     def listen(self, sink: EventSink) -> None:
         """Let a further reader hear all events; to be called before ``start``."""
         self._listeners.append(sink)
+
+    def keep(self, keeper: EventSink) -> None:
+        """Let a keeper take all events in place of the submitter; to be called before ``start``.
+
+        What a keeper raises ends the work.
+        """
+        self._keeper = keeper
 
     def drain(self, reason: str) -> None:
         """Ask for an end in order; work that can save nothing ends at once."""
@@ -118,7 +126,7 @@ class Driver:
         return not self._thread.is_alive()
 
     def events(self) -> Iterator[control_pb2.RunEvent]:
-        """Yield the events for the submitter until the work is over."""
+        """Yield the events for the submitter until the work is over; none where a keeper takes them."""
         return self._outbox.events()
 
     # ---- its own thread ---------------------------------------------------------------------------
@@ -161,7 +169,10 @@ class Driver:
                 sink(event)
             except Exception:
                 _LOG.exception("%s: a reader of events failed; the work goes on", self.run_id)
-        self._outbox.emit(event)
+        if self._keeper is None:
+            self._outbox.emit(event)
+        else:
+            self._keeper(event)
 
     def _next(self) -> Any:
         """Take the next entry of the queue; None if none came for ``TICK_S``."""
@@ -250,6 +261,12 @@ class Driver:
     def _say_how_it_ended(self, outcome: RingTuneError | None) -> None:
         try:
             self._finish_files()
+        except StorageError as error:  # the keeper's disk is full
+            outcome = outcome or error
+        except InterruptedRunError as error:
+            _LOG.info("%s: %s", self.run_id, error)
+            return
+        try:
             if outcome is None:
                 self._emit(control_pb2.RunEvent(done=True))
             else:

@@ -66,6 +66,17 @@ class RunRequest(NamedTuple):
     profile: Profile | None = None
     plan: GivenPlan | None = None
     choices: Choices = NO_CHOICES
+    submitted_by: str = ""
+
+    @property
+    def kind(self) -> str:
+        """What it is, in a word."""
+        return "evaluation" if self.evaluation is not None else "plan" if self.plan_only else "run"
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it trains, rather than only plan or evaluate."""
+        return not self.plan_only and self.evaluation is None
 
 
 class MeasureRequest(NamedTuple):

@@ -381,8 +381,7 @@ class RunDriver(Driver):
         self._emit(control_pb2.RunEvent(report_json=json.dumps(report)))
 
     def _stopped(self, reason: str) -> str:
-        is_training = not self._request.plan_only and self._request.evaluation is None
-        return self._checkpoints.stopped(reason) if is_training else reason
+        return self._checkpoints.stopped(reason) if self._request.is_training else reason
 
     def _finish_files(self) -> None:
         """Send the profile that the run itself showed, however the run ended, and the ends of growing files."""

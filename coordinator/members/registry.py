@@ -66,6 +66,7 @@ class Registry:
     def __init__(self, lease_s: float) -> None:
         self.lease_s = lease_s
         self._members: dict[str, Member] = {}
+        self._told_lost: set[str] = set()
 
     def join(self, member: Member, now_s: float) -> None:
         """Add a member, or take a restarted one again.
@@ -82,6 +83,7 @@ class Registry:
                 "if it is a restart"
             )
         self._members[member.node] = dataclasses.replace(member, seen_at_s=now_s)
+        self._told_lost.discard(member.node)
 
     def heartbeat(self, node: str, instance: str, rss_bytes: int, now_s: float) -> bool:
         """Renew a member's lease.
@@ -122,6 +124,13 @@ class Registry:
         """List living and recently lost members, sorted by name."""
         self._forget_ghosts(now_s)
         return tuple(self._members[node] for node in sorted(self._members))
+
+    def newly_lost(self, now_s: float) -> tuple[Member, ...]:
+        """List the members that are lost and were not listed here since they joined, sorted by name."""
+        lost = [member for member in self.all(now_s) if not self._is_alive(member, now_s)]
+        found = tuple(member for member in lost if member.node not in self._told_lost)
+        self._told_lost = {member.node for member in lost}
+        return found
 
     def silent_for_s(self, node: str, instance: str, now_s: float) -> float:
         """Seconds since the last sign of life; infinite for a stranger, and if another process has the name now."""

@@ -5,6 +5,7 @@
     DIR/job.toml   plan.json   profile.json   metrics.jsonl   report.json   trace.json
     DIR/adapter/   the AdapterHub folder      DIR/recordings/  if asked for      DIR/logs/  with --local
     DIR/checkpoints/   manifests, and with --local the nodes' shards
+    DIR/run.json       the run's id, and the coordinator that drives it
     DIR/run.log        what the command printed when it had no terminal: it was detached, or the terminal was closed
     DIR/parts/         of a run that was stopped: what its earlier parts have left
 
@@ -25,6 +26,7 @@ from types import TracebackType
 from coordinator.run_folder.checkpoints import FOLDER, RunCheckpoints, cut_metrics, force_to_disk
 from coordinator.run_folder.parts import FOLDER as PARTS
 from coordinator.run_folder.parts import RunParts
+from coordinator.run_folder.place import PLACE
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.chunks import FileJoiner
 from ringtune.files.durable import rename_durably, storage_errors, write_durably
@@ -34,7 +36,7 @@ from ringtune.v1 import control_pb2
 LOG = "run.log"
 """What the command of a run printed when it had no terminal."""
 
-_OWN_FILES = (LOG, "job.toml", "plan.json", "profile.json", "metrics.jsonl", "report.json", "trace.json")
+_OWN_FILES = (PLACE, LOG, "job.toml", "plan.json", "profile.json", "metrics.jsonl", "report.json", "trace.json")
 _OWN_FOLDERS = ("adapter", "recordings", "logs", FOLDER, PARTS)
 _REMOVE_S = 5.0
 _RETRY_S = 0.1
@@ -73,7 +75,6 @@ class RunFolder:
         except OSError as error:
             raise UsageError(f"can't use {self.path} for the run's files: {error.strerror}; choose another") from error
         own = [name for name in present if name.removesuffix(_PART) in _OWN_FILES + _OWN_FOLDERS]
-        own = [name for name in own if name != LOG or not _is_own_output(self.path / LOG)]
         if resume:
             return
         if _PLAN in own and not replace:
@@ -81,8 +82,7 @@ class RunFolder:
                 f"{self.path} already holds a run ({', '.join(own[:3])}); choose another, or add --replace or --resume"
             )
         for name in own:
-            entry = self.path / name
-            _remove_folder(entry) if entry.is_dir() else entry.unlink()
+            _remove(self.path / name)
 
     def __enter__(self) -> RunFolder:
         """Return the folder."""
@@ -166,6 +166,15 @@ class RunFolder:
             raise IntegrityError(f"the coordinator sent a file with the name {name!r}, which is not allowed")
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir():
+        _remove_folder(entry)
+    elif _is_own_output(entry):
+        os.truncate(entry, 0)
+    else:
+        entry.unlink()
 
 
 def _is_own_output(path: Path) -> bool:

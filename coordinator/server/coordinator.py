@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TypeVar
 
 from coordinator.drive.driver import Driver
@@ -15,10 +15,13 @@ from coordinator.drive.measure_driver import MeasureDriver
 from coordinator.drive.requests import MeasureRequest, RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.drive.status_board import StatusBoard
+from coordinator.kept_runs.begin import record_of
+from coordinator.kept_runs.kept_runs import KeptRuns
 from coordinator.members.link_cache import LinkCache
 from coordinator.members.registry import Member, Registry
 from coordinator.records.events import EventSink
-from ringtune.errors import BusyError, FrameError, JobError, RingTuneError
+from coordinator.screen.happenings import SpokenRun, joined_line, lost_line
+from ringtune.errors import BusyError, FrameError, JobError, RingTuneError, UsageError
 from ringtune.ids import check_node_name, make_run_id
 from ringtune.jobs.job import Job
 from ringtune.rpc.addresses import require_private
@@ -39,6 +42,8 @@ class Coordinator:
 
     Attributes:
         links: what was measured between members, in this process's life.
+        kept: where the books of runs are kept; None = they are not, and a run ends with its submitter.
+        say: takes a line about who comes and goes, and which runs begin and end. It must not wait.
         sinks: further readers of the events of each run that begins from now on. None may wait; what one raises is
             logged.
     """
@@ -46,6 +51,8 @@ class Coordinator:
     def __init__(self, *, lease_s: float = 10.0, insecure: bool = False) -> None:
         self.lease_s = lease_s
         self.offers = Offers()
+        self.kept: KeptRuns | None = None
+        self.say: Callable[[str], None] = lambda line: None
         self.sinks: list[EventSink] = []
         self.links = LinkCache()
         self._insecure = insecure
@@ -69,6 +76,7 @@ class Coordinator:
         with self._lock:
             self._registry.join(member, time.monotonic())
         _LOG.info("node %s at %s joined", member.node, member.address)
+        self._tell(joined_line(member))
 
     def heartbeat(self, node: str, instance: str, rss_bytes: int) -> tuple[bool, str]:
         """Renew a node's lease; return whether the node is known, and the id of the run that is driven."""
@@ -79,8 +87,24 @@ class Coordinator:
     def leave(self, node: str, instance: str) -> None:
         """Remove a member that leaves in order."""
         with self._lock:
-            if self._registry.leave(node, instance):
-                _LOG.info("node %s left", node)
+            has_left = self._registry.leave(node, instance)
+        if has_left:
+            _LOG.info("node %s left", node)
+            self._tell(f"node {node} left")
+
+    def _tell(self, line: str) -> None:
+        try:
+            self.say(line)
+        except OSError as error:  # its terminal is gone; nobody else shall suffer for it
+            _LOG.info("%s (can't be shown: %s)", line, error)
+
+    def say_who_is_lost(self) -> None:
+        """Say once of each member that is lost that it is."""
+        now_s = time.monotonic()
+        with self._lock:
+            lost = self._registry.newly_lost(now_s)
+        for member in lost:
+            self._tell(lost_line(member, now_s - member.seen_at_s))
 
     def living(self) -> tuple[Member, ...]:
         """List the living members, sorted by name."""
@@ -119,8 +143,33 @@ class Coordinator:
         """
         lease_s = request.job.runtime.lease_s
         return self._begin(
-            request.job, lambda run_id, on_end: RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end)
+            request.job,
+            request.kind,
+            request.submitted_by,
+            lambda run_id, on_end: self._kept_driver(run_id, request, lease_s=lease_s, on_end=on_end),
         )
+
+    def _kept_driver(
+        self, run_id: str, request: RunRequest, *, lease_s: float, on_end: Callable[[], None]
+    ) -> RunDriver:
+        driver = RunDriver(run_id, request, self, lease_s=lease_s, on_end=on_end)
+        if self.kept is not None and request.is_training:
+            driver.keep(self.kept.begin(record_of(run_id, request, time.time()), on_saved=driver.noted))
+        return driver
+
+    def keeps(self, run_id: str) -> KeptRuns | None:
+        """Return where the books of a run are kept; None if they are not."""
+        return self.kept if self.kept is not None and run_id in self.kept.records() else None
+
+    def require_kept(self) -> KeptRuns:
+        """Return where books of runs are kept.
+
+        Raises:
+            UsageError: nowhere.
+        """
+        if self.kept is None:
+            raise UsageError("this coordinator keeps no runs; it is of a local run, whose folder is its --out")
+        return self.kept
 
     def measure(self, request: MeasureRequest) -> MeasureDriver:
         """Start a measurement.
@@ -131,10 +180,13 @@ class Coordinator:
         """
         lease_s = request.job.runtime.lease_s
         return self._begin(
-            request.job, lambda run_id, on_end: MeasureDriver(run_id, request, self, lease_s=lease_s, on_end=on_end)
+            request.job,
+            "measurement",
+            "",
+            lambda run_id, on_end: MeasureDriver(run_id, request, self, lease_s=lease_s, on_end=on_end),
         )
 
-    def _begin(self, job: Job, make: Callable[[str, Callable[[], None]], AnyDriver]) -> AnyDriver:
+    def _begin(self, job: Job, what: str, who: str, make: Callable[[str, Callable[[], None]], AnyDriver]) -> AnyDriver:
         if job.runtime.lease_s < self.lease_s:
             raise JobError(
                 f"runtime.lease_s = {job.runtime.lease_s:g} is shorter than this coordinator's {self.lease_s:g}; "
@@ -150,6 +202,9 @@ class Coordinator:
             self._registry.lease_s = max(self.lease_s, job.runtime.lease_s)
             self._driver, self._board = driver, driver.board
             self.offers.put(run_id, model_folder(job))
+            model = PurePath(job.model.path).name
+            spoken = SpokenRun(what, who=who, model=model, say=self._tell, clock=time.monotonic)
+            driver.listen(spoken)
             for sink in self.sinks:
                 driver.listen(sink)
             driver.start()
@@ -177,10 +232,22 @@ class Coordinator:
     def drain(self, run_id: str, reason: str) -> None:
         """Ask for a run's end after the granted turns, with a checkpoint; a second call ends it at once.
 
+        Args:
+            run_id: of the run.
+            reason: for which it ends.
+
         Raises:
             FrameError: that run is not driven.
         """
         self._driver_of(run_id).drain(reason)
+
+    def stop_run(self, run_id: str, reason: str) -> None:
+        """Ask for a run's end at once.
+
+        Raises:
+            FrameError: that run is not driven.
+        """
+        self._driver_of(run_id).stop(reason)
 
     def noted(self, run_id: str, step: int) -> None:
         """Tell a run that its submitter has the manifest of a checkpoint on disk.
@@ -203,6 +270,11 @@ class Coordinator:
             driver = self._driver
         if driver is not None:
             driver.node_failed(node, error)
+
+    def driven(self) -> str:
+        """Return the id of the run or measurement that is driven; empty if there is none."""
+        with self._lock:
+            return self._driver.run_id if self._driver else ""
 
     def stop(self, reason: str, timeout_s: float) -> bool:
         """Stop the run, if one is driven; False if it has not ended after ``timeout_s`` seconds."""

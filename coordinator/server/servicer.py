@@ -24,7 +24,7 @@ from ringtune.costs.profile import Profile
 from ringtune.files.chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
 from ringtune.jobs.job import parse_job
 from ringtune.rounds.checkpoint import Resume
-from ringtune.rpc.statuses import answer
+from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
 _UPLOAD_S = 600.0
@@ -76,9 +76,40 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         )
 
     def Run(self, request: control_pb2.RunRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
-        """Start a run and follow it; the run stops if nobody follows it any more."""
+        """Start a run and follow it; unless it is kept, the run stops if nobody follows it any more."""
         driver = answer(context, lambda: self._coordinator.run(_run_request(request)))
-        yield from _follow(driver, context)
+        kept = self._coordinator.keeps(driver.run_id)
+        if kept is None:
+            yield from _follow(driver, context)
+        else:
+            yield control_pb2.RunEvent(kept=True)
+            events = kept.events(driver.run_id, wait=True, is_over=lambda: not context.is_active())
+            yield from answer_stream(context, events)
+
+    def Runs(self, request: control_pb2.Empty, context: grpc.ServicerContext) -> control_pb2.RunsReply:
+        """List the runs that are kept."""
+        records = answer(context, lambda: self._coordinator.require_kept().records())
+        return control_pb2.RunsReply(
+            runs=[control_pb2.KeptRun(record_json=record.to_text()) for record in records.values()]
+        )
+
+    def Follow(
+        self, request: control_pb2.FollowRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.RunEvent]:
+        """Send the events of a run that is kept."""
+        kept = answer(context, self._coordinator.require_kept)
+        answer(context, lambda: kept.require(request.run_id))
+        events = kept.events(
+            request.run_id, wait=request.wait, whole=request.whole, is_over=lambda: not context.is_active()
+        )
+        for event in answer_stream(context, events):
+            if not (request.without_files and event.WhichOneof("event") == "file"):
+                yield event
+
+    def Fetched(self, request: control_pb2.RunRef, context: grpc.ServicerContext) -> control_pb2.Empty:
+        """Hear that all events of a run have arrived."""
+        answer(context, lambda: self._coordinator.require_kept().fetched(request.run_id))
+        return control_pb2.Empty()
 
     def Measure(
         self, request: control_pb2.MeasureRequest, context: grpc.ServicerContext
@@ -88,8 +119,9 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         yield from _follow(driver, context)
 
     def Drain(self, request: control_pb2.DrainRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
-        """End a run in order."""
-        answer(context, lambda: self._coordinator.drain(request.run_id, request.reason))
+        """End a run in order, or at once."""
+        end = self._coordinator.stop_run if request.now else self._coordinator.drain
+        answer(context, lambda: end(request.run_id, request.reason))
         return control_pb2.Empty()
 
     def Noted(self, request: control_pb2.CheckpointNoted, context: grpc.ServicerContext) -> control_pb2.Empty:
@@ -135,6 +167,7 @@ def _run_request(request: control_pb2.RunRequest) -> RunRequest:
         profile=Profile.from_json(read_object(given, "the profile")) if given else None,
         plan=GivenPlan.from_json(read_object(request.plan_json, "the plan")) if request.plan_json else None,
         choices=Choices(tuple(request.microbatches), tuple(request.wire_dtypes)),
+        submitted_by=request.submitted_by,
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import logging
+import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
+from coordinator.kept_runs.record import RunRecord
 from coordinator.planner.alternatives import NO_CHOICES, Choices
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.records.events import EventSink
@@ -20,9 +24,9 @@ from coordinator.submit.interrupts import Interrupts
 from coordinator.submit.outcome import Outcome
 from coordinator.submit.shown_events import ShownEvents
 from ringtune.costs.profile import Profile
-from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError
+from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError, RingTuneError, UsageError
 from ringtune.files.chunks import ADAPTER_FILES, cut_folder
-from ringtune.hints import hint_to_start_coordinator
+from ringtune.hints import hint, hint_to_start_coordinator
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Resume
 from ringtune.rpc.addresses import require_private
@@ -47,6 +51,10 @@ class Client:
         address: ``host:port``.
         insecure: whether it may be on another machine, without encryption.
 
+    Attributes:
+        address: as given.
+        goes_on: whether the run that was followed goes on although it is not followed any more.
+
     Raises:
         UsageError: the address is no address, or leaves this machine without ``insecure``; or the versions differ.
         ConnectionFailedError: nobody answers there within a few seconds.
@@ -54,7 +62,8 @@ class Client:
 
     def __init__(self, address: str, *, insecure: bool = False) -> None:
         require_private(address, option="--coordinator", insecure=insecure)
-        self._address = address
+        self.address = address
+        self.goes_on = False
         self._channel = open_channel(address)
         self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
         try:
@@ -127,22 +136,137 @@ class Client:
             InterruptedRunError: Ctrl-C.
             RingTuneError: whatever the run failed with.
         """
-        request = control_pb2.RunRequest(
-            job_toml=job.to_toml(),
+        request = _run_request(
+            job,
             plan_only=plan_only,
             num_nodes=num_nodes,
             join_s=join_s,
-            resume_json=resume.to_text() if resume else "",
-            profile_json=json.dumps(profile.to_json()) if profile else "",
-            plan_json=json.dumps(plan.to_json()) if plan else "",
-            microbatches=choices.microbatches,
-            wire_dtypes=choices.wire_dtypes,
+            resume=resume,
+            profile=profile,
+            plan=plan,
+            choices=choices,
         )
         outcome = Outcome(job)
         files = [EventFiles(folder, on_saved=self._note_saved)] if folder is not None else []
         with (interrupts or Interrupts()).asking(lambda: self._drain(outcome, progress)):
             # no deadline: a run may take days; keepalive sees a dead coordinator
-            return self._follow(self._stub.Run(request), outcome, *files, ShownEvents(progress, outcome), *sinks)
+            self._follow_run(self._stub.Run(request), outcome, *files, ShownEvents(progress, outcome), *sinks)
+        return outcome
+
+    def start(
+        self,
+        job: Job,
+        *,
+        num_nodes: int,
+        join_s: float,
+        resume: Resume | None,
+        profile: Profile | None,
+        plan: GivenPlan | None = None,
+        choices: Choices = NO_CHOICES,
+    ) -> str:
+        """Start a run that nobody follows, and return its id as soon as it trains; see ``run``.
+
+        Raises:
+            InterruptedRunError: Ctrl-C before it trains.
+            RingTuneError: the coordinator keeps no runs, or the run failed before it trained.
+        """
+        request = _run_request(
+            job,
+            num_nodes=num_nodes,
+            join_s=join_s,
+            resume=resume,
+            profile=profile,
+            plan=plan,
+            choices=choices,
+        )
+        call = self._stub.Run(request)
+        outcome = Outcome(job)
+        try:
+            self._checked(lambda: _hear_until(call, outcome, lambda: outcome.phase == "training"))
+            return outcome.run_id
+        except KeyboardInterrupt as error:
+            if outcome.run_id:
+                self._stop_at_once(outcome.run_id)
+            raise InterruptedRunError("stopped before it trained; nothing is saved") from error
+        finally:
+            call.cancel()
+
+    def _follow_run(self, call: Any, outcome: Outcome, *sinks: EventSink) -> None:
+        try:
+            self._follow(call, outcome, *sinks)
+        except RingTuneError as error:
+            if not outcome.is_kept or outcome.error is not None or not outcome.run_id:
+                raise
+            if isinstance(error, InterruptedRunError):  # the run does not end with the call
+                self._stop_at_once(outcome.run_id)
+                raise
+            self.goes_on = True
+            raise type(error)(f"{error}. {self._how_to_come_back(outcome.run_id)}") from error
+        finally:
+            if outcome.is_kept and (outcome.is_done or outcome.error is not None):
+                self.fetched(outcome.run_id)
+
+    def _stop_at_once(self, run_id: str) -> None:
+        try:
+            self.stop_run(run_id, "stopped by the user", now=True)
+        except RingTuneError as error:
+            self.goes_on = True
+            come_back = self._how_to_come_back(run_id)
+            raise InterruptedRunError(f"stopped here, but not there: {error}. {come_back}") from error
+
+    def _how_to_come_back(self, run_id: str) -> str:
+        words = [hint(*words, coordinator=self.address) for words in (("logs", run_id, "--follow"), ("fetch", run_id))]
+        return (
+            f"Run {run_id} goes on without this command; follow it with '{words[0]}', fetch its files with '{words[1]}'"
+        )
+
+    # ---- runs that the coordinator keeps ----------------------------------------------------------
+
+    def runs(self) -> list[RunRecord]:
+        """List the runs that the coordinator keeps, oldest first.
+
+        Raises:
+            RingTuneError: it keeps none, or can't be asked.
+        """
+        reply = self._checked(lambda: self._stub.Runs(control_pb2.Empty(), timeout=_CALL_S))
+        return [RunRecord.parse(run.record_json) for run in reply.runs]
+
+    def events(self, run_id: str, *, wait: bool, whole: bool, with_files: bool) -> Iterator[control_pb2.RunEvent]:
+        """Yield the events of a run that the coordinator keeps.
+
+        Args:
+            run_id: of the run.
+            wait: until it is over; else those that are there.
+            whole: first those of the runs that it goes on with.
+            with_files: whether pieces of result files are among them.
+
+        Raises:
+            RingTuneError: there is no such run, or the connection is lost.
+        """
+        request = control_pb2.FollowRequest(run_id=run_id, wait=wait, without_files=not with_files, whole=whole)
+        call = self._stub.Follow(request)  # no deadline: a run may take days
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise error_of_call(error, peer=f"coordinator {self.address}") from error
+        finally:
+            call.cancel()
+
+    def fetched(self, run_id: str) -> None:
+        """Tell the coordinator that all events of a run are here; one that does not hear it keeps them for longer."""
+        try:
+            self._stub.Fetched(control_pb2.RunRef(run_id=run_id), timeout=_CALL_S)
+        except grpc.RpcError as error:
+            _LOG.info("the coordinator did not hear that run %s was fetched: %s", run_id, error)
+
+    def stop_run(self, run_id: str, reason: str, *, now: bool) -> None:
+        """Ask for the end of a run: after the turns that are under way and with a checkpoint, or at once.
+
+        Raises:
+            RingTuneError: it is over, or the coordinator can't be asked.
+        """
+        request = control_pb2.DrainRequest(run_id=run_id, reason=reason, now=now)
+        self._checked(lambda: self._stub.Drain(request, timeout=_CALL_S))
 
     def measure(
         self,
@@ -256,7 +380,54 @@ class Client:
         try:
             return call()
         except grpc.RpcError as error:
-            raise error_of_call(error, peer=f"coordinator {self._address}") from error
+            raise error_of_call(error, peer=f"coordinator {self.address}") from error
+
+
+def _run_request(
+    job: Job,
+    *,
+    num_nodes: int,
+    join_s: float,
+    resume: Resume | None,
+    profile: Profile | None,
+    plan: GivenPlan | None,
+    choices: Choices,
+    plan_only: bool = False,
+) -> control_pb2.RunRequest:
+    return control_pb2.RunRequest(
+        job_toml=job.to_toml(),
+        plan_only=plan_only,
+        num_nodes=num_nodes,
+        join_s=join_s,
+        resume_json=resume.to_text() if resume else "",
+        profile_json=json.dumps(profile.to_json()) if profile else "",
+        plan_json=json.dumps(plan.to_json()) if plan else "",
+        microbatches=choices.microbatches,
+        wire_dtypes=choices.wire_dtypes,
+        submitted_by=who_submits(),
+    )
+
+
+def who_submits() -> str:
+    """Return ``user@host`` of this process, for the list of runs."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def _hear_until(call: Any, outcome: Outcome, is_enough: Callable[[], bool]) -> None:
+    for event in call:
+        outcome(event)
+        if not outcome.is_kept:
+            raise UsageError(
+                "this coordinator keeps no runs, so a run can't go on without the command that submitted it"
+            )
+        if outcome.error is not None:
+            raise outcome.error
+        if is_enough():
+            break
 
 
 def _hear(call: Any, outcome: Outcome, sinks: Sequence[EventSink]) -> None:

@@ -21,17 +21,20 @@ class Outcome:
 
     Attributes:
         run_id: once it has begun.
+        is_kept: whether the coordinator keeps the run, which goes on without its submitter.
         phase: the one that it entered last.
         plan: once it is made.
         profile: once it is measured.
         memory: what each node needs at most, in bytes; once there is a plan.
         report: once the run is done.
         notes: sentences for the user.
+        is_done: whether it ended well.
         error: with which the run failed.
     """
 
     def __init__(self, job: Job) -> None:
         self.run_id = ""
+        self.is_kept = False
         self.phase = ""
         self.plan: Plan | None = None
         self.profile: Profile | None = None
@@ -40,7 +43,7 @@ class Outcome:
         self.notes: list[str] = []
         self.error: RingTuneError | None = None
         self._job = job
-        self._is_done = False
+        self.is_done = False
 
     def __call__(self, event: control_pb2.RunEvent) -> None:
         """Note one event.
@@ -51,6 +54,8 @@ class Outcome:
         match event.WhichOneof("event"):
             case "run_id":
                 self.run_id = event.run_id
+            case "kept":
+                self.is_kept = event.kept
             case "state":
                 self.phase = event.state
             case "profile_json":
@@ -65,7 +70,7 @@ class Outcome:
             case "failure":
                 self.error = error_from_name(event.failure.error, event.failure.message)
             case "done":
-                self._is_done = True
+                self.is_done = True
 
     def require_end(self) -> None:
         """Refuse a run that did not end well.
@@ -76,7 +81,7 @@ class Outcome:
         """
         if self.error is not None:
             raise self.error
-        if not self._is_done:
+        if not self.is_done:
             raise ConnectionFailedError("the coordinator ended before the run did; see its log and repeat the run")
 
     def _memory_of(self, plan: Plan) -> dict[str, int]:

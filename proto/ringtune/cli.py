@@ -177,8 +177,8 @@ _EXIT_CODES = (
     "Exit codes: 0 done; 1 the run failed; 2 the command line makes no sense; 3 nobody answers, or a port is busy; "
     "4 a node died, hung or missed a deadline; 5 job, data, model or plan is wrong; 6 it does not fit in memory; "
     "7 damaged bytes; 8 busy, or the name is taken; 9 a disk is full or a folder can't be written; "
-    "70 a bug of ringtune; 130 Ctrl-C, and SIGTERM or a closed terminal where a run is saved; 143 a node got SIGTERM; "
-    "129 a node's terminal was closed."
+    "70 a bug of ringtune; 130 Ctrl-C in every command, also SIGTERM or a closed terminal where a run is saved; "
+    "143 a node got SIGTERM; 129 a node's terminal was closed."
 )
 
 app = typer.Typer(

@@ -21,7 +21,7 @@ from tests.contract.test_structure import ROOT
 LIMIT_S = 60.0
 LATER = {"what-if"}  # its options are being changed
 PLACES = ("--coordinator", "--bind")
-NEEDS_A_COORDINATOR = {"node", "nodes", "status"}
+NEEDS_A_COORDINATOR = {"fetch", "logs", "node", "nodes", "runs", "status", "stop"}
 """Commands that make no sense without a coordinator; others may have none, and then do without."""
 
 

@@ -20,7 +20,7 @@ END_S = 20.0
 _DEFLECTED = """
 import signal, sys, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 from ringtune import cli
 cli.app(sys.argv[1:], prog_name="ringtune")
 """
@@ -48,14 +48,14 @@ def line_with(process: subprocess.Popen[str], word: str) -> str:
         timer.cancel()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_end_a_coordinator_whichever_thread_gets_them(number: signal.Signals) -> None:
-    """The coordinator ends within seconds, without an error."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
+def test_signals_end_a_coordinator_whichever_thread_gets_them(number: signal.Signals, code: int) -> None:
+    """The coordinator ends within seconds, without an error; after Ctrl-C with the code that every command has."""
     with start("coordinator", "--bind", "127.0.0.1:0") as process:
         assert line_with(process, "listening")
         process.send_signal(number)
         try:
-            assert process.wait(END_S) == 0
+            assert process.wait(END_S) == code
         finally:
             process.kill()
 

@@ -80,6 +80,21 @@ class CoordinatorStub:
                 request_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
                 response_deserializer=ringtune_dot_v1_dot_control__pb2.StatusReply.FromString,
                 _registered_method=True)
+        self.Runs = channel.unary_unary(
+                '/ringtune.v1.Coordinator/Runs',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.RunsReply.FromString,
+                _registered_method=True)
+        self.Follow = channel.unary_stream(
+                '/ringtune.v1.Coordinator/Follow',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.FollowRequest.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.RunEvent.FromString,
+                _registered_method=True)
+        self.Fetched = channel.unary_unary(
+                '/ringtune.v1.Coordinator/Fetched',
+                request_serializer=ringtune_dot_v1_dot_control__pb2.RunRef.SerializeToString,
+                response_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/ringtune.v1.Coordinator/Drain',
                 request_serializer=ringtune_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
@@ -132,7 +147,8 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Run(self, request, context):
-        """User: start a run (or only plan it) and follow it. Cancelling the call stops the run.
+        """User: start a run (or only plan it) and follow it. A run that is kept goes on when the call is cancelled; any other
+        one stops.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -154,6 +170,27 @@ class CoordinatorServicer:
 
     def Status(self, request, context):
         """User: the run that is driven, and the members.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Runs(self, request, context):
+        """User: the runs that are kept here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Follow(self, request, context):
+        """User: the events of a run that is kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetched(self, request, context):
+        """User: the events of a run have all arrived, its books may be dropped in time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -220,6 +257,21 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
                     response_serializer=ringtune_dot_v1_dot_control__pb2.StatusReply.SerializeToString,
+            ),
+            'Runs': grpc.unary_unary_rpc_method_handler(
+                    servicer.Runs,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.Empty.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.RunsReply.SerializeToString,
+            ),
+            'Follow': grpc.unary_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.FollowRequest.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.RunEvent.SerializeToString,
+            ),
+            'Fetched': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fetched,
+                    request_deserializer=ringtune_dot_v1_dot_control__pb2.RunRef.FromString,
+                    response_serializer=ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -476,6 +528,87 @@ class Coordinator:
             '/ringtune.v1.Coordinator/Status',
             ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
             ringtune_dot_v1_dot_control__pb2.StatusReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Runs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringtune.v1.Coordinator/Runs',
+            ringtune_dot_v1_dot_control__pb2.Empty.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.RunsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/ringtune.v1.Coordinator/Follow',
+            ringtune_dot_v1_dot_control__pb2.FollowRequest.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.RunEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetched(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ringtune.v1.Coordinator/Fetched',
+            ringtune_dot_v1_dot_control__pb2.RunRef.SerializeToString,
+            ringtune_dot_v1_dot_control__pb2.Empty.FromString,
             options,
             channel_credentials,
             insecure,

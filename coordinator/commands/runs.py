@@ -1,0 +1,123 @@
+"""``ringtune runs``, ``logs``, ``fetch`` and ``stop``: runs that go on without the command that submitted them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ringtune import options
+
+_RUN = "Id of the run, or its folder, which tells where it is driven. Left out: the only one there is."
+Run = Annotated[str, typer.Argument(metavar="RUN", help=_RUN, show_default=False)]
+
+
+def runs(
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """List the runs that a coordinator keeps: state, steps, the step of the newest checkpoint, and who started it."""
+    from coordinator.screen.run_list import run_lines, run_table
+    from coordinator.submit.client import Client
+
+    with Client(coordinator, insecure=insecure) as client:
+        records = client.runs()
+    for line in run_lines(records) if json else run_table(records):
+        typer.echo(line)
+
+
+def logs(
+    run: Run = "",
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the run is over.")] = False,
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Show what a run said so far, and with --follow what it says until it is over.
+
+    Ctrl-C ends this command, not the run.
+    """
+    from coordinator.submit.client import Client
+    from coordinator.submit.find_run import find_run, only_run
+    from coordinator.submit.run_log import show_events, show_file
+
+    found = find_run(run, coordinator)
+    if found.place is not None and found.folder is not None and found.place.is_local:
+        show_file(found.folder, found.place, follow=follow)
+        return
+    with Client(found.coordinator, insecure=insecure) as client:
+        run_id = found.run_id or only_run(client.runs(), lambda _: True, "run").run_id
+        show_events(client, run_id, follow=follow, as_json=json)
+
+
+def fetch(
+    run: Run = "",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder for the run's files. Default: the folder, or one named by the id."),
+    ] = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Remove an earlier run's files from the folder.")] = False,
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Write the files of a run that a coordinator keeps: job, plan, metrics, report, trace, adapter, checkpoints.
+
+    The folder is then as if 'ringtune train' had written it: it can be evaluated, exported and gone on with.
+    """
+    import dataclasses
+    import json as json_module
+
+    from coordinator.submit.client import Client
+    from coordinator.submit.fetching import fetch_run
+    from coordinator.submit.find_run import find_run, only_run
+    from ringtune.errors import UsageError
+
+    found = find_run(run, coordinator)
+    if found.place is not None and found.place.is_local:
+        raise UsageError(f"{run} is the folder of a local run: its files are there already")
+    with Client(found.coordinator, insecure=insecure) as client:
+        records = {record.run_id: record for record in client.runs()}
+        run_id = (
+            found.run_id or only_run(list(records.values()), lambda record: not record.is_fetched, "new run").run_id
+        )
+        if run_id not in records:
+            raise UsageError(f"run {run_id} is not kept there; 'ringtune runs' lists those that are")
+        target = out or found.folder or Path(run_id)
+        fetch_run(client, records[run_id], target, replace=replace or target == found.folder)
+    record = records[run_id]
+    if json:
+        typer.echo(json_module.dumps({"event": "fetched", **dataclasses.asdict(record), "out": str(target)}))
+        return
+    typer.echo(f"run {run_id} ({record.state}, {record.steps_done} steps) is in {target}")
+
+
+def stop(
+    run: Run = "",
+    now: Annotated[bool, typer.Option("--now", help="At once, without a further checkpoint.")] = False,
+    wait_s: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for its end, in seconds.")
+    ] = 300.0,
+    coordinator: options.Coordinator = options.DEFAULT_COORDINATOR,
+    insecure: options.Insecure = False,
+    json: options.Json = False,
+) -> None:
+    """Stop a run after the turns that are under way, with a checkpoint from which it can go on."""
+    import json as json_module
+
+    from coordinator.submit.client import Client
+    from coordinator.submit.find_run import find_run
+    from coordinator.submit.stopping import stop_run
+    from ringtune.errors import ConnectionFailedError, UsageError
+
+    found = find_run(run, coordinator)
+    try:
+        with Client(found.coordinator, insecure=insecure) as client:
+            ended = stop_run(client, found.run_id, now=now, wait_s=wait_s)
+    except ConnectionFailedError as error:
+        if found.place is None or not found.place.is_local:
+            raise
+        raise UsageError(f"the run in {run} is not under way; 'ringtune logs {run}' tells how it ended") from error
+    typer.echo(json_module.dumps({"event": "stopped", "text": ended}) if json else ended)

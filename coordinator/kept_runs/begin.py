@@ -1,0 +1,20 @@
+"""Begin the record of a run from what was asked for."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from coordinator.drive.requests import RunRequest
+from coordinator.kept_runs.record import RunRecord
+
+
+def record_of(run_id: str, request: RunRequest, now_unix_s: float) -> RunRecord:
+    """Make the record of a run that begins."""
+    return RunRecord(
+        run_id=run_id,
+        first_run=request.resume.manifests[0].run_id if request.resume else run_id,
+        model=PurePath(request.job.model.path).name,
+        method=request.job.train.method,
+        submitted_by=request.submitted_by,
+        started_unix_s=now_unix_s,
+    )

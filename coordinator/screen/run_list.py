@@ -1,0 +1,45 @@
+"""Write the runs that a coordinator keeps, as a table and as JSON lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+
+from coordinator.kept_runs.record import RunRecord
+from coordinator.screen.text_table import table_lines
+
+_TITLES = ("run", "state", "model", "method", "by", "started", "steps", "saved", "fetched")
+_LEFT = 6
+
+
+def run_lines(records: Sequence[RunRecord]) -> list[str]:
+    """Write one JSON line for each run."""
+    return [json.dumps({**dataclasses.asdict(record), "can_go_on": record.can_go_on}) for record in records]
+
+
+def run_table(records: Sequence[RunRecord]) -> list[str]:
+    """Write a table of runs, oldest first, and below it why those ended that did not end well."""
+    if not records:
+        return ["no run is kept here yet"]
+    failed = [f"{record.run_id}: {record.message}" for record in records if record.message]
+    return [*table_lines(_TITLES, [_row(record) for record in records], left=_LEFT), *failed]
+
+
+def _row(record: RunRecord) -> tuple[str, ...]:
+    started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started_unix_s))
+    steps = f"{record.steps_done}/{record.num_steps}" if record.num_steps else "-"
+    saved = str(record.saved_step) if record.saved_step >= 0 else "-"
+    fetched = "yes" if record.is_fetched else "no"
+    return (
+        record.run_id,
+        record.state,
+        record.model,
+        record.method,
+        record.submitted_by or "-",
+        started,
+        steps,
+        saved,
+        fetched,
+    )

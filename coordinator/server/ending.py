@@ -1,0 +1,69 @@
+"""The end of a coordinator: at a signal the run that is driven is saved first, at a second one it ends at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any
+
+from coordinator.server.coordinator import Coordinator
+from ringtune.errors import FrameError
+
+SAVE_S = 60.0
+# Short: the kernel may hand a signal to any thread, and then nothing wakes this one, which runs the handlers.
+_WAIT_S = 0.5
+_POLL_S = 0.1
+
+
+class Ending:
+    """Hears SIGINT, SIGTERM and SIGHUP while in its context; to be used in the main thread.
+
+    Attributes:
+        code: exit code: 130 after Ctrl-C; 0 after the others, which are how a service is ended.
+    """
+
+    def __init__(self) -> None:
+        self.code = 0
+        self._count = 0
+        self._asked = threading.Event()
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Ending:
+        """Install the handlers; SIGHUP stays ignored where it was, as under ``nohup``."""
+        hears = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+        wanted = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hears else [])]
+        self._before = {number: signal.signal(number, self._on_signal) for number in wanted}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Install the handlers that were there before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._count += 1
+        if number == signal.SIGINT:
+            self.code = 128 + number
+        self._asked.set()
+
+    def wait(self) -> bool:
+        """Wait for a moment; return whether the end was asked for."""
+        return self._asked.wait(_WAIT_S)
+
+    def save(self, coordinator: Coordinator) -> None:
+        """Let the run that is driven end with a checkpoint; give up after ``SAVE_S`` or at a second signal."""
+        run_id = coordinator.driven()
+        if not run_id:
+            return
+        coordinator.say(f"stopping {run_id} with a checkpoint; the same again stops at once")
+        try:
+            coordinator.drain(run_id, "the coordinator was stopped")
+        except FrameError:  # it has ended by itself
+            return
+        deadline_s = time.monotonic() + SAVE_S
+        while coordinator.driven() and self._count < 2 and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)

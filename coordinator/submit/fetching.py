@@ -1,0 +1,68 @@
+"""Write the folder of a run that a coordinator keeps, from its events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coordinator.kept_runs.record import RunRecord
+from coordinator.run_folder.checkpoints import RunCheckpoints
+from coordinator.run_folder.event_files import EventFiles
+from coordinator.run_folder.folder import RunFolder
+from coordinator.run_folder.place import read_place
+from coordinator.submit.client import Client
+from ringtune.errors import BusyError, UsageError
+from ringtune.hints import hint
+from ringtune.v1 import control_pb2
+
+
+def fetch_run(client: Client, record: RunRecord, out: Path, *, replace: bool) -> None:
+    """Write what a coordinator keeps of a run into a folder, and tell it that this was done.
+
+    A run that goes on another one gets the files of both, as if one submitter had followed them. Of a run that is
+    under way the folder gets what there is; it can be fetched again.
+
+    Args:
+        client: of the coordinator.
+        record: of the run.
+        out: folder of the run; made if it is not there.
+        replace: whether files of a run there may be replaced.
+
+    Raises:
+        RingTuneError: the folder holds another run, can't be written, or the connection is lost.
+    """
+    events = client.events(record.run_id, wait=False, whole=True, with_files=True)
+    first = next(events, control_pb2.RunEvent())
+    has_beginning = first.run_id == record.first_run
+    with RunFolder(out, replace=replace, resume=not has_beginning) as folder:
+        write = EventFiles(folder, on_saved=lambda _run_id, _step: None)
+        write(first)
+        for event in events:
+            write(event)
+    client.fetched(record.run_id)
+
+
+def bring_up_to_date(client: Client, out: Path) -> str:
+    """Fetch what a run has done since its folder was written, before it is gone on with.
+
+    Returns:
+        What was fetched, in words; empty = nothing.
+
+    Raises:
+        BusyError: the run goes on.
+        RingTuneError: it can't be fetched.
+    """
+    place = read_place(out) if out.is_dir() else None
+    try:
+        records = {record.run_id: record for record in client.runs()}
+    except UsageError:  # the coordinator keeps none
+        return ""
+    if place is None or place.run_id not in records:
+        return ""
+    record = records[place.run_id]
+    if record.state == "running":
+        follow = hint("logs", record.run_id, "--follow", coordinator=client.address)
+        raise BusyError(f"run {record.run_id} of {out} goes on; follow it with '{follow}'")
+    if record.saved_step < 0 or record.saved_step in RunCheckpoints(out).steps()[:1]:
+        return ""
+    fetch_run(client, record, out, replace=True)
+    return f"fetched what run {record.run_id} did without this folder, up to step {record.steps_done}"

@@ -1,0 +1,176 @@
+"""Carry out what ``ringtune train`` was asked for: follow a run to its end, or submit it and leave."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from coordinator.planner.alternatives import Choices
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.records.events import EventSink
+from coordinator.run_folder.checkpoints import RunCheckpoints
+from coordinator.run_folder.folder import LOG, RunFolder
+from coordinator.run_folder.place import RunPlace
+from coordinator.screen.output import make_progress
+from coordinator.submit.client import Client
+from coordinator.submit.detached import lines_of_detached, start_in_background
+from coordinator.submit.interrupts import Interrupts
+from coordinator.submit.local_ring import local_ring
+from ringtune.costs.profile import Profile
+from ringtune.errors import DivergedError, RingTuneError
+from ringtune.jobs.job import Job
+from ringtune.rounds.checkpoint import Resume
+from ringtune.v1 import control_pb2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What is to be trained, and where.
+
+    Attributes:
+        job: what is wanted.
+        local: nodes to start on this machine; 0 = those of ``coordinator``.
+        coordinator: ``host:port``; empty with ``local``.
+        insecure: whether it may be on another machine, without encryption.
+        num_nodes: wait until so many nodes have joined; 0 = take those that are there.
+        join_s: how long to wait for them, seconds.
+        resume: what to go on from; None = begin.
+        profile: times to plan with; None = the nodes measure.
+        plan: to be carried out; None = the coordinator plans.
+        choices: what the planner may choose.
+        replace: whether the files of a run in the folder may be removed.
+    """
+
+    job: Job
+    local: int
+    coordinator: str
+    insecure: bool
+    num_nodes: int
+    join_s: float
+    resume: Resume | None
+    profile: Profile | None
+    plan: GivenPlan | None
+    choices: Choices
+    replace: bool
+
+
+def follow_run(
+    asked: Submission, out: Path, notes: Sequence[str], *, how_to_resume: Callable[[int], str], as_json: bool
+) -> None:
+    """Run a job and follow it to its end.
+
+    Args:
+        asked: what, and where.
+        out: folder of the run.
+        notes: to be shown first.
+        how_to_resume: writes for the step of the newest checkpoint how to go on.
+        as_json: show JSON lines.
+
+    Raises:
+        RingTuneError: whatever the run failed with.
+    """
+    with (
+        Interrupts(log=out / LOG) as interrupts,
+        RunFolder(out, replace=asked.replace, resume=asked.resume is not None) as folder,
+        make_progress(as_json=as_json) as progress,
+    ):
+        for note in notes:
+            progress.note(note)
+        goes_on = False
+        try:
+            with _ring(asked, folder) as client:
+                try:
+                    client.run(
+                        asked.job,
+                        progress=progress,
+                        folder=folder,
+                        num_nodes=asked.num_nodes,
+                        join_s=asked.join_s,
+                        resume=asked.resume,
+                        profile=asked.profile,
+                        plan=asked.plan,
+                        choices=asked.choices,
+                        interrupts=interrupts,
+                        sinks=[_place_writer(out, client.address, asked)],
+                    )
+                finally:
+                    goes_on = client.goes_on
+        except (RingTuneError, KeyboardInterrupt) as error:
+            may_go_on = not goes_on and not isinstance(error, DivergedError)  # it would diverge again
+            if RunCheckpoints(out).steps() and may_go_on:
+                progress.note(how_to_resume(RunCheckpoints(out).steps()[0]))
+            raise
+        progress.note(f"the run's files are in {out}")
+
+
+def _ring(asked: Submission, folder: RunFolder) -> AbstractContextManager[Client]:
+    if not asked.local:
+        return Client(asked.coordinator, insecure=asked.insecure)
+    plan = asked.resume.plan if asked.resume else None
+    states = folder.checkpoints.node_states()
+    return local_ring(asked.job, asked.local, logs=folder.path / "logs", states=states, goes_on=plan)
+
+
+def _place_writer(out: Path, address: str, asked: Submission) -> EventSink:
+    def write(event: control_pb2.RunEvent) -> None:
+        if event.WhichOneof("event") == "run_id":
+            _place(event.run_id, address, asked).write(out)
+
+    return write
+
+
+def _place(run_id: str, address: str, asked: Submission) -> RunPlace:
+    return RunPlace(
+        run_id=run_id,
+        coordinator=address,
+        is_local=bool(asked.local),
+        pid=os.getpid(),
+        local_nodes=asked.local,
+    )
+
+
+def submit_and_leave(asked: Submission, out: Path | None, arguments: Sequence[str], *, as_json: bool) -> None:
+    """Start a run that goes on by itself, and print its id and the commands for it.
+
+    Args:
+        asked: what, and where.
+        out: folder of the run; None = it will be fetched into one.
+        arguments: of this command, to start a local run anew in the background.
+        as_json: print one JSON line.
+
+    Raises:
+        RingTuneError: the run can't be started.
+    """
+    place = start_in_background(out, arguments) if asked.local and out is not None else _submit(asked, out)
+    if as_json:
+        typer.echo(json.dumps({"event": "detached", **dataclasses.asdict(place), "out": str(out) if out else ""}))
+        return
+    for line in lines_of_detached(place, out):
+        typer.echo(line)
+
+
+def _submit(asked: Submission, out: Path | None) -> RunPlace:
+    with Client(asked.coordinator, insecure=asked.insecure) as client:
+        if out is not None:
+            with RunFolder(out, replace=asked.replace, resume=asked.resume is not None):
+                pass
+        run_id = client.start(
+            asked.job,
+            num_nodes=asked.num_nodes,
+            join_s=asked.join_s,
+            resume=asked.resume,
+            profile=asked.profile,
+            plan=asked.plan,
+            choices=asked.choices,
+        )
+        place = _place(run_id, client.address, asked)
+        if out is not None:
+            place.write(out)
+        return place

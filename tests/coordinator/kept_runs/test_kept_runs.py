@@ -1,0 +1,173 @@
+"""The books of runs on a disk: torn, full, damaged, found again, followed while they grow."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.kept_runs import event_log
+from coordinator.kept_runs.event_log import EventLog, read_events
+from coordinator.kept_runs.kept_runs import KeptRuns
+from ringtune.errors import BusyError, IntegrityError, StorageError, UsageError
+from ringtune.v1 import control_pb2
+from tests.coordinator.kept_runs.test_record import ONE, TWO, event, record
+
+PLAN = event("plan_json", {"course": {"num_steps": 8}})
+DONE = control_pb2.RunEvent(done=True)
+
+
+def nobody(_step: int) -> None:
+    """Nobody waits for manifests."""
+
+
+def step(number: int) -> control_pb2.RunEvent:
+    """A step that is done."""
+    return event("step_json", {"kind": "train", "step": number})
+
+
+def read(path: Path) -> list[control_pb2.RunEvent]:
+    """All events of a file."""
+    return [entry.event for entry in read_events(path)]
+
+
+def test_event_log_passes_over_a_torn_end_and_names_damage(tmp_path: Path) -> None:
+    """However much of the last event a crash left, those before it come; a flipped bit is no event."""
+    path = tmp_path / "events"
+    log = EventLog(path)
+    for number in range(3):
+        log.append(step(number))
+    log.close()
+    whole = path.read_bytes()
+    ends = [entry.end for entry in read_events(path)]
+    assert ends[-1] == len(whole) == log.size_bytes
+    for length in range(ends[1], len(whole)):
+        path.write_bytes(whole[:length])
+        assert read(path) == [step(0), step(1)]
+    path.write_bytes(whole[: ends[1] - 1] + bytes([whole[ends[1] - 1] ^ 1]) + whole[ends[1] :])
+    with pytest.raises(IntegrityError, match="is damaged at byte"):
+        read(path)
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, *, after_bytes: int) -> None:
+    """Let a disk take so many bytes of an event, and no more."""
+
+    def write(self: EventLog, content: bytes) -> None:
+        os.write(self._file.fileno(), content[:after_bytes])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(event_log.EventLog, "_write", write)
+
+
+def test_full_disk_ends_the_run_and_leaves_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half an event is taken back, the error is that of a disk, and who follows hears how the run ended."""
+    kept = KeptRuns(tmp_path)
+    run = kept.begin(record(), on_saved=nobody)
+    run(PLAN)
+    full_disk(monkeypatch, after_bytes=5)
+    with pytest.raises(StorageError, match="No space left"):
+        run(step(0))
+    run(step(1))  # ignored: it would leave a gap
+    failure = control_pb2.RunEvent(failure=control_pb2.RunFailure(error="StorageError", message="full"))
+    run(failure)
+    assert list(kept.events(ONE, wait=True)) == [PLAN, failure]
+    assert read(tmp_path / "runs" / ONE / "events") == [PLAN]
+    kept.close()
+
+
+def test_follower_reads_the_disk_while_the_run_goes_on(tmp_path: Path) -> None:
+    """It gets every event in order, also those that came before it, and ends with the run."""
+    kept = KeptRuns(tmp_path)
+    run = kept.begin(record(), on_saved=nobody)
+    run(PLAN)
+    found: list[control_pb2.RunEvent] = []
+    first = threading.Event()
+
+    def follow() -> None:
+        for entry in kept.events(ONE, wait=True):
+            found.append(entry)
+            first.set()
+
+    reader = threading.Thread(target=follow)
+    reader.start()
+    assert first.wait(5.0)
+    steps = [step(number) for number in range(8)]
+    for entry in (*steps, DONE):
+        run(entry)
+    reader.join(5.0)
+    assert found == [PLAN, *steps, DONE]
+    assert list(kept.events(ONE, wait=False)) == found
+    kept.close()
+
+
+def test_follower_that_is_gone_ends(tmp_path: Path) -> None:
+    """A run that says nothing holds nobody who has left."""
+    kept = KeptRuns(tmp_path)
+    kept.begin(record(), on_saved=nobody)
+    assert list(kept.events(ONE, wait=True, is_over=lambda: True)) == []
+    kept.close()
+
+
+def test_run_that_was_under_way_is_found_as_interrupted(tmp_path: Path) -> None:
+    """A coordinator that starts again lists it with its steps and its checkpoint; a run that was over stays so."""
+    before = KeptRuns(tmp_path)
+    saved: list[int] = []
+    run = before.begin(record(ONE), on_saved=saved.append)
+    for entry in (PLAN, step(4), event("checkpoint_json", {"step": 4})):
+        run(entry)
+    assert saved == [4]
+    over = before.begin(record(TWO), on_saved=nobody)
+    over(PLAN)
+    over(DONE)
+    before.close()
+    again = KeptRuns(tmp_path)
+    first, second = again.records().values()
+    assert (first.state, first.steps_done, first.saved_step, first.can_go_on) == ("interrupted", 4, 4, True)
+    assert (second.state, second.is_fetched) == ("done", False)
+    again.fetched(TWO)
+    again.close()
+    third = KeptRuns(tmp_path)
+    assert [entry.is_fetched for entry in third.records().values()] == [False, True]
+    third.close()
+
+
+def test_books_that_were_fetched_go_when_their_time_is_over(tmp_path: Path) -> None:
+    """With no day to keep them they go at once; a run that goes on can't be fetched away."""
+    kept = KeptRuns(tmp_path, keep_days=0.0)
+    run = kept.begin(record(), on_saved=nobody)
+    run(PLAN)
+    kept.fetched(ONE)
+    assert list(kept.records()) == [ONE]
+    run(DONE)
+    kept.fetched(ONE)
+    assert list(kept.records()) == []
+    assert not (tmp_path / "runs" / ONE).exists()
+    with pytest.raises(UsageError, match="is not kept here"):
+        list(kept.events(ONE, wait=False))
+    kept.close()
+
+
+def test_folder_has_one_coordinator_at_a_time(tmp_path: Path) -> None:
+    """A second one is told what to do."""
+    kept = KeptRuns(tmp_path)
+    with pytest.raises(BusyError, match="--state"):
+        KeptRuns(tmp_path)
+    kept.close()
+    KeptRuns(tmp_path).close()
+
+
+def test_damaged_record_costs_only_its_run(tmp_path: Path, caplog: Any) -> None:
+    """The others are listed; what can't be used is named in the log."""
+    kept = KeptRuns(tmp_path)
+    for name in (ONE, TWO):
+        kept.begin(record(name), on_saved=nobody)(DONE)
+    kept.close()
+    (tmp_path / "runs" / ONE / "run.json").write_text("{")
+    again = KeptRuns(tmp_path)
+    assert list(again.records()) == [TWO]
+    assert ONE in caplog.text
+    again.close()
