@@ -16,7 +16,7 @@ import torch
 
 from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, in_words, key_of
 from edge.wire.known_turns import KnownTurns
-from edge.wire.tensors import wire_bytes
+from edge.wire.tensors import MAX_EXPONENT, MIN_EXPONENT, wire_bytes
 from ringtune.errors import DivergedError, FrameError, RingTuneError
 from ringtune.schedule.actions import Op, Payload, TensorKey
 from ringtune.schedule.diverged import diverged
@@ -142,7 +142,7 @@ class FrameCheck:
         if not isinstance(error, DivergedError) or known is None:
             return error
         item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
-        return diverged(item, str(error), wire_dtype=self._course.wire_dtype)
+        return diverged(item, str(error))
 
     def credit_returned(self, boundary: int, count: int) -> None:
         """Note that the inbox has room again for so many hidden states at ``boundary``."""
@@ -219,6 +219,8 @@ class FrameCheck:
         dtype = DTYPE_NAMES.get(header.dtype)
         if dtype != course.wire_dtype:
             raise FrameError(f"{in_words(header)} is in {dtype or header.dtype}, the plan says {course.wire_dtype}")
+        if header.exponent and (dtype != "float16" or not MIN_EXPONENT <= header.exponent <= MAX_EXPONENT):
+            raise FrameError(f"{in_words(header)} is in {dtype} with exponent {header.exponent}; it is dropped")
         has_mask = kind == Payload.HIDDEN and header.boundary < course.head
         mask_bytes = rows * shape[1] if has_mask else 0
         if header.mask_bytes != mask_bytes:

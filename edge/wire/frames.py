@@ -206,6 +206,7 @@ def tensor_header(hello: Hello, key: TensorKey, encoded: EncodedTensor) -> ring_
     header.dtype = DTYPES[encoded.dtype]
     header.shape.extend(encoded.shape)
     header.payload_bytes, header.mask_bytes = encoded.payload_bytes, encoded.mask_bytes
+    header.exponent = encoded.exponent
     return header
 
 

@@ -190,6 +190,7 @@ class InLink:
                 DTYPE_NAMES[header.dtype],
                 header.mask_bytes,
                 compute_dtype=admission.expectation.compute_dtype,
+                exponent=header.exponent,
             )
             admission.sink.on_tensor(key_of(header), source, tensor, mask)
         except (FrameError, DivergedError) as error:

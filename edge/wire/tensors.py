@@ -4,7 +4,10 @@ The payload of one tensor is, in this order: the scales (``int8`` only: one floa
 axis), the elements, the mask (one byte a position). Everything is little-endian and row-major.
 
 ``int8`` keeps ``round(x / scale)`` with ``scale = max|row| / 127``, so that no element is off by more
-than half a scale. Nothing that comes in is unpickled; NaN and infinities are refused.
+than half a scale. ``float16`` has no range: what is below 6e-8 would become zero, and a mean loss over many tokens has
+such gradients; what is above 65,504 would overflow. So a ``float16`` tensor travels multiplied by a power of two that
+puts its largest element between 2^14 and 2^15, and its header has the exponent that undoes it; in normal numbers this
+costs no digit. Nothing that comes in is unpickled; NaN and infinities are refused.
 
 Shapes: B rows of the micro-batch, T tokens, D model width.
 """
@@ -36,6 +39,12 @@ WIRE_TYPES: Final[dict[str, torch.dtype]] = {
 
 _INT8_MAX: Final = 127
 _SCALE_BYTES: Final = 4
+_HALF_EXPONENT: Final = 15
+"""The largest element of a float16 tensor travels as a number below two to this power."""
+
+MIN_EXPONENT: Final = -126
+MAX_EXPONENT: Final = 112
+"""Exponents of a float16 tensor: both powers of two, and 65,504 times the larger one, are numbers of float32."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +57,7 @@ class EncodedTensor:
         parts: flat byte views in the order of the wire; they keep their tensors alive.
         payload_bytes: of all parts together.
         mask_bytes: trailing bytes that are the mask, 0 = no mask.
+        exponent: the elements are multiplied by ``2 ** exponent`` at the receiver; float16 only, else 0.
     """
 
     dtype: str
@@ -55,6 +65,7 @@ class EncodedTensor:
     parts: tuple[memoryview, ...]
     payload_bytes: int
     mask_bytes: int
+    exponent: int = 0
 
 
 def wire_bytes(shape: Sequence[int], dtype: str, mask_bytes: int = 0) -> int:
@@ -76,9 +87,12 @@ def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> Encod
         Views on memory: of the tensor itself where type and layout already fit, so it must not change
         before the bytes are sent.
     """
-    on_cpu = tensor.detach().cpu()
+    on_cpu, exponent = tensor.detach().cpu(), 0
     if dtype == "int8":
         parts = [bytes_of(part) for part in _quantize(on_cpu)]
+    elif dtype == "float16":
+        half, exponent = _halve(on_cpu)
+        parts = [bytes_of(half)]
     else:
         parts = [bytes_of(on_cpu.to(WIRE_TYPES[dtype]).contiguous())]
     mask_bytes = 0
@@ -91,6 +105,7 @@ def encode(tensor: torch.Tensor, mask: torch.Tensor | None, dtype: str) -> Encod
         parts=tuple(parts),
         payload_bytes=sum(part.nbytes for part in parts),
         mask_bytes=mask_bytes,
+        exponent=exponent,
     )
 
 
@@ -107,8 +122,25 @@ def _quantize(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return scales.contiguous(), steps.round_().clamp_(-_INT8_MAX, _INT8_MAX).to(torch.int8)
 
 
+def _halve(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Round a tensor to float16 with its largest element below ``2 ** 15``; return it and the exponent that undoes it.
+
+    Example: with a largest element of 1e-8, which is 0.67 * 2^-26, all are multiplied by 2^41; the exponent is -41.
+    """
+    largest = float(tensor.abs().amax())
+    exponent = math.frexp(largest)[1] - _HALF_EXPONENT if 0.0 < largest < math.inf else 0
+    exponent = min(MAX_EXPONENT, max(MIN_EXPONENT, exponent))
+    return (tensor * 2.0**-exponent).to(torch.float16).contiguous(), exponent
+
+
 def decode(
-    payload: memoryview, shape: Sequence[int], dtype: str, mask_bytes: int, *, compute_dtype: torch.dtype
+    payload: memoryview,
+    shape: Sequence[int],
+    dtype: str,
+    mask_bytes: int,
+    *,
+    compute_dtype: torch.dtype,
+    exponent: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Decode the bytes of the wire to a tensor and its mask.
 
@@ -118,6 +150,7 @@ def decode(
         dtype: a key of ``WIRE_TYPES``.
         mask_bytes: trailing bytes that are the mask; 0 or B * T.
         compute_dtype: element type of the result.
+        exponent: of a float16 tensor, as encoded; already checked to be an exponent that ``encode`` may give.
 
     Returns:
         The tensor, and the mask (B, T) as int64 or None.
@@ -142,6 +175,8 @@ def decode(
         _check_finite(tensor, shape)
         if wire_type is not compute_dtype:
             tensor = tensor.to(compute_dtype)
+        if exponent:
+            tensor *= 2.0**exponent
     return tensor, _mask(payload[expected - mask_bytes :], shape) if mask_bytes else None
 
 

@@ -43,6 +43,7 @@ class Case:
     optimizer: str = "adamw"
     dropout: float = 0.0
     dtype: str = "float64"
+    wire: str = ""  # empty = as ``dtype``
     num_steps: int = 50
     local_iterations: int = 4
     private_blocks: int = 0
@@ -81,7 +82,7 @@ class Case:
             max_steps = {self.num_steps}
             eval_every = {self.eval_every}
             [wire]
-            dtype = "{self.dtype}"
+            dtype = "{self.wire or self.dtype}"
             {unfreeze}
             """,
             source="test",
@@ -104,7 +105,7 @@ class Case:
             hidden_size=32,
             eval_every=self.eval_every,
             checkpoint_every=self.checkpoint_every,
-            wire_dtype=self.dtype,
+            wire_dtype=self.wire or self.dtype,
             labels=self.labels,
             frozen_blocks=self.private_blocks,
             operations=self.operations,

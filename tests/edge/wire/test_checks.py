@@ -136,6 +136,7 @@ def test_checks_admit_all_that_the_plan_foresees(changes: dict[str, Any]) -> Non
         ({"mask_bytes": 13}, "13 bytes of mask"),
         ({"payload_bytes": 2**40}, "claims 1099511627776 bytes, its shape has 396"),
         ({"payload_bytes": 0}, "claims 0 bytes"),
+        ({"exponent": 1}, "in float32 with exponent 1"),
     ],
 )
 def test_checks_refuse_what_differs_in_one_field(changes: dict[str, Any], message: str) -> None:

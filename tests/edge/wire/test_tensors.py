@@ -22,7 +22,12 @@ def _round_trip(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     encoded = tensors.encode(tensor, mask, dtype)
     return tensors.decode(
-        _payload(encoded), encoded.shape, encoded.dtype, encoded.mask_bytes, compute_dtype=compute_dtype
+        _payload(encoded),
+        encoded.shape,
+        encoded.dtype,
+        encoded.mask_bytes,
+        compute_dtype=compute_dtype,
+        exponent=encoded.exponent,
     )
 
 
@@ -117,10 +122,39 @@ def test_tensors_whose_sum_overflows_are_finite_all_the_same() -> None:
     assert torch.equal(came, tensor)
 
 
-def test_tensors_too_large_for_float16_are_refused() -> None:
-    """An overflow of float16 is an infinity to the receiver."""
-    with pytest.raises(DivergedError, match="4 values"):
-        _round_trip(torch.full((1, 1, 4), 70000.0), None, "float16")
+@pytest.mark.parametrize("size", [1e-30, 1e-8, 1e-4, 1.0, 1e6, 1e30])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+def test_tensors_of_any_size_arrive(dtype: str, size: float) -> None:
+    """Gradients of 1e-8 do not become zero, and 1e6 does not overflow: every type has the range of float32."""
+    tensor = torch.randn(4, 6, 33, generator=torch.Generator().manual_seed(3)) * size
+    came, _ = _round_trip(tensor, None, dtype)
+    error = (came.double() - tensor.double()).abs()
+    if dtype == "int8":
+        assert bool((error <= tensor.double().abs().amax(dim=-1, keepdim=True) / 254 * (1 + 1e-5)).all())
+    else:
+        assert bool((error <= tensor.double().abs() * {"bfloat16": 2.0**-8, "float16": 2.0**-11}[dtype]).all())
+
+
+@pytest.mark.parametrize("power", [-100, -40, 0, 40, 100])
+def test_tensors_float16_keeps_every_digit_whatever_the_size(power: int) -> None:
+    """What float16 can hold arrives bit for bit, times any power of two."""
+    tensor = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(4)).to(torch.float16).to(torch.float32)
+    came, _ = _round_trip(tensor * 2.0**power, None, "float16")
+    assert torch.equal(came, tensor * 2.0**power)
+
+
+@pytest.mark.parametrize("largest", [0.0, 2.0**-149, 2.0**-126, 2.0**127, torch.finfo(torch.float32).max])
+def test_tensors_float16_at_the_ends_of_float32(largest: float) -> None:
+    """The smallest number of float32 arrives; of the largest ones, which only diverged training has, none is wrong."""
+    tensor = torch.full((1, 1, 4), largest)
+    encoded = tensors.encode(tensor, None, "float16")
+    assert tensors.MIN_EXPONENT <= encoded.exponent <= tensors.MAX_EXPONENT
+    if largest > 2.0**127:
+        with pytest.raises(DivergedError, match="4 values"):
+            _round_trip(tensor, None, "float16")
+    else:
+        came, _ = _round_trip(tensor, None, "float16")
+        assert torch.equal(came, tensor)
 
 
 def test_tensors_mask_of_other_values_is_refused() -> None:
