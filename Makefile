@@ -4,6 +4,7 @@
 #   make test        all tests, on as many processes as WORKERS says
 #   make promises    what is always true of a run, and which tests hold it
 #   make lint        formatting, types, import rules
+#   make docs        write docs/job.md, every key of a job, from the code
 #   make proto       regenerate the code of the wire's messages
 #   make wheel       build dist/ringtune-VERSION-py3-none-any.whl, for machines without a checkout
 #   make bench-ring  measure the ring against one process: build/bench/ring.json
@@ -26,7 +27,7 @@ STAMP := $(VENV)/ringtune.stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test promises lint proto wheel bench-ring bench-sim bench-examples clean
+.PHONY: help setup demo test promises lint proto docs wheel bench-ring bench-sim bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -57,6 +58,9 @@ lint: $(STAMP)
 
 proto: $(STAMP)
 	$(BIN)/python proto/generate.py
+
+docs: $(STAMP)
+	PYTHONPATH=proto:. $(BIN)/python -m docs.make_job
 
 wheel: $(STAMP)
 	$(PIP) wheel --no-deps --wheel-dir dist .

@@ -52,8 +52,8 @@ class Model:
 
     Attributes:
         path: local folder with ``config.json``, ``model.safetensors`` and the tokenizer.
-        task: one of ``TASKS``.
-        dtype: in which the model is computed, one of ``MODEL_DTYPES``; float64 is for checks.
+        task: what is learned; it decides which columns the rows need and which head the model gets.
+        dtype: number type in which the model is computed; float64 is for checks.
     """
 
     path: str
@@ -72,8 +72,8 @@ class Data:
     """``[data]``: where rows come from, and how ``--local N`` shares them out.
 
     Attributes:
-        train: csv or jsonl file, for images npz or a folder per class, for causal-lm also plain text; empty: every
-            owner names its own.
+        train: file of rows, csv or jsonl, for images npz or a folder per class, for causal-lm also plain text; empty:
+            every owner names its own.
         eval: the same for evaluation; empty: none, unless an owner names one.
         text: column of the text.
         label: column of the class name; name of the labels' array in an npz file.
@@ -83,7 +83,7 @@ class Data:
         answer: column of the answer: a text, a list of texts, or a table with lists ``text`` and ``answer_start``.
         image: name of the images' array in an npz file.
         stride: tokens that two windows of a long context share; 0 = a third of ``train.max_length``.
-        split: ``iid`` or ``dirichlet:ALPHA``.
+        split: how ``--local N`` shares rows out: evenly at random, or each class unevenly, the more the smaller ALPHA.
         owners: how many nodes own data with ``--local N``; 0 = all.
     """
 
@@ -145,22 +145,22 @@ class Train:
     """``[train]``: method, optimizer and sizes.
 
     Attributes:
-        method: the name of a training method (``schedule.methods``).
-        optimizer: one of ``OPTIMIZERS``.
-        learning_rate: the peak.
-        lr_schedule: one of ``LR_SCHEDULES``.
-        warmup_steps: steps of linear warm-up.
-        weight_decay: decoupled for adamw.
+        method: what trains when.
+        optimizer: what updates the weights.
+        learning_rate: how far a step goes, at its peak after the warm-up.
+        lr_schedule: how the learning rate goes on from its peak to the last step.
+        warmup_steps: steps over which the learning rate rises to its peak.
+        weight_decay: share of a weight, times the learning rate, that a step takes away; decoupled for adamw.
         dropout: every dropout probability of the model.
         batch_size: rows of one step.
-        microbatches: parts of one batch.
+        microbatches: parts of one batch that travel by themselves; more of them fill the ring better.
         max_length: tokens; longer texts are cut.
-        local_iterations: steps of one turn.
+        local_iterations: steps of an owner's turn, before the next owner has one.
         rounds: turns of every owner; None exactly if ``max_steps`` is given.
         max_steps: optimizer steps of the whole run.
         eval_every: steps between evaluations; 0 = at the end only.
         checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = only when interrupted.
-        seed: of everything random.
+        seed: of everything random: shares, order of rows, initial values, dropout.
     """
 
     method: str = "ringada"
@@ -224,11 +224,11 @@ class Unfreeze:
     """``[unfreeze]``: when RingAda trains one more block, top-down.
 
     Attributes:
-        every_steps: one more block every so many steps; None exactly if ``at`` is given.
-        at: one more block at each of these steps, or ``auto``: when the loss has stopped improving (``unfreezing``).
-        patience_steps: for ``auto``: so many steps without improvement; None for the other forms.
-        min_improvement: for ``auto``: how far the loss has to fall to count as improved, as a share of the best loss;
-            None for the other forms.
+        every_steps: one more block every so many steps; 40 if neither this nor ``at`` is given.
+        at: one more block at each of these steps, or ``"auto"``: whenever the loss has stopped improving.
+        patience_steps: with ``at = "auto"``: one more block after so many steps without improvement; 20 if not given.
+        min_improvement: with ``at = "auto"``: how far the loss has to fall to count as improved, as a share of the best
+            loss; 0.01 if not given.
     """
 
     every_steps: int | None = None
@@ -274,7 +274,7 @@ class Wire:
     """``[wire]``: how tensors travel.
 
     Attributes:
-        dtype: one of ``course.WIRE_DTYPES``.
+        dtype: number type in which tensors travel; a smaller one sends fewer bytes and rounds.
     """
 
     dtype: str = "float32"
@@ -304,7 +304,7 @@ class Runtime:
     """``[runtime]``: processes and patience.
 
     Attributes:
-        threads: compute threads per node; 0 = max(1, cores // N).
+        threads: compute threads of a node; 0 = all its cores, or with ``--local N`` its share of them.
         lease_s: a node not heard of for so long is lost, in seconds.
         wait_s: longest time a node goes without any progress, in seconds.
         plan_s: longest time that planning takes, in seconds; then the best plan found so far is taken.

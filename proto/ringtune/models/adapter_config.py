@@ -84,6 +84,21 @@ _PART = re.compile(r"(?P<name>[^\[\]|]+)(?:\[(?P<options>.*)\])?")
 _LONGEST = 1000
 
 
+def known_configurations() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Every configuration by name: its kind, and the options that matter for size with their defaults."""
+    return {name: (kind, dict(defaults)) for name, (kind, defaults) in _KNOWN.items()}
+
+
+def other_names() -> dict[str, str]:
+    """Older names of configurations -> the names that they stand for."""
+    return dict(_ALIASES)
+
+
+def refused_configurations() -> dict[str, str]:
+    """Configurations of the library that a ring can't have -> why."""
+    return dict(_REFUSED) | dict.fromkeys(_NOT_SAVED, "the library does not write down what makes it one")
+
+
 class AdapterPart(NamedTuple):
     """One method of a configuration: its name and the options that the user gave."""
 

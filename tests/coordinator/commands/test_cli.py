@@ -25,6 +25,7 @@ COMMANDS = (
     "eval",
     "export",
     "fetch",
+    "init",
     "logs",
     "measure",
     "node",

@@ -1,0 +1,122 @@
+"""Write ``docs/job.md`` from the code that reads a job: ``python -m docs.make_job``; ``--check`` only compares."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringtune.jobs.described import KeyFacts, SectionFacts, describe_job
+from ringtune.models.adapter_config import known_configurations, other_names, refused_configurations
+from ringtune.models.adapter_options import option_rules
+
+PAGE = Path(__file__).parent / "job.md"
+EXAMPLES = {
+    "model.path": '"models/all-MiniLM-L6-v2"',
+    "data.train": '"train.csv"',
+    "data.eval": '"test.csv"',
+    "data.labels": '["bad", "good"]',
+    "data.split": '"dirichlet:0.5"',
+    "data.owners": "2",
+    "data.stride": "42",
+    "adapter.config": '"seq_bn[reduction_factor=8]|lora[r=4]"',
+    "train.lr_schedule": '"cosine"',
+    "train.warmup_steps": "100",
+    "train.weight_decay": "0.01",
+    "train.dropout": "0.1",
+    "train.rounds": "5",
+    "train.epochs": "3",
+    "train.max_steps": "300",
+    "train.eval_every": "50",
+    "train.turns": '"rows"',
+    "train.seed": "1",
+    "unfreeze.every_steps": "40",
+    "unfreeze.at": "[40, 100, 160]",
+    "unfreeze.patience_steps": "20",
+    "unfreeze.min_improvement": "0.01",
+    "wire.dtype": '"bfloat16"',
+    "privacy.private_blocks": "1",
+    "runtime.threads": "2",
+    "runtime.record": "true",
+}
+"""Values for keys whose default shows little; the others are shown with their default."""
+
+_BEGIN = """\
+# Every key of job.toml
+
+Written by `python -m docs.make_job` from the code that reads a job; do not edit it here. `ringtune init` writes a job
+with the common keys. A key that is left out has its default; a key or a value that is not below is refused, with the
+nearest one. On the command line `--set SECTION.KEY=VALUE` replaces a key: `--set train.seed=1`.
+"""
+_ADAPTERS = """\
+## Adapters
+
+`adapter.config` names one configuration of AdapterHub, with options in brackets, or several joined by `|`:
+`seq_bn`, `lora[r=16, attn_matrices=['q','k','v']]`, `seq_bn[reduction_factor=8]|lora[r=4]`. Texts stand in quotes. An
+option that is left out has the library's default; those that matter for the size are shown.
+"""
+
+
+def example(key: KeyFacts) -> str:
+    """A line of TOML that has the key."""
+    return f"{key.name.partition('.')[2]} = {EXAMPLES.get(key.name, key.default)}"
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [_BEGIN, *map(_section, describe_job()), _ADAPTERS, _configurations(), *map(_options, _kinds()), _refused()]
+    return "\n".join(parts)
+
+
+def _table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [titles, ("---",) * len(titles), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _section(section: SectionFacts) -> str:
+    rows = [
+        (_code(key.name.partition(".")[2]), key.kind, _code(key.default), key.allowed, key.meaning, _code(example(key)))
+        for key in section.keys
+    ]
+    titles = ("key", "type", "default", "allowed", "what it does", "example")
+    return f"## [{section.name}]\n\n{section.meaning}\n\n{_table(titles, rows)}"
+
+
+def _kinds() -> list[str]:
+    return list(dict.fromkeys(kind for kind, _ in known_configurations().values()))
+
+
+def _configurations() -> str:
+    older = other_names()
+    rows = []
+    for name, (kind, defaults) in known_configurations().items():
+        aliases = ", ".join(_code(alias) for alias, stands_for in older.items() if stands_for == name)
+        shown = ", ".join(f"{option}={value!r}" for option, value in defaults.items() if option in option_rules(kind))
+        rows.append((_code(name), aliases, kind, _code(shown)))
+    return _table(("configuration", "also called", "kind", "options that matter for the size, with defaults"), rows)
+
+
+def _options(kind: str) -> str:
+    rows = [(_code(name), words) for name, words in option_rules(kind).items()]
+    return f"### Options of the kind {kind}\n\n{_table(('option', 'has to be'), rows)}"
+
+
+def _refused() -> str:
+    rows = [(_code(name), reason) for name, reason in refused_configurations().items()]
+    return f"### Configurations that are refused\n\n{_table(('configuration', 'why'), rows)}"
+
+
+def main() -> int:
+    """Write the page, or compare it; 1 if it is not current."""
+    if "--check" in sys.argv:
+        return int(PAGE.read_text(encoding="utf-8") != page())
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

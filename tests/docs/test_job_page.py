@@ -1,0 +1,92 @@
+"""``docs/job.md`` says what the code that reads a job says: every key, every adapter, and only examples that work."""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import typing
+
+import pytest
+
+from docs import make_job
+from ringtune.errors import JobError
+from ringtune.jobs.described import KeyFacts, describe_job, refusal
+from ringtune.jobs.job import Job
+from ringtune.models.adapter_config import (
+    known_configurations,
+    other_names,
+    parse_adapter_config,
+    refused_configurations,
+)
+
+KEYS = [key for section in describe_job() for key in section.keys]
+
+
+def test_job_page_is_current() -> None:
+    """If this fails, a key has changed: run ``python -m docs.make_job``."""
+    assert make_job.PAGE.read_text(encoding="utf-8") == make_job.page()
+
+
+def test_job_page_has_every_key_with_a_sentence() -> None:
+    """No key of any section is left out, and each says what it does, in a job's words."""
+    hints = typing.get_type_hints(Job)
+    wanted = []
+    for field in dataclasses.fields(Job):
+        kinds = (hints[field.name], *typing.get_args(hints[field.name]))
+        cls = next(kind for kind in kinds if dataclasses.is_dataclass(kind))
+        wanted += [f"{field.name}.{key.name}" for key in dataclasses.fields(cls)]
+    assert [key.name for key in KEYS] == wanted
+    assert len(wanted) >= 42
+    assert [key.name for key in KEYS if len(key.meaning) < 10 or not key.meaning.endswith(".")] == []
+    page = make_job.page()
+    assert [key.name for key in KEYS if f"| `{key.name.partition('.')[2]}` |" not in page] == []
+
+
+@pytest.mark.parametrize("key", KEYS, ids=[key.name for key in KEYS])
+def test_job_page_examples_are_taken_by_a_job(key: KeyFacts) -> None:
+    """Whoever copies an example gets a job that is read."""
+    line = make_job.example(key)
+    name = key.name.partition(".")[2]
+    assert refusal(key.name, tomllib.loads(line)[name]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "default", "allowed"),
+    [
+        ("model.path", "", ""),
+        ("model.dtype", '"float32"', "float32, float64"),
+        ("data.split", '"iid"', "'iid' or 'dirichlet:ALPHA' with ALPHA above 0"),
+        ("train.dropout", "0.0", "at least 0, below 1"),
+        ("train.microbatches", "4", "1 to train.batch_size"),
+        ("unfreeze.at", "", "a list of steps or 'auto'"),
+        ("runtime.record", "false", ""),
+    ],
+)
+def test_job_page_ranges_are_asked_of_the_code(name: str, default: str, allowed: str) -> None:
+    """What a section refuses is what the page says."""
+    found = next(key for key in KEYS if key.name == name)
+    assert (found.default, found.allowed) == (default, allowed)
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if " to " in key.allowed and key.allowed[0].isdigit()])
+def test_job_page_whole_numbers_end_where_it_says(key: KeyFacts) -> None:
+    """Both ends are taken, and one beyond either is refused."""
+    words = key.allowed.replace(",", "").split(" to ")
+    least = int(words[0])
+    assert refusal(key.name, least) == ""
+    assert refusal(key.name, least - 1) != ""
+    if words[1].isdigit():
+        assert refusal(key.name, int(words[1])) == ""
+        assert refusal(key.name, int(words[1]) + 1) != ""
+
+
+def test_job_page_has_every_adapter() -> None:
+    """Names, older names and refused ones are those of the reader."""
+    page = make_job.page()
+    for name in (*known_configurations(), *other_names()):
+        assert f"`{name}`" in page
+        parse_adapter_config(name)
+    for name in refused_configurations():
+        assert f"| `{name}` |" in page
+        with pytest.raises(JobError):
+            parse_adapter_config(name)
