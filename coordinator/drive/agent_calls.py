@@ -17,8 +17,10 @@ from typing import Any
 import grpc
 
 from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
-from ringtune.files.chunks import ADAPTER_FILES, cut_folder, read_files
+from ringtune.files.chunks import cut_folder, write_any_files
+from ringtune.files.pieces import FilePieces, Pieces
 from ringtune.ids import naming_node
+from ringtune.models.result_files import ADAPTER_FILES
 from ringtune.rpc.codec import turn_to_proto
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_status
@@ -29,6 +31,7 @@ _LOG = logging.getLogger(__name__)
 _RELEASE_S = 3.0
 _RETRY_S = 0.2
 _MAX_RESULT_BYTES = 1 << 34
+_RESULT_FILES = (*ADAPTER_FILES, "totals.json")
 
 
 class AgentCalls:
@@ -122,7 +125,8 @@ class AgentCalls:
 
     def _load_chunks(self, folder: Path) -> Iterator[control_pb2.LoadChunk]:
         run_id = self._run_id
-        for chunk in cut_folder(folder, ADAPTER_FILES):
+        names = [name for name in ADAPTER_FILES if (folder / name).is_file()]
+        for chunk in cut_folder(folder, names):
             yield control_pb2.LoadChunk(run_id=run_id, file=chunk)
             run_id = ""  # the first one says it for all
 
@@ -137,11 +141,17 @@ class AgentCalls:
         self._submit(lambda: self._repeated(self._stub.Grant, request))
 
     def collect(
-        self, *, with_head: bool, with_private: bool, timeout_s: float, on_result: Callable[[dict[str, bytes]], None]
+        self,
+        folder: Path,
+        *,
+        with_head: bool,
+        with_private: bool,
+        timeout_s: float,
+        on_result: Callable[[dict[str, Pieces]], None],
     ) -> None:
-        """Fetch the node's results; ``on_result`` gets the files by name."""
+        """Fetch the node's results into an empty folder; ``on_result`` gets the files by name."""
         request = control_pb2.CollectRequest(run_id=self._run_id, with_head=with_head, with_private=with_private)
-        self._submit(lambda: on_result(self._collect(request, timeout_s)))
+        self._submit(lambda: on_result(self._collect(request, folder, timeout_s)))
 
     def release(self, reason: str, *, is_finished: bool = False) -> Future[None]:
         """Cancel the call under way and tell the node that the run is over; errors are only logged."""
@@ -198,9 +208,11 @@ class AgentCalls:
                 _LOG.info("node %s does not answer (%s), it is asked again", self.node, error.code().name)
             self._cancelled.wait(_RETRY_S)
 
-    def _collect(self, request: control_pb2.CollectRequest, timeout_s: float) -> dict[str, bytes]:
+    def _collect(self, request: control_pb2.CollectRequest, folder: Path, timeout_s: float) -> dict[str, Pieces]:
         chunks = self._track(self._stub.Collect(request, timeout=timeout_s))
-        return read_files(chunks, max_bytes=_MAX_RESULT_BYTES, source=f"node {self.node}")
+        source = f"node {self.node}"
+        files = write_any_files(chunks, folder, names=_RESULT_FILES, max_bytes=_MAX_RESULT_BYTES, source=source)
+        return {name: FilePieces(path) for name, path in files.items()}
 
     def _track(self, call: Any) -> Any:
         with self._lock:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from coordinator.records.events import read_object
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError
+from ringtune.files.pieces import Pieces
 from ringtune.v1 import control_pb2
 
 
@@ -35,7 +36,7 @@ class Files(NamedTuple):
     """A node's results by file name."""
 
     node: str
-    files: dict[str, bytes]
+    files: dict[str, Pieces]
 
 
 Answer = Reported | Facts | NodePrepared | Files

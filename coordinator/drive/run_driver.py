@@ -12,9 +12,11 @@ One thread touches the state machine and the books. All decisions are the state 
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from pathlib import Path
 
 from coordinator.drive.answers import Answer, Facts, Files, NodePrepared, Reported, read_facts
 from coordinator.drive.checkpointing import Checkpointing, Noted
@@ -35,6 +37,8 @@ from coordinator.records.run_clock import now_unix_s
 from ringtune.costs.profile import LinkFacts, NodeFacts
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
+from ringtune.files.pieces import Pieces
+from ringtune.models.result_files import result_files
 from ringtune.rounds import rounds
 from ringtune.v1 import control_pb2
 
@@ -74,7 +78,8 @@ class RunDriver(Driver):
         self._neighbours: dict[str, int] = {}
         self._planned: Planned | None = None
         self._books: RunBooks | None = None
-        self._files: dict[str, dict[str, bytes]] = {}
+        self._files: dict[str, dict[str, Pieces]] = {}
+        self._collected: tempfile.TemporaryDirectory[str] | None = None
         self._phase = ("joining", self._started_s)
         self._phases_s: dict[str, float] = {}
         self._released: list[Future[None]] = []
@@ -234,7 +239,11 @@ class RunDriver(Driver):
                     self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step)
             case rounds.Collect(node, with_head, with_private):
                 self._calls[node].collect(
-                    with_head=with_head, with_private=with_private, timeout_s=wait_s, on_result=self._put_files(node)
+                    self._folder_of(node),
+                    with_head=with_head,
+                    with_private=with_private,
+                    timeout_s=wait_s,
+                    on_result=self._put_files(node),
                 )
             case rounds.Release(node, reason, is_finished):
                 self._needed -= {node}
@@ -286,7 +295,15 @@ class RunDriver(Driver):
     def _put_hosted(self, node: str) -> Callable[[int], None]:
         return lambda hosted_bytes: self._queue.put(NodePrepared(node, hosted_bytes))
 
-    def _put_files(self, node: str) -> Callable[[dict[str, bytes]], None]:
+    def _folder_of(self, node: str) -> Path:
+        """Make an empty folder for what a node sends in the end."""
+        if self._collected is None:
+            self._collected = tempfile.TemporaryDirectory(prefix="ringtune-", ignore_cleanup_errors=True)
+        folder = Path(self._collected.name) / node
+        folder.mkdir()
+        return folder
+
+    def _put_files(self, node: str) -> Callable[[dict[str, Pieces]], None]:
         return lambda files: self._queue.put(Files(node, files))
 
     def _enter(self, phase: str) -> None:
@@ -366,10 +383,11 @@ class RunDriver(Driver):
         if self._request.plan_only or self._books is None:
             return
         for node, files in self._files.items():
-            totals = read_object(files.get("totals.json", b""), f"totals.json of node {node}")
+            totals = read_object(bytes(files.get("totals.json", Pieces.of(b""))), f"totals.json of node {node}")
             self._books.ledger.add_totals(node, totals)
         if self._request.evaluation is None:
-            for name, content in sorted(adapter_folder(self._files).items()):
+            names = result_files(self._job.model.task)
+            for name, content in sorted(adapter_folder(self._files, names).items()):
                 send_file(f"adapter/{name}", content, self._emit)
         report = self._books.ledger.report(
             run_id=self.run_id,
@@ -385,6 +403,8 @@ class RunDriver(Driver):
 
     def _finish_files(self) -> None:
         """Send the profile that the run itself showed, however the run ended, and the ends of growing files."""
+        if self._collected is not None:
+            self._collected.cleanup()
         if self._books is None:
             return
         if not self._request.plan_only:

@@ -16,8 +16,8 @@ from coordinator.export.checks import check_adapter, check_head, check_private, 
 from coordinator.export.model_card import model_card
 from coordinator.run_folder.saved_run import SavedRun, read_json, read_run
 from ringtune.errors import IntegrityError, StorageError, UsageError
-from ringtune.files.chunks import ADAPTER_FILES
 from ringtune.files.durable import rename_durably, write_durably
+from ringtune.models.result_files import result_files
 
 _CARD = "README.md"
 _PART = ".part"
@@ -71,14 +71,16 @@ def _check_target(target: Path) -> None:
 
 def _contents(run: SavedRun, base_model: str) -> dict[str, bytes]:
     """Check the adapter, and return the content of every file of the export by name."""
-    configs = {name: read_json(run.adapter / name) for name in ADAPTER_FILES if name.endswith(".json")}
-    adapter, head = configs["adapter_config.json"], configs["head_config.json"]
+    names = result_files(run.job.model.task)
+    configs = {name: read_json(run.adapter / name) for name in names if name.endswith(".json")}
+    adapter = configs["adapter_config.json"]
     check_adapter(run, adapter)
-    check_head(run, head)
+    if "head_config.json" in configs:
+        check_head(run, configs["head_config.json"])
     base_model = base_model or str(adapter.get("model_name", ""))
     if not _MODEL_ID.fullmatch(base_model):
         raise UsageError(f"{base_model!r} is no model id; give one with --base-model NAME or OWNER/NAME")
-    contents = {name: (run.adapter / name).read_bytes() for name in ADAPTER_FILES}
+    contents = {name: (run.adapter / name).read_bytes() for name in names}
     for name, config in configs.items():
         contents[name] = _json({**config, "model_name": base_model})
     digests = {name: _digest(content) for name, content in contents.items()}

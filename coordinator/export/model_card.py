@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.run_folder.saved_run import SavedRun
+from ringtune.models.result_files import has_trained_head
 from ringtune.quantities import format_seconds
 
 _LOADING = """```python
@@ -20,6 +21,16 @@ from adapters import AutoAdapterModel
 model = AutoAdapterModel.from_pretrained({base})
 model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
 ```"""
+_LOADING_WITH_OWN_HEAD = """```python
+import adapters
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained({base})
+adapters.init(model)
+model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
+```
+
+The head is the base model's own: it did not train, so it is not in this folder."""
 
 
 def model_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], digests: Mapping[str, str]) -> str:
@@ -36,7 +47,9 @@ def model_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], di
         f"# Adapter for {base_model}",
         f"Trained with RingTune: {run.job.model.task}, adapter configuration `{run.job.adapter.config}`, "
         f"{_owners(run)}. Rows and labels stayed with their owners; hidden states passed between the nodes.",
-        _LOADING.format(base=json.dumps(base_model)),
+        (_LOADING if has_trained_head(run.job.model.task) else _LOADING_WITH_OWN_HEAD).format(
+            base=json.dumps(base_model)
+        ),
         "## Training",
         _table(("", ""), _facts(run, adapter)),
         "## Figures",

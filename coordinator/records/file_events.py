@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
-
 from coordinator.records.events import EventSink
-from ringtune.files.chunks import FileCutter, cut_file
+from ringtune.files.chunks import FileCutter, cut_pieces
+from ringtune.files.pieces import Pieces
 from ringtune.v1 import control_pb2
 
 
@@ -34,7 +33,7 @@ class GrowingFile:
             self._emit(control_pb2.RunEvent(file=self._cutter.end()))
 
 
-def send_file(path: str, content: bytes, emit: EventSink) -> None:
+def send_file(path: str, content: Pieces, emit: EventSink) -> None:
     """Send a whole file to the submitter."""
-    for chunk in cut_file(path, io.BytesIO(content)):
+    for chunk in cut_pieces(path, content):
         emit(control_pb2.RunEvent(file=chunk))

@@ -1,29 +1,20 @@
 """Merge the tensors that the nodes hand in into one safetensors file, by bytes and without torch.
 
-No number is ever interpreted. Every part is checked before anything is taken from it: it comes from another machine.
+No number is ever interpreted, and nothing is held: the files lie on the disk, and the merged one is read from them as
+it is sent. Every part is checked before anything is taken from it: it comes from another machine.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from ringtune.errors import IntegrityError
-from ringtune.files.chunks import ADAPTER_FILES
-from ringtune.files.safetensors_header import DTYPE_BYTES, header_bytes, header_of
+from ringtune.files.pieces import Pieces
+from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
 
 
-class TensorBytes(NamedTuple):
-    """One tensor as its bytes in a file, with type and shape."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: memoryview
-
-
-def read_tensors(content: bytes, *, source: str) -> dict[str, TensorBytes]:
-    """Take a safetensors file apart without copying the tensors.
+def read_tensors(content: Pieces, *, source: str) -> dict[str, TensorPieces]:
+    """Take a safetensors file apart without reading the tensors.
 
     Args:
         content: the whole file.
@@ -32,15 +23,11 @@ def read_tensors(content: bytes, *, source: str) -> dict[str, TensorBytes]:
     Raises:
         IntegrityError: the file is truncated, its header is not readable, or a range is not what the shape says.
     """
-    whole = memoryview(content)
-    header = header_of(io.BytesIO(content), len(content), where=f"the result of node {source}")
-    return {
-        name: TensorBytes(info.dtype, info.shape, whole[info.offset : info.offset + info.nbytes])
-        for name, info in header.items()
-    }
+    file = TensorFile(content, where=f"the result of node {source}")
+    return {name: file.tensor(name) for name in file.infos}
 
 
-def merge(parts: Mapping[str, bytes]) -> bytes:
+def merge(parts: Mapping[str, Pieces]) -> Pieces:
     """Put the tensors of several files into one.
 
     Args:
@@ -49,21 +36,14 @@ def merge(parts: Mapping[str, bytes]) -> bytes:
     Raises:
         IntegrityError: a part is broken, or two parts have the same tensor.
     """
-    tensors: dict[str, TensorBytes] = {}
+    tensors: dict[str, TensorPieces] = {}
     origin: dict[str, str] = {}
     for source, content in sorted(parts.items()):
         for name, tensor in read_tensors(content, source=source).items():
             if name in tensors:
                 raise IntegrityError(f"nodes {origin[name]} and {source} both sent tensor {name}; one has to own it")
             tensors[name], origin[name] = tensor, source
-    return write_tensors(tensors)
-
-
-def write_tensors(tensors: Mapping[str, TensorBytes]) -> bytes:
-    """Write a safetensors file, sorted by dtype, widest first so that each tensor is aligned, then by name."""
-    names = sorted(tensors, key=lambda name: (-DTYPE_BYTES[tensors[name].dtype], name))
-    entries = {name: (tensors[name].dtype, tensors[name].shape) for name in names}
-    return b"".join([header_bytes(entries, metadata={"format": "pt"}), *(tensors[name].data for name in names)])
+    return write_tensors(tensors, metadata={"format": "pt"})
 
 
 def same_everywhere(files: Iterable[tuple[str, bytes]], *, name: str) -> bytes:
@@ -82,11 +62,12 @@ def same_everywhere(files: Iterable[tuple[str, bytes]], *, name: str) -> bytes:
     return first
 
 
-def adapter_folder(files: Mapping[str, Mapping[str, bytes]]) -> dict[str, bytes]:
+def adapter_folder(files: Mapping[str, Mapping[str, Pieces]], names: Iterable[str]) -> dict[str, Pieces]:
     """Merge the files that the nodes handed in to the AdapterHub folder of a run.
 
     Args:
         files: content by file name, by node.
+        names: of the files of the folder.
 
     Returns:
         Content by file name.
@@ -94,10 +75,14 @@ def adapter_folder(files: Mapping[str, Mapping[str, bytes]]) -> dict[str, bytes]
     Raises:
         IntegrityError: a file is missing, broken, or not the same everywhere.
     """
-    sent = {name: {node: own[name] for node, own in files.items() if name in own} for name in ADAPTER_FILES}
-    folder = {}
-    for name, by_node in sent.items():
+    folder: dict[str, Pieces] = {}
+    for name in names:
+        by_node = {node: own[name] for node, own in files.items() if name in own}
         if not by_node:
             raise IntegrityError(f"no node sent {name}; use one version on all machines")
-        folder[name] = merge(by_node) if name.endswith(".safetensors") else same_everywhere(by_node.items(), name=name)
+        if name.endswith(".safetensors"):
+            folder[name] = merge(by_node)
+        else:
+            small = [(node, bytes(content)) for node, content in by_node.items()]
+            folder[name] = Pieces.of(same_everywhere(small, name=name))
     return folder

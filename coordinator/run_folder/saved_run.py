@@ -10,8 +10,8 @@ from typing import Any
 
 from coordinator.run_folder.checkpoints import RunCheckpoints
 from ringtune.errors import IntegrityError, UsageError
-from ringtune.files.chunks import ADAPTER_FILES
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
+from ringtune.models.result_files import result_files
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.plan_0_1 import read_any_plan
 
@@ -52,14 +52,14 @@ def read_run(folder: Path) -> SavedRun:
     missing = [name for name in ("job.toml", "plan.json") if not (folder / name).is_file()]
     if missing:
         raise UsageError(f"{folder} holds no run: {missing[0]} is missing; give the --out of a 'ringtune train'")
-    adapter = folder / ADAPTER_FOLDER
-    missing = [name for name in ADAPTER_FILES if not (adapter / name).is_file()]
+    adapter, job = folder / ADAPTER_FOLDER, load_job(folder / "job.toml", is_record=True)
+    missing = [name for name in result_files(job.model.task) if not (adapter / name).is_file()]
     if missing:
         raise UsageError(f"{folder} has no adapter: {ADAPTER_FOLDER}/{missing[0]} is missing; {_how_to_go_on(folder)}")
     report = folder / "report.json"
     return SavedRun(
         folder=folder,
-        job=load_job(folder / "job.toml", is_record=True),
+        job=job,
         plan=read_any_plan(read_json(folder / "plan.json")),
         report=read_json(report) if report.is_file() else {},
     )

@@ -21,8 +21,9 @@ from coordinator.records.run_clock import now_unix_s
 from coordinator.server.coordinator import Coordinator
 from ringtune import __version__
 from ringtune.costs.profile import Profile
-from ringtune.files.chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
+from ringtune.files.chunks import MAX_ADAPTER_BYTES, write_files
 from ringtune.jobs.job import parse_job
+from ringtune.models.result_files import result_files
 from ringtune.rounds.checkpoint import Resume
 from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -147,9 +148,9 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def _evaluate(self, inputs: Iterator[control_pb2.EvaluateInput], folder: Path) -> RunDriver:
         asked = next(inputs, control_pb2.EvaluateInput()).request
         job = parse_job(asked.job_toml, source="the submitted job")
-        source = "the submitter"
+        source, names = "the submitter", result_files(job.model.task)
         files = (entry.file for entry in inputs)
-        write_files(files, folder, names=ADAPTER_FILES, max_bytes=MAX_ADAPTER_BYTES, source=source)
+        write_files(files, folder, names=names, max_bytes=MAX_ADAPTER_BYTES, source=source)
         evaluation = Evaluation(owner=asked.owner, folder=folder)
         return self._coordinator.run(
             RunRequest(job=job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)

@@ -25,9 +25,10 @@ from coordinator.submit.outcome import Outcome
 from coordinator.submit.shown_events import ShownEvents
 from ringtune.costs.profile import Profile
 from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError, RingTuneError, UsageError
-from ringtune.files.chunks import ADAPTER_FILES, cut_folder
+from ringtune.files.chunks import cut_folder
 from ringtune.hints import hint, hint_to_start_coordinator
 from ringtune.jobs.job import Job
+from ringtune.models.result_files import result_files
 from ringtune.rounds.checkpoint import Resume
 from ringtune.rpc.addresses import require_private
 from ringtune.rpc.connections import open_channel
@@ -361,7 +362,7 @@ class Client:
 
         def inputs() -> Iterator[control_pb2.EvaluateInput]:
             yield control_pb2.EvaluateInput(request=request)
-            for chunk in cut_folder(saved, ADAPTER_FILES):
+            for chunk in cut_folder(saved, result_files(job.model.task)):
                 yield control_pb2.EvaluateInput(file=chunk)
 
         outcome = Outcome(job)

@@ -16,6 +16,8 @@ from edge.run.loop import AgentRun
 from edge.run.reporter import Reporter
 from edge.shards.saver import Saver
 from ringtune.errors import DivergedError, FrameError, InterruptedRunError, RingTuneError, error_from_name
+from ringtune.files.pieces import Pieces
+from ringtune.models.result_files import ADAPTER_FILES
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
@@ -41,6 +43,7 @@ class ActiveRun:
     epoch: int
     plan: Plan
     start: StartPoint | None = None
+    result_files: tuple[str, ...] = ADAPTER_FILES
     is_collected: bool = False
     is_finished: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -67,7 +70,7 @@ class ActiveRun:
         if run is not None:
             run.on_tensor(key, source, tensor, mask)
 
-    def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
+    def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
         """Pass the head for turn ``seq`` to the loop, if the run is wanted; drop a probe."""
         run = self._wanted()
         if run is not None and kind == Payload.HEAD:

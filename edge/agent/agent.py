@@ -35,8 +35,10 @@ from edge.shards.saver import GoesOn, ShardAsked, check_shards, open_saver
 from edge.weights.borrow import Borrower
 from edge.wire.probe import LinkRate, measure_link
 from ringtune.errors import FrameError, IntegrityError, RingTuneError
-from ringtune.files.chunks import ADAPTER_FILES, MAX_ADAPTER_BYTES, write_files
+from ringtune.files.chunks import MAX_ADAPTER_BYTES, write_files
+from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job, parse_job
+from ringtune.models.result_files import result_files
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.v1 import control_pb2
@@ -161,7 +163,7 @@ class Agent:
         plan = _plan(plan_json)
         job = self._job(run_id, job_toml)
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
-        active = ActiveRun(run_id, self._options.name, epoch, plan, start)
+        active = ActiveRun(run_id, self._options.name, epoch, plan, start, result_files(job.model.task))
         with self._lock:
             self._active = active
         _LOG.info("run %s begins, blocks %s", run_id, _blocks(plan, self._options.name))
@@ -189,9 +191,8 @@ class Agent:
         executor = active.executor
         with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
             folder = Path(name)
-            write_files(
-                chunks, folder, names=ADAPTER_FILES, max_bytes=MAX_ADAPTER_BYTES, source=f"the coordinator of {run_id}"
-            )
+            source = f"the coordinator of {run_id}"
+            write_files(chunks, folder, names=active.result_files, max_bytes=MAX_ADAPTER_BYTES, source=source)
             run.call(lambda: executor.load_saved(folder), timeout_s=timeout_s, what="the saved adapter to be loaded")
 
     def check_shards(self, run_id: str, asked: Sequence[ShardAsked], *, timeout_s: float) -> list[str]:
@@ -220,8 +221,10 @@ class Agent:
         if keep_from_step:
             run.keep_shards_from(keep_from_step)
 
-    def collect(self, run_id: str, *, with_head: bool, with_private: bool, timeout_s: float) -> dict[str, bytes]:
+    def collect(self, run_id: str, *, with_head: bool, with_private: bool, timeout_s: float) -> dict[str, Pieces]:
         """Collect the trained tensors and this node's totals as files by name.
+
+        Nothing is copied: files are read from the tensors as they are sent.
 
         Raises:
             FrameError: this run is not the one that is prepared here.
@@ -229,7 +232,7 @@ class Agent:
         active, run = self._of(run_id, None)
         executor, reporter = active.executor, active.reporter
         active.is_collected = True
-        files: dict[str, bytes] = dict(
+        files: dict[str, Pieces] = dict(
             run.call(
                 lambda: executor.adapter_files(with_head=with_head, with_private=with_private),
                 timeout_s=timeout_s,
@@ -243,7 +246,7 @@ class Agent:
             **executor.version_figures,
             "peak_rss_bytes": memory_budget.peak_rss_bytes(),
         }
-        files["totals.json"] = json.dumps(totals).encode()
+        files["totals.json"] = Pieces.of(json.dumps(totals).encode())
         if reporter is not None:
             reporter.flush(min(_FLUSH_S, timeout_s))  # so that the trace is complete when the run ends
         return files

@@ -5,7 +5,6 @@ The ring's servicer needs torch, which is loaded after the agent has joined, so 
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import grpc
 from edge.measuring.timing_request import DEFAULT_BUDGET_S, TimingRequest
 from edge.shards.saver import GoesOn, ShardAsked
 from edge.wire.probe import add_probe_sink
-from ringtune.files.chunks import cut_file
+from ringtune.files.chunks import cut_pieces
 from ringtune.rpc.codec import turn_from_proto
 from ringtune.rpc.connections import Server
 from ringtune.rpc.statuses import answer
@@ -126,7 +125,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             ),
         )
         for name, content in sorted(files.items()):
-            yield from cut_file(name, io.BytesIO(content))
+            yield from cut_pieces(name, content)
 
     def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Stop and forget a run."""

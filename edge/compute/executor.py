@@ -28,6 +28,7 @@ from edge.model.saving import adapter_files
 from edge.model.versions import VersionStore
 from edge.shards.shard_file import load_shard, to_shard
 from ringtune.errors import DivergedError, PlanError
+from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.schedule.actions import Action, Op, TensorKey
@@ -274,11 +275,18 @@ class NodeExecutor:
 
     # ---- head and files ---------------------------------------------------------------------------
 
-    def head_blob(self) -> bytes:
-        """Serialise the head, its optimizer moments and step counts as one safetensors file."""
+    def head_blob(self) -> Pieces:
+        """Return the head, its optimizer moments and step counts as one safetensors file.
+
+        They are read when it is gone through: the head must not change before.
+        """
         return self._owner(None)[0].to_blob()
 
-    def load_head_blob(self, data: bytes) -> None:
+    def drop_head_state(self) -> None:
+        """Free moments and step counts of a head that was handed over."""
+        self._owner(None)[0].drop_state()
+
+    def load_head_blob(self, data: Pieces) -> None:
         """Replace head, moments and step counts by those that ``head_blob`` gave at another owner.
 
         Raises:
@@ -286,8 +294,8 @@ class NodeExecutor:
         """
         self._owner(None)[0].load_blob(data)
 
-    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
-        """Serialise what a checkpoint needs of this node: trained tensors, moments, step counts.
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
+        """Return what a checkpoint needs of this node, read when it is gone through: trained tensors, moments, counts.
 
         Args:
             metadata: run, step and node that the shard is of.
@@ -296,7 +304,7 @@ class NodeExecutor:
         head = self.head_blob() if with_head else None
         return to_shard(self._trained(), self._hosted.optimizer, head, metadata)
 
-    def load_shard(self, data: bytes, metadata: Mapping[str, str], *, with_head: bool) -> None:
+    def load_shard(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> None:
         """Replace trained tensors, moments and step counts by those that ``shard`` gave; ``with_head`` as there.
 
         Raises:
@@ -309,16 +317,16 @@ class NodeExecutor:
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         return self._hosted.blocks.parameters(self._slice.start, self._slice.stop)
 
-    def adapter_files(self, *, with_head: bool, with_private: bool = False) -> dict[str, bytes]:
-        """Serialise this node's part of the AdapterHub folder.
+    def adapter_files(self, *, with_head: bool, with_private: bool = False) -> dict[str, Pieces]:
+        """Return this node's part of the AdapterHub folder; tensors are read when a file is gone through.
 
         Args:
-            with_head: also the head and both configs; ask the node that holds the newest head.
+            with_head: also the head, unless it is frozen, and the configs; ask the node that holds the newest head.
             with_private: also the adapters of the private blocks (never trained); ask one owner.
 
         Returns:
             Name to content: ``adapter.safetensors`` (unless it hosts nothing), and with the head
-            ``adapter_config.json``, ``head_config.json`` and ``model_head.safetensors``.
+            ``adapter_config.json`` and, of a head that trains, ``head_config.json`` and ``model_head.safetensors``.
 
         Raises:
             DivergedError: a trained weight is not finite after the last update.

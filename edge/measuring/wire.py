@@ -30,7 +30,7 @@ def decode(messages: list[bytes], compute_dtype: torch.dtype) -> torch.Tensor:
         if fed.error is not None:
             raise fed.error
         if fed.received is not None:
-            header, payload = fed.received
+            header, payload, _ = fed.received
             dtype = frames.DTYPE_NAMES[header.dtype]
             return tensors.decode(payload, tuple(header.shape), dtype, header.mask_bytes, compute_dtype=compute_dtype)[
                 0

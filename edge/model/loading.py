@@ -12,9 +12,12 @@ from pathlib import Path
 
 import torch
 
-from edge.model.saving import ADAPTER_FILE, adapter_files
+from edge.model.saving import ADAPTER_FILE, saved_tensors
 from edge.model.skeleton import Skeleton
+from edge.model.tensor_bytes import fill
 from ringtune.errors import IntegrityError
+from ringtune.files.pieces import FilePieces
+from ringtune.files.safetensors_stream import TensorFile
 
 
 def load_saved(skeleton: Skeleton, folder: Path, *, with_head: bool) -> None:
@@ -23,21 +26,16 @@ def load_saved(skeleton: Skeleton, folder: Path, *, with_head: bool) -> None:
     Args:
         skeleton: of which only hosted blocks are left.
         folder: what ``saving`` wrote, merged.
-        with_head: also the head; for an owner.
+        with_head: also the head, if it trains; for an owner. A frozen one that an old folder holds is not read.
 
     Raises:
         IntegrityError: a file is damaged, or a tensor is missing, unknown, or of another shape.
     """
-    from safetensors.torch import load
-
     prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
     hosted = tuple(f"{prefix}{index}." for index, block in enumerate(skeleton.blocks) if list(block.parameters()))
-    own = adapter_files(skeleton, without_blocks=(), with_head=with_head)
-    present = skeleton.model.state_dict()
-    for name, content in sorted(own.items()):
-        if name.endswith(".safetensors"):
-            targets = {tensor: present[tensor] for tensor in load(content)}
-            _load(folder / name, targets, elsewhere=prefix if name == ADAPTER_FILE else "", hosted=hosted)
+    own = saved_tensors(skeleton, without_blocks=(), with_head=with_head)
+    for name, targets in sorted(own.items()):
+        _load(folder / name, targets, elsewhere=prefix if name == ADAPTER_FILE else "", hosted=hosted)
 
 
 def _load(path: Path, targets: Mapping[str, torch.Tensor], *, elsewhere: str, hosted: tuple[str, ...]) -> None:
@@ -49,18 +47,17 @@ def _load(path: Path, targets: Mapping[str, torch.Tensor], *, elsewhere: str, ho
         elsewhere: how tensors of other nodes begin; empty if there are none.
         hosted: how those of this node begin.
     """
-    from safetensors import SafetensorError, safe_open
-
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            names = set(file.keys())
-            others = {name for name in names if elsewhere and name.startswith(elsewhere)}
-            others -= {name for name in others if name.startswith(hosted)}
-            _check_names(path, names - others, targets)
-            for name in sorted(targets):
-                _copy(path, name, file.get_tensor(name), targets[name])
-    except (SafetensorError, OSError) as error:
-        raise IntegrityError(f"{path.name} is damaged ({error}); copy the run's folder again") from error
+        file = TensorFile(FilePieces(path), where=path.name)
+        others = {name for name in file.infos if elsewhere and name.startswith(elsewhere)}
+        others -= {name for name in others if name.startswith(hosted)}
+        _check_names(path, file.infos.keys() - others, targets)
+        for name in sorted(targets):
+            _check_shape(path, name, file.infos[name].shape, targets[name])
+        for name in sorted(targets):
+            fill(targets[name], file.tensor(name))
+    except OSError as error:
+        raise IntegrityError(f"{path.name} can't be read ({error}); copy the run's folder again") from error
 
 
 def _check_names(path: Path, names: set[str], targets: Mapping[str, torch.Tensor]) -> None:
@@ -70,11 +67,9 @@ def _check_names(path: Path, names: set[str], targets: Mapping[str, torch.Tensor
         raise IntegrityError(f"{path.name} {what}; it belongs to another adapter.config, model or task")
 
 
-def _copy(path: Path, name: str, value: torch.Tensor, target: torch.Tensor) -> None:
-    if value.shape != target.shape:
+def _check_shape(path: Path, name: str, shape: tuple[int, ...], target: torch.Tensor) -> None:
+    if shape != tuple(target.shape):
         raise IntegrityError(
-            f"{path.name} has {name} of shape {list(value.shape)}, this model needs {list(target.shape)}; it belongs "
+            f"{path.name} has {name} of shape {list(shape)}, this model needs {list(target.shape)}; it belongs "
             "to another adapter.config, model or number of classes"
         )
-    with torch.no_grad():
-        target.copy_(value)

@@ -44,18 +44,33 @@ def optimizer_tensors(
     return found
 
 
-def load_optimizer_tensors(
+def room_for_state(
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, torch.nn.Parameter],
-    tensors: Mapping[str, torch.Tensor],
-) -> None:
-    """Replace the optimizer's state by the tensors that ``optimizer_tensors`` gave."""
-    for name, parameter in parameters.items():
-        prefix = f"{name}/"
-        state = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
+    wanted: Mapping[str, tuple[torch.dtype, tuple[int, ...]]],
+) -> dict[str, torch.Tensor]:
+    """Give the optimizer the state tensors that ``optimizer_tensors`` would name so, to be filled.
+
+    A tensor of the same type and shape stays; state that is not named is dropped.
+
+    Args:
+        optimizer: over the parameters.
+        parameters: by name.
+        wanted: type and shape of each state tensor, by name.
+    """
+    before = optimizer_tensors(optimizer, parameters)
+    for parameter in parameters.values():
         optimizer.state.pop(parameter, None)
-        if state:
-            optimizer.state[parameter] = {
-                key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
-                for key, value in state.items()
-            }
+    found: dict[str, torch.Tensor] = {}
+    for full, (dtype, shape) in wanted.items():
+        name, _, key = full.rpartition("/")
+        parameter, old = parameters[name], before.pop(full, None)
+        if old is None or old.dtype != dtype or tuple(old.shape) != shape:
+            old = torch.empty(shape, dtype=dtype, device="cpu" if key == "step" else parameter.device)
+        found[full] = optimizer.state[parameter][key] = old
+    return found
+
+
+def drop_state(optimizer: torch.optim.Optimizer) -> None:
+    """Free the moments and step counts of an optimizer."""
+    optimizer.state.clear()

@@ -15,12 +15,19 @@ import torch
 from edge.data.tokens import Batch
 from edge.model.dropout import HEAD_UNIT, seed_unit
 from edge.model.heads import Task
-from edge.model.optimizers import apply_update, load_optimizer_tensors, make_optimizer, optimizer_tensors
+from edge.model.optimizers import apply_update, drop_state, make_optimizer
 from edge.model.skeleton import Skeleton
 from edge.model.slice import set_mode
-from ringtune.errors import DivergedError, IntegrityError
+from edge.model.tensor_bytes import is_finite
+from edge.model.training_state import Prefixes, TrainingState
+from ringtune.errors import DivergedError
+from ringtune.files.pieces import Pieces
+from ringtune.files.safetensors_stream import TensorFile, write_tensors
 from ringtune.jobs.job import Train
 from ringtune.schedule.diverged import LOWER_THE_RATE
+
+_PREFIXES = Prefixes(value="param/", state="state/")
+_HANDED_OVER = "the head that was handed over"
 
 
 class HeadResult(NamedTuple):
@@ -122,64 +129,49 @@ class OwnerParts:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def to_blob(self) -> bytes:
-        """Serialise parameters, moments and step counts as one safetensors file, without frozen tensors.
+    def to_blob(self) -> Pieces:
+        """Return parameters, moments and step counts as one safetensors file, without frozen tensors.
 
-        Every node has the frozen ones already.
+        Every node has the frozen ones already. The content is read when it is gone through: the head must not change
+        before.
         """
-        from safetensors.torch import save
+        return write_tensors(self._state().tensors())
 
-        tensors = {f"param/{name}": value for name, value in self._travelling().items()}
-        if self._optimizer is not None:
-            state = optimizer_tensors(self._optimizer, self._parameters)
-            tensors |= {f"state/{name}": value for name, value in state.items()}
-        return bytes(save({name: value.detach().cpu().contiguous() for name, value in tensors.items()}))
-
-    def load_blob(self, data: bytes) -> None:
+    def load_blob(self, data: Pieces) -> None:
         """Replace parameters, moments and step counts by those that ``to_blob`` of another owner gave.
+
+        What is held of ``data`` in memory is let go of on the way.
 
         Raises:
             IntegrityError: unreadable, or tensors with other names, shapes or types than a head of this run.
             DivergedError: numbers that are not finite.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load
+        state, file = self._state(), TensorFile(data, where=_HANDED_OVER)
+        state.check(file)
+        for name in file.infos:
+            if not is_finite(file.tensor(name)):
+                raise DivergedError(
+                    f"the training diverged: {_HANDED_OVER} has {name} with numbers that are not finite; "
+                    f"{LOWER_THE_RATE}"
+                )
+        state.load(file)
 
-        try:
-            tensors: dict[str, torch.Tensor] = load(data)
-        except SafetensorError as error:
-            raise IntegrityError(f"the head that was handed over is damaged ({error})") from error
-        own = self._travelling()
-        given = {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
-        state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
-        if given.keys() != own.keys() or len(given) + len(state) != len(tensors):
-            raise IntegrityError(f"the head that was handed over has tensors {sorted(tensors)}, not {sorted(own)}")
-        for name, value in given.items():
-            _check_like(name, value, own[name])
-        for name, value in state.items():
-            parameter = self._parameters.get(name.rpartition("/")[0])
-            if parameter is None:
-                raise IntegrityError(f"the head that was handed over has state {name} of an unknown tensor")
-            if not name.endswith("/step"):
-                _check_like(name, value, parameter)
-        self.head.load_state_dict(given, strict=False)
+    def drop_state(self) -> None:
+        """Free moments and step counts of a head that was handed over: it comes back with those of others."""
         if self._optimizer is not None:
-            load_optimizer_tensors(self._optimizer, self._parameters, state)
+            drop_state(self._optimizer)
+
+    def _state(self) -> TrainingState:
+        return TrainingState(
+            self._travelling(),
+            self._parameters,
+            self._optimizer,
+            prefixes=_PREFIXES,
+            where=_HANDED_OVER,
+            part="head",
+        )
 
     def _travelling(self) -> dict[str, torch.Tensor]:
         """Return the head's tensors without the frozen ones, by name."""
         frozen = {name for name, value in self.head.named_parameters() if not value.requires_grad}
         return {name: value for name, value in self.head.state_dict().items() if name not in frozen}
-
-
-def _check_like(name: str, value: torch.Tensor, expected: torch.Tensor) -> None:
-    if value.shape != expected.shape or value.dtype != expected.dtype:
-        raise IntegrityError(
-            f"the head that was handed over has {name} as {value.dtype} {list(value.shape)}, "
-            f"expected {expected.dtype} {list(expected.shape)}"
-        )
-    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        raise DivergedError(
-            f"the training diverged: the head that was handed over has {name} with numbers that are not finite; "
-            f"{LOWER_THE_RATE}"
-        )

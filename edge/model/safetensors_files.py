@@ -8,26 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 import torch
 
+from edge.model.tensor_bytes import TORCH_DTYPES
 from ringtune.errors import IntegrityError, ModelError
+from ringtune.files.pieces import PIECE_BYTES
 from ringtune.models.tensors import StoredTensor, read_headers
-
-_PIECE_BYTES: Final = 1 << 20
-_DTYPES: Final = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
 
 
 class SafetensorsFiles:
@@ -69,7 +57,7 @@ class SafetensorsFiles:
             IntegrityError: the file is damaged.
         """
         stored = self._stored[name]
-        kind = _DTYPES.get(stored.info.dtype)
+        kind = TORCH_DTYPES.get(stored.info.dtype)
         if kind is None:
             raise ModelError(f"{stored.path}: tensor {name} has numbers of type {stored.info.dtype}; convert the model")
         wanted = dtype if dtype is not None and kind.is_floating_point else kind
@@ -94,7 +82,7 @@ class SafetensorsFiles:
 def _read_private(stored: StoredTensor, kind: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
     """Read a tensor into memory of its own: straight into its place, or a piece at a time if it is converted."""
     result = torch.empty(stored.shape, dtype=dtype)
-    flat, num_items = result.view(-1), _PIECE_BYTES // kind.itemsize
+    flat, num_items = result.view(-1), PIECE_BYTES // kind.itemsize
     piece = None if dtype is kind else torch.empty(min(num_items, flat.numel()), dtype=kind)
     try:
         with stored.path.open("rb", buffering=0) as file:

@@ -1,17 +1,17 @@
 """Write a node's part of the AdapterHub folder, with the names and configs of the library itself.
 
 Every node saves the adapters of its blocks under their names in the whole model; the coordinator merges these files
-by bytes. The result loads with ``AutoAdapterModel.load_adapter(folder, use_safetensors=True, set_active=True)``.
+by bytes. The result loads with ``load_adapter(folder, use_safetensors=True, set_active=True)``, into an
+``AutoAdapterModel`` where a head was trained, otherwise into the pretrained model with its own head.
 
 The library's own writer is not used for the tensors: it refuses adapters that have one tensor under two names
-(``ln_before``), and writes a language model's decoder out even where it is the token table, to which loading ties
-it anew.
+(``ln_before``), writes a pretrained head out, and makes copies of everything.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,45 +19,70 @@ import torch
 
 from edge.model.heads import HEAD
 from edge.model.skeleton import ADAPTER, Skeleton
+from edge.model.tensor_bytes import pieces_of
+from ringtune.files.pieces import Pieces
+from ringtune.files.safetensors_stream import write_tensors
 
 ADAPTER_FILE = "adapter.safetensors"
-HEAD_FILES = ("head_config.json", "model_head.safetensors")
+HEAD_FILE = "model_head.safetensors"
 CONFIG_FILE = "adapter_config.json"
+HEAD_CONFIG_FILE = "head_config.json"
+
+Tensors = dict[str, torch.Tensor]
 
 
-def adapter_files(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, bytes]:
-    """Write the files of the hosted blocks' adapters.
+def adapter_files(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Pieces]:
+    """Make the files of the hosted blocks' adapters; tensors are read when a file is gone through.
 
     Args:
         skeleton: of which only hosted blocks are left.
         without_blocks: hosted blocks to leave out.
-        with_head: also the head and both configs.
+        with_head: also the configs, and the head if it trains.
 
     Returns:
-        Name to content; no ``adapter.safetensors`` if there is no tensor in it.
+        Name to content; no file without a tensor in it, and nothing of a head that is frozen.
     """
-    from adapters.loading import AdapterLoader, PredictionHeadLoader
-
-    model = skeleton.model
-    tensors, config = _saved(AdapterLoader(model, use_safetensors=True), ADAPTER, CONFIG_FILE)
-    prefix = f"{model.base_model_prefix}.{skeleton.layout.blocks_path}."
-    unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
-    own = {name: value for name, value in tensors.items() if not name.startswith(unwanted)}
-    files = {ADAPTER_FILE: _safetensors(own)} if own else {}
+    files = {
+        name: write_tensors({key: pieces_of(value) for key, value in tensors.items()}, metadata={"format": "pt"})
+        for name, tensors in saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head).items()
+    }
     if with_head:
-        head, head_config = _saved(PredictionHeadLoader(model, use_safetensors=True), HEAD, HEAD_FILES[0])
-        base = {parameter.data_ptr() for parameter in skeleton.base.parameters()}
-        files[CONFIG_FILE] = config
-        files[HEAD_FILES[0]] = head_config
-        files[HEAD_FILES[1]] = _safetensors(
-            {name: tensor for name, tensor in head.items() if tensor.data_ptr() not in base}
-        )
+        files[CONFIG_FILE] = Pieces.of(_adapter(skeleton)[1])
+        if HEAD_FILE in files:
+            files[HEAD_CONFIG_FILE] = Pieces.of(_head(skeleton)[1])
     return files
 
 
-def _saved(loader: Any, name: str, config_file: str) -> tuple[dict[str, torch.Tensor], bytes]:
+def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:
+    """Return the tensors of the model that belong in each file, by name; see ``adapter_files``."""
+    prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
+    unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
+    own = {name: value for name, value in _adapter(skeleton)[0].items() if not name.startswith(unwanted)}
+    files = {ADAPTER_FILE: own, HEAD_FILE: _trained_head(skeleton) if with_head else {}}
+    return {name: tensors for name, tensors in files.items() if tensors}
+
+
+def _trained_head(skeleton: Skeleton) -> Tensors:
+    """Return the tensors of the head without the frozen ones, which the pretrained model has."""
+    frozen = {value.data_ptr() for value in skeleton.model.heads[HEAD].parameters() if not value.requires_grad}
+    return {name: value for name, value in _head(skeleton)[0].items() if value.data_ptr() not in frozen}
+
+
+def _adapter(skeleton: Skeleton) -> tuple[Tensors, bytes]:
+    from adapters.loading import AdapterLoader
+
+    return _saved(AdapterLoader(skeleton.model, use_safetensors=True), ADAPTER, CONFIG_FILE)
+
+
+def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:
+    from adapters.loading import PredictionHeadLoader
+
+    return _saved(PredictionHeadLoader(skeleton.model, use_safetensors=True), HEAD, HEAD_CONFIG_FILE)
+
+
+def _saved(loader: Any, name: str, config_file: str) -> tuple[Tensors, bytes]:
     """Return the tensors that a loader of the library would save under ``name``, and the config as it is written."""
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: Tensors = {}
 
     def take(folder: str, wanted: Callable[[str], bool]) -> None:
         tensors.update(loader.weights_helper.state_dict(wanted))
@@ -66,9 +91,3 @@ def _saved(loader: Any, name: str, config_file: str) -> tuple[dict[str, torch.Te
     with tempfile.TemporaryDirectory(prefix="ringtune-") as folder:
         loader.save(folder, name)
         return tensors, (Path(folder) / config_file).read_bytes()
-
-
-def _safetensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    from safetensors.torch import save
-
-    return bytes(save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}))

@@ -29,10 +29,11 @@ from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name
+from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.spans import Span
-from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.schedule.turns import StartPoint, StepKind, Turn
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -99,11 +100,13 @@ class AgentRun:
         self._engine = NodeEngine(plan, node, wait_s=wait_s, start=start)
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
         self._tensors: dict[TensorKey, tuple[Any, Any]] = {}
-        self._heads: dict[int, bytes] = {}
+        self._heads: dict[int, Pieces] = {}
         self._timers: dict[str, float] = {}
         self._turns: dict[int, Turn] = {}
         self._first_seqs: dict[int, int] = {}
         self._granted = -1
+        self._head_went_for: int | None = None
+        self._saves_of_head: set[int] = set()
         self._lock = threading.Lock()
         self._failed = False
         self._stopping = threading.Event()
@@ -131,7 +134,7 @@ class AgentRun:
         self._tensors[key] = (tensor, mask)
         self._queue.put(ev.TensorArrived(key, source))
 
-    def on_head(self, turn: int, source: str, data: bytes) -> None:
+    def on_head(self, turn: int, source: str, data: Pieces) -> None:
         """Put the head that arrived for ``turn`` into the inbox, unless the run has failed or stops."""
         if self._failed or self._stopping.is_set():
             return
@@ -240,8 +243,19 @@ class AgentRun:
         if self._saver is None:
             raise StorageError(f"node {self._node} has no folder for checkpoints; start it with --state DIR")
         shard = self._saver.save(turn.first_step, self._executor, with_head=turn.owner == self._node)
+        self._saves_of_head.discard(turn.index)
+        self._drop_head_state()
         self._reports.put(rp.ShardSaved(turn.index, turn.first_step, shard))
         return ()
+
+    def _drop_head_state(self) -> None:
+        """Free the optimizer state of a head that has gone, unless it went ahead of a checkpoint that needs it here.
+
+        The head comes back with another state; the link keeps this one until it is sent.
+        """
+        went_for = self._head_went_for
+        if went_for is not None and all(index > went_for for index in self._saves_of_head):
+            self._executor.drop_head_state()
 
     def _drain(self) -> None:
         """Handle every entry that came during an action; the engine starts no other before that action's end."""
@@ -280,6 +294,8 @@ class AgentRun:
         self._turns[turn.index] = turn
         self._first_seqs[turn.index] = turn.first_seq
         self._first_seqs.pop(turn.index - _TURNS_KEPT, None)
+        if turn.kind is StepKind.CHECKPOINT and turn.owner == self._node:
+            self._saves_of_head.add(turn.index)
         self._executor.grant(turn)
 
     def _carry_out(self, command: ev.Command) -> None:
@@ -294,8 +310,11 @@ class AgentRun:
                     self._ack(source, key.boundary)
             case ev.SendHead(turn, target):
                 sent = self._links[target].send_blob(Payload.HEAD, turn, self._executor.head_blob())
+                self._head_went_for = turn
+                self._drop_head_state()
                 self._count(self._first_seqs[turn], target, Payload.HEAD, sent)
             case ev.AcceptHead(turn, _):
+                self._head_went_for = None
                 self._executor.load_head_blob(self._heads.pop(turn))
             case ev.SetTimer(timer, at_s):
                 self._timers[timer] = at_s

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from edge.run import reporter as rp
+from ringtune.files.pieces import Pieces
 from ringtune.rounds.checkpoint import Shard
 from ringtune.schedule.actions import Action, TensorKey
 from ringtune.schedule.turns import Turn
@@ -32,14 +33,17 @@ class Executor(Protocol):
     def take_tensor(self, key: TensorKey) -> tuple[Any, Any]:
         """Take a micro-batch's tensor and mask to send them."""
 
-    def head_blob(self) -> bytes:
-        """Serialise the head with its optimizer state."""
+    def head_blob(self) -> Pieces:
+        """Return the head with its optimizer state; it must not change before that was gone through."""
 
-    def load_head_blob(self, data: bytes) -> None:
-        """Replace the head and its optimizer state by those of ``head_blob``."""
+    def load_head_blob(self, data: Pieces) -> None:
+        """Replace the head and its optimizer state by those of ``head_blob``, and let go of ``data`` on the way."""
 
-    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
-        """Serialise this node's part of a checkpoint."""
+    def drop_head_state(self) -> None:
+        """Free the optimizer state of a head that was handed over."""
+
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
+        """Return this node's part of a checkpoint."""
 
 
 class Link(Protocol):
@@ -48,7 +52,7 @@ class Link(Protocol):
     def send_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> int:
         """Queue a tensor for the peer."""
 
-    def send_blob(self, kind: str, seq: int, data: bytes) -> int:
+    def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
         """Queue a head for a peer; ``seq`` is the index of the turn."""
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 from edge.shards.kept import KEPT, Kept
 from edge.shards.state_folder import LOCK_WAIT_S, RunShards, StateFolder
 from ringtune.errors import IntegrityError, StorageError, UsageError
+from ringtune.files.pieces import Pieces
 from ringtune.rounds.checkpoint import Shard
 from ringtune.schedule.plan import Plan
 
@@ -20,14 +21,14 @@ _NO_FOLDER = "has no folder for checkpoints; start it with --state DIR"
 class Saves(Protocol):
     """The part of ``edge.compute.executor.NodeExecutor`` that a checkpoint needs."""
 
-    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
-        """Serialise this node's part of a checkpoint."""
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
+        """Return this node's part of a checkpoint, which is read from the tensors when it is gone through."""
 
 
 class Loads(Protocol):
     """The part of ``edge.compute.executor.NodeExecutor`` that goes on from a checkpoint."""
 
-    def load_shard(self, data: bytes, metadata: Mapping[str, str], *, with_head: bool) -> None:
+    def load_shard(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> None:
         """Go on from the shard ``data``."""
 
 

@@ -18,14 +18,21 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from edge.shards.kept import KEPT, FinishedRun, Kept
 from ringtune.errors import BusyError, IntegrityError, StorageError
-from ringtune.files.durable import make_folder, remove_partial_files, storage_errors, write_durably
+from ringtune.files.durable import (
+    make_folder,
+    remove_partial_files,
+    storage_errors,
+    write_durably,
+    write_pieces_durably,
+)
+from ringtune.files.pieces import FilePieces, Piece, Pieces
 from ringtune.ids import check_run_id, is_run_id
 from ringtune.quantities import format_bytes
 from ringtune.rounds.checkpoint import Shard
@@ -168,32 +175,40 @@ class RunShards:
         ended_unix_s = (self.folder / _FINISHED).stat().st_mtime
         return FinishedRun(self.folder.name, ended_unix_s, self.size_bytes())
 
-    def write(self, step: int, content: bytes, *, node: str) -> Shard:
-        """Write a shard to the disk; once this returns, the shard survives a power cut.
+    def write(self, step: int, content: Pieces, *, node: str) -> Shard:
+        """Write a shard to the disk a piece at a time; once this returns, the shard survives a power cut.
 
         Raises:
             StorageError: no room; shards that were there are intact.
         """
+        digest = hashlib.sha256()
+
+        def digested() -> Iterator[Piece]:
+            for piece in content:
+                digest.update(piece)
+                yield piece
+
         try:
-            write_durably(self.path(step), content)
+            write_pieces_durably(self.path(step), digested())
         except StorageError as error:
             raise StorageError(f"node {node} did not save step {step}: {error}") from error
-        return Shard(node=node, sha256=hashlib.sha256(content).hexdigest(), size_bytes=len(content))
+        return Shard(node=node, sha256=digest.hexdigest(), size_bytes=content.size_bytes)
 
-    def read(self, step: int, sha256: str, *, node: str) -> bytes:
-        """Read a shard and check its digest.
+    def read(self, step: int, sha256: str, *, node: str) -> Pieces:
+        """Check a shard's digest, and return its content, which stays on the disk until it is gone through.
 
         Raises:
             IntegrityError: the shard is missing or has another digest; names it.
         """
         path = self.path(step)
         try:
-            content = path.read_bytes()
+            content = FilePieces(path)
+            found = content.sha256()
         except FileNotFoundError as error:
             raise IntegrityError(f"node {node} has no shard {path}") from error
         except OSError as error:
             raise IntegrityError(f"node {node} can't read its shard {path}: {error.strerror}") from error
-        if hashlib.sha256(content).hexdigest() != sha256:
+        if found != sha256:
             raise IntegrityError(f"node {node}: shard {path} is damaged (its digest differs)")
         return content
 

@@ -11,9 +11,10 @@ Pure of grpc. Nothing is allocated from what a header claims before the header w
 
 from __future__ import annotations
 
+import mmap
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -22,6 +23,7 @@ from google.protobuf.message import DecodeError
 
 from edge.wire.tensors import EncodedTensor, bytes_of
 from ringtune.errors import FrameError, IntegrityError
+from ringtune.files.pieces import HeldPieces, Piece, Pieces
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.v1 import ring_pb2
 
@@ -39,6 +41,8 @@ PROBE: Final = "probe"
 MAX_HEADER_BYTES: Final = 4096
 
 _NOTHING: Final = memoryview(b"")
+
+_OWN_PAGES_BYTES: Final = 1 << 16
 
 with warnings.catch_warnings():  # torch warns once that bytes are not writable; nobody else holds these
     warnings.simplefilter("ignore")
@@ -66,6 +70,8 @@ KINDS: Final[dict[str, ring_pb2.FrameKind]] = {
 
 NAMES: Final = {number: name for name, number in KINDS.items()}
 """Inverse of ``KINDS``."""
+
+_BLOBS: Final = (ring_pb2.FRAME_KIND_HEAD, ring_pb2.FRAME_KIND_PROBE)
 
 DTYPES: Final[dict[str, ring_pb2.DType]] = {
     "float32": ring_pb2.DTYPE_FLOAT32,
@@ -215,18 +221,18 @@ def key_of(header: ring_pb2.FrameHeader) -> TensorKey:
     return TensorKey(NAMES[header.kind], header.seq, header.micro, header.boundary)
 
 
-def blob_header(hello: Hello, kind: str, seq: int, data: bytes) -> ring_pb2.FrameHeader:
-    """Make the header of opaque bytes, with their checksum."""
+def blob_header(hello: Hello, kind: str, seq: int, data: Pieces) -> ring_pb2.FrameHeader:
+    """Make the header of opaque bytes, with their checksum, for which they are gone through once."""
     header = hello.header(KINDS[kind])
     header.seq, header.dtype = seq, ring_pb2.DTYPE_BYTES
-    header.shape.append(len(data))
-    header.payload_bytes, header.crc32 = len(data), zlib.crc32(data)
+    header.shape.append(data.size_bytes)
+    header.payload_bytes = data.size_bytes
+    for piece in data:
+        header.crc32 = zlib.crc32(piece, header.crc32)
     return header
 
 
-def messages(
-    header: ring_pb2.FrameHeader, parts: Sequence[memoryview], chunk_bytes: int = CHUNK_BYTES
-) -> Iterator[bytes]:
+def messages(header: ring_pb2.FrameHeader, parts: Iterable[Piece], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
     """Yield the messages of one payload; only the first has the header, all but the last carry ``chunk_bytes``.
 
     Example: 10 bytes in parts of 3 and 7 with ``chunk_bytes`` 4 are messages of 4, 4 and 2.
@@ -235,9 +241,9 @@ def messages(
     chunk: list[memoryview] = []
     room = chunk_bytes
     for part in parts:
-        at = 0
-        while at < part.nbytes:
-            piece = part[at : at + room]
+        view, at = memoryview(part), 0
+        while at < view.nbytes:
+            piece = view[at : at + room]
             chunk.append(piece)
             at += piece.nbytes
             room -= piece.nbytes
@@ -249,10 +255,17 @@ def messages(
 
 
 class Received(NamedTuple):
-    """A whole payload with its header; nobody else holds its bytes."""
+    """A whole payload with its header; nobody else holds its bytes.
+
+    Attributes:
+        header: what it is.
+        payload: of a tensor.
+        blob: of a head or a probe, in the pieces that came; empty with a tensor.
+    """
 
     header: ring_pb2.FrameHeader
     payload: memoryview
+    blob: Pieces
 
 
 class Fed(NamedTuple):
@@ -287,11 +300,12 @@ class Assembler:
         self._revoke = revoke
         self._header: ring_pb2.FrameHeader | None = None
         self._payload = _NOTHING
-        self._filled_bytes = 0
+        self._pieces: list[memoryview] = []
+        self._filled_bytes = self._crc32 = 0
         self._is_dropping = False
 
     def feed(self, message: bytes) -> Fed:
-        """Take one message; a payload that fits in the message is not copied."""
+        """Take one message; a tensor that fits in the message is not copied."""
         cut: IntegrityError | None = None
         try:
             header, chunk = unpack(message)
@@ -301,10 +315,10 @@ class Assembler:
             if header.kind == ring_pb2.FRAME_KIND_BYE:
                 return Fed(None, cut, is_goodbye=True)
             self._admit(header)
-            self._header, self._filled_bytes = header, 0
-            if chunk.nbytes == header.payload_bytes > 0:
-                return Fed(self._complete(header, chunk), cut)
-            self._payload = bytes_of(torch.empty(header.payload_bytes, dtype=torch.uint8))
+            self._header, self._filled_bytes, self._crc32 = header, 0, 0
+            if header.kind not in _BLOBS:
+                is_whole = chunk.nbytes == header.payload_bytes
+                self._payload = chunk if is_whole else bytes_of(torch.empty(header.payload_bytes, dtype=torch.uint8))
             return Fed(self._fill(chunk), cut)
         except IntegrityError as error:
             self._abandon()
@@ -330,15 +344,21 @@ class Assembler:
         end = self._filled_bytes + chunk.nbytes
         if end > header.payload_bytes:
             raise FrameError(f"{in_words(header)} has more than its {header.payload_bytes} bytes; it is dropped")
-        self._payload[self._filled_bytes : end] = chunk
+        if header.kind in _BLOBS:
+            self._pieces.append(_apart(chunk))
+        elif self._payload is not chunk:
+            self._payload[self._filled_bytes : end] = chunk
         self._filled_bytes = end
-        return self._complete(header, self._payload) if end == header.payload_bytes else None
+        if header.crc32:
+            self._crc32 = zlib.crc32(chunk, self._crc32)
+        return self._complete(header) if end == header.payload_bytes else None
 
-    def _complete(self, header: ring_pb2.FrameHeader, payload: memoryview) -> Received:
-        if header.crc32 and zlib.crc32(payload) != header.crc32:
+    def _complete(self, header: ring_pb2.FrameHeader) -> Received:
+        if self._crc32 != header.crc32:
             raise IntegrityError(f"{in_words(header)} arrived damaged (its checksum differs); it is dropped")
+        received = Received(header, self._payload, HeldPieces(self._pieces))
         self._reset()
-        return Received(header, payload)
+        return received
 
     def _abandon(self) -> None:
         """Drop the payload that is under way, and the chunks of it that are still to come."""
@@ -350,7 +370,19 @@ class Assembler:
 
     def _reset(self) -> None:
         self._header, self._is_dropping = None, False
-        self._payload = _NOTHING
+        self._payload, self._pieces = _NOTHING, []
+
+
+def _apart(chunk: memoryview) -> memoryview:
+    """Copy a chunk to pages of its own, which go back to the system as soon as it is let go of; a small one stays.
+
+    Memory of the allocator would stay with the process: a head that is taken over would lie there twice.
+    """
+    if chunk.nbytes < _OWN_PAGES_BYTES:
+        return chunk
+    pages = mmap.mmap(-1, chunk.nbytes)
+    pages[:] = chunk
+    return memoryview(pages)
 
 
 def in_words(header: ring_pb2.FrameHeader) -> str:

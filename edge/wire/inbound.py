@@ -22,6 +22,7 @@ from edge.wire import tensors
 from edge.wire.checks import FrameCheck, RunExpectation
 from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, Assembler, Received, key_of, unpack
 from ringtune.errors import DeadlineError, DivergedError, FrameError, RingTuneError
+from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.v1 import ring_pb2
 
@@ -40,7 +41,7 @@ class Sink(Protocol):
     def on_tensor(self, key: TensorKey, source: str, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
         """Take a whole, checked hidden state or gradient (B, T, D); ``mask`` (B, T) int64 or None."""
 
-    def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
+    def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
         """Take a whole head for turn ``seq`` (kind ``Payload.HEAD``), or a probe."""
 
     def on_link_lost(self, source: str, reason: str) -> None:
@@ -178,11 +179,11 @@ class InLink:
         self._lost(source, admission)
 
     def _deliver(self, source: str, admission: Admission, check: FrameCheck, received: Received) -> None:
-        header, payload = received
+        header, payload, blob = received
         kind = NAMES[header.kind]
         try:
             if kind in (Payload.HEAD, PROBE):
-                admission.sink.on_blob(kind, header.seq, source, bytes(payload))
+                admission.sink.on_blob(kind, header.seq, source, blob)
                 return
             tensor, mask = tensors.decode(
                 payload,

@@ -25,6 +25,7 @@ import torch
 from edge.wire import frames, tensors
 from edge.wire.frames import Ack, Hello
 from ringtune.errors import ConnectionFailedError, PeerLostError, RingTuneError, error_from_name
+from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
 from ringtune.schedule.actions import TensorKey
@@ -59,7 +60,7 @@ class _Tensor:
 class _Blob:
     kind: str
     seq: int
-    data: bytes
+    data: Pieces
 
 
 class OutLink:
@@ -138,8 +139,8 @@ class OutLink:
         self._put(_Tensor(key, tensor, mask))
         return tensors.wire_bytes(tensor.shape, self._hello.wire_dtype, 0 if mask is None else mask.numel())
 
-    def send_blob(self, kind: str, seq: int, data: bytes) -> int:
-        """Queue opaque bytes: the head at a hand-over (``seq``: the turn), or a probe.
+    def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
+        """Queue opaque bytes, which must not change until they are sent: the head for the turn ``seq``, or a probe.
 
         Returns:
             Payload bytes that go over the wire for it.
@@ -148,7 +149,7 @@ class OutLink:
             PeerLostError: the link is broken or closed.
         """
         self._put(_Blob(kind, seq, data))
-        return len(data)
+        return data.size_bytes
 
     def close(self) -> None:
         """Drop what is queued, end the stream and every thread of the link; a second call does no harm.
@@ -202,7 +203,7 @@ class OutLink:
     def _encode(self, entry: _Tensor | _Blob) -> Iterator[bytes]:
         if isinstance(entry, _Blob):
             header = frames.blob_header(self._hello, entry.kind, entry.seq, entry.data)
-            return frames.messages(header, (memoryview(entry.data),))
+            return frames.messages(header, entry.data)
         encoded = tensors.encode(entry.tensor, entry.mask, self._hello.wire_dtype)
         header = frames.tensor_header(self._hello, entry.key, encoded)
         return frames.messages(header, encoded.parts)

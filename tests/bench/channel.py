@@ -32,6 +32,7 @@ from edge.wire.frames import Ack, Hello
 from edge.wire.link import OutLink
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.errors import RingTuneError
+from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server, open_channel
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.placement import CREDITS
@@ -81,7 +82,7 @@ class _AckingSink:
         """Give the credit back."""
         self._servicer.ack(source, key.boundary)
 
-    def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
+    def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
         """Not used."""
 
     def on_link_lost(self, source: str, reason: str) -> None:

@@ -146,9 +146,9 @@ def write_result(carrier: TorchCarrier, holder: str, folder: Path) -> Path:
     for node, executor in carrier.executors.items():
         for name, content in executor.adapter_files(with_head=node == holder).items():
             if name == "adapter.safetensors":
-                adapters |= load(content)
+                adapters |= load(bytes(content))
             else:
-                (folder / name).write_bytes(content)
+                (folder / name).write_bytes(bytes(content))
     save_file(adapters, folder / "adapter.safetensors")
     return folder
 
@@ -163,16 +163,29 @@ def test_family_result_loads_with_nothing_of_ours(
     check_result_loads(main_case(inputs(model_type, task, side), task), split, tmp_path)
 
 
+def loaded_plainly(case: Case, folder: Path) -> Any:
+    """The pretrained model with the result of a run, by the documented lines."""
+    import adapters
+    from transformers import AutoModelForCausalLM
+
+    if case.task == "causal-lm":
+        assert sorted(path.name for path in folder.iterdir()) == ["adapter.safetensors", "adapter_config.json"]
+        plain = AutoModelForCausalLM.from_pretrained(str(case.folder / "model"))
+        adapters.init(plain)
+        plain.load_adapter(str(folder), use_safetensors=True, set_active=True)
+        return plain
+    plain = adapters.AutoAdapterModel.from_pretrained(str(case.folder / "model"))
+    plain.load_adapter(str(folder), use_safetensors=True, set_active=True)
+    assert plain.active_head == "ringtune"
+    return plain
+
+
 def check_result_loads(case: Case, slices: Slices, tmp_path: Path) -> None:
     """Run a case, load its result with the library, and compare logits."""
-    from adapters import AutoAdapterModel
-
     plan = case.plan(slices)
     _, carrier = run(case, slices)
     folder = write_result(carrier, list(turn_sequence(plan.course))[-1].owner, tmp_path / "result")
-    plain = AutoAdapterModel.from_pretrained(str(case.folder / "model"))
-    plain.load_adapter(str(folder), use_safetensors=True, set_active=True)
-    assert plain.active_head == "ringtune"
+    plain = loaded_plainly(case, folder)
     plain.to(getattr(torch, case.dtype)).eval()
     turn = next(turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.EVALUATE)
     batch = case.datasets()["a"].batch(plan.course, items(plan.course, turn)[0])

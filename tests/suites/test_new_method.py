@@ -18,6 +18,7 @@ import torch
 from coordinator.planner.make_plan import make_plan
 from ringtune.costs.profile import Profile
 from ringtune.errors import JobError
+from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import parse_job
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.rounds import rounds as rd
@@ -169,7 +170,7 @@ def test_new_method_resumed_from_any_checkpoint_gives_the_same_bits(folder: Path
         for node, executor in again.executors.items():
             shard = whole.shards[checkpoint.step][node]
             with_head = node == checkpoint.holder
-            executor.load_shard(shard, shard_metadata(node, checkpoint.step), with_head=with_head)
+            executor.load_shard(Pieces.of(shard), shard_metadata(node, checkpoint.step), with_head=with_head)
         run(plan, again, 1, StartPoint.of(plan.course, step=checkpoint.step, holder=checkpoint.holder))
         found = collected(plan, again)
         assert all(torch.equal(found[name], wanted[name]) for name in wanted), checkpoint

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ringtune.files.pieces import Pieces
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
@@ -63,7 +64,7 @@ def rebuilt(case: Case, plan: Plan, shards: dict[str, bytes], saved: rd.LogCheck
     """New executors that go on from the shards of a checkpoint."""
     carrier = make_carrier(case, plan)
     for node, executor in carrier.executors.items():
-        executor.load_shard(shards[node], shard_metadata(node, saved.step), with_head=node == saved.holder)
+        executor.load_shard(Pieces.of(shards[node]), shard_metadata(node, saved.step), with_head=node == saved.holder)
     return carrier
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ringtune.files.pieces import Pieces
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.patience import Patience
@@ -153,7 +154,7 @@ def test_unfreezing_by_the_losses_goes_on_from_a_checkpoint_bit_for_bit(folder: 
         carrier = make_carrier(case, plan)
         for node, executor in carrier.executors.items():
             executor.load_shard(
-                whole.shards[checkpoint.step][node],
+                Pieces.of(whole.shards[checkpoint.step][node]),
                 shard_metadata(node, checkpoint.step),
                 with_head=node == checkpoint.holder,
             )

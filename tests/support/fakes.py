@@ -13,6 +13,7 @@ from edge.machine.threads import ComputeThread
 from edge.run import reporter as rp
 from edge.run.loop import AgentRun
 from edge.run.partners import ShardSink
+from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import links as plan_links
 from ringtune.schedule.plan import Plan
@@ -32,6 +33,7 @@ class FakeExecutor:
         self.hosted_bytes = 7
         self.version_figures = {"peak_versions": 2, "peak_version_bytes": 5}
         self.log: list[Any] = []
+        self.head_log: list[str] = []
         self.held: dict[tuple[str, int, int], Any] = {}
         self.turns: set[int] = set()
         self._on_action = on_action
@@ -58,25 +60,33 @@ class FakeExecutor:
         """A tensor goes out."""
         return f"{key.payload}{key.seq}.{key.micro}", None
 
-    def head_blob(self) -> bytes:
+    def head_blob(self) -> Pieces:
         """The head goes out."""
-        return b"head"
+        self.head_log.append("sent")
+        return Pieces.of(b"head")
 
-    def load_head_blob(self, data: bytes) -> None:
+    def load_head_blob(self, data: Pieces) -> None:
         """The head comes in."""
-        self.log.append(data)
+        self.head_log.append("came")
+        self.log.append(bytes(data))
+
+    def drop_head_state(self) -> None:
+        """The head went out, and is not needed here any more."""
+        self.head_log.append("dropped")
 
     def load_saved(self, folder: Path) -> None:
         """A saved adapter comes in."""
         self.log.append({path.name: path.read_bytes() for path in folder.iterdir()})
 
-    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> bytes:
+    def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
         """A checkpoint's part."""
-        return json.dumps({**metadata, "head": with_head}).encode()
+        self.head_log += ["saved"] if with_head else []
+        return Pieces.of(json.dumps({**metadata, "head": with_head}).encode())
 
-    def adapter_files(self, *, with_head: bool, with_private: bool) -> dict[str, bytes]:
+    def adapter_files(self, *, with_head: bool, with_private: bool) -> dict[str, Pieces]:
         """The results."""
-        return {"adapter.safetensors": b"a" * 3, **({"model_head.safetensors": b"h"} if with_head else {})}
+        files = {"adapter.safetensors": b"a" * 3, **({"model_head.safetensors": b"h"} if with_head else {})}
+        return {name: Pieces.of(content) for name, content in files.items()}
 
 
 class KeptReports:
@@ -120,10 +130,10 @@ class DirectLink:
         self._find().on_tensor(key, self._source, tensor, mask)
         return 100
 
-    def send_blob(self, kind: str, seq: int, data: bytes) -> int:
+    def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
         """Deliver a head."""
         self._find().on_head(seq, self._source, data)
-        return len(data)
+        return data.size_bytes
 
     def close(self) -> None:
         """Remember it."""

@@ -203,7 +203,12 @@ class HandRing:
     def files(self) -> dict[str, dict[str, bytes]]:
         """What every node would hand to the coordinator at the end."""
         return {
-            name: node.adapter_files(with_head=name == self.holder, with_private=name == self.holder)
+            name: {
+                file: bytes(content)
+                for file, content in node.adapter_files(
+                    with_head=name == self.holder, with_private=name == self.holder
+                ).items()
+            }
             for name, node in self.nodes.items()
         }
 

@@ -44,11 +44,11 @@ class Trained:
         return {name: value for name, value in state if f".{NAME}." in name and not name.startswith("heads.")}
 
     def head(self) -> dict[str, torch.Tensor]:
-        """Head tensors, named as in a saved ``model_head.safetensors``; a tied decoder is not saved."""
+        """Head tensors, named as in a saved ``model_head.safetensors``; no pretrained decoder is."""
+        if self.model.active_head == "default":
+            return {}
         head = self.model.heads[self.model.active_head]
-        table = self.model.get_input_embeddings().weight if self.model.active_head == "default" else None
-        found = dict(head.named_parameters()).items()
-        return {f"heads.{NAME}.{name}": value.detach() for name, value in found if value is not table}
+        return {f"heads.{NAME}.{name}": value.detach() for name, value in head.named_parameters()}
 
 
 def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | None = None) -> Any:

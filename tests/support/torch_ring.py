@@ -195,7 +195,7 @@ class TorchCarrier:
             return self.executors[node].run(action)
         turn = self._saves[action.seq]
         shard = self.executors[node].shard(shard_metadata(node, turn.first_step), with_head=node == turn.owner)
-        self.shards.setdefault(turn.first_step, {})[node] = shard
+        self.shards.setdefault(turn.first_step, {})[node] = bytes(shard)
         return ()
 
     def take(self, node: str, key: TensorKey) -> Any:
@@ -227,7 +227,7 @@ class TorchCarrier:
             )
             for name, content in files.items():
                 if name.endswith(".safetensors"):
-                    tensors |= load(content)
+                    tensors |= load(bytes(content))
         return tensors
 
 

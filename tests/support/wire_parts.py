@@ -18,6 +18,7 @@ from edge.wire.frames import Ack, Hello
 from edge.wire.link import OutLink
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.errors import RingTuneError
+from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.extent import Owner
@@ -110,10 +111,10 @@ class RecordingSink:
         self._hook()
         self.came.put(TensorCame(key, source, tensor, mask))
 
-    def on_blob(self, kind: str, seq: int, source: str, data: bytes) -> None:
+    def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
         """Remember a blob."""
         self._hook()
-        self.came.put(BlobCame(kind, seq, source, data))
+        self.came.put(BlobCame(kind, seq, source, bytes(data)))
 
     def on_link_lost(self, source: str, reason: str) -> None:
         """Remember a lost link."""

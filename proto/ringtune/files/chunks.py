@@ -7,7 +7,6 @@ large they may be together; nothing that a sender says becomes a path or an allo
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
@@ -18,9 +17,6 @@ from ringtune.v1 import control_pb2
 
 Sink = TypeVar("Sink", bound=BinaryIO)
 CHUNK_BYTES: Final = 1 << 20
-
-ADAPTER_FILES: Final = ("adapter_config.json", "adapter.safetensors", "head_config.json", "model_head.safetensors")
-"""The AdapterHub folder of a run."""
 
 MAX_ADAPTER_BYTES: Final = 1 << 32
 """Most bytes of an adapter folder that is sent to be evaluated."""
@@ -38,7 +34,7 @@ class FileCutter:
         self._digest = hashlib.sha256()
         self._pending = bytearray()
 
-    def add(self, content: bytes) -> Iterator[control_pb2.FileChunk]:
+    def add(self, content: bytes | memoryview) -> Iterator[control_pb2.FileChunk]:
         """Yield the messages that are full; the rest waits for more content or the end."""
         rest = memoryview(content)
         while rest:
@@ -65,6 +61,14 @@ def cut_file(path: str, file: BinaryIO) -> Iterator[control_pb2.FileChunk]:
     cutter = FileCutter(path)
     while content := file.read(CHUNK_BYTES):
         yield from cutter.add(content)
+    yield cutter.end()
+
+
+def cut_pieces(path: str, content: Iterable[bytes | memoryview]) -> Iterator[control_pb2.FileChunk]:
+    """Cut one file into messages whose content comes a piece at a time."""
+    cutter = FileCutter(path)
+    for piece in content:
+        yield from cutter.add(piece)
     yield cutter.end()
 
 
@@ -106,17 +110,35 @@ class FileJoiner:
 def write_files(
     chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
 ) -> None:
+    """Put files together in an empty folder; exactly those with these names have to come, see ``write_any_files``.
+
+    Raises:
+        IntegrityError: as there, or a file that never came.
+        RingTuneError: they can't be written here.
+    """
+    came = write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=source)
+    missing = sorted(set(names) - came.keys())
+    if missing:
+        raise IntegrityError(f"{source} did not send {', '.join(missing)}; use one version on all machines")
+
+
+def write_any_files(
+    chunks: Iterable[control_pb2.FileChunk], folder: Path, *, names: Collection[str], max_bytes: int, source: str
+) -> dict[str, Path]:
     """Put files together in an empty folder.
 
     Args:
         chunks: of the files, each file's one after the other.
         folder: where they go.
-        names: exactly these have to come.
+        names: only these may come.
         max_bytes: of all together.
         source: who sends, for errors.
 
+    Returns:
+        The path of each file that came, by name.
+
     Raises:
-        IntegrityError: another name, a name twice, too much, a digest that differs, or one that never came.
+        IntegrityError: another name, a name twice, too much, or a digest that differs.
         RingTuneError: they can't be written here.
     """
 
@@ -129,15 +151,7 @@ def write_files(
         came = {path for path, _ in _join(chunks, open_file, max_bytes=max_bytes, source=source)}
     except OSError as error:
         raise RingTuneError(f"can't write the files that {source} sent: {error.strerror}; make room") from error
-    missing = sorted(set(names) - came)
-    if missing:
-        raise IntegrityError(f"{source} did not send {', '.join(missing)}; use one version on all machines")
-
-
-def read_files(chunks: Iterable[control_pb2.FileChunk], *, max_bytes: int, source: str) -> dict[str, bytes]:
-    """Put files together in memory, by name; see ``write_files``."""
-    files = _join(chunks, lambda path: io.BytesIO(), max_bytes=max_bytes, source=source)
-    return {path: file.getvalue() for path, file in files}
+    return {path: folder / path for path in came}
 
 
 def _join(

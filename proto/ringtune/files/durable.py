@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,12 +30,26 @@ def write_durably(path: Path, content: bytes) -> None:
     Raises:
         StorageError: it can't be written; the old content is still there.
     """
+    write_pieces_durably(path, [content])
+
+
+def write_pieces_durably(path: Path, content: Iterable[bytes | memoryview]) -> None:
+    """Do what ``write_durably`` does with content that comes a piece at a time.
+
+    Args:
+        path: of the file; its folder is made if it is missing.
+        content: the new content.
+
+    Raises:
+        StorageError: it can't be written; the old content is still there.
+    """
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
     with storage_errors(path):
         make_folder(path.parent)
         try:
             with partial.open("wb") as file:
-                file.write(content)
+                for piece in content:
+                    file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)

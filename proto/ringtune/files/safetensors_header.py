@@ -34,7 +34,8 @@ DTYPE_BYTES = {
     "U64": 8,
     "F64": 8,
 }
-_MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
+"""Longest header that is read; no model that there is has one a tenth as long."""
 
 
 class TensorInfo(NamedTuple):
@@ -72,7 +73,7 @@ def header_of(file: BinaryIO, size: int, *, where: str) -> dict[str, TensorInfo]
         IntegrityError: truncated, or the header contradicts itself or the size of the file.
     """
     length = int.from_bytes(file.read(8), "little")
-    if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER_BYTES):
+    if size < 8 or not 2 <= length <= min(size - 8, MAX_HEADER_BYTES):
         raise _damaged(where, f"its header claims {length:,} bytes of {size:,}")
     text = file.read(length)
     try:

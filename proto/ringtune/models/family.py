@@ -21,6 +21,8 @@ IMAGE_CLASSIFICATION = "image-classification"
 TASKS = (CLASSIFICATION, QUESTION_ANSWERING, CAUSAL_LM, IMAGE_CLASSIFICATION)
 CLASS_TASKS = (CLASSIFICATION, IMAGE_CLASSIFICATION)
 """Tasks whose targets are classes with names."""
+FROZEN_HEAD_TASKS = (CAUSAL_LM,)
+"""Tasks whose head is the pretrained model's own, which never trains."""
 
 LM_HEAD = "lm_head.weight"
 """The decoder of a causal language model, in every file that has one of its own."""

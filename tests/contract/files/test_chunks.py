@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringtune.errors import IntegrityError
-from ringtune.files.chunks import CHUNK_BYTES, FileCutter, cut_file, cut_folder, read_files, write_files
+from ringtune.files.chunks import CHUNK_BYTES, FileCutter, cut_file, cut_folder, write_any_files, write_files
 from ringtune.v1.control_pb2 import FileChunk
 
 NAMES = ("a", "b")
@@ -88,9 +88,10 @@ def test_file_cutter_gives_the_same_pieces_however_the_content_comes() -> None:
     assert [*grown, cutter.end()] == chunks()[:-1]
 
 
-def test_read_files_puts_chunks_together() -> None:
-    """In memory, files follow one another; the digest comes with the last piece."""
-    assert read_files(chunks(), max_bytes=LIMIT, source="node pi") == CONTENT
+def test_write_any_files_takes_some_of_the_names(tmp_path: Path) -> None:
+    """Files follow one another, not all that may come have to; the digest comes with the last piece."""
+    came = write_any_files(chunks(), tmp_path, names=(*NAMES, "c"), max_bytes=LIMIT, source="node pi")
+    assert {name: path.read_bytes() for name, path in came.items()} == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_read_files_puts_chunks_together() -> None:
         ([FileChunk(path="a", chunk=bytes(9))], "node pi sent more than 8 bytes"),
     ],
 )
-def test_read_files_refuses_a_broken_stream(pieces: list[FileChunk], message: str) -> None:
+def test_write_any_files_refuses_a_broken_stream(pieces: list[FileChunk], message: str, tmp_path: Path) -> None:
     """Whatever is wrong with the stream, the node is named."""
     with pytest.raises(IntegrityError, match=message):
-        read_files(pieces, max_bytes=8, source="node pi")
+        write_any_files(pieces, tmp_path, names=NAMES, max_bytes=8, source="node pi")

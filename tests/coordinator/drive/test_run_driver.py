@@ -310,7 +310,7 @@ def test_run_ends_when_a_call_fails_by_a_bug(monkeypatch: pytest.MonkeyPatch) ->
     def broken(*_: object, **__: object) -> dict[str, bytes]:
         raise KeyError("oops")
 
-    monkeypatch.setattr(agent_calls, "read_files", broken)
+    monkeypatch.setattr(agent_calls, "write_any_files", broken)
     with FakeCluster("a") as cluster, pytest.raises(RingTuneError, match="node a: internal error, KeyError: 'oops'"):
         run(cluster, num_nodes=1, runtime__wait_s=2.0)
 

@@ -8,8 +8,11 @@ import struct
 import pytest
 from safetensors import deserialize
 
-from coordinator.records.result_files import merge, read_tensors, same_everywhere
+from coordinator.records import result_files
+from coordinator.records.result_files import same_everywhere
 from ringtune.errors import IntegrityError
+from ringtune.files.pieces import Pieces
+from ringtune.files.safetensors_stream import TensorPieces
 
 numpy = pytest.importorskip("numpy")
 safetensors_numpy = pytest.importorskip("safetensors.numpy")
@@ -19,6 +22,16 @@ def file_of(**tensors: bytes) -> bytes:
     """A safetensors file of float32 vectors, written by the real library."""
     arrays = {name: numpy.frombuffer(data, dtype=numpy.float32) for name, data in tensors.items()}
     return bytes(safetensors_numpy.save(arrays))
+
+
+def merge(parts: dict[str, bytes]) -> bytes:
+    """The merged file of some files."""
+    return bytes(result_files.merge({source: Pieces.of(content) for source, content in parts.items()}))
+
+
+def read_tensors(content: bytes, *, source: str) -> dict[str, TensorPieces]:
+    """The tensors of a file."""
+    return result_files.read_tensors(Pieces.of(content), source=source)
 
 
 def test_merge_keeps_every_byte() -> None:

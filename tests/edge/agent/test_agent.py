@@ -25,8 +25,10 @@ from ringtune.errors import (
     PlanError,
     RingTuneError,
 )
-from ringtune.files.chunks import ADAPTER_FILES, cut_file
+from ringtune.files.chunks import cut_file
+from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job, Model
+from ringtune.models.result_files import ADAPTER_FILES
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, turn_sequence
@@ -92,11 +94,11 @@ class FakeLink:
             self._target.active.on_tensor(key, self._source.node, tensor, mask)
         return 10
 
-    def send_blob(self, kind: str, seq: int, data: bytes) -> int:
+    def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
         """Deliver."""
         if self._target.active is not None:
             self._target.active.on_blob(kind, seq, self._source.node, data)
-        return len(data)
+        return data.size_bytes
 
     def close(self) -> None:
         """Remember it."""
@@ -213,7 +215,7 @@ def test_agent_goes_through_a_whole_run(ring: TwoAgents) -> None:
     ring.wait_for(lambda requests: {(r.node, turn) for r in requests for turn in r.turns_done} == wanted)
     files = ring.agents["a"].collect(RUN, with_head=True, with_private=False, timeout_s=WAIT_S)
     assert set(files) == {"adapter.safetensors", "model_head.safetensors", "totals.json"}
-    totals = json.loads(files["totals.json"])
+    totals = json.loads(bytes(files["totals.json"]))
     assert totals["actions"] == len([entry for entry in ring.shops["a"].executor.log if not isinstance(entry, bytes)])
     assert totals["hosted_bytes"] == 7
     assert (totals["peak_versions"], totals["peak_version_bytes"]) == (2, 5)
@@ -449,7 +451,7 @@ def test_agent_ignores_what_comes_after_the_release(ring: TwoAgents) -> None:
     assert active is not None
     ring.agents["b"].release(RUN, "done")
     active.on_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), "a", "late", None)
-    active.on_blob(Payload.HEAD, 1, "a", b"late")
+    active.on_blob(Payload.HEAD, 1, "a", Pieces.of(b"late"))
     assert active.run is None or active.run.num_waiting == 0
 
 

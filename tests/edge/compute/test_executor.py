@@ -12,6 +12,7 @@ from edge.compute import executor as executor_module
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
 from ringtune.errors import DataError, DivergedError, IntegrityError, ModelError, PlanError
+from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.plan import Plan
@@ -355,7 +356,7 @@ def test_executor_refuses_a_damaged_head(model_folder: Path, tmp_path: Path) -> 
     datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
     plan = ring.make_plan(job, datasets, TWO)
     owner = ring.HandRing(plan, job, model_folder, datasets).train().nodes["a"]
-    blob = owner.head_blob()
+    blob = bytes(owner.head_blob())
     tensors = load(blob)
     name = next(key for key in tensors if key.startswith("param/"))
     damaged = [
@@ -366,10 +367,11 @@ def test_executor_refuses_a_damaged_head(model_folder: Path, tmp_path: Path) -> 
     ]
     for data in damaged:
         with pytest.raises(IntegrityError, match="handed over"):
-            owner.load_head_blob(data)
+            owner.load_head_blob(Pieces.of(data))
+    not_finite = save({**tensors, name: torch.full_like(tensors[name], torch.nan)})
     with pytest.raises(DivergedError, match="handed over"):
-        owner.load_head_blob(save({**tensors, name: torch.full_like(tensors[name], torch.nan)}))
-    assert owner.head_blob() == blob
+        owner.load_head_blob(Pieces.of(not_finite))
+    assert bytes(owner.head_blob()) == blob
 
 
 def test_executor_says_at_which_step_training_diverged(model_folder: Path, tmp_path: Path) -> None:
@@ -399,11 +401,11 @@ def test_executor_head_blob_is_a_fixed_point(model_folder: Path, tmp_path: Path)
     datasets = ring.make_datasets(job, model_folder, tmp_path, ("a", "b"))
     plan = ring.make_plan(job, datasets, TWO)
     hand = ring.HandRing(plan, job, model_folder, datasets).train()
-    blob = hand.nodes[hand.holder].head_blob()
+    blob = bytes(hand.nodes[hand.holder].head_blob())
     other = next(name for name in datasets if name != hand.holder)
-    assert hand.nodes[other].head_blob() != blob
-    hand.nodes[other].load_head_blob(blob)
-    assert hand.nodes[other].head_blob() == blob
+    assert bytes(hand.nodes[other].head_blob()) != blob
+    hand.nodes[other].load_head_blob(Pieces.of(blob))
+    assert bytes(hand.nodes[other].head_blob()) == blob
 
 
 def test_executor_trains_only_what_the_schedule_unfroze(model_folder: Path, tmp_path: Path) -> None:

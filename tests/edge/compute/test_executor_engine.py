@@ -12,6 +12,7 @@ import torch
 
 from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
+from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import turn_sequence
@@ -40,7 +41,7 @@ class Post:
     engines: dict[str, NodeEngine] = field(default_factory=dict)
     links: dict[tuple[str, str], deque[ev.Event]] = field(default_factory=lambda: defaultdict(deque))
     tensors: dict[tuple[str, TensorKey], tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
-    heads: dict[int, bytes] = field(default_factory=dict)
+    heads: dict[int, Pieces] = field(default_factory=dict)
     peak_bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     losses: dict[int, float] = field(default_factory=dict)
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from ringtune.errors import IntegrityError
+from ringtune.files.pieces import Pieces
+from ringtune.models.result_files import ADAPTER_FILES
 from ringtune.schedule.plan import Plan
 from tests.support import hand_ring as ring
 from tests.support import tiny
@@ -28,8 +30,9 @@ def write(hand: ring.HandRing, folder: Path) -> Path:
     from coordinator.records.result_files import adapter_folder
 
     folder.mkdir(exist_ok=True)
-    for name, content in adapter_folder(hand.files()).items():
-        (folder / name).write_bytes(content)
+    files = {node: {name: Pieces.of(part) for name, part in own.items()} for node, own in hand.files().items()}
+    for name, content in adapter_folder(files, ADAPTER_FILES).items():
+        (folder / name).write_bytes(bytes(content))
     return folder
 
 

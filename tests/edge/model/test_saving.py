@@ -109,5 +109,5 @@ def test_saving_leaves_out_private_blocks_unless_asked(model_folder: Path, tmp_p
     plan = ring.make_plan(job, datasets, {"b": (1, 4)})
     owner = ring.HandRing(plan, job, model_folder, datasets).nodes["a"]
     assert owner.adapter_files(with_head=False) == {}
-    private = load(owner.adapter_files(with_head=False, with_private=True)["adapter.safetensors"])
+    private = load(bytes(owner.adapter_files(with_head=False, with_private=True)["adapter.safetensors"]))
     assert {name.split(".layer.")[1].split(".")[0] for name in private} == {"0"}

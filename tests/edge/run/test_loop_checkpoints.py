@@ -72,6 +72,21 @@ def test_run_reports_a_turn_as_done_after_its_shard_is_on_disk(tmp_path: Path, s
     assert ring.close()
 
 
+def test_run_frees_the_state_of_a_head_that_went_but_never_before_it_is_saved(savers: dict[str, Saver]) -> None:
+    """A head may be sent ahead of the checkpoint that its last owner still has to write with it."""
+    ring = FakeRing(PLAN, savers=savers)
+    ring.start()
+    assert ring.wait_done(len(ring.grant_all()))
+    assert ring.close()
+    logs = [ring.executors[node].head_log for node in PLAN.nodes]
+    assert all("dropped" in log and "saved" in log for log in logs)
+    for log in logs:
+        is_whole = True
+        for entry in log:
+            assert is_whole or entry != "saved", log
+            is_whole = {"came": True, "dropped": False}.get(entry, is_whole)
+
+
 def test_run_drops_shards_when_it_is_told(savers: dict[str, Saver]) -> None:
     """Not before: only the coordinator knows which checkpoints are complete."""
     saver = savers["a"]

@@ -8,12 +8,33 @@ import pytest
 import torch
 
 from edge.model.optimizers import apply_update, make_optimizer
-from edge.shards.shard_file import load_shard, to_shard
+from edge.shards import shard_file
 from ringtune.errors import IntegrityError
+from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Train
 
 METADATA = {"run_id": "r", "plan_digest": "p", "node": "a", "step": "4"}
 Parameters = dict[str, torch.nn.Parameter]
+
+
+def to_shard(
+    own: Parameters, optimizer: torch.optim.Optimizer | None, head: bytes | None, metadata: dict[str, str]
+) -> bytes:
+    """The content of a shard's file."""
+    return bytes(shard_file.to_shard(own, optimizer, None if head is None else Pieces.of(head), metadata))
+
+
+def load_shard(
+    data: bytes,
+    own: Parameters,
+    optimizer: torch.optim.Optimizer | None,
+    metadata: dict[str, str],
+    *,
+    with_head: bool,
+) -> bytes | None:
+    """Load the content of a shard's file; return the head in it."""
+    head = shard_file.load_shard(Pieces.of(data), own, optimizer, metadata, with_head=with_head)
+    return None if head is None else bytes(head)
 
 
 def parameters(seed: int, names: tuple[str, ...] = ("0.up", "1.up")) -> Parameters:

@@ -15,6 +15,7 @@ from edge.shards.kept import FinishedRun, Kept
 from edge.shards.saver import Saver, ShardAsked, check_shards, open_saver
 from edge.shards.state_folder import StateFolder
 from ringtune.errors import BusyError, IntegrityError, StorageError, UsageError
+from ringtune.files.pieces import Pieces
 from ringtune.schedule.plan import Plan
 from tests.support.plans import make_plan
 
@@ -31,14 +32,14 @@ class FakeModel:
         self.asked: list[Any] = []
         self.loaded: list[Any] = []
 
-    def shard(self, metadata: Any, *, with_head: bool) -> bytes:
+    def shard(self, metadata: Any, *, with_head: bool) -> Pieces:
         """The content of every shard."""
         self.asked.append((dict(metadata), with_head))
-        return f"content of {metadata['step']}".encode()
+        return Pieces.of(f"content of {metadata['step']}".encode())
 
-    def load_shard(self, data: bytes, metadata: Any, *, with_head: bool) -> None:
+    def load_shard(self, data: Pieces, metadata: Any, *, with_head: bool) -> None:
         """Remember it."""
-        self.loaded.append(data)
+        self.loaded.append(bytes(data))
 
 
 def hold(path: Path, ready: Any) -> None:
@@ -66,8 +67,8 @@ def test_shards_are_read_only_with_the_right_digest(tmp_path: Path) -> None:
     """A missing, torn or changed shard is named and never used."""
     with StateFolder(tmp_path) as folder:
         shards = folder.run(RUN)
-        shard = shards.write(4, b"content", node="a")
-        assert shards.read(4, shard.sha256, node="a") == b"content"
+        shard = shards.write(4, Pieces.of(b"content"), node="a")
+        assert bytes(shards.read(4, shard.sha256, node="a")) == b"content"
         with pytest.raises(IntegrityError, match=r"node a has no shard .*step-8\.safetensors"):
             shards.read(8, shard.sha256, node="a")
         for damage in (b"conten", b"contenT", b""):
@@ -79,7 +80,7 @@ def test_shards_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """The error names node and step, and the shard that was there stays as it was."""
     with StateFolder(tmp_path) as folder:
         shards = folder.run(RUN)
-        before = shards.write(4, b"content", node="a")
+        before = shards.write(4, Pieces.of(b"content"), node="a")
 
         def full(_: int) -> NoReturn:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -87,7 +88,7 @@ def test_shards_survive_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(os, "fsync", full)
         for step in (4, 6):
             with pytest.raises(StorageError, match=rf"node a did not save step {step}: .*No space left"):
-                shards.write(step, b"new", node="a")
+                shards.write(step, Pieces.of(b"new"), node="a")
         assert shards.steps() == (4,)
         assert shards.problem(4, before.sha256, node="a") == ""
 
@@ -97,7 +98,7 @@ def test_shards_are_dropped_only_when_told(tmp_path: Path) -> None:
     with StateFolder(tmp_path) as folder:
         shards = folder.run(RUN)
         for step in (2, 4, 6, 8):
-            shards.write(step, b"x", node="a")
+            shards.write(step, Pieces.of(b"x"), node="a")
         assert shards.steps() == (2, 4, 6, 8)
         shards.keep_from(6)
         assert shards.steps() == (6, 8)
@@ -117,7 +118,7 @@ def test_state_folder_never_drops_a_run_that_can_be_gone_on_with(
     """Fourteen runs that were stopped are all there when the fifteenth begins; what needs much room is named."""
     with StateFolder(tmp_path) as folder:
         for name in RUNS:
-            folder.run(name).write(2, b"x" * 100, node="a")
+            folder.run(name).write(2, Pieces.of(b"x" * 100), node="a")
         (folder.path / RUNS[3] / "step-4.safetensors.0a.tmp").write_text("torn")
         folder.drop_old_runs(RUN, Kept(days=0.0, size_bytes=1000))
     assert runs_left(tmp_path) == RUNS
@@ -129,7 +130,7 @@ def test_state_folder_drops_finished_runs_by_size_oldest_first(tmp_path: Path) -
     """A device that trains for years does not fill up: of six finished runs of 100 bytes the newest three stay."""
     with StateFolder(tmp_path) as folder:
         for index, name in enumerate(RUNS[:8]):
-            folder.run(name).write(2, b"x" * 100, node="a")
+            folder.run(name).write(2, Pieces.of(b"x" * 100), node="a")
             if index not in (0, 4):
                 folder.run(name).finish()
                 os.utime(tmp_path / name / "finished", (1e9 + index, 1e9 + index))
@@ -212,7 +213,7 @@ def test_saver_names_the_file_of_a_shard_that_does_not_fit(tmp_path: Path) -> No
     class Picky(FakeModel):
         """Takes nothing."""
 
-        def load_shard(self, data: bytes, metadata: Any, *, with_head: bool) -> None:
+        def load_shard(self, data: Pieces, metadata: Any, *, with_head: bool) -> None:
             """Refuse."""
             raise IntegrityError("the shard is of node 'b', not 'a'")
 
@@ -230,11 +231,11 @@ def test_saver_names_the_file_of_a_holders_shard_without_a_head(tmp_path: Path) 
     class Model(FakeModel):
         """Saves without a head whatever it is asked."""
 
-        def shard(self, metadata: Any, *, with_head: bool) -> bytes:
+        def shard(self, metadata: Any, *, with_head: bool) -> Pieces:
             """Nothing but what it is of."""
             return to_shard({}, None, None, metadata)
 
-        def load_shard(self, data: bytes, metadata: Any, *, with_head: bool) -> None:
+        def load_shard(self, data: Pieces, metadata: Any, *, with_head: bool) -> None:
             """As an executor does."""
             load_shard(data, {}, None, metadata, with_head=with_head)
 

@@ -15,6 +15,7 @@ from edge.wire import frames, tensors
 from edge.wire.checks import FrameCheck, check_hello
 from edge.wire.known_turns import KnownTurns
 from ringtune.errors import FrameError
+from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Op, Payload, TensorKey
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.lowering import legs
@@ -189,17 +190,17 @@ def test_checks_refuse_old_turns() -> None:
 
 def test_checks_let_a_head_pass_to_the_next_initiator_only() -> None:
     """The head for turn 1 goes from c to d, once."""
-    blob = frames.blob_header(hello(source="c"), Payload.HEAD, 1, b"head")
+    blob = frames.blob_header(hello(source="c"), Payload.HEAD, 1, Pieces.of(b"head"))
     check = _check(source="c", node="d")
     check.admit(blob)
     with pytest.raises(FrameError, match="came twice"):
         check.admit(blob)
     for source, node, turn in (("c", "d", 2), ("c", "d", 0), ("d", "c", 1), ("c", "b", 1)):
-        header = frames.blob_header(hello(source=source), Payload.HEAD, turn, b"head")
+        header = frames.blob_header(hello(source=source), Payload.HEAD, turn, Pieces.of(b"head"))
         with pytest.raises(FrameError, match="that turn's head goes from"):
             _check(source=source, node=node).admit(header)
     with pytest.raises(FrameError, match="is of turn 1000000000 that is none of turns 0 to 6"):
-        _check(source="c", node="d").admit(frames.blob_header(hello(source="c"), Payload.HEAD, 10**9, b""))
+        _check(source="c", node="d").admit(frames.blob_header(hello(source="c"), Payload.HEAD, 10**9, Pieces.of(b"")))
 
 
 def test_checks_of_a_run_that_decides_admit_what_any_decision_brings() -> None:
@@ -222,7 +223,7 @@ def test_checks_of_a_resumed_run_take_the_head_from_who_holds_it() -> None:
     of = plan()
     first, second = of.course.owners[0].node, of.course.owners[1].node
     start = StartPoint.of(of.course, step=of.course.local_iterations, holder=first)
-    header = frames.blob_header(hello(of, first), Payload.HEAD, 0, b"head")
+    header = frames.blob_header(hello(of, first), Payload.HEAD, 0, Pieces.of(b"head"))
     FrameCheck(expectation(of, second, start=start), first).admit(header)
     with pytest.raises(FrameError, match="that turn's head goes from node"):
         FrameCheck(expectation(of, second), first).admit(header)
@@ -231,7 +232,7 @@ def test_checks_of_a_resumed_run_take_the_head_from_who_holds_it() -> None:
 def test_checks_bound_the_size_of_blobs() -> None:
     """A head or probe above the limit is refused before anything is allocated."""
     for kind in (Payload.HEAD, frames.PROBE):
-        header = frames.blob_header(hello(source="c"), kind, 1, b"")
+        header = frames.blob_header(hello(source="c"), kind, 1, Pieces.of(b""))
         header.payload_bytes = 2**50
         with pytest.raises(FrameError, match="the limit is"):
             _check(source="c", node="d").admit(header)
@@ -304,7 +305,7 @@ def test_checks_know_who_held_the_head_before_the_turns_that_are_kept() -> None:
             break
         _begin(turns, turn)
         if turn.owner == "d":
-            check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, turn.index, b"head"))
+            check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, turn.index, Pieces.of(b"head")))
     assert _num_known(turns) < 200
     with pytest.raises(FrameError, match="that turn's head goes from"):
-        check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, heads[1200].index - 1, b"head"))
+        check.admit(frames.blob_header(hello(of, "c"), Payload.HEAD, heads[1200].index - 1, Pieces.of(b"head")))

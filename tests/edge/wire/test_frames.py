@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from edge.wire import frames, tensors
 from edge.wire.frames import Assembler, Fed
 from ringtune.errors import FrameError, IntegrityError
+from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.v1 import ring_pb2
 from tests.support.wire_parts import hello, hidden
@@ -39,12 +40,12 @@ class Gate:
 
 
 def _blob(data: bytes, seq: int = 0, chunk_bytes: int = frames.CHUNK_BYTES) -> list[bytes]:
-    header = frames.blob_header(hello(), Payload.HEAD, seq, data)
+    header = frames.blob_header(hello(), Payload.HEAD, seq, Pieces.of(data))
     return list(frames.messages(header, (memoryview(data),), chunk_bytes))
 
 
 def _data(fed: Fed) -> bytes | None:
-    return None if fed.received is None else bytes(fed.received.payload)
+    return None if fed.received is None else bytes(fed.received.blob)
 
 
 @settings(max_examples=100, deadline=None)
@@ -53,7 +54,7 @@ def test_frames_put_any_payload_together(sizes: list[int], chunk_bytes: int) -> 
     """Parts of any size in chunks of any size come out as their concatenation, at the last message only."""
     parts = [bytes(range(index, index + size)) for index, size in enumerate(sizes)]
     data = b"".join(parts)
-    header = frames.blob_header(hello(), Payload.HEAD, 3, data)
+    header = frames.blob_header(hello(), Payload.HEAD, 3, Pieces.of(data))
     messages = list(frames.messages(header, [memoryview(part) for part in parts], chunk_bytes))
     assembler = Gate().assembler()
     results = [assembler.feed(message) for message in messages]
@@ -75,7 +76,7 @@ def test_frames_are_what_protobuf_reads() -> None:
 
 def test_frames_that_protobuf_wrote_are_read() -> None:
     """A peer that writes the same fields in another order or split is understood."""
-    header = frames.blob_header(hello(), Payload.HEAD, 1, b"abc")
+    header = frames.blob_header(hello(), Payload.HEAD, 1, Pieces.of(b"abc"))
     whole = ring_pb2.Frame(header=header, chunk=b"abc").SerializeToString()
     swapped = ring_pb2.Frame(chunk=b"abc").SerializeToString() + ring_pb2.Frame(header=header).SerializeToString()
     for message in (whole, swapped):
@@ -137,7 +138,7 @@ def test_frames_with_a_damaged_blob_are_dropped() -> None:
 
 def test_frames_refused_by_the_gate_are_skipped_to_the_next_header() -> None:
     """What is not admitted is told once; its chunks are dropped in silence."""
-    header = frames.blob_header(hello(source="z"), Payload.HEAD, 0, b"x" * 100)
+    header = frames.blob_header(hello(source="z"), Payload.HEAD, 0, Pieces.of(b"x" * 100))
     assembler = Gate("z").assembler()
     refused = [assembler.feed(message) for message in frames.messages(header, (memoryview(b"x" * 100),), 30)]
     assert [str(fed.error) if fed.error else "" for fed in refused] == ["not this one", "", "", ""]
@@ -194,5 +195,5 @@ def test_frames_describe_what_they_carry() -> None:
     encoded = tensors.encode(torch.zeros(1, 1, 1), None, "float32")
     header = frames.tensor_header(hello(), TensorKey(Payload.GRAD, 12, 3, 4), encoded)
     assert frames.in_words(header) == "the gradient of item 12, micro-batch 3, block 4, from node a"
-    head = frames.blob_header(hello(), Payload.HEAD, 2, b"")
+    head = frames.blob_header(hello(), Payload.HEAD, 2, Pieces.of(b""))
     assert frames.in_words(head) == "the head for turn 2 from node a"

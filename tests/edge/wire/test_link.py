@@ -24,6 +24,7 @@ from ringtune.errors import (
     PeerLostError,
     RingTuneError,
 )
+from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server, open_channel
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.turns import turn_sequence
@@ -68,7 +69,7 @@ def test_link_delivers_gradient_and_head_in_order() -> None:
     gradient, _ = hidden(seed=1)
     blob = bytes(range(256)) * 8192  # two chunks
     with receiver(expectation(node="d")) as node, sender(node.address, hello(source="c"), "d") as out:
-        out.link.send_blob(Payload.HEAD, 1, blob)
+        out.link.send_blob(Payload.HEAD, 1, Pieces.of(blob))
         came = node.sink.next()
     assert came == BlobCame("t", 1, "c", blob)
     with receiver(expectation()) as node, sender(node.address, hello(source="c")) as out:
@@ -264,7 +265,7 @@ def test_link_to_a_node_that_forgot_the_run_ends_in_order() -> None:
         _wait_until_over()
         assert out.broken.empty()
         with pytest.raises(PeerLostError, match="closed the link"):
-            out.link.send_blob(frames.PROBE, 0, b"x")
+            out.link.send_blob(frames.PROBE, 0, Pieces.of(b"x"))
         assert node.sink.came.empty()
 
 
@@ -340,7 +341,7 @@ def test_link_close_may_come_twice_and_before_open() -> None:
     out.link.close()
     out.link.close()
     with pytest.raises(PeerLostError, match="not open"):
-        out.link.send_blob(frames.PROBE, 0, b"")
+        out.link.send_blob(frames.PROBE, 0, Pieces.of(b""))
 
 
 class _Racing(queue.SimpleQueue[Any]):

@@ -11,6 +11,7 @@ from edge.wire import frames
 from edge.wire.checks import FrameCheck
 from edge.wire.known_turns import KnownTurns
 from ringtune.errors import FrameError
+from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.methods import RingAda
@@ -38,7 +39,7 @@ def test_window_admits_heads_of_sources_that_send_nothing_else(eval_every: int) 
             known.granted(turn)
             known.done_before(turn.index)
         if turn.owner != holder:
-            header = frames.blob_header(hello(of, holder), Payload.HEAD, turn.index, b"head")
+            header = frames.blob_header(hello(of, holder), Payload.HEAD, turn.index, Pieces.of(b"head"))
             check_of(holder, turn.owner).admit(header)
             heads += 1
         holder = turn.owner

@@ -1,0 +1,133 @@
+"""The content of a file, made a piece at a time, so that a file of any size is written or sent in little memory.
+
+What is big (a head, an adapter, moments) lies somewhere already: in tensors, in a file, or in the messages of a link.
+``Pieces`` is a way to go through it without a second copy, as often as one likes, and to take a part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+PIECE_BYTES: Final = 1 << 20
+"""Most bytes of a piece that is made for the purpose."""
+
+Piece = bytes | memoryview
+
+
+class Pieces:
+    """Some content of known size, made anew each time that it is gone through.
+
+    Args:
+        size_bytes: of all pieces together.
+        make: yields the pieces; called once for each time.
+    """
+
+    def __init__(self, size_bytes: int, make: Callable[[], Iterator[Piece]]) -> None:
+        self.size_bytes = size_bytes
+        self._make = make
+
+    @staticmethod
+    def of(content: bytes | memoryview) -> Pieces:
+        """Return content that is in memory already; it is not copied."""
+        return HeldPieces([memoryview(content)])
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Yield the content from its beginning."""
+        return self._make()
+
+    def __bytes__(self) -> bytes:
+        """Join all pieces, for content that is known to be small."""
+        return b"".join(self)
+
+    def part(self, start: int, size_bytes: int) -> Pieces:
+        """Return ``size_bytes`` of the content from ``start`` on, cut off at its end."""
+        stop = min(start + size_bytes, self.size_bytes)
+        return Pieces(max(0, stop - start), lambda: self._between(start, stop))
+
+    def sha256(self) -> str:
+        """Digest of the content, in hex."""
+        digest = hashlib.sha256()
+        for piece in self:
+            digest.update(piece)
+        return digest.hexdigest()
+
+    def let_go(self, before: int) -> None:
+        """Free what is held of the first ``before`` bytes; without effect where the content is not held for this."""
+
+    def _between(self, start: int, stop: int) -> Iterator[Piece]:
+        at = 0
+        for piece in self:
+            first, last = max(start - at, 0), min(stop - at, len(piece))
+            if first < last:
+                yield memoryview(piece)[first:last]
+            at += len(piece)
+            if at >= stop:
+                return
+
+
+class HeldPieces(Pieces):
+    """Content that is held in memory in pieces, which are let go of one by one.
+
+    Args:
+        pieces: one after the other.
+    """
+
+    def __init__(self, pieces: Sequence[memoryview]) -> None:
+        super().__init__(sum(piece.nbytes for piece in pieces), lambda: iter(self._held()))
+        self._pieces: list[memoryview | None] = list(pieces)
+        self._ends = tuple(itertools.accumulate(piece.nbytes for piece in pieces))
+
+    def let_go(self, before: int) -> None:
+        """Free the pieces that lie within the first ``before`` bytes; they can't be gone through again."""
+        for index, end in enumerate(self._ends):
+            if end > before:
+                return
+            self._pieces[index] = None
+
+    def _held(self) -> Iterator[memoryview]:
+        return (self._require(index) for index in range(len(self._pieces)))
+
+    def _between(self, start: int, stop: int) -> Iterator[memoryview]:
+        begin = 0
+        for index, end in enumerate(self._ends):
+            if start < end and begin < stop:
+                yield self._require(index)[max(0, start - begin) : stop - begin]
+            begin = end
+
+    def _require(self, index: int) -> memoryview:
+        piece = self._pieces[index]
+        if piece is None:
+            raise ValueError("a piece was let go of and is wanted again; please report this")
+        return piece
+
+
+class FilePieces(Pieces):
+    """The content of a file on the disk, or a range of it.
+
+    Args:
+        path: of the file, which must not change meanwhile.
+        start: first byte.
+        size_bytes: how many; None = up to the end.
+    """
+
+    def __init__(self, path: Path, start: int = 0, size_bytes: int | None = None) -> None:
+        in_file = max(0, path.stat().st_size - start)
+        super().__init__(in_file if size_bytes is None else min(size_bytes, in_file), self._read)
+        self._path = path
+        self._start = start
+
+    def part(self, start: int, size_bytes: int) -> Pieces:
+        """Return a range of the range, which is read alone."""
+        return FilePieces(self._path, self._start + start, max(0, min(size_bytes, self.size_bytes - start)))
+
+    def _read(self) -> Iterator[bytes]:
+        left = self.size_bytes
+        with self._path.open("rb") as file:
+            file.seek(self._start)
+            while left and (piece := file.read(min(PIECE_BYTES, left))):
+                left -= len(piece)
+                yield piece

@@ -1,0 +1,122 @@
+"""What saving, loading, handing over and collecting add at their peak: ``python -m tests.support.saving_memory``.
+
+A process of its own builds an owner with a head of some 17 million weights, gives it gradients and moments, and prints
+one line of JSON: how far the resident memory rose above what was there before, for each thing that a node does with
+its head, and the bytes that were moved.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coordinator.records.result_files import adapter_folder
+from edge.compute.executor import NodeExecutor
+from edge.machine.allocator import keep_freed_memory
+from edge.machine.memory_budget import give_memory_back, peak_rss_bytes, reset_peak, rss_bytes
+from edge.shards.saver import Saver
+from edge.wire import frames
+from ringtune.files.chunks import cut_pieces, write_any_files
+from ringtune.files.pieces import FilePieces, Pieces
+from ringtune.models.result_files import ADAPTER_FILES
+from ringtune.schedule.actions import Payload
+from ringtune.schedule.plan import Plan
+from tests.support import hand_ring, tiny
+from tests.support.tiny_families import write_tokenizer
+
+WIDTH = 2048
+RUN = "r20260101-000000-00000000"
+
+
+def owner_of(folder: Path) -> tuple[NodeExecutor, Plan]:
+    """An owner without a slice, with a large head that was updated once."""
+    model = tiny.write_bert(
+        folder / "model", vocab_size=200, hidden_size=WIDTH, num_blocks=1, num_heads=4, intermediate_size=16
+    )
+    write_tokenizer(model, padding_side="right", with_types=True)
+    job = hand_ring.make_job(model, model__dtype="float32")
+    datasets = hand_ring.make_datasets(job, model, folder, ("a",))
+    plan = hand_ring.make_plan(job, datasets, {"b": (0, 1)}, num_blocks=1, hidden_size=WIDTH)
+    owner = NodeExecutor(plan, "a", job, model, datasets["a"])
+    parts: Any = owner._hosted.owner
+    for parameter in parts.head.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    parts.update(0.01)
+    return owner, plan
+
+
+def rise(work: Callable[[], object]) -> int:
+    """Bytes by which the resident memory rose at most while ``work`` ran."""
+    give_memory_back()
+    reset_peak()
+    before = rss_bytes()
+    work()
+    return peak_rss_bytes() - before
+
+
+def exhaust(items: Iterable[object]) -> None:
+    """Go through all of it."""
+    for _ in items:
+        pass
+
+
+def hand_over(owner: NodeExecutor, hello: frames.Hello) -> Pieces:
+    """Send the head as a link does, and put it together as a link does."""
+    blob = owner.head_blob()
+    assembler = frames.Assembler(lambda header: None, lambda header: None)
+    messages = frames.messages(frames.blob_header(hello, Payload.HEAD, 1, blob), blob)
+    received = [fed.received for fed in map(assembler.feed, messages) if fed.received is not None]
+    return received[0].blob
+
+
+def main() -> None:
+    """Measure all of it."""
+    keep_freed_memory()  # as an agent does
+    hello = frames.Hello(run_id=RUN, epoch=0, source="a", digest="d", wire_dtype="float32")
+    with tempfile.TemporaryDirectory(prefix="ringtune-test-") as name:
+        folder = Path(name)
+        owner, plan = owner_of(folder)
+        saver = Saver(folder / "state", RUN, plan, "a")
+        saver.open()
+        saver.save(2, owner, with_head=True)  # once, so that what is loaded at first use is there
+        (folder / "came").mkdir()
+        shard = saver.save(4, owner, with_head=True)
+        found = {"save": rise(lambda: saver.save(4, owner, with_head=True))}
+        found["load"] = rise(lambda: saver.load(4, shard.sha256, owner, with_head=True))
+        found["send_head"] = rise(
+            lambda: exhaust(
+                frames.messages(frames.blob_header(hello, Payload.HEAD, 1, owner.head_blob()), owner.head_blob())
+            )
+        )
+        held: list[Pieces] = [hand_over(owner, hello)]
+        owner.drop_head_state()
+        found["take_head"] = rise(lambda: owner.load_head_blob(held[0]))
+        files = owner.adapter_files(with_head=True)
+        chunks = (chunk for path, content in sorted(files.items()) for chunk in cut_pieces(path, content))
+        came: dict[str, Path] = {}
+        found["collect"] = rise(
+            lambda: came.update(
+                write_any_files(chunks, folder / "came", names=ADAPTER_FILES, max_bytes=1 << 30, source="node a")
+            )
+        )
+        own: dict[str, Pieces] = {name: FilePieces(path) for name, path in came.items()}
+        sent = {"a": own, "b": {"adapter.safetensors": _empty()}}
+        found["merge"] = rise(lambda: exhaust(map(exhaust, adapter_folder(sent, ADAPTER_FILES).values())))
+        moved = {"shard_bytes": shard.size_bytes, "head_bytes": came["model_head.safetensors"].stat().st_size}
+        saver.close()
+    print(json.dumps({**moved, **{f"{key}_rise_bytes": value for key, value in found.items()}}))  # noqa: T201
+
+
+def _empty() -> Pieces:
+    from safetensors.torch import save
+
+    return Pieces.of(save({}))
+
+
+if __name__ == "__main__":
+    main()
