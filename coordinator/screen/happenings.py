@@ -14,7 +14,7 @@ from ringtune.v1 import control_pb2
 def joined_line(member: Member) -> str:
     """Describe a node that has joined.
 
-    Example: ``node pi joined from 10.0.0.7:4000: 4 threads, 3.7 GiB, cpu, owns rows``.
+    Example: ``node pi joined from 10.0.0.7:4000: 4 threads, 3,788 MiB, cpu, owns rows``.
     """
     owns = ", owns rows" if member.has_data else ""
     guest = ", a guest" if member.is_guest else ""

@@ -32,6 +32,7 @@ from ringtune.v1 import control_pb2, control_pb2_grpc
 _LOG = logging.getLogger(__name__)
 _JOIN_CALL_S = 5.0
 _JOIN_RETRY_S = 0.5
+_LONGEST_RETRY_S = 5.0
 _MOST_MISSED = 1
 
 
@@ -77,6 +78,7 @@ class Membership:
         self._heard_s = time.monotonic()
         self._missed = 0
         self._is_lost = False
+        self._complained: type[RingTuneError] | None = None
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -98,17 +100,26 @@ class Membership:
             RingTuneError: the coordinator refuses for another reason.
         """
         deadline_s = time.monotonic() + timeout_s
+        wait_s = _JOIN_RETRY_S
         while True:
             try:
                 self._join_once(_JOIN_CALL_S)
                 break
             except (BusyError, ConnectionFailedError) as error:
-                if time.monotonic() + _JOIN_RETRY_S > deadline_s:
+                left_s = deadline_s - time.monotonic()
+                if left_s < _JOIN_RETRY_S:
                     raise
-                _LOG.info("can't join yet: %s", error)
-            if (give_up or self._leaving).wait(_JOIN_RETRY_S):
+                self._complain(error, f"trying for {left_s:.0f} s more")
+            if (give_up or self._leaving).wait(min(wait_s, left_s)):
                 return
+            wait_s = min(2 * wait_s, _LONGEST_RETRY_S)
         self._thread.start()
+
+    def _complain(self, error: RingTuneError, what_now: str) -> None:
+        """Log why the node can't join, once for each kind of reason until it has joined."""
+        if type(error) is not self._complained:
+            self._complained = type(error)
+            _LOG.warning("node %s can't join yet, %s: %s", self._identity.node, what_now, error)
 
     def leave(self, *, timeout_s: float = 2.0) -> None:
         """Stop the heartbeats and tell the coordinator; a coordinator that is gone is no error."""
@@ -139,6 +150,7 @@ class Membership:
         self._clock.forget()
         self._clock.compare(sent_s, self._heard_s, reply.now_unix_s)
         self._is_lost = False
+        self._complained = None
         _LOG.info("node %s joined %s, lease %g s", self._identity.node, self._where, self._lease_s)
 
     # ---- the heartbeat thread ---------------------------------------------------------------------
@@ -148,7 +160,7 @@ class Membership:
             try:
                 self.beat_once()
             except RingTuneError as error:  # another node has our name now
-                _LOG.warning("node %s can't join again yet: %s", self._identity.node, error)
+                self._complain(error, "trying again")
             if self._is_lost and not self._rejoin:
                 self._on_gone(ConnectionFailedError(self._gone()))
                 return
@@ -176,7 +188,9 @@ class Membership:
         self._heard_s = time.monotonic()
         self._clock.compare(sent_s, self._heard_s, reply.now_unix_s)
         self._missed = 0
-        self._is_lost = False
+        if self._is_lost:
+            self._is_lost = False
+            _LOG.info("coordinator %s answers again", self._where)
         if not reply.known:
             self._on_run_over("", f"coordinator {self._where} no longer knows node {self._identity.node}")
             if not self._leaving.is_set():
