@@ -6,13 +6,16 @@ workers nor the backend shows in them. Workers get the plan and the profile from
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import itertools
 import logging
 import math
 import re
+import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,6 +31,8 @@ _PACKAGES = {"dask": "dask[distributed]", "ray": "ray"}
 _DIGITS = 12
 _ADDRESS = re.compile(r"(?:[a-z]+://)?(?P<host>[^:/]+):(?P<port>[0-9]+)")
 _ANSWER_S = 10.0
+MOST_CELLS = 10_000
+"""A cell is a whole simulated run, of some hundredth of a second at least: more would take hours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,12 +52,13 @@ def parse_axis(text: str) -> Axis:
     """Read ``KEY=0.25,0.5,1`` or ``KEY=0.25:2:8`` (from, to, how many; evenly spaced).
 
     Raises:
-        UsageError: no such form, or a value twice.
+        UsageError: no such form, a value twice, or more values than a sweep may have cells.
     """
     key, listed = split_change(text)
     values: list[str] = []
     for part in listed.split(","):
         values += _range(text, part) if ":" in part else [part.strip()]
+    _check_size(len(values))
     if not all(values):
         raise UsageError(f"--sweep {text!r} has an empty value")
     if len(set(values)) != len(values):
@@ -70,16 +76,26 @@ def _range(text: str, part: str) -> list[str]:
         raise UsageError(
             f"--sweep {text!r}: {part!r} is not FROM:TO:COUNT with two values at least, e.g. 0.25:2:8"
         ) from error
+    _check_size(count)
     step = (last - first) / (count - 1)
     return [f"{first + index * step:.{_DIGITS}g}" for index in range(count)]
+
+
+def _check_size(cells: int) -> None:
+    if cells > MOST_CELLS:
+        raise UsageError(
+            f"the sweep has {cells:,} cells, at most {MOST_CELLS:,} are computed; give fewer values, or sweep in parts "
+            "with --set for the others"
+        )
 
 
 def grid(axes: Sequence[Axis]) -> list[tuple[str, ...]]:
     """The ``KEY=VALUE`` changes of every cell; the last axis runs fastest.
 
     Raises:
-        UsageError: a key stands twice.
+        UsageError: a key stands twice, or there are too many cells.
     """
+    _check_size(math.prod(len(axis.values) for axis in axes))
     keys = [axis.key for axis in axes]
     for key in keys:
         if keys.count(key) > 1:
@@ -95,7 +111,21 @@ def run_cells(
     backend: str = "loky",
     cluster: str = "",
 ) -> list[Cell]:
-    """Do ``task`` for every cell, on the cores of this machine or on a cluster.
+    """Do ``task`` for every cell and return all results; see ``each_cell``."""
+    return list(each_cell(task, cells, jobs=jobs, backend=backend, cluster=cluster))
+
+
+def each_cell(
+    task: Callable[[tuple[str, ...]], Cell],
+    cells: Sequence[tuple[str, ...]],
+    *,
+    jobs: int = -1,
+    backend: str = "loky",
+    cluster: str = "",
+) -> Generator[Cell]:
+    """Do ``task`` for every cell, on the cores of this machine or on a cluster, and yield results as they come.
+
+    A sweep that is left early, by Ctrl-C or otherwise, ends its workers at once. A cluster gives its results together.
 
     Args:
         task: picklable, as are its results.
@@ -104,13 +134,42 @@ def run_cells(
         backend: one of ``BACKENDS``.
         cluster: address of a Dask scheduler or a Ray cluster; empty = one on this machine, for the sweep only.
 
-    Returns:
+    Yields:
         Results in the order of ``cells``.
 
     Raises:
         UsageError: no such backend or number of workers.
         ConnectionFailedError: nobody answers at the address.
-        RingTuneError: a package is not installed.
+        RingTuneError: a package is not installed, or a worker died.
+    """
+    check_workers(jobs, backend, cluster)
+    if backend == "loky" and 1 in (jobs, len(cells)):
+        yield from map(task, cells)
+        return
+    joblib = _import("joblib", "joblib", "joblib")
+    workers = min(jobs, len(cells)) if jobs > 0 else jobs
+    with _backend(joblib, backend, workers, cluster):
+        one_by_one = {"return_as": "generator"} if backend == "loky" else {}
+        found = joblib.Parallel(n_jobs=workers, **one_by_one)(joblib.delayed(task)(cell) for cell in cells)
+        with contextlib.ExitStack() as stack:
+            if one_by_one:
+                stack.callback(_close_quietly, found)
+            for cell in found:  # noqa: UP028 - 'yield from' would close it by itself, with a warning
+                yield cell
+
+
+def _close_quietly(running: Generator[Cell]) -> None:
+    """Leave the cells that are not done; joblib would warn of each sweep that is left early."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        running.close()
+
+
+def check_workers(jobs: int, backend: str, cluster: str) -> None:
+    """Refuse workers that there can't be, before anything is computed.
+
+    Raises:
+        UsageError: no such backend or number of workers.
     """
     if backend not in BACKENDS:
         raise UsageError(f"--backend {backend!r} is not one of {', '.join(BACKENDS)}")
@@ -118,23 +177,36 @@ def run_cells(
         raise UsageError(f"--jobs {jobs} has to be at least 1, or -1 for all cores")
     if cluster and backend == "loky":
         raise UsageError("--cluster is for --backend dask and ray")
-    if backend == "loky" and 1 in (jobs, len(cells)):
-        return [task(cell) for cell in cells]
-    joblib = _import("joblib", "joblib", "joblib")
-    workers = min(jobs, len(cells)) if jobs > 0 else jobs
-    with _backend(joblib, backend, workers, cluster):
-        return list(joblib.Parallel(n_jobs=workers)(joblib.delayed(task)(cell) for cell in cells))
+
+
+def _ignore_interrupts() -> None:
+    """Let the process that asked end the workers: a Ctrl-C reaches all of them, and each would print its own error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _loky(joblib: Any) -> Iterator[None]:
+    """Set joblib's own processes for what runs inside; they end with it, at once if it is left early."""
+    is_done = False
+    try:
+        with joblib.parallel_config("loky", inner_max_num_threads=1, initializer=_ignore_interrupts):
+            yield
+        is_done = True
+    except importlib.import_module("joblib.externals.loky.process_executor").TerminatedWorkerError as error:
+        raise RingTuneError(
+            "a worker of the sweep was ended from outside, perhaps because memory ran out; give fewer with --jobs"
+        ) from error
+    finally:  # its processes would wait for more work
+        loky = importlib.import_module("joblib.externals.loky")
+        loky.get_reusable_executor().shutdown(wait=True, kill_workers=not is_done)
 
 
 @contextmanager
 def _backend(joblib: Any, backend: str, workers: int, cluster: str) -> Iterator[None]:
     """Set joblib's backend for what runs inside, with the cluster behind it."""
     if backend == "loky":
-        try:
-            with joblib.parallel_config("loky", inner_max_num_threads=1):
-                yield
-        finally:  # its processes would wait for more work
-            importlib.import_module("joblib.externals.loky").get_reusable_executor().shutdown(wait=True)
+        with _loky(joblib):
+            yield
         return
     module = _import(_MODULES[backend], _PACKAGES[backend], _PACKAGES[backend])
     if backend == "dask":

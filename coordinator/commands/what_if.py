@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from coordinator.what_if.what_if import WhatIf
+    from coordinator.what_if.what_if import CellResult, WhatIf
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -37,6 +40,11 @@ def what_if(
         list[str] | None, typer.Option(metavar="NODE", help="Whose speed, memory and links an added node has.")
     ] = None,
     replan: Annotated[Path | None, typer.Option(metavar="JOB", help="Plan anew for this job.toml.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(metavar="TRACE|RUN", help="Take times from a recorded run, stragglers included, not medians."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of draws from recorded times, where the plan is another.")] = 0,
     sweep: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUES", help="Several values: A,B,C or FROM:TO:COUNT; given twice: the grid."),
@@ -48,11 +56,15 @@ def what_if(
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the sweep as .png or .svg.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
 ) -> None:
-    """Predict what a change of nodes, links or plan does to wall time, idle shares and memory."""
+    """Predict what a change of nodes, links or plan does to wall time, idle shares and memory.
+
+    A sweep shows on a terminal how far it is; Ctrl-C ends it, and what is done is printed and written.
+    """
     import json as json_module
 
     from coordinator.screen.what_if_text import comparison_json, comparison_lines
-    from coordinator.what_if.prediction_inputs import read_inputs
+    from coordinator.what_if.differences import difference_text, job_differences
+    from coordinator.what_if.prediction_inputs import read_inputs, read_recorded
     from coordinator.what_if.what_if import WhatIf
     from ringtune.errors import UsageError
     from ringtune.jobs.job import load_job
@@ -62,6 +74,7 @@ def what_if(
     if (csv or plot) and not sweep:
         raise UsageError("--csv and --plot are for a --sweep")
     given = read_inputs(plan, profile)
+    asked = load_job(replan) if replan else None
     question = WhatIf(
         plan=given.plan,
         profile=given.profile,
@@ -71,14 +84,20 @@ def what_if(
         changes=tuple(change or ()),
         drop=tuple(drop or ()),
         add=tuple(zip(add or (), _models(add or [], like or []), strict=True)),
-        job=load_job(replan) if replan else None,
+        job=asked,
+        recorded=read_recorded(trace, given.plan, seed=seed) if trace else None,
     )
+    question.check([()])
+    other = job_differences(given.job, asked) if given.job and asked else {}
+    if other and not json:
+        typer.echo(f"{replan} is not the job of the run: {difference_text(other)}")
+    told = {"job_changed": {name: list(values) for name, values in other.items()}} if asked else {}
     if sweep:
-        _sweep(question, sweep, jobs=jobs, backend=backend, cluster=cluster, csv=csv, plot=plot, json=json)
+        _sweep(question, sweep, jobs=jobs, backend=backend, cluster=cluster, csv=csv, plot=plot, json=json, told=told)
         return
     before, after = question.before(), question.after()
     if json:
-        typer.echo(json_module.dumps({"event": "what-if", **comparison_json(before, after)}))
+        typer.echo(json_module.dumps({"event": "what-if", **comparison_json(before, after), **told}))
         return
     for line in comparison_lines(before, after):
         typer.echo(line)
@@ -109,30 +128,55 @@ def _sweep(
     csv: Path | None,
     plot: Path | None,
     json: bool,
+    told: Mapping[str, object],
 ) -> None:
-    """Run the cells, then print and write them."""
+    """Run the cells, then print and write them; after a Ctrl-C those that are done.
+
+    Raises:
+        InterruptedRunError: Ctrl-C, once everything is printed and written.
+    """
     import json as json_module
+    import sys
 
     from coordinator.screen.sweep_plot import check_plot, write_plot
+    from coordinator.screen.sweep_progress import shown_cells
     from coordinator.screen.what_if_text import sweep_csv, sweep_lines, sweep_rows
-    from ringtune.files.durable import write_durably
-    from sim.sweep import grid, parse_axis, run_cells
+    from ringtune.errors import InterruptedRunError
+    from ringtune.files.durable import check_writable, write_durably
+    from sim.sweep import check_workers, each_cell, grid, parse_axis
 
     axes = [parse_axis(text) for text in sweep]
     cells = grid(axes)
+    check_workers(jobs, backend, cluster)
     if plot is not None:
         check_plot(plot)
-    before = question.before()
     question.check(cells)
-    found = run_cells(question, cells, jobs=jobs, backend=backend, cluster=cluster)
+    for file in filter(None, (csv, plot)):
+        check_writable(file)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
+    before, is_stopped = question.before(), False
+    found: list[CellResult] = []
+    try:
+        running = each_cell(question, cells, jobs=jobs, backend=backend, cluster=cluster)
+        with contextlib.closing(running), contextlib.closing(shown_cells(running, len(cells), sys.stderr)) as shown:
+            found.extend(shown)  # what came before a Ctrl-C stays
+    except KeyboardInterrupt:
+        is_stopped = True
     rows = sweep_rows(axes, before, found)
+    if json:
+        value = {
+            "before": before.to_json(),
+            "axes": {axis.key: list(axis.values) for axis in axes},
+            "cells": rows,
+            **told,
+        }
+        typer.echo(json_module.dumps({"event": "sweep", "is_complete": not is_stopped, **value}))
+    else:
+        for line in sweep_lines(axes, before, found):
+            typer.echo(line)
     if csv is not None:
         write_durably(csv, sweep_csv(axes, rows).encode())
     if plot is not None:
         write_plot(plot, axes, before.prediction.wall_s, found)
-    if json:
-        value = {"before": before.to_json(), "axes": {axis.key: list(axis.values) for axis in axes}, "cells": rows}
-        typer.echo(json_module.dumps({"event": "sweep", **value}))
-        return
-    for line in sweep_lines(axes, before, found):
-        typer.echo(line)
+    if is_stopped:
+        raise InterruptedRunError(f"stopped; {len(found)} of {len(cells)} cells are done, and they are above")

@@ -10,13 +10,14 @@ from typing import Any
 
 from coordinator.screen.prediction_text import share_text
 from coordinator.screen.text_table import table_lines
+from coordinator.what_if.differences import course_differences, difference_text, is_same_work
 from coordinator.what_if.what_if import CellResult, PredictedPlan
 from ringtune.quantities import format_bytes, format_seconds
 from sim.prediction import NodePrediction
 from sim.sweep import Axis
 
 _NONE = "-"
-_COLUMNS = ("wall_s", "ratio", "rows_per_s", "bubble_share", "fullest_node", "fullest_share", "error")
+_COLUMNS = ("wall_s", "ratio", "trained_rows", "rows_per_s", "bubble_share", "fullest_node", "fullest_share", "error")
 
 
 def ratio(after_s: float | None, before_s: float) -> float | None:
@@ -25,19 +26,55 @@ def ratio(after_s: float | None, before_s: float) -> float | None:
 
 
 def comparison_lines(before: PredictedPlan, after: PredictedPlan) -> list[str]:
-    """Write before, after and their ratio as lines for people, then every node's idle share and memory."""
+    """Write before, after and their ratio as lines for people, then every node's idle share and memory.
+
+    Where they do other work, their wall times have no ratio: what differs is said, and steps are compared by depth.
+    """
     one, other = before.prediction, after.prediction
+    is_same = is_same_work(before, after)
     steps = [found.train_s / found.num_steps if found.num_steps else 0.0 for found in (one, other)]
     sent = [float(sum(link.sent_bytes for link in found.links)) for found in (one, other)]
     rows = [
-        ["wall time", format_seconds(one.wall_s), format_seconds(other.wall_s), _times(other.wall_s, one.wall_s)],
-        ["a step", f"{steps[0]:.4g} s", f"{steps[1]:.4g} s", _times(steps[1], steps[0])],
+        [
+            "wall time",
+            format_seconds(one.wall_s),
+            format_seconds(other.wall_s),
+            _times(other.wall_s, one.wall_s) if is_same else _NONE,
+        ],
+        ["a step", f"{steps[0]:.4g} s", f"{steps[1]:.4g} s", _times(steps[1], steps[0]) if is_same else _NONE],
         ["rows per second", *(f"{each.rows_per_s:.4g}" for each in (before, after)), _per_second(before, after)],
         ["hosts idle", share_text(one.bubble_share), share_text(other.bubble_share), ""],
-        ["sent", format_bytes(sent[0]), format_bytes(sent[1]), _times(sent[1], sent[0])],
+        ["sent", format_bytes(sent[0]), format_bytes(sent[1]), _times(sent[1], sent[0]) if is_same else _NONE],
     ]
-    lines = [*table_lines(["", "before", "after", "ratio"], rows), "", *_nodes(before, after)]
+    lines = [*table_lines(["", "before", "after", "ratio"], rows), *_differences(before, after, is_same=is_same)]
+    lines += ["", *_nodes(before, after)]
+    lines += [after.note] if after.note else []
     return [*lines, f"left out: {', '.join(after.left_out)}"] if after.left_out else lines
+
+
+def _differences(before: PredictedPlan, after: PredictedPlan, *, is_same: bool) -> list[str]:
+    differences = course_differences(before, after)
+    lines = [f"after the change: {difference_text(differences)}"] if differences else []
+    if is_same:
+        return lines
+    old, new = ({each.depth: each for each in found.prediction.depths} for found in (before, after))
+    rows = [
+        [
+            str(depth),
+            *(str(each.steps) if each else _NONE for each in pair),
+            *(f"{each.step_s:.4g} s" if each else _NONE for each in pair),
+            _times(pair[1].step_s, pair[0].step_s) if pair[0] and pair[1] else _NONE,
+        ]
+        for depth in sorted(old | new)
+        for pair in [(old.get(depth), new.get(depth))]
+    ]
+    titles = ["trained blocks", "steps", "after", "a step", "after", "ratio"]
+    return [
+        *lines,
+        "the two do not do the same work: compare rows per second, or steps that train as many blocks",
+        "",
+        *table_lines(titles, rows),
+    ]
 
 
 def _times(after: float, before: float) -> str:
@@ -75,9 +112,16 @@ def _blocks(node: NodePrediction | None) -> str:
 
 
 def comparison_json(before: PredictedPlan, after: PredictedPlan) -> dict[str, Any]:
-    """Return before, after and the ratio of their wall times as a JSON object."""
-    wall_s = (after.prediction.wall_s, before.prediction.wall_s)
-    return {"before": before.to_json(), "after": after.to_json(), "ratio": ratio(*wall_s)}
+    """Return before, after and the ratio of their wall times as a JSON object; no ratio where they do other work."""
+    wall_s, is_same = (after.prediction.wall_s, before.prediction.wall_s), is_same_work(before, after)
+    return {
+        "before": before.to_json(),
+        "after": after.to_json(),
+        "same_work": is_same,
+        "changed": {name: list(values) for name, values in course_differences(before, after).items()},
+        "ratio": ratio(*wall_s) if is_same else None,
+        "rows_per_s_ratio": ratio(after.rows_per_s, before.rows_per_s),
+    }
 
 
 def sweep_lines(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[CellResult]) -> list[str]:
@@ -92,14 +136,17 @@ def sweep_lines(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[Cel
             [
                 *cell.values,
                 format_seconds(cell.wall_s),
-                _times(cell.wall_s, before.prediction.wall_s),
+                _times(cell.wall_s, before.prediction.wall_s) if cell.trained_rows == before.trained_rows else _NONE,
                 f"{cell.rows_per_s:.4g}",
                 share_text(cell.bubble_share),
                 f"{cell.fullest_node} {share_text(cell.fullest_share)}",
                 "",
             ]
         )
-    return [f"the plan as it is: {format_seconds(before.prediction.wall_s)}", "", *table_lines(titles, rows)]
+    lines = [f"the plan as it is: {format_seconds(before.prediction.wall_s)}", "", *table_lines(titles, rows)]
+    if any(cell.wall_s is not None and cell.trained_rows != before.trained_rows for cell in cells):
+        lines.append("no ratio where a cell trains another number of rows than the plan as it is: compare rows/s")
+    return lines
 
 
 def _short(error: str) -> str:
@@ -110,7 +157,8 @@ def sweep_rows(axes: Sequence[Axis], before: PredictedPlan, cells: Sequence[Cell
     """Return a JSON object for each cell: the values of the axes, then its results."""
     found = []
     for cell in cells:
-        figures = {**asdict(cell), "ratio": ratio(cell.wall_s, before.prediction.wall_s)}
+        is_same = cell.trained_rows == before.trained_rows
+        figures = {**asdict(cell), "ratio": ratio(cell.wall_s, before.prediction.wall_s) if is_same else None}
         axis_values = {axis.key: value for axis, value in zip(axes, cell.values, strict=True)}
         found.append({**axis_values, **{name: figures[name] for name in _COLUMNS}})
     return found

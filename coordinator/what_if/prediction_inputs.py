@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.run_folder.saved_run import read_json
+from coordinator.what_if.recorded import Recorded
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
@@ -167,6 +168,18 @@ def read_recording(trace: Path, plan: Plan) -> tuple[Recording, bool]:
             f"{file} is of nodes {', '.join(sorted(recording.busy_s))}, the plan has {', '.join(plan.nodes)}"
         )
     return recording, recorded is None or recorded.digest == plan.digest
+
+
+def read_recorded(trace: Path, plan: Plan, *, seed: int) -> Recorded:
+    """Read a recorded run for a what-if; see ``read_recording``.
+
+    Args:
+        trace: ``trace.json`` or a run's folder.
+        plan: as it is before the change.
+        seed: of draws where the plan is another than the recorded one.
+    """
+    recording, is_of_plan = read_recording(trace, plan)
+    return Recorded(recording=recording, plan=plan, is_of_plan=is_of_plan, seed=seed)
 
 
 def read_measured(inputs: Inputs) -> MeasuredRun | None:

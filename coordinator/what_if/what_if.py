@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.planner.effort import Effort
-from coordinator.planner.make_plan import make_plan
+from coordinator.planner.make_plan import check_inputs, make_plan
+from coordinator.what_if.recorded import Recorded, Times
 from ringtune.costs.memory import MemoryEstimate
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import PlanError, RingTuneError
@@ -43,18 +43,25 @@ class PredictedPlan:
         prediction: of it.
         memory: what each node holds at most.
         left_out: nodes of the profile that the plan does not use.
+        note: what is to be said of its planning, e.g. that the clock cut it.
     """
 
     plan: Plan
     prediction: Prediction
     memory: Mapping[str, MemoryEstimate]
     left_out: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def trained_rows(self) -> int:
+        """Rows of all steps together, each as often as it is trained."""
+        return self.plan.course.batch_size * self.plan.course.num_steps
 
     @property
     def rows_per_s(self) -> float:
         """Trained rows per second of wall time, which compares plans of different batch sizes."""
         wall_s = self.prediction.wall_s
-        return self.plan.course.batch_size * self.plan.course.num_steps / wall_s if wall_s else 0.0
+        return self.trained_rows / wall_s if wall_s else 0.0
 
     @property
     def fullest(self) -> tuple[str, float]:
@@ -71,6 +78,8 @@ class PredictedPlan:
             "slices": {piece.node: [piece.start, piece.stop] for piece in self.plan.placement.slices},
             "left_out": list(self.left_out),
             "rows_per_s": self.rows_per_s,
+            "trained_rows": self.trained_rows,
+            "note": self.note,
             "fullest_node": node,
             "fullest_share": share,
             "memory_bound_bytes": {name: bound.total_bytes for name, bound in self.memory.items()},
@@ -87,6 +96,7 @@ class CellResult:
         wall_s: predicted; None if there is no such run.
         bubble_share: idle share of the hosts.
         rows_per_s: trained rows per second.
+        trained_rows: of all steps; times of equal numbers can be compared.
         fullest_node: who uses the largest share of its budget.
         fullest_share: that share.
         error: why there is no such run; empty if there is.
@@ -96,6 +106,7 @@ class CellResult:
     wall_s: float | None = None
     bubble_share: float | None = None
     rows_per_s: float | None = None
+    trained_rows: int | None = None
     fullest_node: str = ""
     fullest_share: float | None = None
     error: str = ""
@@ -115,6 +126,7 @@ class WhatIf:
         drop: nodes that leave.
         add: (name, like) of nodes that join.
         job: plan anew for it; None = keep the plan.
+        recorded: times of a real run, in place of the profile's medians.
     """
 
     plan: Plan
@@ -126,6 +138,7 @@ class WhatIf:
     drop: tuple[str, ...] = ()
     add: tuple[tuple[str, str], ...] = ()
     job: Job | None = None
+    recorded: Recorded | None = None
 
     def before(self) -> PredictedPlan:
         """Predict the plan without changes.
@@ -136,14 +149,16 @@ class WhatIf:
         return self._predicted(self.plan, self.profile, self.shape)
 
     def check(self, cells: Sequence[Sequence[str]]) -> None:
-        """Refuse the cells of a sweep if one makes no sense, before any is computed.
+        """Refuse a job or the cells of a sweep if one makes no sense, before any is computed.
 
         Such a cell is a mistake of the user; a plan that does not fit is a result.
 
         Raises:
             UsageError: a change is not KEY=VALUE.
-            PlanError: an unknown node, link or key, or a value out of range.
+            PlanError: an unknown node, link or key, a value out of range, or a job that was not measured.
         """
+        if self.job is not None:
+            check_inputs(self.job, self.profile)
         for more in cells:
             profile = self._joined()
             for key, value in map(split_change, (*self.changes, *more)):
@@ -158,15 +173,15 @@ class WhatIf:
         Raises:
             RingTuneError: a change makes no sense, or what comes of it does not fit.
         """
-        profile, plan = self._joined(), self.plan
+        profile, plan, note = self._joined(), self.plan, ""
         changes = (*self.changes, *more)
         if self.job is None:
             profile, plan = change_all(profile, plan, changes)
             for name in self.drop:
                 profile, plan = drop_from_profile(profile, name), drop_from_plan(plan, name)
         else:
-            profile, plan = self._planned(profile, self.job, changes)
-        return self._predicted(plan, profile, None)
+            profile, plan, note = self._planned(profile, self.job, changes)
+        return self._predicted(plan, profile, None, note)
 
     def __call__(self, more: Sequence[str]) -> CellResult:
         """Compute a cell of a sweep; the error of a plan that is not possible becomes part of the result."""
@@ -181,6 +196,7 @@ class WhatIf:
             wall_s=found.prediction.wall_s,
             bubble_share=found.prediction.bubble_share,
             rows_per_s=found.rows_per_s,
+            trained_rows=found.trained_rows,
             fullest_node=node,
             fullest_share=share,
         )
@@ -194,8 +210,14 @@ class WhatIf:
             profile = add_node(profile, name, like)
         return profile
 
-    def _planned(self, profile: Profile, job: Job, changes: Sequence[str]) -> tuple[Profile, Plan]:
-        """Plan anew with the changes; keys of a plan change the job, except for credits, which a job has not."""
+    def _planned(self, profile: Profile, job: Job, changes: Sequence[str]) -> tuple[Profile, Plan, str]:
+        """Plan anew with the changes, as ``ringtune plan`` does.
+
+        Keys of a plan change the job, except for credits, which a job has not.
+
+        Returns:
+            The profile, the plan, and what is to be said of it.
+        """
         of_job: dict[str, object] = {}
         of_plan: dict[str, Any] = {}
         for key, value in map(split_change, changes):
@@ -212,12 +234,13 @@ class WhatIf:
         job = job.with_overrides(of_job)
         rows = -(-job.train.batch_size // job.train.microbatches)
         check_rows(profile, rows, self.plan.course.microbatch_sizes()[0])
-        plan = make_plan(job, profile.by_name, links=profile.links, effort=Effort(judged_actions=0)).plan
-        return change_plan(profile, plan, of_plan)
+        planned = make_plan(job, profile.by_name, links=profile.links)
+        return *change_plan(profile, planned.plan, of_plan), planned.note
 
-    def _predicted(self, plan: Plan, profile: Profile, shape: TimedShape | None) -> PredictedPlan:
+    def _predicted(self, plan: Plan, profile: Profile, shape: TimedShape | None, note: str = "") -> PredictedPlan:
         check_fits(plan, profile, optimizer=self.optimizer, dtype=self.dtype, shape=shape)
-        found = predict(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
+        times = self.recorded.options(plan, self.profile, profile, self.add) if self.recorded else Times()
+        found = predict(plan, profile, optimizer=self.optimizer, dtype=self.dtype, **times)
         memory = memory_bounds(plan, profile, optimizer=self.optimizer, dtype=self.dtype)
         left_out = tuple(node.node for node in profile.nodes if node.node not in plan.nodes)
-        return PredictedPlan(plan=plan, prediction=found, memory=memory, left_out=left_out)
+        return PredictedPlan(plan=plan, prediction=found, memory=memory, left_out=left_out, note=note)

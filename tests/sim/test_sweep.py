@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import socket
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from ringtune.errors import ConnectionFailedError, RingTuneError, UsageError
-from sim.sweep import Axis, grid, parse_axis, run_cells
+from sim.sweep import Axis, each_cell, grid, parse_axis, run_cells
 
 
 @pytest.mark.parametrize(
@@ -67,6 +70,42 @@ def test_grid_refuses_a_key_twice() -> None:
     """Two axes of one key would change the same figure twice."""
     with pytest.raises(UsageError, match=r"--sweep a\.compute stands twice"):
         grid([parse_axis("a.compute=1"), parse_axis("a.compute=2")])
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        ("a.compute=1:2:10000000000",),
+        ("a.compute=1:2:9000,3:4:9000",),
+        ("a.compute=1:2:100", "b.compute=1:2:101"),
+    ],
+)
+def test_sweep_of_too_many_cells_is_refused_before_it_is_listed(axes: tuple[str, ...]) -> None:
+    """With its size, the limit and what to do: ten thousand million values would fill the memory."""
+    with pytest.raises(
+        UsageError, match=r"the sweep has [0-9,]+ cells, at most 10,000 are computed; give fewer"
+    ) as caught:
+        grid([parse_axis(text) for text in axes])
+    if len(axes) == 1 and ":10000000000" in axes[0]:
+        assert "has 10,000,000,000 cells" in str(caught.value)
+
+
+def wait_for_ever(pipe: str, cell: tuple[str, ...]) -> str:
+    """A task whose first cell ends at once; the others wait until somebody writes to a pipe."""
+    if cell == CELLS[0]:
+        return join(cell)
+    return Path(pipe).read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("tracker")
+@pytest.mark.timeout(60)
+def test_sweep_that_is_left_early_ends_its_workers(tmp_path: Path) -> None:
+    """Results come as they are done, and workers in the middle of a cell do not hold the end up."""
+    os.mkfifo(tmp_path / "pipe")
+    running = each_cell(functools.partial(wait_for_ever, str(tmp_path / "pipe")), CELLS, jobs=2)
+    assert next(running) == join(CELLS[0])
+    running.close()
+    assert list(running) == []
 
 
 def join(cell: tuple[str, ...]) -> str:

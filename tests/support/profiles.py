@@ -86,6 +86,8 @@ def node(
 def shape_of(plan: Plan) -> TimedShape:
     """What the timings of a job with this plan belong to."""
     return TimedShape(
+        task="sequence-classification",
+        adapter="seq_bn",
         rows=plan.course.microbatch_sizes()[0],
         tokens=plan.course.max_length,
         dtype="float32",

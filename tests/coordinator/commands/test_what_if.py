@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import csv
+import io
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.planner import choose
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.predict.judge import simulated_job_s
+from coordinator.screen.sweep_progress import shown_cells
+from coordinator.what_if.what_if import CellResult, WhatIf
+from ringtune.errors import StorageError
+from ringtune.files import durable
+from ringtune.jobs.job import load_job
 from sim.prediction import predict
 from tests.support.plans import changed
 from tests.support.predictions import PLAN, PROFILE, ringtune, tiny_job, write_pair, write_run
@@ -181,6 +192,170 @@ def test_sweep_writes_what_it_prints_as_csv(pair: tuple[str, ...], tmp_path: Pat
     assert [{**row, "wall_s": float(row["wall_s"])} for row in rows] == [
         {key: text if key == "wall_s" else str(text) for key, text in cell.items()} for cell in value["cells"]
     ]
+
+
+def test_sweep_that_is_stopped_shows_and_writes_what_is_done(
+    pair: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ctrl-C in the third cell: two lines in table and file, what is missing is said, and the exit code is 130."""
+    done = WhatIf.__call__
+    asked_for: list[object] = []
+
+    def third_is_stopped(self: WhatIf, more: Sequence[str]) -> CellResult:
+        asked_for.append(more)
+        if len(asked_for) == 3:
+            raise KeyboardInterrupt
+        return done(self, more)
+
+    monkeypatch.setattr(WhatIf, "__call__", third_is_stopped)
+    result = ringtune("what-if", *pair, *GRID, "--csv", tmp_path / "sweep.csv")
+    assert result.exit_code == 130
+    assert result.stderr == "error: stopped; 2 of 8 cells are done, and they are above\n"
+    assert [line.split()[:2] for line in result.stdout.splitlines()[3:]] == [["0.5", "1"], ["0.5", "2"]]
+    assert len((tmp_path / "sweep.csv").read_text().splitlines()) == 1 + 2
+
+
+@pytest.mark.parametrize("option", ["--csv", "--plot"])
+def test_sweep_finds_a_file_that_can_not_be_written_first(
+    option: str, pair: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 9 before any cell is computed."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(WhatIf, "__call__", lambda *_: pytest.fail("a cell was computed"))
+    (tmp_path / "taken.png").mkdir()
+    result = ringtune("what-if", *pair, *GRID, option, tmp_path / "taken.png")
+    assert result.exit_code == 9
+    assert "it is a folder" in result.stderr
+
+
+def test_sweep_prints_its_table_before_it_writes(
+    pair: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full in the end costs the file, not the table."""
+
+    def full(path: Path, content: bytes) -> None:
+        raise StorageError(f"can't write {path}: No space left on device")
+
+    monkeypatch.setattr(durable, "write_durably", full)
+    result = ringtune("what-if", *pair, *GRID, "--csv", tmp_path / "sweep.csv")
+    assert result.exit_code == 9
+    assert len(result.stdout.splitlines()) == 3 + 8
+
+
+def test_sweep_progress_is_for_terminals() -> None:
+    """The number of cells and the time left on one line that is cleared in the end; a file gets nothing."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal, file, seconds = Terminal(), io.StringIO(), itertools.count()
+    assert list(shown_cells("abc", 3, terminal, now_s=lambda: float(next(seconds)))) == ["a", "b", "c"]
+    shown = [text.strip() for text in terminal.getvalue().split("\r")]
+    assert shown == [
+        "",
+        "0 of 3 cells",
+        "1 of 3 cells, 4.0 s left",
+        "2 of 3 cells, 2.0 s left",
+        "3 of 3 cells, 0.00 ms left",
+        "",
+        "",
+    ]
+    assert list(shown_cells("abc", 3, file)) == ["a", "b", "c"]
+    assert file.getvalue() == ""
+
+
+# ---- like with like ----------------------------------------------------------------------------------
+
+
+def test_what_if_of_more_steps_has_no_ratio_of_wall_times(pair: tuple[str, ...]) -> None:
+    """Twice the steps take longer whatever the nodes: the difference is said, and steps of one depth are compared."""
+    value = asked(*pair, "--set", "num_steps=16")
+    assert (value["same_work"], value["ratio"]) == (False, None)
+    assert value["changed"] == {"num_steps": ["8", "16"]}
+    assert value["rows_per_s_ratio"] == value["after"]["rows_per_s"] / value["before"]["rows_per_s"]
+    lines = ringtune("what-if", *pair, "--set", "num_steps=16").output.splitlines()
+    assert lines[1].split()[-1] == lines[2].split()[-1] == "-"
+    assert "after the change: num_steps 8 -> 16" in lines
+    assert any(line.startswith("the two do not do the same work: compare rows per second") for line in lines)
+    titles = next(index for index, line in enumerate(lines) if line.startswith("trained blocks"))
+    assert [line.split()[0] for line in lines[titles + 1 : titles + 5]] == ["1", "2", "3", "4"]
+    same = ringtune("what-if", *pair, "--set", "bob.compute=2").output
+    assert "same work" not in same and "after the change" not in same
+
+
+def test_sweep_of_batch_sizes_has_no_ratio_where_the_work_differs(pair: tuple[str, ...]) -> None:
+    """A cell of half the rows has none, that of the plan's has one."""
+    cells = asked(*pair, "--sweep", "batch_size=2,4", "--jobs", "1")["cells"]
+    assert [(cell["ratio"], cell["trained_rows"]) for cell in cells] == [(None, 16), (1.0, 32)]
+    assert "no ratio where a cell" in ringtune("what-if", *pair, "--sweep", "batch_size=2,4", "--jobs", "1").output
+
+
+def test_what_if_plans_anew_as_plan_does(
+    pair: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The judge takes part: the plan is the very one of the planner for that job and profile."""
+    job = tmp_path / "job.toml"
+    job.write_text(tiny_job())
+    judged: list[object] = []
+
+    def noted(*args: Any, **options: Any) -> float | None:
+        judged.append(args)
+        return simulated_job_s(*args, **options)
+
+    monkeypatch.setattr(choose, "simulated_job_s", noted)
+    after = asked(*pair, "--set", "num_steps=6", "--replan", job)["after"]
+    assert judged
+    wanted = load_job(job).with_overrides({"train.max_steps": 6})
+    assert after["plan_digest"] == make_plan(wanted, PROFILE.by_name, links=PROFILE.links).plan.digest
+
+
+def test_what_if_refuses_a_job_that_was_not_measured(pair: tuple[str, ...], tmp_path: Path) -> None:
+    """Another adapter or length: the profile says nothing about it."""
+    job = tmp_path / "job.toml"
+    job.write_text(tiny_job().replace('config = "seq_bn"', 'config = "lora"'))
+    result = ringtune("what-if", *pair, "--set", "bob.compute=2", "--replan", job)
+    assert "was profiled with adapter seq_bn, the job has lora; measure anew" in result.stderr
+    assert result.exit_code == 5
+
+
+def test_what_if_says_in_what_another_job_differs(tmp_path: Path) -> None:
+    """A run's own job is no news; another one is named key by key."""
+    write_run(tmp_path / "run")
+    (tmp_path / "run/job.toml").write_text(tiny_job())
+    (tmp_path / "job.toml").write_text(tiny_job().replace("rounds = 2", "rounds = 3"))
+    arguments: tuple[str | Path, ...] = (tmp_path / "run", "--set", "bob.compute=2", "--replan")
+    assert asked(*arguments, tmp_path / "run/job.toml")["job_changed"] == {}
+    assert asked(*arguments, tmp_path / "job.toml")["job_changed"] == {"train.rounds": ["2", "3"]}
+    shown = ringtune("what-if", *arguments, tmp_path / "job.toml").output
+    assert f"{tmp_path / 'job.toml'} is not the job of the run: train.rounds 2 -> 3" in shown
+
+
+# ---- recorded times ----------------------------------------------------------------------------------
+
+
+def test_what_if_takes_recorded_times(tmp_path: Path) -> None:
+    """A run that took three times what its profile says: both sides are predicted from what it recorded."""
+    write_run(tmp_path / "run", slower=3.0)
+    run = tmp_path / "run"
+    by_profile = asked(run, "--set", "bob.compute=2")
+    recorded = asked(run, "--set", "bob.compute=2", "--trace", run)
+    assert recorded["before"]["wall_s"] > 1.5 * by_profile["before"]["wall_s"]
+    assert recorded["after"]["wall_s"] < recorded["before"]["wall_s"]
+    bob = [next(node for node in recorded[side]["nodes"] if node["node"] == "bob") for side in ("before", "after")]
+    assert bob[1]["busy_s"] == pytest.approx(bob[0]["busy_s"] / 2)
+    assert recorded["before"]["wall_s"] == json.loads(ringtune("sim", run, "--trace", run, "--json").stdout)["wall_s"]
+
+
+def test_what_if_refuses_recorded_times_of_another_size(tmp_path: Path) -> None:
+    """A micro-batch of other rows was not recorded; the profile's times can be scaled."""
+    write_run(tmp_path / "run")
+    result = ringtune("what-if", tmp_path / "run", "--set", "microbatches=1", "--trace", tmp_path / "run")
+    assert (
+        "the recorded times are of micro-batches of 2 x 8 tokens, asked is about 4 x 8; leave out --trace"
+        in result.stderr
+    )
+    assert result.exit_code == 5
 
 
 def test_sweep_shows_what_does_not_fit_as_a_result(pair: tuple[str, ...]) -> None:
