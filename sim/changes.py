@@ -36,6 +36,7 @@ PLAN_KEYS = {
     "checkpoint_every": int,
     "credits": int,
     "wire_dtype": str,
+    "turns": str,
     "method": str,
 }
 """Keys of the plan that may be changed, with their types."""

@@ -285,7 +285,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         method=job.method,
         num_blocks=model.num_blocks,
         owners=owners,
-        num_steps=train.num_steps(len(owners)),
+        num_steps=train.num_steps([owner.train_rows for owner in owners]),
         local_iterations=train.local_iterations,
         batch_size=train.batch_size,
         microbatches=train.microbatches,
@@ -296,6 +296,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         wire_dtype=job.wire.dtype,
         labels=agreed_labels(job, nodes),
         seed=train.seed,
+        turns=train.turns,
         frozen_blocks=private_blocks,
     )
     return Draft(course=course, private_blocks=private_blocks)

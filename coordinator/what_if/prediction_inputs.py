@@ -18,7 +18,7 @@ from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageE
 from ringtune.jobs.job import Job, load_job
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.plan_0_1 import read_any_plan
-from ringtune.schedule.turns import StartPoint
+from ringtune.schedule.turns import StartPoint, holder_after
 from sim.limits import recorded_shape
 from sim.recorded import Recording, read_trace
 
@@ -209,12 +209,8 @@ def read_measured(inputs: Inputs) -> MeasuredRun | None:
 
 
 def _resumed_at(plan: Plan, step: int) -> StartPoint:
-    """Make the point where a run went on whose trace lacks the first ``step`` steps of the plan.
-
-    Example: turns of 10 steps by owners a, b, c. A trace without 40 steps begins after turn 3, so a has the head.
-    """
-    last_turn = -(-step // plan.course.local_iterations) - 1
-    return StartPoint.of(plan.course, step=step, holder=plan.course.owners[last_turn % len(plan.course.owners)].node)
+    """Make the point where a run went on whose trace lacks the first ``step`` steps of the plan."""
+    return StartPoint.of(plan.course, step=step, holder=holder_after(plan.course, step))
 
 
 def _unfreeze_at(report: Mapping[str, Any], path: Path) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ _JOB_KEYS = {
     "method": "train.method",
     "every_steps": "unfreeze.every_steps",
     "wire_dtype": "wire.dtype",
+    "turns": "train.turns",
 }
 
 

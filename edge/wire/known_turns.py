@@ -10,6 +10,7 @@ import bisect
 import threading
 from typing import NamedTuple
 
+from ringtune.schedule.owner_turns import most_turns_apart
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, Turn, turn_sequence
 
@@ -39,8 +40,9 @@ class KnownTurns:
         self._known: list[Known] = []  # without gaps; the first of them is number self._forgotten
         self._forgotten = 0
         self._granted = -1
-        # a round has that many turns at most, and every owner gets something in each; turns are granted ahead
-        self._ahead = (len(plan.course.owners) + 1) ** 2 + 1 + ITEMS_AHEAD
+        # a node that lags waits for its own turn at the latest; a checkpoint and evaluations may follow each turn
+        owners = plan.course.owners
+        self._ahead = most_turns_apart(owners, plan.course.turns) * (len(owners) + 2) + 2 + ITEMS_AHEAD
         self._lock = threading.Lock()
 
     def granted(self, turn: Turn) -> None:

@@ -56,7 +56,8 @@ def make_plan(
             Owner(node=name, train_rows=dataset.train_rows, eval_rows=dataset.eval_rows)
             for name, dataset in datasets.items()
         ),
-        num_steps=job.train.num_steps(len(datasets)),
+        num_steps=job.train.num_steps([dataset.train_rows for dataset in datasets.values()]),
+        turns=job.train.turns,
         local_iterations=job.train.local_iterations,
         batch_size=job.train.batch_size,
         microbatches=job.train.microbatches,

@@ -12,6 +12,7 @@ from ringtune.schedule.extent import Owner
 from ringtune.schedule.methods import Everything, Method, PipeAdapter, RingAda, Single
 from ringtune.schedule.methods.patience import MIN_IMPROVEMENT, PATIENCE_STEPS, Patience
 from ringtune.schedule.operations import BatchOperations, Operations
+from ringtune.schedule.owner_turns import TURNS
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 
@@ -65,6 +66,7 @@ def make_plan(
     patience_steps: int = PATIENCE_STEPS,
     min_improvement: float = MIN_IMPROVEMENT,
     operations: Operations | None = None,
+    turns: str = "equal",
 ) -> Plan:
     """A plan from (node, start, stop) triples in ring order."""
     if isinstance(method, str):
@@ -93,6 +95,7 @@ def make_plan(
         seed=seed,
         frozen_blocks=private_blocks,
         operations=operations,
+        turns=turns,
     )
     pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
     return Plan.of(course, Placement(slices=pieces, private_blocks=private_blocks, credits=credits_per_channel))
@@ -137,6 +140,10 @@ def random_plan(rng: random.Random, *, with_operations: bool = False) -> Plan:
         credits_per_channel=rng.choice([1, 2, 4, 8]),
         private_blocks=private_blocks,
     )
+    owners = tuple(
+        dataclasses.replace(owner, train_rows=rng.choice([1, 3, 10, 10, 17])) for owner in plan.course.owners
+    )
+    plan = changed(plan, owners=owners, turns=rng.choice(TURNS))
     return changed(plan, operations=random_operations(rng, plan.course)) if with_operations else plan
 
 

@@ -106,7 +106,7 @@ def simulated_step_s(
         DeadlineError: the virtual run does not end; says who waits for what.
     """
     course, placement = plan.course, plan.placement
-    is_stale = may_be_stale(course)
+    is_stale, initiator = may_be_stale(course), course.owner(owner)
     if is_stale:  # whole turns: the ring drains at the end of each
         burn_in = measured = course.local_iterations
     ahead = 0 if is_stale else -(-placement.credits * (len(placement.slices) + 1) // course.microbatches)
@@ -114,7 +114,7 @@ def simulated_step_s(
     course = dataclasses.replace(
         course,
         method=course.method if is_stale else Steady(units=units),
-        owners=(Owner(node=owner, train_rows=1),),
+        owners=(Owner(node=owner, train_rows=initiator.train_rows if initiator else course.batch_size),),
         num_steps=steps,
         local_iterations=measured if is_stale else steps,
         eval_every=0,

@@ -16,6 +16,7 @@ from ringtune.costs.profile import Profile
 from ringtune.costs.seconds import CourseCosts
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.course import Course
+from ringtune.schedule.owner_turns import shares
 from ringtune.schedule.turns import StepKind
 from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import may_be_stale
@@ -154,9 +155,9 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
     names = tuple(sorted(node.node for node in profile.nodes))
     course = draft.course
     costs = CourseCosts(course, profile, optimizer=optimizer)
-    rows = course.batch_size / len(course.microbatch_sizes())
-    sizes = [_size(costs, owner.node, rows) for owner in course.owners]
-    size = sum(sizes) / len(sizes)
+    num_micro, weights = len(course.microbatch_sizes()), shares(course.owners, course.turns)
+    sizes = [_size(costs, owner.node, course.batch_rows(owner) / num_micro) for owner in course.owners]
+    size = sum(weight * own for weight, own in zip(weights, sizes, strict=True))
 
     def block(op: Op, *, lowest: bool) -> Row:
         start = 0 if lowest else 1
@@ -175,7 +176,7 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
         names=names,
         first=draft.private_blocks,
         stop=course.num_blocks,
-        num_micro=len(course.microbatch_sizes()),
+        num_micro=num_micro,
         stale_steps=course.local_iterations if may_be_stale(course) else 0,
         steps_at=steps_by_depth(course),
         forward_s=block(Op.FORWARD_FREE, lowest=False),
@@ -193,8 +194,8 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
         sending_s=taken[0],
         receiving_s=taken[1],
         owners=tuple(
-            _owner(costs, draft, names, owner.node, at, up[names.index(owner.node)])
-            for owner, at in zip(course.owners, sizes, strict=True)
+            dataclasses.replace(_owner(costs, draft, names, owner.node, at, up[names.index(owner.node)]), weight=weight)
+            for owner, at, weight in zip(course.owners, sizes, weights, strict=True)
         ),
         owner_of={names.index(owner.node): index for index, owner in enumerate(course.owners)},
     )
@@ -312,7 +313,7 @@ def _owner(
     private_s = draft.private_blocks * seconds(Op.FORWARD_FREE, 0, 1)
     return OwnerCosts(
         node=names.index(owner),
-        weight=1 / len(draft.course.owners),
+        weight=1.0,
         embed_s=seconds(Op.EMBED, EMBEDDING, EMBEDDING + 1) + private_s,
         head_s=seconds(Op.HEAD, top, top + 1),
         update_s=seconds(Op.UPDATE, top, top + 1),

@@ -19,7 +19,7 @@ from ringtune.files.strict import check_keys, read_dataclass
 from ringtune.jobs.job_text import parse_tables, read_job_text
 from ringtune.jobs.later import refuse_unsupported
 from ringtune.jobs.misplaced import refuse_misplaced
-from ringtune.jobs.sections import Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
+from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.methods import Method, method_class, method_names
 
@@ -42,8 +42,7 @@ METHOD_SECTIONS = {"unfreeze": Unfreeze}
 """Sections that only some methods have; each method names its own."""
 
 _CLEARS = {
-    "train.rounds": ("max_steps",),
-    "train.max_steps": ("rounds",),
+    **{f"train.{name}": tuple(other for other in LENGTHS if other != name) for name in LENGTHS},
     "unfreeze.every_steps": ("at", "patience_steps", "min_improvement"),
     "unfreeze.at": ("every_steps", "patience_steps", "min_improvement"),
 }
@@ -112,9 +111,9 @@ class Job:
         """Make a job with some values replaced.
 
         Args:
-            overrides: dotted keys as in the file, e.g. ``{"train.seed": 1}``. Setting one of ``train.rounds``
-                and ``train.max_steps`` clears the other; so does one form of ``unfreeze``. Another method leaves the
-                settings of this one behind.
+            overrides: dotted keys as in the file, e.g. ``{"train.seed": 1}``. Setting one of
+                ``train.rounds``, ``train.epochs`` and ``train.max_steps`` clears the others; so does one form of
+                ``unfreeze``. Another method leaves the settings of this one behind.
 
         Raises:
             JobError: unknown key, wrong type, out of range; the same rules as in the file.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ringtune.errors import JobError
 from ringtune.files.strict import nearest
@@ -14,6 +17,7 @@ from ringtune.schedule.course import WIRE_DTYPES
 from ringtune.schedule.methods import method_class
 from ringtune.schedule.methods.patience import MIN_IMPROVEMENT, PATIENCE_STEPS
 from ringtune.schedule.methods.ringada import EVERY_STEPS
+from ringtune.schedule.owner_turns import EQUAL, TURNS
 
 MODEL_DTYPES = ("float32", "float64")
 OPTIMIZERS = ("adamw", "sgd")
@@ -44,6 +48,8 @@ _TRAIN_RANGES: dict[str, tuple[float, float]] = {
 }
 _MOST_WAIT_S = 1_000_000
 DEFAULT_ROUNDS = 5
+LENGTHS = ("rounds", "epochs", "max_steps")
+"""Keys of ``[train]`` of which at most one sets how long a run is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +162,9 @@ class Train:
         microbatches: parts of one batch that travel by themselves; more of them fill the ring better.
         max_length: tokens; longer texts are cut.
         local_iterations: steps of an owner's turn, before the next owner has one.
-        rounds: turns of every owner; None exactly if ``max_steps`` is given.
+        turns: whose turn comes when: each owner once a round, or as often as its share of the rows.
+        rounds: as many turns as there are owners, so often; None exactly if ``epochs`` or ``max_steps`` is given.
+        epochs: passes over all owners' rows together, rounded up to whole rounds; may be a fraction.
         max_steps: optimizer steps of the whole run.
         eval_every: steps between evaluations; 0 = at the end only.
         checkpoint_every: steps between checkpoints (at turn boundaries, and at the end); 0 = only when interrupted.
@@ -174,23 +182,26 @@ class Train:
     microbatches: int = 4
     max_length: int = 128
     local_iterations: int = 10
+    turns: str = EQUAL
     rounds: int | None = None
+    epochs: float | None = None
     max_steps: int | None = None
     eval_every: int = 0
     checkpoint_every: int = 100
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse values out of range; without ``rounds`` and ``max_steps`` there are ``DEFAULT_ROUNDS`` rounds."""
-        if self.rounds is None and self.max_steps is None:
+        """Refuse values out of range; without any of ``LENGTHS`` there are ``DEFAULT_ROUNDS`` rounds."""
+        lengths = [f"train.{name} = {value}" for name in LENGTHS if (value := getattr(self, name)) is not None]
+        if not lengths:
             object.__setattr__(self, "rounds", DEFAULT_ROUNDS)
-        if self.rounds is not None and self.max_steps is not None:
-            raise JobError(
-                f"train.rounds = {self.rounds} and train.max_steps = {self.max_steps} both set the length of the "
-                "run; keep one"
-            )
+        if len(lengths) > 1:
+            raise JobError(f"{' and '.join(lengths[:2])} both set the length of the run; keep one")
+        if self.epochs is not None and not 0 < self.epochs <= MOST_STEPS:
+            raise JobError(f"train.epochs is {self.epochs}, it has to be above 0 and at most {MOST_STEPS}")
         method_class(self.method, where="train.method", error=JobError)
         _check_choice("train.optimizer", self.optimizer, OPTIMIZERS)
+        _check_choice("train.turns", self.turns, TURNS)
         _check_choice("train.lr_schedule", self.lr_schedule, LR_SCHEDULES)
         for name, (least, most) in _TRAIN_RANGES.items():
             if getattr(self, name) is not None:
@@ -203,18 +214,26 @@ class Train:
                 "lower microbatches or raise batch_size"
             )
 
-    def num_steps(self, num_owners: int) -> int:
-        """How many optimizer steps the whole run has with so many owners.
+    def num_steps(self, rows: Sequence[int]) -> int:
+        """How many optimizer steps the whole run has with owners of so many rows.
 
-        Example: 5 rounds of 10 steps with 4 owners are 200.
+        Example: 5 rounds of 10 steps with 4 owners are 200. With 100 rows each and batches of 16, which are 7 steps an
+        owner, 3 epochs are 84 steps and so 3 rounds, 120 steps.
         """
         if self.max_steps is not None:
             return self.max_steps
-        steps = (self.rounds or DEFAULT_ROUNDS) * self.local_iterations * num_owners
+        steps_of_round = self.local_iterations * len(rows)
+        if self.epochs is None:
+            rounds, length = self.rounds or DEFAULT_ROUNDS, f"train.rounds = {self.rounds}"
+        else:
+            steps_of_pass = sum(-(-count // self.batch_size) for count in rows)
+            rounds = math.ceil(Fraction(repr(self.epochs)) * steps_of_pass / steps_of_round)
+            length = f"train.epochs = {self.epochs}, which are {rounds} rounds"
+        steps = rounds * steps_of_round
         if steps > MOST_STEPS:
             raise JobError(
-                f"train.rounds = {self.rounds} of train.local_iterations = {self.local_iterations} steps with "
-                f"{num_owners} owners are {steps:,} steps, at most {MOST_STEPS:,} are possible; lower one of them"
+                f"{length} of train.local_iterations = {self.local_iterations} steps with {len(rows)} owners are "
+                f"{steps:,} steps, at most {MOST_STEPS:,} are possible; lower one of them"
             )
         return steps
 

@@ -6,6 +6,8 @@ operation tables can be keyed by it; only the order of batches changes from pass
 
 from __future__ import annotations
 
+import functools
+
 from ringtune.errors import DataError
 from ringtune.schedule.random_stream import RandomStream
 
@@ -13,11 +15,12 @@ from ringtune.schedule.random_stream import RandomStream
 class BatchStream:
     """An owner's endless sequence of training batches.
 
-    Every batch has exactly ``batch_size`` rows: the last one of a pass over the rows wraps around to the first rows.
+    Every batch has exactly ``batch_size`` rows: the last one of a pass over the rows wraps around to the first rows. An
+    owner with fewer rows has one batch, of all its rows: no batch has a row twice.
 
     Args:
         num_rows: rows of the owner.
-        batch_size: rows of a batch.
+        batch_size: rows of a batch, at most.
         seed: of the run.
         owner: its node name.
 
@@ -31,12 +34,15 @@ class BatchStream:
         if batch_size < 1:
             raise DataError(f"batch_size is {batch_size}, it has to be at least 1")
         self.num_rows = num_rows
-        self.batch_size = batch_size
-        self.num_batches = -(-num_rows // batch_size)
+        self.batch_size = min(batch_size, num_rows)
+        self.num_batches = -(-num_rows // self.batch_size)
         self._seed = seed
         self._owner = owner
-        self._rows = RandomStream("rows", seed, owner).permutation(num_rows)
         self._latest: tuple[int, tuple[int, ...]] = (-1, ())  # a pass and its order; replaced as one, threads share it
+
+    @functools.cached_property
+    def _rows(self) -> tuple[int, ...]:
+        return tuple(RandomStream("rows", self._seed, self._owner).permutation(self.num_rows))
 
     def batch_id(self, batch_index: int) -> int:
         """Which of the owner's ``num_batches`` fixed batches comes at this position of the stream.

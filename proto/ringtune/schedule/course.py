@@ -19,6 +19,7 @@ from ringtune.schedule.batches import BatchStream
 from ringtune.schedule.extent import Extent, Owner
 from ringtune.schedule.methods import Method, method_from_json
 from ringtune.schedule.operations import Operations
+from ringtune.schedule.owner_turns import EQUAL, TURNS
 from ringtune.schedule.units import EMBEDDING
 
 WIRE_DTYPES: Final = ("float32", "bfloat16", "float16", "int8", "float64")
@@ -39,6 +40,7 @@ class Course(Extent):
         wire_dtype: one of ``WIRE_DTYPES``; hidden states and gradients are rounded to it.
         labels: agreed class names, sorted.
         seed: of the run.
+        turns: one of ``owner_turns.TURNS``: whose train turn comes when.
         operations: what each block does for each micro-batch; None = everything is full.
     """
 
@@ -52,6 +54,7 @@ class Course(Extent):
     wire_dtype: str = "float32"
     labels: tuple[str, ...] = ()
     seed: int = 0
+    turns: str = EQUAL
     operations: Operations | None = None
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
@@ -83,6 +86,10 @@ class Course(Extent):
         A short evaluation batch keeps the number of micro-batches unless it has fewer rows.
         """
         return _parts(self.batch_size if rows is None else rows, self.microbatches)
+
+    def batch_rows(self, owner: Owner) -> int:
+        """Rows of each training batch of an owner: all its rows where they are fewer than ``batch_size``."""
+        return min(self.batch_size, owner.train_rows)
 
     def eval_batches(self, owner: Owner) -> int:
         """How many evaluation batches one owner has; the last batch may be short."""
@@ -129,11 +136,14 @@ class Course(Extent):
     def to_json(self) -> dict[str, Any]:
         """Write the course as a JSON-able table.
 
-        ``operations`` is left out where it is None, so that the digests of courses without a table last.
+        ``operations`` is left out where it is None, and ``turns`` where they are equal, so that the digests of
+        courses without them last.
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["method"] = self.method.to_json()
         value["owners"] = [dataclasses.asdict(owner) for owner in self.owners]
+        if self.turns == EQUAL:
+            del value["turns"]
         operations = value.pop("operations")
         return value if operations is None else {**value, "operations": dataclasses.asdict(operations)}
 
@@ -179,6 +189,8 @@ def _stream(course: Course, node: str) -> BatchStream:
 def _check(course: Course) -> None:
     if course.wire_dtype not in WIRE_DTYPES:
         raise PlanError(f"wire dtype {course.wire_dtype!r} is not one of {', '.join(WIRE_DTYPES)}")
+    if course.turns not in TURNS:
+        raise PlanError(f"turns = {course.turns!r} is not one of {', '.join(TURNS)}")
     for name in ("num_blocks", "local_iterations", "batch_size", "microbatches", "max_length", "hidden_size"):
         _check_at_least(course, name, 1)
     for name in ("num_steps", "eval_every", "checkpoint_every", "frozen_blocks"):

@@ -1,6 +1,7 @@
 """The order of batches: turns of owners, and the items that each turn consists of.
 
-A *turn* is one initiator's ``local_iterations`` steps, or one owner's evaluation. The coordinator grants
+A *turn* is one initiator's ``local_iterations`` steps, or one owner's evaluation. A *round* is as many train turns as
+there are owners: with equal turns every owner has one (``owner_turns``). The coordinator grants
 turns; nodes expand them into *items*. An item is one pass of one batch through the ring; ``seq`` counts
 all items of a run from 0, ``step`` counts optimizer steps only.
 
@@ -12,13 +13,15 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
+from ringtune.schedule.owner_turns import next_owner, owner_indices, turn_counts, turns_until_repeat, weights
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 
+_MOST_FOLLOWED = 20_000
 ITEMS_AHEAD = 16
 """Turns are granted until so many items are granted beyond the finished ones; a turn has at least one item."""
 
@@ -106,7 +109,7 @@ class StartPoint:
             raise PlanError(
                 f"step {step} is not at a turn boundary of {course.local_iterations} steps within {course.num_steps}"
             )
-        holder = holder or course.owners[0].node
+        holder = holder or holder_after(course, course.local_iterations)
         if course.owner(holder) is None:
             raise PlanError(f"node {holder!r} is no owner of the run, so it can't hold the head")
         return StartPoint(step=step, holder=holder, unfreezing=unfreezing)
@@ -140,10 +143,11 @@ def items(course: Course, turn: Turn) -> tuple[Item, ...]:
 
 def item_of(course: Course, turn: Turn, offset: int) -> Item:
     """The item at position ``offset`` of a turn, counted from 0."""
-    batch, rows = turn.first_batch + offset, course.batch_size
+    batch, rows, owner = turn.first_batch + offset, course.batch_size, course.owner(turn.owner)
     if turn.kind is StepKind.EVALUATE:
-        owner = course.owner(turn.owner)
         rows = min(rows, (owner.eval_rows if owner else 0) - batch * rows)
+    elif owner is not None:
+        rows = course.batch_rows(owner)
     return Item(
         seq=turn.first_seq + offset,
         kind=turn.kind,
@@ -179,8 +183,10 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
         evaluation = _evaluation(course, step, start.holder, max(0, num_turns - 1) // len(course.owners), last)
         yield from evaluation
         last = evaluation[-1] if evaluation else last
+    own = weights(course.owners, course.turns)
+    counts, order = turn_counts(own, num_turns), owner_indices(own, num_turns)
     while step < course.num_steps:
-        round_index, position = divmod(num_turns, len(course.owners))
+        round_index, position = num_turns // len(course.owners), next(order)
         last = _next_turn(
             last,
             kind=StepKind.TRAIN,
@@ -188,7 +194,7 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
             round=round_index,
             num_items=min(course.local_iterations, course.num_steps - step),
             first_step=step,
-            first_batch=round_index * course.local_iterations,
+            first_batch=counts[position] * course.local_iterations,
         )
         yield last
         before, step, holder = step, last.end_step, last.owner
@@ -200,6 +206,18 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
             yield from evaluation
             last = evaluation[-1] if evaluation else last
         num_turns += 1
+        counts[position] += 1
+
+
+def holder_after(course: Course, step: int) -> str:
+    """The owner of the train turn that ends at ``step``, which is above 0: it has the head then.
+
+    The owner of the first turn has it from the very beginning.
+
+    Example: turns of 10 steps by owners a, b, c. After 40 steps, which are turns 0 to 3, a has the head.
+    """
+    own = weights(course.owners, course.turns)
+    return course.owners[next_owner(own, turn_counts(own, -(-step // course.local_iterations) - 1))].node
 
 
 @functools.lru_cache(maxsize=256)
@@ -208,27 +226,30 @@ def hand_overs(course: Course, start: StartPoint) -> frozenset[tuple[str, str]]:
 
     Example: with owners a to d it goes a to b, b to c, c to d and d to a. An evaluation after the turn of b visits
     b, c, d and a, and the next turn is that of c, so that the head goes a to c too. If evaluations come between, one is
-    counted after each owner's turn: a few pairs more than a short run needs.
+    counted after each owner's turn: a few pairs more than a short run needs. Where turns by rows repeat themselves
+    only after very many turns, these are all pairs.
     """
-    names = [owner.node for owner in course.owners]
+    names, own = [owner.node for owner in course.owners], weights(course.owners, course.turns)
     done, stop = (-(-step // course.local_iterations) for step in (start.step, course.num_steps))
-    turns = range(done, min(stop, done + len(names)))
-    evaluated = set(turns) if course.eval_every else set()
+    num_turns = min(stop - done, turns_until_repeat(own))
+    if num_turns > _MOST_FOLLOWED:
+        return frozenset(itertools.permutations(names, 2))
+    order = [names[index] for index in itertools.islice(owner_indices(own, done), min(stop - done, num_turns + 1))]
     pairs: set[tuple[str, str]] = set()
 
-    def add(holder: str, turn: int, *, is_evaluated: bool) -> None:
-        """Add the way of the head from ``holder`` to the owner of ``turn``, if there is such a turn."""
+    def add(holder: str, following: Sequence[str], *, is_evaluated: bool) -> None:
+        """Add the way of the head from ``holder`` to the owner of the following turn, if there is one."""
         visited = [entry.owner for entry in _evaluation(course, 0, holder, 0, None)] if is_evaluated else []
-        pairs.update(itertools.pairwise([holder, *visited, *([names[turn % len(names)]] if turn < stop else [])]))
+        pairs.update(itertools.pairwise([holder, *visited, *following]))
 
-    for turn in turns:
-        add(names[turn % len(names)], turn + 1, is_evaluated=False)
-        add(names[turn % len(names)], turn + 1, is_evaluated=turn in evaluated)
-    if turns:
-        add(names[(stop - 1) % len(names)], stop, is_evaluated=True)
-    add(start.holder, done, is_evaluated=False)
+    for at, holder in enumerate(order[:num_turns]):
+        add(holder, order[at + 1 : at + 2], is_evaluated=False)
+        add(holder, order[at + 1 : at + 2], is_evaluated=course.eval_every > 0)
+    if order:
+        add(holder_after(course, course.num_steps), [], is_evaluated=True)
+    add(start.holder, order[:1], is_evaluated=False)
     if start.step or not course.num_steps:
-        add(start.holder, done, is_evaluated=True)
+        add(start.holder, order[:1], is_evaluated=True)
     return frozenset((source, target) for source, target in pairs if source != target)
 
 

@@ -54,6 +54,7 @@ batch_size = 16
 microbatches = 4
 max_length = 128
 local_iterations = 10
+turns = "equal"
 rounds = 5
 eval_every = 0
 checkpoint_every = 100
@@ -197,6 +198,9 @@ BAD: list[tuple[type[Any], dict[str, Any], str]] = [
     (Train, {"max_length": 0}, "train.max_length is 0"),
     (Train, {"local_iterations": 0}, "train.local_iterations is 0"),
     (Train, {"rounds": 0}, "train.rounds is 0"),
+    (Train, {"epochs": 0.0}, "train.epochs is 0.0, it has to be above 0 and at most"),
+    (Train, {"epochs": 1.0, "max_steps": 3}, "train.epochs = 1.0 and train.max_steps = 3 both set the length"),
+    (Train, {"turns": "row"}, "train.turns = 'row' is not one of equal, rows"),
     (Train, {"max_steps": 0}, "train.max_steps is 0"),
     (Train, {"rounds": 2, "max_steps": 3}, "train.rounds = 2 and train.max_steps = 3 both set the length"),
     (Train, {"seed": -1}, "train.seed is -1"),
@@ -225,9 +229,24 @@ def test_job_section_refuses_values_out_of_range(cls: type[Any], values: dict[st
 
 def test_train_num_steps_counts_all_owners_turns() -> None:
     """Rounds are per owner; max_steps is for the whole run."""
-    assert Train(rounds=3, local_iterations=10).num_steps(4) == 120
-    assert Train(max_steps=7).num_steps(4) == 7
-    assert Train().num_steps(1) == 50
+    assert Train(rounds=3, local_iterations=10).num_steps([7] * 4) == 120
+    assert Train(max_steps=7).num_steps([7] * 4) == 7
+    assert Train().num_steps([7]) == 50
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rows", "steps"),
+    [
+        (1, [160, 160], 20),  # two owners, ten batches each: one round of ten steps
+        (2.5, [160, 160], 60),  # 50 steps are two rounds and a half
+        (3, [161, 5], 40),  # eleven batches and one of five rows: 36 steps
+        (0.1, [16] * 3, 30),  # no less than a round
+        (0.3, [1600], 30),  # exactly: a float's rounding adds no round
+    ],
+)
+def test_train_epochs_are_whole_rounds(epochs: float, rows: list[int], steps: int) -> None:
+    """Passes over all rows together, in batches of 16 and turns of 10 steps, rounded up."""
+    assert Train(epochs=epochs).num_steps(rows) == steps
 
 
 def test_job_with_overrides_follows_the_rules_of_the_file() -> None:
@@ -242,7 +261,9 @@ def test_job_with_overrides_switches_between_rounds_and_max_steps() -> None:
     """Setting one clears the other, because exactly one may stand."""
     by_steps = JOB.with_overrides({"train.max_steps": 7})
     assert (by_steps.train.rounds, by_steps.train.max_steps) == (None, 7)
-    by_rounds = by_steps.with_overrides({"train.rounds": 2})
+    by_epochs = by_steps.with_overrides({"train.epochs": 2})
+    assert (by_epochs.train.epochs, by_epochs.train.max_steps, by_epochs.train.rounds) == (2.0, None, None)
+    by_rounds = by_epochs.with_overrides({"train.rounds": 2})
     assert (by_rounds.train.rounds, by_rounds.train.max_steps) == (2, None)
     with pytest.raises(JobError, match="both set the length"):
         JOB.with_overrides({"train.rounds": 2, "train.max_steps": 7})

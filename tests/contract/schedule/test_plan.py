@@ -101,6 +101,7 @@ OTHER: dict[str, Any] = {
     "seed": 1,
     "frozen_blocks": 1,
     "operations": OPERATIONS,
+    "turns": "rows",
     "owners": (Owner(node="b", train_rows=10, eval_rows=3), Owner(node="a", train_rows=10, eval_rows=3)),
     "slices": (Slice(node="a", start=0, stop=1), Slice(node="b", start=1, stop=4)),
     "private_blocks": 1,

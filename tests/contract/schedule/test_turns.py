@@ -5,15 +5,30 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ringtune.schedule.course import Course
+from ringtune.schedule.owner_turns import next_owner, turn_counts
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, StepKind, Turn, hand_overs, items, turn_sequence
-from tests.support.plans import make_plan, random_plan
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, hand_overs, holder_after, items, turn_sequence
+from tests.support.plans import changed, make_plan, random_plan
 
 RING = [("a", 0, 2), ("b", 2, 4)]
+
+
+def with_rows(plan: Plan, *rows: int) -> Plan:
+    """The plan whose owners have so many rows."""
+    return changed(
+        plan, owners=tuple(replace(owner, train_rows=own) for owner, own in zip(plan.course.owners, rows, strict=True))
+    )
+
+
+def _facts(turn: Turn) -> tuple[object, ...]:
+    return turn.owner, turn.round, turn.first_step, turn.num_items, turn.first_batch
 
 
 def _show(plan: Plan) -> list[str]:
@@ -67,6 +82,47 @@ def test_turns_of_no_steps_are_one_evaluation() -> None:
     ]
 
 
+def test_turns_by_rows_are_this_table() -> None:
+    """Rows 40, 20 and 10: four, two and one of seven turns, spread out; then the same again."""
+    plan = make_plan(RING, ["a", "b", "c"], num_steps=27, local_iterations=2, eval_rows=0, turns="rows")
+    plan = with_rows(plan, 40, 20, 10)
+    turns = list(turn_sequence(plan.course))
+    assert "".join(turn.owner for turn in turns) == "abacaba" * 2
+    assert [turn.round for turn in turns] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 2
+    assert [turn.first_batch for turn in turns if turn.owner == "b"] == [0, 2, 4, 6]
+    assert turns[-1].num_items == 1
+
+
+@given(rows=st.lists(st.integers(1, 1000), min_size=1, max_size=6), num_turns=st.integers(0, 300))
+def test_turns_by_rows_stay_near_each_owners_share(rows: list[int], num_turns: int) -> None:
+    """At any time an owner has had its share of the turns, give or take about one; counted at once or one by one."""
+    counts = [0] * len(rows)
+    for _ in range(num_turns):
+        counts[next_owner(rows, counts)] += 1
+    assert turn_counts(rows, num_turns) == counts
+    quotas = [num_turns * own / sum(rows) for own in rows]
+    assert all(abs(count - quota) < 1 + len(rows) / 4 for count, quota in zip(counts, quotas, strict=True))
+    assert turn_counts(rows, sum(rows)) == rows
+
+
+def test_turns_by_rows_of_a_very_long_run_are_counted_at_once() -> None:
+    """A run that goes on after 10^12 steps does not count them."""
+    assert turn_counts([1, 2], 3 * 10**12) == [10**12, 2 * 10**12]
+
+
+@pytest.mark.parametrize("turns", ["equal", "rows"])
+@pytest.mark.parametrize("seed", range(20))
+def test_turns_go_on_at_any_boundary_with_the_same_owners_and_batches(seed: int, turns: str) -> None:
+    """From each step at which a train turn begins, the rest is that of the whole run; the head is where it was."""
+    plan = changed(random_plan(random.Random(seed)), turns=turns)
+    whole = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN]
+    for at, turn in enumerate(whole[1:], start=1):
+        assert holder_after(plan.course, turn.first_step) == whole[at - 1].owner
+        start = StartPoint.of(plan.course, step=turn.first_step, holder=whole[at - 1].owner)
+        rest = [turn for turn in turn_sequence(plan.course, start=start) if turn.kind is StepKind.TRAIN]
+        assert list(map(_facts, rest)) == list(map(_facts, whole[at:]))
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_turns_count_steps_and_items_without_gaps(seed: int) -> None:
     """For any plan: indices, seqs and steps are consecutive, and each owner's batches are its own stream."""
@@ -92,6 +148,12 @@ def test_items_of_a_training_turn_are_full_batches() -> None:
     )
     expanded = [(item.seq, item.step, item.batch, item.rows, item.turn) for item in items(plan.course, turn)]
     assert expanded == [(10, 6, 4, 4, 3), (11, 7, 5, 4, 3)]
+
+
+def test_items_of_an_owner_with_few_rows_are_all_its_rows() -> None:
+    """No row twice in a batch."""
+    plan = with_rows(make_plan(RING, ["a"], batch_size=4, eval_rows=0), 3)
+    assert {item.rows for turn in turn_sequence(plan.course) for item in items(plan.course, turn)} == {3}
 
 
 def test_items_of_an_evaluation_end_with_a_short_batch() -> None:
@@ -140,14 +202,17 @@ def test_hand_overs_are_those_of_the_turns(seed: int) -> None:
         eval_every=rng.choice([0, 0, 5, 7]),
         checkpoint_every=rng.choice([0, 3]),
     ).course
-    rows = tuple(dataclasses.replace(owner, eval_rows=rng.choice([0, 3])) for owner in course.owners)
-    course = dataclasses.replace(course, owners=rows)
+    owners = tuple(
+        dataclasses.replace(owner, eval_rows=rng.choice([0, 3]), train_rows=rng.choice([5, 10, 10, 30]))
+        for owner in course.owners
+    )
+    course = dataclasses.replace(course, owners=owners, turns=rng.choice(["equal", "rows"]))
     steps = {0, course.num_steps, *range(0, course.num_steps, course.local_iterations)}
     for step, holder in itertools.product(sorted(steps), names if seed % 2 else names[:1]):
         start = StartPoint.of(course, step=step, holder=holder)
         found = hand_overs(course, start)
         assert _walked(course, start) <= found
-        if not course.eval_every and not step and holder == names[0]:
+        if not course.eval_every and not step and holder == StartPoint.of(course).holder:
             assert _walked(course, start) == found
 
 
