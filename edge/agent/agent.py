@@ -299,13 +299,15 @@ class Agent:
             active.executor = workshop.build(
                 self._options, job, active.plan, dataset if data_run == active.run_id else None
             )
+            first_run = goes_on.run_id if goes_on else active.run_id
             active.saver = open_saver(
                 self._options.state,
                 active.plan,
                 active.node,
-                goes_on.run_id if goes_on else active.run_id,
+                first_run,
                 is_resumed=goes_on is not None,
                 kept=self._options.kept,
+                rows=active.executor.rows_digest(first_run),
                 timeout_s=deadline_s - time.monotonic(),
             )
             if goes_on is not None and active.saver is not None:

@@ -294,6 +294,10 @@ class NodeExecutor:
         """
         self._owner(None)[0].load_blob(data)
 
+    def rows_digest(self, run_id: str) -> str:
+        """Return the digest of the rows that this node owns, keyed with ``run_id``; empty if it is no owner."""
+        return "" if self._dataset is None else self._dataset.digest(run_id)
+
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
         """Return what a checkpoint needs of this node, read when it is gone through: trained tensors, moments, counts.
 

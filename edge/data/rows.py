@@ -18,6 +18,7 @@ from edge.data.examples import Examples, Source, Values
 from edge.data.images import Images
 from edge.data.language import Language
 from edge.data.questions import Questions
+from edge.data.rows_digest import RowsDigest
 from edge.data.texts import LabelledTexts
 from edge.data.tokens import Batch
 from ringtune.errors import DataError
@@ -59,6 +60,7 @@ class OwnerDataset:
         eval_labels: class names of the evaluation rows.
         skipped_rows: rows of the files that can't be used.
         source: names the rows in errors.
+        digest: of the rows and their classes.
 
     Attributes:
         labels: class names in its training rows, sorted; none for a task without classes.
@@ -75,10 +77,12 @@ class OwnerDataset:
         eval_labels: Sequence[str] = (),
         skipped_rows: int = 0,
         source: str = "data",
+        digest: RowsDigest | None = None,
     ) -> None:
         self._train = train
         self._evaluation = evaluation
         self._source = source
+        self._digest = digest or RowsDigest()
         self._targets: Mapping[str, int] = {}
         self._streams: dict[tuple[int, int, str], BatchStream] = {}
         self.labels = tuple(sorted(set(labels)))
@@ -121,7 +125,8 @@ class OwnerDataset:
             split=job.data.split,
             labels=found.labels or None,
         )
-        train, labels = _take(source, found.rows, found.labels, mine)
+        digest = RowsDigest()
+        train, labels = _take(source, found.rows, found.labels, mine, digest)
         evaluation: Examples | None = None
         eval_labels: tuple[str, ...] = ()
         skipped = found.skipped
@@ -130,11 +135,17 @@ class OwnerDataset:
             skipped += held_out.skipped
             count = len(held_out.rows)
             chosen = range(count * share // num_owners, count * (share + 1) // num_owners)
-            evaluation, eval_labels = _take(source, held_out.rows, held_out.labels, chosen)
+            evaluation, eval_labels = _take(source, held_out.rows, held_out.labels, chosen, digest)
         if skipped:
             _LOG.warning("%s: %d rows have an answer that is not in their context; they are skipped", path, skipped)
         return OwnerDataset(
-            train, evaluation, labels=labels, eval_labels=eval_labels, skipped_rows=skipped, source=str(path)
+            train,
+            evaluation,
+            labels=labels,
+            eval_labels=eval_labels,
+            skipped_rows=skipped,
+            source=str(path),
+            digest=digest,
         )
 
     @property
@@ -146,6 +157,10 @@ class OwnerDataset:
     def eval_rows(self) -> int:
         """Number of examples that the owner evaluates on."""
         return 0 if self._evaluation is None else len(self._evaluation)
+
+    def digest(self, run_id: str) -> str:
+        """Return the digest of the rows, their order and classes for one run; see ``edge.data.rows_digest``."""
+        return self._digest.keyed(run_id)
 
     def set_labels(self, labels: Sequence[str]) -> None:
         """Set the classes of a run that begins; the index of a name is its target.
@@ -212,7 +227,10 @@ def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: 
 
 
 def _take(
-    source: Source, rows: Sequence[Any], labels: Sequence[str], chosen: Sequence[int]
+    source: Source, rows: Sequence[Any], labels: Sequence[str], chosen: Sequence[int], digest: RowsDigest
 ) -> tuple[Examples, tuple[str, ...]]:
     mine = tuple(labels[index] for index in chosen) if labels else ()
-    return source.examples([rows[index] for index in chosen], mine), mine
+    taken = [rows[index] for index in chosen]
+    digest.add(taken)
+    digest.add(mine)
+    return source.examples(taken, mine), mine

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from edge.shards.kept import KEPT, Kept
 from edge.shards.state_folder import LOCK_WAIT_S, RunShards, StateFolder
-from ringtune.errors import IntegrityError, StorageError, UsageError
+from ringtune.errors import DataError, IntegrityError, StorageError, UsageError
 from ringtune.files.pieces import Pieces
 from ringtune.rounds.checkpoint import Shard
 from ringtune.schedule.plan import Plan
@@ -41,14 +41,16 @@ class Saver:
         plan: of the run.
         node: this node.
         kept: how much of finished runs stays in the folder.
+        rows: digest of the node's rows for this run; empty = it has none.
     """
 
-    def __init__(self, folder: Path, run_id: str, plan: Plan, node: str, *, kept: Kept = KEPT) -> None:
+    def __init__(self, folder: Path, run_id: str, plan: Plan, node: str, *, kept: Kept = KEPT, rows: str = "") -> None:
         self._folder = folder
         self._run_id = run_id
         self._plan_digest = plan.digest
         self._node = node
         self._kept = kept
+        self._rows = rows
         self._state: StateFolder | None = None
 
     def open(self, *, timeout_s: float = LOCK_WAIT_S) -> RunShards:
@@ -71,15 +73,23 @@ class Saver:
             StorageError: no room; earlier shards are intact.
         """
         content = executor.shard(self._metadata(step), with_head=with_head)
-        return self.open().write(step, content, node=self._node)
+        shards = self.open()
+        shards.keep_rows(self._rows)
+        return shards.write(step, content, node=self._node)
 
     def load(self, step: int, sha256: str, executor: Loads, *, with_head: bool) -> None:
         """Load the shard of ``step`` into the executor; ``with_head`` if this node held the head then.
 
         Raises:
             IntegrityError: the shard is missing, damaged, or of something else; names it.
+            DataError: this owner's rows are not those that the run began with.
         """
         shards = self.open()
+        if self._rows and shards.rows() not in ("", self._rows):
+            raise DataError(
+                f"owner {self._node}: its rows, or their order, are not those that the run began with, so it would not "
+                "go on as it was; put the files back as they were, or train anew without --resume"
+            )
         content = shards.read(step, sha256, node=self._node)
         try:
             executor.load_shard(content, self._metadata(step), with_head=with_head)
@@ -140,6 +150,7 @@ def open_saver(
     is_resumed: bool,
     timeout_s: float,
     kept: Kept = KEPT,
+    rows: str = "",
 ) -> Saver | None:
     """Make the saver of a run; None if this node has no folder and needs none.
 
@@ -153,6 +164,7 @@ def open_saver(
         is_resumed: whether there is a shard to be loaded.
         timeout_s: how long to wait for the folder.
         kept: how much of finished runs stays in the folder.
+        rows: digest of the node's rows for this run; empty = it has none.
 
     Raises:
         UsageError: a folder is needed and there is none.
@@ -164,7 +176,7 @@ def open_saver(
         if is_needed:
             raise UsageError(f"node {node} {_NO_FOLDER}")
         return None
-    saver = Saver(state, run_id, plan, node, kept=kept)
+    saver = Saver(state, run_id, plan, node, kept=kept, rows=rows)
     if is_needed:
         saver.open(timeout_s=timeout_s)
     return saver

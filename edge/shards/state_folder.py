@@ -4,6 +4,7 @@
 
     STATE/lock                          held by the process that writes here
     STATE/<run id>/step-<N>.safetensors
+    STATE/<run id>/rows                 digest of the owner's rows that the run began with
     STATE/<run id>/finished             the run ended well; made then
 
 A shard alone is no checkpoint: the submitter's manifest makes it one. So a node never drops a shard by itself;
@@ -41,6 +42,7 @@ _LOG = logging.getLogger(__name__)
 LOCK_WAIT_S = 10.0
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 _FINISHED = "finished"
+_ROWS = "rows"
 
 
 class StateFolder:
@@ -149,6 +151,22 @@ class RunShards:
     def size_bytes(self) -> int:
         """Bytes of all shards."""
         return sum(self.path(step).stat().st_size for step in self.steps())
+
+    def rows(self) -> str:
+        """Return the digest of the owner's rows that the run began with; empty if none was kept."""
+        try:
+            return (self.folder / _ROWS).read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return ""
+
+    def keep_rows(self, digest: str) -> None:
+        """Keep the digest of the owner's rows, unless one is kept already.
+
+        Raises:
+            StorageError: no room.
+        """
+        if digest and not self.rows():
+            write_durably(self.folder / _ROWS, digest.encode())
 
     def finish(self) -> None:
         """Mark the run as finished: its shards may go when there is no more room or time for them.

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from coordinator.run_folder.checkpoints import RunCheckpoints
-from ringtune.errors import InterruptedRunError, UsageError
+from ringtune.errors import DataError, InterruptedRunError, UsageError
 from tests.support.killing import (
     LAUNCHER,
     LocalRun,
@@ -23,6 +23,7 @@ from tests.support.killing import (
     trained,
     write_inputs,
 )
+from tests.support.tiny_data import shuffle_rows
 
 Whole = tuple[Path, dict[str, torch.Tensor]]
 
@@ -110,6 +111,23 @@ def test_resume_with_another_number_of_nodes_is_refused(whole: Whole, tmp_path: 
     assert run.wait() == UsageError.exit_code
     assert "--local 2 lacks node-2" in run.errors()
     assert (stopped / "metrics.jsonl").read_bytes() == before
+
+
+def test_resume_with_shuffled_rows_is_refused(whole: Whole, tmp_path: Path) -> None:
+    """As many rows, of the same classes, in another order: the run would silently be another one."""
+    job, _ = whole
+    stopped = tmp_path / "stopped"
+    shutil.copytree(job.parent / "whole", stopped)
+    (stopped / "report.json").unlink()
+    rows = job.parent / "train.csv"
+    before = rows.read_bytes()
+    try:
+        shuffle_rows(rows)
+        run = LocalRun(job, stopped, "--resume")
+        assert run.wait() == DataError.exit_code
+    finally:
+        rows.write_bytes(before)
+    assert "its rows, or their order, are not those that the run began with" in run.errors()
 
 
 def test_resume_of_a_finished_run_leaves_it_alone(whole: Whole) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 from pathlib import Path
@@ -74,3 +75,12 @@ def write_images(path: Path, num_rows: int, *, seed: int) -> Path:
     images, labels = make_images(num_rows, seed=seed)
     np.savez(path, image=images, label=labels)
     return path
+
+
+def shuffle_rows(path: Path) -> None:
+    """Put the rows of a csv file into another order."""
+    with path.open(newline="", encoding="utf-8") as file:
+        head, *rows = list(csv.reader(file))
+    random.Random(5).shuffle(rows)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([head, *rows])

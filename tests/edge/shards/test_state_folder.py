@@ -14,7 +14,7 @@ from edge.agent_options import default_state
 from edge.shards.kept import FinishedRun, Kept
 from edge.shards.saver import Saver, ShardAsked, check_shards, open_saver
 from edge.shards.state_folder import StateFolder
-from ringtune.errors import BusyError, IntegrityError, StorageError, UsageError
+from ringtune.errors import BusyError, DataError, IntegrityError, StorageError, UsageError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.plan import Plan
 from tests.support.plans import make_plan
@@ -204,6 +204,22 @@ def test_saver_says_what_a_shard_is_of_and_loads_it(tmp_path: Path) -> None:
     assert model.asked == [({"run_id": RUN, "plan_digest": PLAN.digest, "node": "a", "step": "4"}, True)]
     saver.load(4, shard.sha256, model, with_head=True)
     assert model.loaded == [b"content of 4"]
+    saver.close()
+
+
+@pytest.mark.parametrize(("before", "now", "is_refused"), [("x", "x", False), ("x", "y", True), ("", "y", False)])
+def test_saver_does_not_go_on_with_other_rows(tmp_path: Path, before: str, now: str, is_refused: bool) -> None:
+    """The owner and the remedy are named; a run of an earlier version kept no digest, and goes on."""
+    saver = Saver(tmp_path, RUN, PLAN, "a", rows=before)
+    shard = saver.save(4, FakeModel(), with_head=False)
+    saver.close()
+    saver, model = Saver(tmp_path, RUN, PLAN, "a", rows=now), FakeModel()
+    if is_refused:
+        with pytest.raises(DataError, match=r"owner a: its rows, or their order.*put the files back.*without --resume"):
+            saver.load(4, shard.sha256, model, with_head=False)
+    else:
+        saver.load(4, shard.sha256, model, with_head=False)
+    assert bool(model.loaded) is not is_refused
     saver.close()
 
 
