@@ -4,7 +4,7 @@
 #   make test        all tests, on as many processes as WORKERS says
 #   make promises    what is always true of a run, and which tests hold it
 #   make lint        formatting, types, import rules
-#   make docs        write docs/job.md, every key of a job, from the code
+#   make docs        write docs/job.md and docs/options.md from the code
 #   make proto       regenerate the code of the wire's messages
 #   make wheel       build dist/ringtune-VERSION-py3-none-any.whl, for machines without a checkout
 #   make bench-ring  measure the ring against one process: build/bench/ring.json
@@ -61,6 +61,7 @@ proto: $(STAMP)
 
 docs: $(STAMP)
 	PYTHONPATH=proto:. $(BIN)/python -m docs.make_job
+	PYTHONPATH=proto:. $(BIN)/python -m docs.make_options
 
 wheel: $(STAMP)
 	$(PIP) wheel --no-deps --wheel-dir dist .

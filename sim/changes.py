@@ -92,9 +92,9 @@ def change_profile(profile: Profile, key: str, value: str) -> Profile:
     if target.startswith("link.") and target not in profile.by_name:
         return _change_link(profile, target.removeprefix("link."), last, value)
     if last not in _NODE_KEYS:
-        raise PlanError(f"--set {key}: unknown key {last!r}; {nearest(last, _NODE_KEYS)}")
+        raise PlanError(f"--change {key}: unknown key {last!r}; {nearest(last, _NODE_KEYS)}")
     if target != _ALL and target not in profile.by_name:
-        raise PlanError(f"--set {key}: the profile has no node {target!r}; {nearest(target, profile.by_name)}")
+        raise PlanError(f"--change {key}: the profile has no node {target!r}; {nearest(target, profile.by_name)}")
     if last == "compute":
         speed = _number(key, value, parse=float, above=0.0)
         change: Callable[[NodeFacts], NodeFacts] = lambda node: with_speed(node, speed)  # noqa: E731
@@ -134,7 +134,7 @@ def _faster(time: WorkTime, speed: float) -> WorkTime:
 def _change_link(profile: Profile, pair: str, last: str, value: str) -> Profile:
     key = f"link.{pair}.{last}"
     if last not in _LINK_KEYS:
-        raise PlanError(f"--set {key}: unknown key {last!r} of a link; {nearest(last, _LINK_KEYS)}")
+        raise PlanError(f"--change {key}: unknown key {last!r} of a link; {nearest(last, _LINK_KEYS)}")
     number = _number(key, value, parse=_rate, above=0.0) if last == "rate" else _number(key, value, least=0.0)
     if not profile.links and pair == "*.*" and last == "rate":
         return dataclasses.replace(profile, links=_all_links(profile, number))
@@ -166,15 +166,17 @@ def _ends(profile: Profile, pair: str, key: str) -> tuple[str, str]:
     """Source and target of ``SOURCE.TARGET``; names may have dots, so the links that there are decide."""
     if not profile.links:
         raise PlanError(
-            f"--set {key}: the profile has no links, messages take no time; measure them with 'ringtune measure', or "
-            "give all of them a rate first: link.*.*.rate=20e6"
+            f"--change {key}: the profile has no links, messages take no time; measure them with 'ringtune measure', "
+            "or give all of them a rate first: link.*.*.rate=20e6"
         )
     known = profile.link_by_pair
     for dot in (index for index, letter in enumerate(pair) if letter == "."):
         source, target = pair[:dot], pair[dot + 1 :]
         if any(source in (one, _ALL) and target in (other, _ALL) for one, other in known):
             return source, target
-    raise PlanError(f"--set {key}: the profile has no link {pair!r}; {nearest(pair, [f'{s}.{t}' for s, t in known])}")
+    raise PlanError(
+        f"--change {key}: the profile has no link {pair!r}; {nearest(pair, [f'{s}.{t}' for s, t in known])}"
+    )
 
 
 # ---- the plan ------------------------------------------------------------------------------------
@@ -187,13 +189,13 @@ def plan_value(key: str, value: str) -> int | str:
         PlanError: there is no such key, or it is no whole number.
     """
     if key not in PLAN_KEYS:
-        raise PlanError(f"--set {key}: unknown key of the plan; {nearest(key, PLAN_KEYS)}")
+        raise PlanError(f"--change {key}: unknown key of the plan; {nearest(key, PLAN_KEYS)}")
     if PLAN_KEYS[key] is str:
         return value
     try:
         return int(value)
     except ValueError as error:
-        raise PlanError(f"--set {key}={value}: {value!r} is no whole number") from error
+        raise PlanError(f"--change {key}={value}: {value!r} is no whole number") from error
 
 
 def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -> tuple[Profile, Plan]:
@@ -206,7 +208,7 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
     method = _changed_method(course.method, values)
     if method.max_hosts and len(placement.hosts) > method.max_hosts:
         raise PlanError(
-            f"--set method={method.name}: it wants {method.max_hosts} host at most, the plan has "
+            f"--change method={method.name}: it wants {method.max_hosts} host at most, the plan has "
             f"{len(placement.hosts)}; give --replan JOB"
         )
     of_placement = {key: value for key, value in values.items() if key in _OF_PLACEMENT}
@@ -218,16 +220,16 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
 
 
 def _changed_method(method: Method, values: Mapping[str, int | str]) -> Method:
-    wanted = method_class(str(values.get("method", method.name)), where="--set method")
+    wanted = method_class(str(values.get("method", method.name)), where="--change method")
     if wanted is not type(method):
         if method.max_hosts:
-            raise PlanError(f"--set method: {method.name!r} has its own slices; give --replan JOB")
+            raise PlanError(f"--change method: {method.name!r} has its own slices; give --replan JOB")
         method = wanted.from_settings(None)
     if "every_steps" not in values:
         return method
     if not getattr(method, "every_steps", 0):
         raise PlanError(
-            f"--set every_steps has no effect: this plan of {method.name} does not unfreeze by it; leave it out"
+            f"--change every_steps has no effect: this plan of {method.name} does not unfreeze by it; leave it out"
         )
     return dataclasses.replace(method, every_steps=values["every_steps"])  # type: ignore[type-var]
 
@@ -260,13 +262,13 @@ def _number(
     try:
         number = float(parse(value))
     except (ValueError, UsageError) as error:
-        raise PlanError(f"--set {key}={value}: {value!r} is no number") from error
+        raise PlanError(f"--change {key}={value}: {value!r} is no number") from error
     if not math.isfinite(number):
-        raise PlanError(f"--set {key}={value}: it has to be a finite number")
+        raise PlanError(f"--change {key}={value}: it has to be a finite number")
     if above is not None and not number > above:
-        raise PlanError(f"--set {key}={value}: it has to be above {above:g}")
+        raise PlanError(f"--change {key}={value}: it has to be above {above:g}")
     if least is not None and not number >= least:
-        raise PlanError(f"--set {key}={value}: it has to be at least {least:g}")
+        raise PlanError(f"--change {key}={value}: it has to be at least {least:g}")
     return number
 
 

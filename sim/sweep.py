@@ -40,7 +40,7 @@ class Axis:
     """One key with the values that it takes.
 
     Attributes:
-        key: as for ``--set``.
+        key: as for ``--change``.
         values: as text, in the order of the table.
     """
 
@@ -85,7 +85,7 @@ def _check_size(cells: int) -> None:
     if cells > MOST_CELLS:
         raise UsageError(
             f"the sweep has {cells:,} cells, at most {MOST_CELLS:,} are computed; give fewer values, or sweep in parts "
-            "with --set for the others"
+            "with --change for the others"
         )
 
 

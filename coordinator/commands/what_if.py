@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ringtune import options
+
 if TYPE_CHECKING:
     from coordinator.what_if.what_if import CellResult, WhatIf
 
@@ -18,14 +20,12 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command("what-if")
 def what_if(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="plan.json, or the folder of a run.")],
-    profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="profile.json with measured times; default: that of the run.")
-    ] = None,
+    plan: options.PlanFile,
+    profile: options.ProfileFile = None,
     change: Annotated[
         list[str] | None,
         typer.Option(
-            "--set",
+            "--change",
             metavar="KEY=VALUE",
             help="NODE.compute (0.5 = half as fast), NODE.memory, link.A.B.rate (bytes per second), link.A.B.latency "
             "(seconds), or a key of the plan: microbatches, batch_size, every_steps, wire_dtype; * = every node.",
@@ -54,7 +54,7 @@ def what_if(
     cluster: Annotated[str, typer.Option(metavar="ADDRESS", help="Of a running Dask scheduler or Ray cluster.")] = "",
     csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the sweep as CSV.")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the sweep as .png or .svg.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON line.")] = False,
+    json: options.Json = False,
 ) -> None:
     """Predict what a change of nodes, links or plan does to wall time, idle shares and memory.
 
@@ -70,7 +70,7 @@ def what_if(
     from ringtune.jobs.job import load_job
 
     if not (change or drop or add or replan or sweep):
-        raise UsageError("nothing changes; give --set, --sweep, --drop, --add or --replan")
+        raise UsageError("nothing changes; give --change, --sweep, --drop, --add or --replan")
     if (csv or plot) and not sweep:
         raise UsageError("--csv and --plot are for a --sweep")
     given = read_inputs(plan, profile)

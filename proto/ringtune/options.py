@@ -20,6 +20,7 @@ RENAMED: Final[Mapping[tuple[str, str], str]] = {
     ("demo", "--nodes"): "--local",
     ("export", "--to"): "--out",
     ("measure", "--out"): "--save",
+    ("what-if", "--set"): "--change",
 }
 """(command, option of version 0.1) -> its name now; the old one is refused with the new one."""
 

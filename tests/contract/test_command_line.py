@@ -19,7 +19,6 @@ from tests.contract.test_hints import commands
 from tests.contract.test_structure import ROOT
 
 LIMIT_S = 60.0
-LATER = {"what-if"}  # its options are being changed
 PLACES = ("--coordinator", "--bind")
 NEEDS_A_COORDINATOR = {"fetch", "logs", "node", "nodes", "runs", "status", "stop"}
 """Commands that make no sense without a coordinator; others may have none, and then do without."""
@@ -28,8 +27,6 @@ NEEDS_A_COORDINATOR = {"fetch", "logs", "node", "nodes", "runs", "status", "stop
 def parameters() -> Iterator[tuple[str, Any]]:
     """(command, option or argument) of the whole command line."""
     for name, command in commands().items():
-        if name in LATER:
-            continue
         for parameter in command.params:
             yield name, parameter
 

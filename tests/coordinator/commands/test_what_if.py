@@ -49,7 +49,7 @@ def asked(*arguments: str | Path) -> dict[str, Any]:
 
 def test_what_if_compares_before_and_after(pair: tuple[str, ...]) -> None:
     """The plan as it is, with the change, and how many times as long it takes."""
-    value = asked(*pair, "--set", "bob.compute=0.5")
+    value = asked(*pair, "--change", "bob.compute=0.5")
     assert value["event"] == "what-if"
     assert value["before"]["wall_s"] == EXPECTED.wall_s
     assert value["after"]["wall_s"] > EXPECTED.wall_s
@@ -60,7 +60,7 @@ def test_what_if_compares_before_and_after(pair: tuple[str, ...]) -> None:
 
 def test_what_if_prints_tables_for_people(pair: tuple[str, ...]) -> None:
     """Wall time, step, idle share and bytes; then every node."""
-    result = ringtune("what-if", *pair, "--set", "bob.compute=2", "--set", "link.*.*.rate=1e4")
+    result = ringtune("what-if", *pair, "--change", "bob.compute=2", "--change", "link.*.*.rate=1e4")
     assert result.exit_code == 0
     lines = result.output.splitlines()
     assert lines[0].split() == ["before", "after", "ratio"]
@@ -77,7 +77,7 @@ def test_what_if_prints_tables_for_people(pair: tuple[str, ...]) -> None:
 def test_what_if_takes_a_run_with_its_own_profile(tmp_path: Path) -> None:
     """A folder has both."""
     write_run(tmp_path / "run")
-    assert asked(tmp_path / "run", "--set", "microbatches=1")["before"]["wall_s"] == EXPECTED.wall_s
+    assert asked(tmp_path / "run", "--change", "microbatches=1")["before"]["wall_s"] == EXPECTED.wall_s
 
 
 def test_what_if_drops_a_node_without_planning_anew(pair: tuple[str, ...]) -> None:
@@ -92,7 +92,17 @@ def test_what_if_plans_anew_for_a_job(pair: tuple[str, ...], tmp_path: Path) -> 
     job = tmp_path / "job.toml"
     job.write_text(tiny_job())
     value = asked(
-        *pair, "--add", "carol", "--like", "bob", "--set", "carol.compute=4", "--set", "num_steps=6", "--replan", job
+        *pair,
+        "--add",
+        "carol",
+        "--like",
+        "bob",
+        "--change",
+        "carol.compute=4",
+        "--change",
+        "num_steps=6",
+        "--replan",
+        job,
     )
     after = value["after"]
     assert after["slices"]["carol"][1] > after["slices"]["carol"][0]
@@ -104,7 +114,7 @@ def test_what_if_plans_anew_for_a_job(pair: tuple[str, ...], tmp_path: Path) -> 
         "carol",
         "--like",
         "bob",
-        "--set",
+        "--change",
         "carol.compute=1e-6",
         "--replan",
         job,
@@ -118,25 +128,25 @@ def test_what_if_plans_anew_for_a_job(pair: tuple[str, ...], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "message", "exit_code"),
     [
-        ([], "nothing changes; give --set, --sweep, --drop, --add or --replan", 2),
-        (["--set", "bob"], "'bob' is not KEY=VALUE", 2),
-        (["--set", "bobb.compute=2"], "no node 'bobb'; did you mean 'bob'?", 5),
-        (["--set", "bob.cmpute=2"], "unknown key 'cmpute'; did you mean 'compute'?", 5),
-        (["--set", "link.alice.bobb.rate=1"], "no link 'alice.bobb'; did you mean 'alice.bob'?", 5),
-        (["--set", "link.alice.bob.rate=-1"], "it has to be above 0", 5),
-        (["--set", "link.alice.bob.rate=nan"], "it has to be a finite number", 5),
-        (["--set", "bob.memory=100KiB"], "node bob needs ", 6),
-        (["--set", "microbatches=3.5"], "is no whole number", 5),
-        (["--set", "microbatches=9"], "9 micro-batches do not fit a batch of 4 rows", 5),
+        ([], "nothing changes; give --change, --sweep, --drop, --add or --replan", 2),
+        (["--change", "bob"], "'bob' is not KEY=VALUE", 2),
+        (["--change", "bobb.compute=2"], "no node 'bobb'; did you mean 'bob'?", 5),
+        (["--change", "bob.cmpute=2"], "unknown key 'cmpute'; did you mean 'compute'?", 5),
+        (["--change", "link.alice.bobb.rate=1"], "no link 'alice.bobb'; did you mean 'alice.bob'?", 5),
+        (["--change", "link.alice.bob.rate=-1"], "it has to be above 0", 5),
+        (["--change", "link.alice.bob.rate=nan"], "it has to be a finite number", 5),
+        (["--change", "bob.memory=100KiB"], "node bob needs ", 6),
+        (["--change", "microbatches=3.5"], "is no whole number", 5),
+        (["--change", "microbatches=9"], "9 micro-batches do not fit a batch of 4 rows", 5),
         (["--drop", "carol"], "--drop carol: the profile has no such node", 5),
         (["--drop", "alice", "--drop", "bob"], "--drop bob: it is the only owner of data", 5),
         (["--add", "carol", "--like", "bob"], "--add carol: the plan has no blocks for it; give --replan JOB", 5),
         (["--add", "carol"], "every --add NODE needs a --like NODE", 2),
-        (["--like", "bob", "--set", "bob.compute=2"], "every --add NODE needs a --like NODE", 2),
-        (["--set", "bob.compute=2", "--csv", "OUT.csv"], "--csv and --plot are for a --sweep", 2),
+        (["--like", "bob", "--change", "bob.compute=2"], "every --add NODE needs a --like NODE", 2),
+        (["--change", "bob.compute=2", "--csv", "OUT.csv"], "--csv and --plot are for a --sweep", 2),
         (["--sweep", "bob.compute=1,2", "--csv", "OUT.csv", "--backend", "spark"], "--backend 'spark' is not one", 2),
         (["--sweep", "bob.compute=1,2", "--csv", "OUT.csv", "--jobs", "0"], "--jobs 0 has to be at least 1", 2),
-        (["--sweep", "bob.compute=1,-2", "--csv", "OUT.csv"], "--set bob.compute=-2: it has to be above 0", 5),
+        (["--sweep", "bob.compute=1,-2", "--csv", "OUT.csv"], "--change bob.compute=-2: it has to be above 0", 5),
         (["--sweep", "bobb.compute=1,2", "--csv", "OUT.csv"], "no node 'bobb'; did you mean 'bob'?", 5),
         (["--sweep", "bob.compute=1:2", "--csv", "OUT.csv"], "'1:2' is not FROM:TO:COUNT", 2),
         (["--sweep", "bob.compute=1,2", "--plot", "OUT.pdf"], "has to end in .png or .svg", 2),
@@ -158,7 +168,7 @@ def test_what_if_refuses_what_makes_no_sense(
 def test_what_if_refuses_a_bad_profile_as_sim_does(tmp_path: Path) -> None:
     """The same checks stand before both commands."""
     plan, profile = write_pair(tmp_path, profile=profile_of(PLAN, links={("alice", "bob"): (1e5, 0.0)}))
-    result = ringtune("what-if", plan, "--profile", profile, "--set", "bob.compute=2")
+    result = ringtune("what-if", plan, "--profile", profile, "--change", "bob.compute=2")
     assert "the profile lacks link bob -> alice" in result.stderr
     assert result.exit_code == 5
 
@@ -176,7 +186,7 @@ def test_sweep_has_a_cell_for_every_combination(pair: tuple[str, ...]) -> None:
     assert [(cell["bob.compute"], cell["microbatches"]) for cell in value["cells"]] == [
         (speed, parts) for speed in ("0.5", "1", "1.5", "2") for parts in ("1", "2")
     ]
-    alone = asked(*pair, "--set", "bob.compute=1.5", "--set", "microbatches=1")["after"]
+    alone = asked(*pair, "--change", "bob.compute=1.5", "--change", "microbatches=1")["after"]
     cell = value["cells"][4]
     assert (cell["wall_s"], cell["rows_per_s"]) == (alone["wall_s"], alone["rows_per_s"])
     assert (cell["fullest_node"], cell["fullest_share"]) == (alone["fullest_node"], alone["fullest_share"])
@@ -270,17 +280,17 @@ def test_sweep_progress_is_for_terminals() -> None:
 
 def test_what_if_of_more_steps_has_no_ratio_of_wall_times(pair: tuple[str, ...]) -> None:
     """Twice the steps take longer whatever the nodes: the difference is said, and steps of one depth are compared."""
-    value = asked(*pair, "--set", "num_steps=16")
+    value = asked(*pair, "--change", "num_steps=16")
     assert (value["same_work"], value["ratio"]) == (False, None)
     assert value["changed"] == {"num_steps": ["8", "16"]}
     assert value["rows_per_s_ratio"] == value["after"]["rows_per_s"] / value["before"]["rows_per_s"]
-    lines = ringtune("what-if", *pair, "--set", "num_steps=16").output.splitlines()
+    lines = ringtune("what-if", *pair, "--change", "num_steps=16").output.splitlines()
     assert lines[1].split()[-1] == lines[2].split()[-1] == "-"
     assert "after the change: num_steps 8 -> 16" in lines
     assert any(line.startswith("the two do not do the same work: compare rows per second") for line in lines)
     titles = next(index for index, line in enumerate(lines) if line.startswith("trained blocks"))
     assert [line.split()[0] for line in lines[titles + 1 : titles + 5]] == ["1", "2", "3", "4"]
-    same = ringtune("what-if", *pair, "--set", "bob.compute=2").output
+    same = ringtune("what-if", *pair, "--change", "bob.compute=2").output
     assert "same work" not in same and "after the change" not in same
 
 
@@ -304,7 +314,7 @@ def test_what_if_plans_anew_as_plan_does(
         return simulated_job_s(*args, **options)
 
     monkeypatch.setattr(choose, "simulated_job_s", noted)
-    after = asked(*pair, "--set", "num_steps=6", "--replan", job)["after"]
+    after = asked(*pair, "--change", "num_steps=6", "--replan", job)["after"]
     assert judged
     wanted = load_job(job).with_overrides({"train.max_steps": 6})
     assert after["plan_digest"] == make_plan(wanted, PROFILE.by_name, links=PROFILE.links).plan.digest
@@ -314,7 +324,7 @@ def test_what_if_refuses_a_job_that_was_not_measured(pair: tuple[str, ...], tmp_
     """Another adapter or length: the profile says nothing about it."""
     job = tmp_path / "job.toml"
     job.write_text(tiny_job().replace('config = "seq_bn"', 'config = "lora"'))
-    result = ringtune("what-if", *pair, "--set", "bob.compute=2", "--replan", job)
+    result = ringtune("what-if", *pair, "--change", "bob.compute=2", "--replan", job)
     assert "was profiled with adapter seq_bn, the job has lora; measure anew" in result.stderr
     assert result.exit_code == 5
 
@@ -324,7 +334,7 @@ def test_what_if_says_in_what_another_job_differs(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
     (tmp_path / "run/job.toml").write_text(tiny_job())
     (tmp_path / "job.toml").write_text(tiny_job().replace("rounds = 2", "rounds = 3"))
-    arguments: tuple[str | Path, ...] = (tmp_path / "run", "--set", "bob.compute=2", "--replan")
+    arguments: tuple[str | Path, ...] = (tmp_path / "run", "--change", "bob.compute=2", "--replan")
     assert asked(*arguments, tmp_path / "run/job.toml")["job_changed"] == {}
     assert asked(*arguments, tmp_path / "job.toml")["job_changed"] == {"train.rounds": ["2", "3"]}
     shown = ringtune("what-if", *arguments, tmp_path / "job.toml").output
@@ -338,8 +348,8 @@ def test_what_if_takes_recorded_times(tmp_path: Path) -> None:
     """A run that took three times what its profile says: both sides are predicted from what it recorded."""
     write_run(tmp_path / "run", slower=3.0)
     run = tmp_path / "run"
-    by_profile = asked(run, "--set", "bob.compute=2")
-    recorded = asked(run, "--set", "bob.compute=2", "--trace", run)
+    by_profile = asked(run, "--change", "bob.compute=2")
+    recorded = asked(run, "--change", "bob.compute=2", "--trace", run)
     assert recorded["before"]["wall_s"] > 1.5 * by_profile["before"]["wall_s"]
     assert recorded["after"]["wall_s"] < recorded["before"]["wall_s"]
     bob = [next(node for node in recorded[side]["nodes"] if node["node"] == "bob") for side in ("before", "after")]
@@ -350,7 +360,7 @@ def test_what_if_takes_recorded_times(tmp_path: Path) -> None:
 def test_what_if_refuses_recorded_times_of_another_size(tmp_path: Path) -> None:
     """A micro-batch of other rows was not recorded; the profile's times can be scaled."""
     write_run(tmp_path / "run")
-    result = ringtune("what-if", tmp_path / "run", "--set", "microbatches=1", "--trace", tmp_path / "run")
+    result = ringtune("what-if", tmp_path / "run", "--change", "microbatches=1", "--trace", tmp_path / "run")
     assert (
         "the recorded times are of micro-batches of 2 x 8 tokens, asked is about 4 x 8; leave out --trace"
         in result.stderr
@@ -387,7 +397,7 @@ def test_sweep_plans_every_cell_anew(pair: tuple[str, ...], tmp_path: Path) -> N
     job.write_text(tiny_job())
     cells = asked(*pair, "--sweep", "bob.compute=0.1,1,10", "--replan", job, "--jobs", "1")["cells"]
     assert all(cell["error"] == "" for cell in cells)
-    kept = asked(*pair, "--sweep", "bob.compute=0.1,1,10", "--set", "num_steps=8", "--jobs", "1")["cells"]
+    kept = asked(*pair, "--sweep", "bob.compute=0.1,1,10", "--change", "num_steps=8", "--jobs", "1")["cells"]
     assert cells[0]["wall_s"] < kept[0]["wall_s"]
 
 
@@ -422,6 +432,6 @@ def test_sweep_names_the_extra_for_pictures(
 def test_what_if_sees_a_plan_that_is_not_the_profiles(tmp_path: Path) -> None:
     """A plan of longer rows was not measured."""
     plan, profile = write_pair(tmp_path, plan=changed(PLAN, max_length=64))
-    result = ringtune("what-if", plan, "--profile", profile, "--set", "bob.compute=2")
+    result = ringtune("what-if", plan, "--profile", profile, "--change", "bob.compute=2")
     assert "was profiled with tokens 8, the job has 64" in result.stderr
     assert result.exit_code == 5
