@@ -22,7 +22,7 @@ from sim.items import Items
 from sim.links import MeasuredLinks
 from sim.memory_ledger import MemoryLedger
 from sim.meter import Meter, NodeMeter
-from sim.ring import VirtualRing
+from sim.ring import NO_REST, VirtualRing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +158,14 @@ def predict(
     )
     meter = Meter(plan.nodes, items, medians, ledger, keep_spans=keep_spans)
     ring = VirtualRing(
-        plan, action_s=times, transport=links, observer=meter, start=start, record=False, wait_s=float("inf")
+        plan,
+        action_s=times,
+        transport=links,
+        observer=meter,
+        start=start,
+        record=False,
+        wait_s=float("inf"),
+        rest=costs.rest if samples is None else lambda node: NO_REST,
     )
     with _garbage_collection_paused():
         result = ring.run()

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
+from ringtune.costs.seconds import Rest
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.engine.node_engine import NodeEngine
@@ -25,6 +26,7 @@ from sim.ring_result import Message, Observer, RingResult
 from sim.transport import Delays, Strain, Transport
 
 _NEW: Final = tuple.__new__  # makes an event in a third of the time; every action and message has one
+NO_REST: Final = Rest(0.0, 1.0)
 _HEAD_VALUES: Final = (("count", 1.0), ("loss_sum", 0.0))
 
 
@@ -42,9 +44,11 @@ class _Node:
         "inbox",
         "is_running",
         "last_s",
+        "left_s",
         "name",
         "order",
         "peak_inbox",
+        "rest",
         "spans",
     )
 
@@ -62,14 +66,36 @@ class _Node:
         self.commands: list[ev.Command] = []  # what the engine said last
         self.last_s: dict[str, float] = {}  # when the last message of each source came
         self.ends_s = 0.0  # of the action that runs; messages may put it off
-        self.free_s = 0.0  # until when messages keep the processor
+        self.rest, self.left_s = NO_REST, 0.0
+        self.free_s = 0.0  # since when it rests; in the future: until when messages keep the processor
 
     def take(self, seconds: float, now_s: float) -> None:
-        """A message takes processor time: from the action that runs, or from the time before the next one."""
+        """A message takes processor time: from the action that runs, or from the rest before the next one."""
         if self.is_running:
             self.ends_s += seconds
         else:
-            self.free_s = max(self.free_s, now_s) + seconds
+            self.free_s = max(self.free_s, now_s - self.rest.most_s) + seconds
+
+    def disturb(self, seconds: float, now_s: float) -> None:
+        """A message takes processor time from a node that rests: nothing waits, but the rest was shorter."""
+        if self.rest.most_s:
+            self.free_s = min(now_s, max(self.free_s, now_s - self.rest.most_s) + seconds)
+
+    def begin(self, seconds: float, now_s: float) -> None:
+        """An action of so many seconds begins: later if messages keep the processor, shorter after a rest."""
+        self.is_running = True
+        rested_s = min(now_s - self.free_s, self.rest.most_s)
+        if rested_s <= 0:
+            self.ends_s = max(now_s, self.free_s) + seconds
+            self.left_s = 0.0
+            return
+        saved_s = min(rested_s, (1 - self.rest.least_share) * seconds)
+        self.ends_s, self.left_s = now_s + seconds - saved_s, rested_s - saved_s
+
+    def end(self, now_s: float) -> None:
+        """The action is over; what it left of its rest is there for the next one."""
+        self.is_running = False
+        self.free_s = now_s - self.left_s
 
 
 class VirtualRing:
@@ -89,6 +115,7 @@ class VirtualRing:
         transport: in place of ``message_s`` and ``control_s``.
         observer: sees what happens.
         record: keep order, spans, messages and engine recordings; a long run is faster and smaller without.
+        rest: what a rest gives to a node's next action; by default nothing.
     """
 
     def __init__(
@@ -107,6 +134,7 @@ class VirtualRing:
         transport: Transport | None = None,
         observer: Observer | None = None,
         record: bool = True,
+        rest: Callable[[str], Rest] = lambda node: NO_REST,
     ) -> None:
         self.plan = plan
         self.clock = VirtualClock()
@@ -117,6 +145,8 @@ class VirtualRing:
         self._observer, self._record = observer, record
         self._rounds = rd.Rounds(lambda facts: plan, wait_s=wait_s, items_ahead=items_ahead, start=start)
         self._nodes = {node: _Node(node, NodeEngine(plan, node, wait_s=wait_s, start=start)) for node in plan.nodes}
+        for name, each in self._nodes.items():
+            each.rest = rest(name)
         self._timers: dict[tuple[str, str], int] = {}
         self._drain_at_s = drain_at_s
         self._obeys: dict[type, Callable[[_Node, Any], None]] = {
@@ -212,9 +242,7 @@ class VirtualRing:
         if self._record:
             node.order.append(action)
         start_s = self.clock.now_s
-        begins_s = node.free_s if node.free_s > start_s else start_s
-        node.is_running = True
-        node.ends_s = begins_s + self._action_s(node.name, action)
+        node.begin(self._action_s(node.name, action), start_s)
         self.clock.at(node.ends_s, self._done, node, action, start_s)
 
     def _done(self, node: _Node, action: Action, start_s: float) -> None:
@@ -222,7 +250,7 @@ class VirtualRing:
         if node.ends_s > now_s:
             self.clock.at(node.ends_s, self._done, node, action, start_s)
             return
-        node.is_running = False
+        node.end(now_s)
         if self._carrier is not None:
             values = self._carrier.run(node.name, action)
         else:  # a head yields a count, so that reports are complete
@@ -320,6 +348,8 @@ class VirtualRing:
         if node.is_running:
             node.take(strain.from_target_s, now_s)
             now_s += strain.late_at_target_s
+        elif node.free_s < now_s:
+            node.disturb(strain.from_target_s, now_s)
         node.last_s[source] = now_s = max(now_s, node.last_s.get(source, 0.0))
         self.clock.at(now_s, self._deliver, key, source, node, content)
 

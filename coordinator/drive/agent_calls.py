@@ -91,10 +91,14 @@ class AgentCalls:
         timeout_s: float,
         on_result: Callable[[control_pb2.MeasureLinkReply], None],
         brief: bool = False,
+        computing_s: float = 0.0,
     ) -> None:
-        """Ask the node to measure its link to the node ``target``; ``brief`` with fewer messages."""
+        """Ask the node to measure its link to the node ``target``.
+
+        ``brief`` with fewer messages; with ``computing_s`` only what messages take from its computing.
+        """
         request = control_pb2.MeasureLinkRequest(
-            target=target, address=address, message_bytes=message_bytes, brief=brief
+            target=target, address=address, message_bytes=message_bytes, brief=brief, computing_s=computing_s
         )
         self._submit(lambda: on_result(self._unary(self._stub.MeasureLink, request, timeout_s)))
 

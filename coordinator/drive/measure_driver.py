@@ -7,6 +7,7 @@ them one after another. Links are measured when no node computes any more, a pai
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from ringtune.v1 import control_pb2
 
 T = TypeVar("T")
 MEASURE_S = 4.0
+COMPUTING_S = 3.0
 
 
 class _Answer(NamedTuple):
@@ -66,6 +68,7 @@ class MeasureDriver(Driver):
             links = self._measure_links(hidden_bytes(request.job, facts[0].model.hidden_size))
             addresses = {member.node: member.address for member in self._chosen}
             remember(links, addresses, request.job, facts, self._members.links)
+            facts = self._with_load(facts)
         profile = Profile(nodes=tuple(facts), links=links)
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
 
@@ -124,7 +127,17 @@ class MeasureDriver(Driver):
                 found |= {pair: link_of(pair, answer) for pair, answer in answers.items()}
         return tuple(found[pair] for pair in sorted(found))
 
-    def _ask_link(self, pair: Pair, message_bytes: int) -> None:
+    def _with_load(self, facts: list[NodeFacts]) -> list[NodeFacts]:
+        """Let all nodes compute and send around in a ring at once; note what messages took of their computing."""
+        message_bytes, nodes = hidden_bytes(self._request.job, facts[0].model.hidden_size), [one.node for one in facts]
+        pairs = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
+        for pair in pairs:
+            self._ask_link(pair, message_bytes, computing_s=COMPUTING_S)
+        answers = self._await(set(pairs), "to measure what messages take of their computing")
+        lost_s = {source: answer.computing_lost_s_per_byte for (source, _), answer in answers.items()}
+        return [dataclasses.replace(one, message_s_per_byte=lost_s[one.node]) for one in facts]
+
+    def _ask_link(self, pair: Pair, message_bytes: int, *, computing_s: float = 0.0) -> None:
         source, target = pair
         address = next(member.address for member in self._chosen if member.node == target)
         self._calls[source].measure_link(
@@ -133,6 +146,7 @@ class MeasureDriver(Driver):
             message_bytes,
             timeout_s=self._request.job.runtime.wait_s,
             on_result=self._answer_to(pair),
+            computing_s=computing_s,
         )
 
     # ---- waiting ----------------------------------------------------------------------------------

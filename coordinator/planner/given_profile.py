@@ -23,6 +23,8 @@ _MEASURED = (
     "shape",
     "work_times",
     "has_messages",
+    "rested_s",
+    "message_s_per_byte",
 )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge.agent.active_run import ActiveRun
+from edge.agent.active_run import ActiveRun, blocks_text
 from edge.agent.open_links import check_private, open_links
 from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
@@ -119,8 +119,8 @@ class Agent:
             self._data = (run_id, dataset)
             return facts
 
-        what = f"node {self._options.name} to inspect its model and data"
-        return json.dumps(self._compute.call(work, timeout_s=deadline_s - time.monotonic(), what=what))
+        left_s, what = deadline_s - time.monotonic(), f"node {self._options.name} to inspect its model and data"
+        return json.dumps(self._compute.call(work, timeout_s=left_s, what=what))
 
     def measure_link(
         self, target: str, address: str, message_bytes: int, *, timeout_s: float, brief: bool = False
@@ -131,9 +131,13 @@ class Agent:
             ConnectionFailedError: it can't be measured, or leaves this machine unencrypted; names both ends.
             DeadlineError: it took too long.
         """
+        me = self.check_private(target, address)
+        return measure_link(me, target, address, message_bytes=message_bytes, timeout_s=timeout_s, brief=brief)
+
+    def check_private(self, target: str, address: str) -> str:
+        """Refuse to send to a node of another machine unencrypted; return this node's name."""
         check_private(self._options, target, address)
-        source = self._options.name
-        return measure_link(source, target, address, message_bytes=message_bytes, timeout_s=timeout_s, brief=brief)
+        return self._options.name
 
     def prepare(
         self,
@@ -163,10 +167,11 @@ class Agent:
         plan = _plan(plan_json)
         job = self._job(run_id, job_toml)
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
-        active = ActiveRun(run_id, self._options.name, epoch, plan, start, result_files(job.model.task))
         with self._lock:
-            self._active = active
-        _LOG.info("run %s begins, blocks %s", run_id, _blocks(plan, self._options.name))
+            self._active = active = ActiveRun(
+                run_id, self._options.name, epoch, plan, start, result_files(job.model.task)
+            )
+        _LOG.info("run %s begins, blocks %s", run_id, blocks_text(plan, self._options.name))
         try:
             if self.models is not None:
                 job = self.models.for_run(run_id, job, plan, timeout_s=deadline_s - time.monotonic())
@@ -387,11 +392,6 @@ class Agent:
         job = parse_job(job_toml, source=f"the job of run {run_id}")
         path = self._options.model
         return job.with_overrides({"model.path": str(path)}) if path is not None else job
-
-
-def _blocks(plan: Plan, node: str) -> str:
-    piece = plan.slice_of(node)
-    return f"[{piece.start}, {piece.stop})" if piece.num_blocks else "none"
 
 
 def _plan(plan_json: str) -> Plan:

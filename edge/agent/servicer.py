@@ -13,6 +13,7 @@ import grpc
 
 from edge.measuring.timing_request import DEFAULT_BUDGET_S, TimingRequest
 from edge.shards.saver import GoesOn, ShardAsked
+from edge.wire.load import computing_lost_s_per_byte
 from edge.wire.probe import add_probe_sink
 from ringtune.files.chunks import cut_pieces
 from ringtune.rpc.codec import turn_from_proto
@@ -57,7 +58,9 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     def MeasureLink(
         self, request: control_pb2.MeasureLinkRequest, context: grpc.ServicerContext
     ) -> control_pb2.MeasureLinkReply:
-        """Measure the link from this node to another one."""
+        """Measure the link from this node to another one, or what messages to it take from this node's computing."""
+        if request.computing_s:
+            return self._load_of(request, context)
         found = answer(
             context,
             lambda: self._agent.measure_link(
@@ -69,6 +72,23 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             ),
         )
         return control_pb2.MeasureLinkReply(**found._asdict())  # fields have the same names
+
+    def _load_of(
+        self, request: control_pb2.MeasureLinkRequest, context: grpc.ServicerContext
+    ) -> control_pb2.MeasureLinkReply:
+        name = answer(context, lambda: self._agent.check_private(request.target, request.address))
+        lost_s = answer(
+            context,
+            lambda: computing_lost_s_per_byte(
+                name,
+                request.target,
+                request.address,
+                request.message_bytes,
+                request.computing_s,
+                timeout_s=_left_s(context),
+            ),
+        )
+        return control_pb2.MeasureLinkReply(computing_lost_s_per_byte=lost_s)
 
     def Prepare(self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext) -> control_pb2.PrepareReply:
         """Build the slice that a plan gives this node, and open its links."""

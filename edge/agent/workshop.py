@@ -111,6 +111,7 @@ def inspect(
         eval_tokens=tokens.evaluation,
         shape=job_shape(job) if timing else TimedShape(),
         work_times=found.work_times,
+        rested_s=found.rested_s,
     )
     return node.to_json(), dataset
 

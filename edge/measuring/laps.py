@@ -10,6 +10,11 @@ repeated in a loop for a *window* of at least three periods, and the timing is t
     a window  [##-##------##-##------##-##-----]      what the node really does
 
 Without a quota a window is some turns of the kernel's scheduler, for the same reason: neighbours.
+
+A quota that the computing threads can use up makes a better clock: whatever the windows catch, work of so many
+processor seconds takes those divided by the quota's cores, in the long run. So there processor seconds are timed, which
+repeat within some percent where a window's seconds differ by ten. A node that has rested finds its quota full, and its
+next work takes less: ``rested_s``.
 """
 
 from __future__ import annotations
@@ -27,8 +32,37 @@ T = TypeVar("T")
 LEAST_TIMINGS = 3
 MOST_TIMINGS = 9
 _PERIODS = 3
+_RESTS = 12
 _LEAST_WINDOW_S = 0.02
 _LEAST_QUOTA_WINDOW_S = 0.05
+
+
+WAITING = frozenset({Work.SAVE})
+"""Works that wait for something besides the processor."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CpuClock:
+    """Tells how long this process's computing would have taken at its quota alone, in seconds.
+
+    Attributes:
+        cores: of the quota; at 0.25 cores a processor second takes 4.
+        period_s: after which the quota is filled up.
+        cpu_s: processor seconds of this process so far.
+    """
+
+    cores: float
+    period_s: float
+    cpu_s: Callable[[], float] = time.process_time
+
+    def __call__(self) -> float:
+        """Processor seconds so far over the cores of the quota."""
+        return self.cpu_s() / self.cores
+
+    @staticmethod
+    def of(quota: CpuQuota | None, threads: int) -> CpuClock | None:
+        """Make the clock of a quota that so many computing threads can use up; None if there is none."""
+        return CpuClock(cores=quota.cores, period_s=quota.period_s) if quota and quota.cores <= threads else None
 
 
 def window_of(quota: CpuQuota | None) -> float:
@@ -71,21 +105,24 @@ class Laps:
     Args:
         settle: waits until an accelerator has done what it was given.
         clock: monotonic seconds.
+        cpu: times work that only computes by processor seconds; None = by the clock.
     """
 
-    def __init__(self, settle: Callable[[], None], clock: Callable[[], float]) -> None:
+    def __init__(self, settle: Callable[[], None], clock: Callable[[], float], cpu: CpuClock | None = None) -> None:
         self._settle = settle
         self._clock = clock
+        self._cpu = cpu
         self._sums: dict[Work, tuple[float, int]] = {}
 
     def lap(self, work: Work, function: Callable[[], T], *, times: int = 1) -> T:
         """Run ``function``, which does ``work`` ``times`` times, and add its seconds to the window."""
+        clock = self._cpu if self._cpu is not None and work not in WAITING else self._clock
         self._settle()
-        start_s = self._clock()
+        start_s = clock()
         result = function()
         self._settle()
         seconds, count = self._sums.get(work, (0.0, 0))
-        self._sums[work] = (seconds + self._clock() - start_s, count + times)
+        self._sums[work] = (seconds + clock() - start_s, count + times)
         return result
 
     def means(self) -> dict[Work, float]:
@@ -104,11 +141,13 @@ class Timer:
         window_s: shortest timing, seconds.
         settle: waits until an accelerator has done what it was given.
         clock: monotonic seconds.
+        cpu: see ``Laps``.
     """
 
     window_s: float
     settle: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.perf_counter
+    cpu: CpuClock | None = None
 
     def measure(self, cycle: Cycle, *, budget_s: float) -> dict[Work, Spread]:
         """Repeat ``cycle`` in windows, after a burn-in.
@@ -130,8 +169,25 @@ class Timer:
                 timings.setdefault(work, []).append(seconds)
         return {work: Spread.of(found) for work, found in timings.items()}
 
+    def rested_s(self, work: Callable[[], object], *, rest: Callable[[float], object] = time.sleep) -> float:
+        """Mean seconds that ``work`` takes less at its quota after a rest; 0 without a quota.
+
+        Rests are of different lengths, so that the work begins at any moment of a period.
+        """
+        if self.cpu is None:
+            return 0.0
+        saved = []
+        for index in range(_RESTS):
+            rest((_PERIODS + index / _RESTS) * self.cpu.period_s)
+            self.settle()
+            start_s, start_cpu_s = self.clock(), self.cpu()
+            work()
+            self.settle()
+            saved.append(self.cpu() - start_cpu_s - (self.clock() - start_s))
+        return max(0.0, statistics.fmean(saved))
+
     def _window(self, cycle: Cycle, window_s: float) -> dict[Work, float]:
-        laps = Laps(self.settle, self.clock)
+        laps = Laps(self.settle, self.clock, self.cpu)
         started_s = self.clock()
         while True:
             cycle(laps)

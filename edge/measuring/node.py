@@ -10,7 +10,7 @@ import torch
 
 from edge.data.rows import OwnerDataset
 from edge.measuring.cache import ProfileCache, cache_key
-from edge.measuring.laps import Timer, window_of
+from edge.measuring.laps import CpuClock, Timer, window_of
 from edge.measuring.timing_request import TimingRequest
 from edge.measuring.works import Bench, MeasuredWork
 from ringtune.costs.measuring import job_shape
@@ -69,7 +69,9 @@ def timings(
     started_s = time.monotonic()
     bench = Bench(Path(job.model.path), job, dataset, device=device)
     _check_room(bench.memory(model), memory_bytes)
-    timer = Timer(window_s=window_of(cpu_quota()), settle=bench.settle())
+    quota = cpu_quota()
+    cpu = CpuClock.of(quota, torch.get_num_threads()) if device == "cpu" else None
+    timer = Timer(window_s=window_of(quota), settle=bench.settle(), cpu=cpu)
     found = bench.measure(timer, budget_s=timing.budget_s, disk=state)
     _LOG.info("measured %d points in %.1f s", len(found.work_times), time.monotonic() - started_s)
     if cache is not None:

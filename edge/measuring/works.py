@@ -64,10 +64,12 @@ class MeasuredWork(NamedTuple):
         work_times: every point.
         activation_token_bytes: what a forward with graph keeps of one block until its backward, its output included,
             for each padded token.
+        rested_s: what work takes less after a rest, under a quota of processor time.
     """
 
     work_times: tuple[WorkTime, ...]
     activation_token_bytes: float
+    rested_s: float = 0.0
 
 
 class Bench:
@@ -167,7 +169,19 @@ class Bench:
                 once = once or unsized
             once |= self._once(timer, each_s, disk)
             found += [spread.at(work) for work, spread in once.items()]
-            return MeasuredWork(tuple(found), self.activation_token_bytes())
+            return MeasuredWork(tuple(found), self.activation_token_bytes(), self._rested_s(timer))
+
+    def _rested_s(self, timer: Timer) -> float:
+        """Seconds that a forward takes less after a rest."""
+        size, item = self.sizes[0], self._item(lowest=True)
+        hidden, mask = self._random(size), uneven_mask(size)
+
+        def forward() -> None:
+            self._put_hidden(item, hidden, mask)
+            self._run(Op.FORWARD_FREE, item)
+
+        with self._forgetting():
+            return timer.rested_s(forward)
 
     def activation_token_bytes(self) -> float:
         """Bytes per padded token that one block's forward with graph keeps until backward, its output included."""

@@ -11,9 +11,14 @@ _JOIN_S = 5.0
 
 
 class Burner:
-    """A thread that hashes zeros while a ``with`` block runs."""
+    """A thread that hashes zeros while a ``with`` block runs.
+
+    Attributes:
+        pieces: how many pieces of zeros it has hashed.
+    """
 
     def __init__(self) -> None:
+        self.pieces = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._burn, name="probe-burner", daemon=True)
 
@@ -32,3 +37,4 @@ class Burner:
     def _burn(self) -> None:
         while not self._stop.is_set():
             hashlib.sha256(_PIECE).digest()
+            self.pieces += 1

@@ -89,6 +89,22 @@ class LinkRate(NamedTuple):
     busy_target_s: float
 
 
+class _Received:
+    """Bytes of probes that this process received so far, from all sides."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, num_bytes: int) -> None:
+        """Count a message."""
+        with self._lock:
+            self.num_bytes += num_bytes
+
+
+RECEIVED: Final = _Received()
+
+
 def add_probe_sink(server: grpc.Server) -> None:
     """Register the service with which other nodes measure their links to this node, before the server starts."""
     link: grpc.RpcMethodHandler[bytes, control_pb2.ProbeArrival] = grpc.stream_stream_rpc_method_handler(
@@ -108,6 +124,7 @@ def _arrivals(messages: Iterator[bytes], context: grpc.ServicerContext) -> Itera
         if wants_busy:
             stack.enter_context(Burner())
         for message in messages:
+            RECEIVED.add(len(message))
             if message.startswith(_ASKS):
                 yield control_pb2.ProbeArrival(at_s=time.monotonic(), cpu_s=time.process_time())
 
@@ -131,10 +148,10 @@ def measure_link(
         PeerLostError: the other node ended meanwhile.
     """
     deadline_s = time.monotonic() + timeout_s
-    size, effort = min(max(1, message_bytes), LONGEST_MESSAGE_BYTES), BRIEF if brief else THOROUGH
+    size, effort = min(max(1, message_bytes), LONGEST_MESSAGE_BYTES), thoroughness(brief=brief)
 
-    def opened(*, busy_target: bool = False) -> contextlib.closing[_Probe]:
-        return contextlib.closing(_Probe(address, size, deadline_s - time.monotonic(), effort, busy_target=busy_target))
+    def opened(*, busy_target: bool = False) -> contextlib.closing[Probe]:
+        return contextlib.closing(Probe(address, size, deadline_s - time.monotonic(), effort, busy_target=busy_target))
 
     try:
         with opened() as probe:
@@ -146,9 +163,9 @@ def measure_link(
         with opened(busy_target=True) as other:
             busy_target_s = other.alone() - idle_s - (other.ping() - latency_s)
     except grpc.RpcError as error:
-        raise _of_both(error_of_call(error, peer=f"node {target} at {address}"), source, target) from error
+        raise of_both(error_of_call(error, peer=f"node {target} at {address}"), source, target) from error
     except RingTuneError as error:
-        raise _of_both(error, source, target) from error
+        raise of_both(error, source, target) from error
     low, median, high = statistics.quantiles(windows, n=4, method="inclusive")
     return LinkRate(
         median,
@@ -164,19 +181,33 @@ def measure_link(
     )
 
 
-def _of_both(error: RingTuneError, source: str, target: str) -> RingTuneError:
+def thoroughness(*, brief: bool) -> Thoroughness:
+    """How much a measurement sends."""
+    return BRIEF if brief else THOROUGH
+
+
+def of_both(error: RingTuneError, source: str, target: str) -> RingTuneError:
+    """Name both ends of a link in an error."""
     kind = type(error) if isinstance(error, ConnectionFailedError | PeerLostError) else ConnectionFailedError
     return kind(f"the link {source} -> {target} can't be measured: {error}")
 
 
-class _Probe:
-    """One stream of messages to the target, with the thread that reads the answers."""
+class Probe:
+    """One stream of messages to the target, with the thread that reads the answers.
+
+    Args:
+        address: of the target, ``host:port``.
+        message_bytes: of a long message.
+        timeout_s: for everything.
+        effort: how much to send.
+        busy_target: whether the target shall compute meanwhile.
+    """
 
     def __init__(
         self, address: str, message_bytes: int, timeout_s: float, effort: Thoroughness, *, busy_target: bool
     ) -> None:
         self._effort = effort
-        payload = bytes(message_bytes)
+        payload = bytes(min(max(1, message_bytes), LONGEST_MESSAGE_BYTES))
         self._quiet = control_pb2.ProbeMessage(payload=payload).SerializeToString()
         self._asking = control_pb2.ProbeMessage(wants_arrival=True, payload=payload).SerializeToString()
         self._small = control_pb2.ProbeMessage(wants_arrival=True, payload=bytes(16)).SerializeToString()
@@ -251,6 +282,16 @@ class _Probe:
                 self.send_cpu_s_per_byte = (here_cpu_s - first[1]) / (arrived_bytes - first[0])
                 self.receive_cpu_s_per_byte = (arrival.cpu_s - first[2]) / (arrived_bytes - first[0])
         return windows.rates
+
+    def keep_sending(self, seconds: float) -> None:
+        """Send long messages for so many seconds, a few on the way at a time, and wait for the last answer."""
+        end_s, on_the_way = time.monotonic() + seconds, 0
+        while on_the_way or time.monotonic() < end_s:
+            while on_the_way < _ASKS_ON_THE_WAY and time.monotonic() < end_s:
+                self._put(self._asking)
+                on_the_way += 1
+            self._next_arrival()
+            on_the_way -= 1
 
     def _put(self, message: bytes) -> None:
         self.sent_bytes += len(message)

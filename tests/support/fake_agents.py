@@ -205,7 +205,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
 
     def MeasureLink(self, request: Any, context: grpc.ServicerContext) -> control_pb2.MeasureLinkReply:
         """A made-up rate."""
-        self._enter(f"link {request.target}", context)
+        self._enter(f"{'load' if request.computing_s else 'link'} {request.target}", context)
         return self._on_link(request)
 
     def Prepare(self, request: Any, context: grpc.ServicerContext) -> control_pb2.PrepareReply:

@@ -132,6 +132,7 @@ def simulated_step_s(
         observer=observer,
         record=False,
         wait_s=float("inf"),
+        rest=costs.rest,
     )
     result = ring.run()
     if result.finish is None or result.finish.error:

@@ -184,6 +184,8 @@ class NodeFacts:
         shape: what ``work_times`` were measured at.
         work_times: every measured point.
         has_messages: whether the times were recorded in a run, so that what messages took of them is in them.
+        rested_s: what an action takes less after a rest, where a quota of processor time fills up meanwhile.
+        message_s_per_byte: what each byte that it sends or receives takes of its computing; 0 = not measured.
     """
 
     node: str
@@ -207,6 +209,8 @@ class NodeFacts:
     shape: TimedShape = TimedShape()
     work_times: tuple[WorkTime, ...] = ()
     has_messages: bool = False
+    rested_s: float = 0.0
+    message_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse negative figures, and fewer than one thread."""
@@ -218,6 +222,8 @@ class NodeFacts:
             "block_backward_s",
             "activation_token_bytes",
             "cpu_cores",
+            "rested_s",
+            "message_s_per_byte",
             "train_tokens",
             "eval_tokens",
         ):

@@ -69,6 +69,8 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "shape": dataclasses.asdict(TimedShape()),
         "work_times": (),
         "has_messages": False,
+        "rested_s": 0.0,
+        "message_s_per_byte": 0.0,
     }
 
 

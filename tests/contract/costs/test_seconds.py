@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -59,3 +60,24 @@ def test_costs_of_a_head_have_no_codec() -> None:
 def test_costs_of_messages_are_in_recorded_times_already() -> None:
     """What a run recorded is not counted twice."""
     assert costs(cpu_cores=0.5, has_messages=True).taken_s("a", "b", Payload.HIDDEN, 100.0, 4.0) == (0.0, 0.0)
+
+
+def test_costs_of_messages_are_those_of_a_ring_in_which_all_compute() -> None:
+    """Where it was measured what a byte takes from computing, the processor seconds of a quiet link do not count."""
+    found = _with(message_s_per_byte=0.01).taken_s("a", "b", Payload.HIDDEN, 100.0, 4.0)
+    assert found == pytest.approx((1.0 + 0.25, 1.0 + 0.5))
+    assert _with(message_s_per_byte=0.01, has_messages=True).taken_s("a", "b", Payload.HIDDEN, 100.0, 4.0) == (0.0, 0.0)
+
+
+def test_a_rest_is_worth_something_at_a_quota_that_computing_uses_up() -> None:
+    """At half a core an action takes half its time at least; recorded times have their rests in them."""
+    assert _with(rested_s=0.3).rest("a") == (0.3, 0.5)
+    assert _with(rested_s=0.3, cpu_cores=2.0).rest("a") == (0.0, 1.0)
+    assert _with(rested_s=0.3, has_messages=True).rest("a") == (0.0, 1.0)
+
+
+def _with(**changes: Any) -> CourseCosts:
+    """Two nodes with half a core each, and these changes."""
+    profile = profile_of(PLAN, times=CODEC)
+    values = {"cpu_cores": 0.5, "threads": 1, **changes}
+    return CourseCosts(PLAN.course, Profile(nodes=tuple(dataclasses.replace(node, **values) for node in profile.nodes)))

@@ -96,6 +96,25 @@ def test_measurement_of_links_never_has_two_pairs_on_a_machine() -> None:
     assert all(len(log) == 3 for log in logs.values())
 
 
+def test_measurement_lets_all_nodes_compute_and_send_at_once() -> None:
+    """After the links all three are asked at one moment, each about its successor; what a byte took is in the facts."""
+    barrier, asked = threading.Barrier(3), dict[str, str]()
+
+    def answer(request: control_pb2.MeasureLinkRequest, node: str) -> control_pb2.MeasureLinkReply:
+        if request.computing_s:
+            asked[node] = request.target
+            barrier.wait(CALL_S)
+            return control_pb2.MeasureLinkReply(computing_lost_s_per_byte=1e-9 * (1 + ord(node) - ord("a")))
+        return control_pb2.MeasureLinkReply(rate_bytes_per_s=5.0, latency_s=0.1, samples=3)
+
+    with FakeCluster(
+        "a", "b", "c", agents={name: {"on_link": partial(answer, node=name)} for name in "abc"}
+    ) as cluster:
+        found = measure(cluster)
+    assert asked == {"a": "b", "b": "c", "c": "a"}
+    assert [node.message_s_per_byte for node in found.nodes] == pytest.approx([1e-9, 2e-9, 3e-9])
+
+
 def test_measurement_without_links_asks_for_none() -> None:
     """Neither if the user says so, nor with a single node."""
     with FakeCluster("a", "b") as cluster:

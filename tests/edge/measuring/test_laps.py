@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge.measuring.laps import LEAST_TIMINGS, MOST_TIMINGS, Laps, Spread, Timer, window_of
+from edge.measuring.laps import LEAST_TIMINGS, MOST_TIMINGS, CpuClock, Laps, Spread, Timer, window_of
 from ringtune.costs.work_times import Work
 from ringtune.machine.cores import CpuQuota
 
@@ -99,3 +99,36 @@ def test_laps_divide_by_how_often_the_work_was_done_and_wait_for_the_device() ->
     laps.lap(Work.EMBED, lambda: clock.compute(0.1))
     assert laps.means() == {Work.EMBED: pytest.approx(0.1)}
     assert settled == pytest.approx([0.0, 0.3, 5.3, 5.4])
+
+
+def test_a_quota_that_computing_can_use_up_is_timed_by_processor_seconds() -> None:
+    """Half a processor second takes 2 s at a quarter of a core, whatever the window caught; a disk is waited for."""
+    clock, cpu_s = ThrottledClock(), [0.0]
+
+    def work() -> None:
+        clock.compute(0.7)
+        cpu_s[0] += 0.5
+
+    quota = CpuQuota(cores=0.25, period_s=0.1)
+    laps = Laps(lambda: None, clock, CpuClock(cores=quota.cores, period_s=quota.period_s, cpu_s=lambda: cpu_s[0]))
+    laps.lap(Work.FORWARD, work)
+    laps.lap(Work.SAVE, work)
+    assert laps.means() == {Work.FORWARD: pytest.approx(2.0), Work.SAVE: pytest.approx(0.7)}
+    assert CpuClock.of(quota, 1) is not None
+    assert CpuClock.of(CpuQuota(cores=1.5, period_s=0.1), 1) is None
+    assert CpuClock.of(None, 1) is None
+
+
+def test_rest_is_what_work_takes_less_with_a_full_quota() -> None:
+    """A processor second at half a core takes 2 s, after a rest 1.6 s: a rest is worth 0.4 s."""
+    now_s, cpu_s, rests = [0.0], [0.0], list[float]()
+
+    def work() -> None:
+        now_s[0] += 1.6
+        cpu_s[0] += 1.0
+
+    cpu = CpuClock(cores=0.5, period_s=0.1, cpu_s=lambda: cpu_s[0])
+    timer = Timer(window_s=0.1, clock=lambda: now_s[0], cpu=cpu)
+    assert timer.rested_s(work, rest=rests.append) == pytest.approx(0.4)
+    assert min(rests) == pytest.approx(0.3) and max(rests) < 0.4
+    assert Timer(window_s=0.1).rested_s(work, rest=rests.append) == 0.0
