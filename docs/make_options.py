@@ -75,7 +75,7 @@ def _default(option: Any) -> str:
 
 def _renamed() -> str:
     rows = [(f"`{command} {old}`", f"`{new}`") for (command, old), new in sorted(options.RENAMED.items())]
-    return f"## Called otherwise in version 0.1\n\n{_table(('then', 'now'), rows)}"
+    return f"## Older names\n\nThey are refused with the name that counts now.\n\n{_table(('was', 'is'), rows)}"
 
 
 if __name__ == "__main__":

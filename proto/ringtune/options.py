@@ -22,7 +22,7 @@ RENAMED: Final[Mapping[tuple[str, str], str]] = {
     ("measure", "--out"): "--save",
     ("what-if", "--set"): "--change",
 }
-"""(command, option of version 0.1) -> its name now; the old one is refused with the new one."""
+"""(command, older name of an option) -> its name now; the older one is refused with the new one."""
 
 
 def coordinator_option(*instead: str) -> Any:

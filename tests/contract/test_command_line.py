@@ -96,7 +96,7 @@ def test_command_line_sets_keys_of_a_job_only() -> None:
 
 
 def test_command_line_refuses_old_names_with_the_new_ones() -> None:
-    """What version 0.1 called otherwise is an error that says its name now."""
+    """An older name is an error that says the name that counts now."""
     for (command, old), new in options.RENAMED.items():
         assert command in uses(new)
         assert command not in uses(old)
