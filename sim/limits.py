@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringtune.costs.memory import MemoryEstimate, node_memory
+from ringtune.costs.memory import MemoryEstimate, Share, Sizes, memory_estimate
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.costs.seconds import check_profile
 from ringtune.errors import CapacityError, PlanError
@@ -44,13 +44,8 @@ def memory_bounds(plan: Plan, profile: Profile, *, optimizer: str, dtype: str) -
     """What each node of the plan holds at most, whatever the timing."""
     facts = profile.by_name
     return {
-        node: node_memory(
-            plan,
-            node,
-            facts[node].model,
-            optimizer=optimizer,
-            activation_token_bytes=facts[node].activation_token_bytes,
-            dtype=dtype,
+        node: memory_estimate(
+            plan.course, Share.of(plan, node), Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype)
         )
         for node in plan.nodes
     }

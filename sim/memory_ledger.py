@@ -2,7 +2,10 @@
 
 The planner's bound (``ringtune.costs.memory``) has to lie above it for any timing. What is counted: weights, adapters
 and the head with their optimizer state, gradients, what forwards keep for backward, the work space of the block that
-runs, and tensors on their way or in the inbox.
+runs, and the tensors of a micro-batch, wherever they are::
+
+    on the way and in the inbox --Accept--> with the micro-batch, through every f --send--> on the way
+                                            F: the graph's input until its B    H: freed, and a gradient comes of it
 """
 
 from __future__ import annotations
@@ -25,15 +28,19 @@ class Held:
     Attributes:
         now_bytes: held at the moment.
         peak_bytes: the most that was held.
+        graphs: number of graphs that wait for their backward, by item and micro-batch; none where there is no graph.
+        outputs: micro-batches whose hidden state is the output of a graph, which has it in its own account.
     """
 
-    __slots__ = ("_gradients", "_moments", "_sizes", "now_bytes", "peak_bytes")
+    __slots__ = ("_gradients", "_moments", "_sizes", "graphs", "now_bytes", "outputs", "peak_bytes")
 
     def __init__(self, sizes: Sizes) -> None:
         self.now_bytes = self.peak_bytes = 0.0
         self._sizes = sizes
         self._gradients: set[int] = set()  # units whose gradient waits for their update
         self._moments: set[int] = set()  # units whose optimizer state exists
+        self.graphs: dict[tuple[int, int], int] = {}
+        self.outputs: set[tuple[int, int]] = set()
 
     def add(self, num_bytes: float) -> None:
         """Add bytes to those that are held; negative bytes are freed."""
@@ -69,11 +76,13 @@ class Effect:
         takes: bytes that it takes.
         touches: bytes besides that it holds for a moment.
         frees: bytes that it frees in the end.
+        graph: what it does to graphs.
+        input_bytes: of the hidden state that it ends: with the last graph of a micro-batch, or at once without graph.
         gradient: units that get a gradient.
         updates: units whose gradient is used up.
     """
 
-    __slots__ = ("frees", "gradient", "held", "takes", "touches", "updates")
+    __slots__ = ("frees", "gradient", "graph", "held", "input_bytes", "takes", "touches", "updates")
 
     def __init__(
         self,
@@ -82,14 +91,17 @@ class Effect:
         takes: float = 0.0,
         touches: float = 0.0,
         frees: float = 0.0,
+        graph: Graph = Graph.NONE,
+        input_bytes: float = 0.0,
         gradient: tuple[int, ...] = (),
         updates: tuple[int, ...] = (),
     ) -> None:
         self.held, self.takes, self.touches, self.frees = held, takes, touches, frees
+        self.graph, self.input_bytes = graph, input_bytes
         self.gradient, self.updates = gradient, updates
 
-    def apply(self) -> None:
-        """Change the account by one action that is done.
+    def apply(self, seq: int, micro: int) -> None:
+        """Change the account by one action of an item's micro-batch that is done.
 
         The peak has all that the action took and touched, before it frees anything.
         """
@@ -101,6 +113,25 @@ class Effect:
         if now_bytes + self.touches > held.peak_bytes:
             held.peak_bytes = now_bytes + self.touches
         held.now_bytes -= self.frees
+        if self.graph is not Graph.NONE or self.input_bytes:
+            self._end_input((seq, micro))
+
+    def _end_input(self, flow: tuple[int, int]) -> None:
+        """Count graphs of a micro-batch, and free its hidden state when nothing needs it any more."""
+        graphs = self.held.graphs
+        left = graphs.get(flow, 0)
+        if self.graph is Graph.KEEPS:
+            graphs[flow] = left + 1
+            self.held.outputs.add(flow)
+        elif self.graph is Graph.FREES and left > 1:
+            graphs[flow] = left - 1
+        elif self.graph is Graph.FREES:
+            graphs.pop(flow, None)
+            self.held.now_bytes -= self.input_bytes
+        elif flow in self.held.outputs:
+            self.held.outputs.remove(flow)
+        else:
+            self.held.now_bytes -= self.input_bytes
 
 
 class MemoryLedger:
@@ -127,14 +158,7 @@ class MemoryLedger:
     ) -> None:
         self._head, self._by_seq = plan.course.head, granted.by_seq
         self._sizes = {
-            node: Sizes(
-                plan.course,
-                facts[node].model,
-                optimizer=optimizer,
-                dtype=dtype,
-                activation_token_bytes=facts[node].activation_token_bytes,
-            )
-            for node in plan.nodes
+            node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes
         }
         self._token_bytes = next(iter(self._sizes.values())).token_bytes
         self._held: dict[str, Held] = {}
@@ -147,12 +171,22 @@ class MemoryLedger:
         """The most that each node held."""
         return {node: round(held.peak_bytes) for node, held in self._held.items()}
 
+    @property
+    def now_bytes(self) -> dict[str, int]:
+        """What each node holds at the moment."""
+        return {node: round(held.now_bytes) for node, held in self._held.items()}
+
     def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
-        """Add a tensor that lies at its sender until it arrives; a head is counted with its owner."""
+        """Move a tensor from its micro-batch to the link; it lies at its sender until it arrives.
+
+        The hidden state that leaves a graph is there twice: the graph keeps its output. A head is counted with its
+        owner.
+        """
         payload, seq, micro, _ = key
-        if payload == Payload.HEAD:
-            return
         held = self._held[source]
+        if payload != Payload.HIDDEN or (seq, micro) not in held.outputs:
+            return
+        held.outputs.remove((seq, micro))
         held.now_bytes = now_bytes = held.now_bytes + self._by_seq[seq].sizes[micro] * self._token_bytes
         if now_bytes > held.peak_bytes:
             held.peak_bytes = now_bytes
@@ -170,8 +204,7 @@ class MemoryLedger:
             held.peak_bytes = now_bytes
 
     def accepted(self, node: str, key: TensorKey) -> None:
-        """Free a tensor that its micro-batch has taken out of the inbox."""
-        self._held[node].now_bytes -= self._by_seq[key[1]].sizes[key[2]] * self._token_bytes
+        """Leave the account as it is: a tensor that was taken out of the inbox is held by its micro-batch."""
 
     def effect(self, node: str, action: Action, item: ItemKind) -> Effect | None:
         """The effect of an action on memory, equal for all actions of its kind; None if there is none."""
@@ -179,25 +212,49 @@ class MemoryLedger:
         held, sizes = self._held[node], self._sizes[node]
         if op.scope is Scope.UNITS:
             return Effect(held, updates=tuple(range(start, stop)))
+        if op is Op.EMBED:
+            return Effect(held, takes=sizes.tensor_bytes(item.sizes[micro]))
         if op is Op.HEAD:
-            work_bytes = sizes.head_work_bytes(item.sizes[micro])
-            return Effect(held, touches=work_bytes, gradient=(self._head,) if item.trained.has_head else ())
+            return self._head_effect(held, sizes, item, micro)
         if not op.has_work_space:
             return None
+        tensor_bytes = sizes.tensor_bytes(item.sizes[micro])
         block_bytes = sizes.kept_bytes(item.sizes[micro])
         all_bytes = (stop - start) * block_bytes
         if op.graph is Graph.KEEPS:
-            return Effect(held, takes=all_bytes, touches=block_bytes)
+            return Effect(held, takes=all_bytes, touches=block_bytes, graph=Graph.KEEPS)
         if op.graph is Graph.FREES:
             units = tuple(unit for unit in range(start, stop) if unit in item.trained)
-            return Effect(held, touches=block_bytes, frees=all_bytes, gradient=units)
+            used_up = 0 if start > item.lowest[micro] else tensor_bytes  # else it becomes the one of the block below
+            return Effect(
+                held,
+                touches=block_bytes,
+                frees=all_bytes + used_up,
+                graph=Graph.FREES,
+                input_bytes=tensor_bytes,
+                gradient=units,
+            )
         return Effect(held, touches=block_bytes)
+
+    def _head_effect(self, held: Held, sizes: Sizes, item: ItemKind, micro: int) -> Effect:
+        """The effect of a head: its hidden state, which is there already, makes way for the gradient of it."""
+        tensor_bytes, work_bytes = (count(item.sizes[micro]) for count in (sizes.tensor_bytes, sizes.head_work_bytes))
+        has_gradient = item.kind.has_backward and item.lowest[micro] < self._head
+        left_bytes = tensor_bytes if has_gradient else 0.0
+        return Effect(
+            held,
+            takes=left_bytes,
+            touches=work_bytes - tensor_bytes - left_bytes,
+            input_bytes=tensor_bytes,
+            gradient=(self._head,) if item.trained.has_head else (),
+        )
 
 
 def _fixed_bytes(sizes: Sizes, share: Share, embedding_bytes: float | None) -> float:
-    """Bytes that a node holds throughout: hosted blocks and adapters; an owner's head and embedding."""
+    """Bytes that a node holds throughout: hosted blocks and adapters; an owner's head, embedding and rows."""
     blocks = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
     fixed = blocks * (sizes.block_bytes + sizes.adapter_bytes)
     if not share.is_owner:
         return fixed
-    return fixed + sizes.head_bytes + (sizes.embedding_bytes if embedding_bytes is None else embedding_bytes)
+    fixed += sizes.head_bytes + sizes.data_bytes
+    return fixed + (sizes.embedding_bytes if embedding_bytes is None else embedding_bytes)

@@ -71,7 +71,7 @@ class Meter:
         kind.count += 1
         kind.busy_s += end_s - start_s
         if kind.effect is not None:
-            kind.effect.apply()
+            kind.effect.apply(action[1], action[2])
         if self._keep_spans:
             self.spans.append((node, action, start_s, end_s))
 

@@ -7,9 +7,11 @@ are taken as equal, and what a forward keeps for backward is computed instead of
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from coordinator.estimates.row_counts import RowCounts, count_rows
 from coordinator.submit.local_nodes import LocalSetup, node_name
+from ringtune.costs.data_memory import data_bytes
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import NodeFacts
 from ringtune.jobs.job import Job
@@ -39,6 +41,7 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
     token_bytes = computed_token_bytes(model, job)
     train = count_rows(job.data.train, job)
     held_out = count_rows(job.data.eval, job) if job.data.eval else RowCounts(examples=())
+    files = tuple(Path(file) for file in (job.data.train, job.data.eval) if file)
     found: dict[str, NodeFacts] = {}
     for index in range(num_nodes):
         own, own_eval = _share(job, train, held_out, index, setup.num_owners)
@@ -57,6 +60,15 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
             block_backward_s=0.0,
             activation_token_bytes=token_bytes,
             model=model,
+            data_bytes=data_bytes(
+                model,
+                files,
+                num_owners=setup.num_owners,
+                rows=sum(own.examples) + sum(own_eval.examples),
+                max_length=job.train.max_length,
+            )
+            if own.examples
+            else 0,
         )
     return found
 

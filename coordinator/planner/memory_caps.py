@@ -25,14 +25,7 @@ class MemoryCaps:
         self.facts = facts
         self._owners = {owner.node for owner in draft.course.owners}
         self._sizes = {
-            name: Sizes(
-                draft.course,
-                node.model,
-                optimizer=optimizer,
-                dtype=dtype,
-                activation_token_bytes=node.activation_token_bytes,
-            )
-            for name, node in facts.items()
+            name: Sizes.at(draft.course, node, optimizer=optimizer, dtype=dtype) for name, node in facts.items()
         }
         self._needed: dict[tuple[str, int, int, int], int] = {}
 

@@ -72,10 +72,10 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
         ConnectionFailedError: the address can't be bound, or the coordinator can't be reached.
         BusyError: the name is taken.
     """
+    keep_freed_memory()  # before there is a second thread, which would have a heap of its own
     ending = _Ending()
     _listen(ending, options)
     limit_library_threads(options.threads or usable_cores())
-    keep_freed_memory()
     channel = open_channel(options.coordinator)
     try:
         return _serve(options, channel, ending, on_joined)

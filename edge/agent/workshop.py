@@ -25,9 +25,10 @@ from edge.measuring.works import MeasuredWork
 from edge.wire.frames import Hello
 from edge.wire.link import OutLink
 from edge.wire.server import RingServicer, RunExpectation
+from ringtune.costs.data_memory import data_bytes
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
-from ringtune.costs.profile import NodeFacts, TimedShape
+from ringtune.costs.profile import ModelFacts, NodeFacts, TimedShape
 from ringtune.costs.work_times import Work
 from ringtune.errors import DataError, UsageError
 from ringtune.jobs.job import Job
@@ -105,6 +106,7 @@ def inspect(
         block_backward_s=full_size_s(found, Work.BACKWARD),
         activation_token_bytes=found.activation_token_bytes,
         model=facts,
+        data_bytes=_data_bytes(options, job, facts, dataset) if dataset else 0,
         hardware=hardware,
         cpu_cores=cpu_cores(),
         train_tokens=tokens.train,
@@ -114,6 +116,12 @@ def inspect(
         rested_s=found.rested_s,
     )
     return node.to_json(), dataset
+
+
+def _data_bytes(options: AgentOptions, job: Job, model: ModelFacts, dataset: OwnerDataset) -> int:
+    files = tuple(file for file in (options.data, options.eval_data) if file is not None)
+    rows = dataset.train_rows + dataset.eval_rows
+    return data_bytes(model, files, num_owners=options.share[1], rows=rows, max_length=job.train.max_length)
 
 
 def load_data(options: AgentOptions, job: Job, tokenizer_folder: Path) -> OwnerDataset | None:

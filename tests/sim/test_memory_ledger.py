@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from ringtune.costs.seconds import CourseCosts
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.turns import StepKind, turn_sequence
 from ringtune.schedule.units import Units
+from sim.action_times import ProfileTimes
 from sim.items import ItemKind, Items
 from sim.memory_ledger import MemoryLedger
-from tests.support.plans import make_plan
+from sim.meter import Meter
+from sim.ring import VirtualRing
+from tests.support.plans import make_plan, random_plan
 from tests.support.profiles import profile_of
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], microbatches=2, batch_size=4)
@@ -35,15 +42,15 @@ def training(depth: int, *sizes: float) -> ItemKind:
     return ItemKind(0, StepKind.TRAIN, units, (units.lowest,) * len(sizes), sizes)
 
 
-TRAIN = training(2, FULL, FULL / 2)
-EVALUATE = ItemKind(1, StepKind.EVALUATE, NO_UNITS, (NO_UNITS.lowest,), (FULL,))
+TRAIN = training(2, FULL, FULL)
+EVALUATE = ItemKind(1, StepKind.EVALUATE, NO_UNITS, (NO_UNITS.lowest,) * 2, (FULL, FULL))
 
 
 def ran(found: MemoryLedger, node: str, action: Action, item: ItemKind) -> None:
     """An action of a node is done."""
     effect = found.effect(node, action, item)
     if effect is not None:
-        effect.apply()
+        effect.apply(action.seq, action.micro)
 
 
 def test_ledger_begins_with_weights() -> None:
@@ -52,31 +59,74 @@ def test_ledger_begins_with_weights() -> None:
     assert ledger(embedding_bytes=10.0).peak_bytes["a"] == OWNER - EMBEDDING + 10
 
 
+def came(found: MemoryLedger, node: str, payload: Payload, micro: int = 0) -> None:
+    """A tensor of item 0 has come from the other node, and its micro-batch has taken it."""
+    key = TensorKey(payload, 0, micro, 2)
+    found.arrived(key, "b" if node == "a" else "a", node, 1.0)
+    found.accepted(node, key)
+
+
+def left(found: MemoryLedger, node: str, payload: Payload, micro: int = 0) -> None:
+    """A tensor of item 0 was sent, and has arrived at the other node."""
+    key, other = TensorKey(payload, 0, micro, 4), "b" if node == "a" else "a"
+    found.sent(key, node, other, 0.0, 1.0)
+    found.arrived(key, node, other, 1.0)
+
+
 def test_ledger_of_a_free_forward_holds_a_block_for_a_moment() -> None:
-    """In proportion to the size, and gone afterwards."""
+    """Besides the hidden state, which stays with its micro-batch; nothing adds up."""
     found = ledger()
-    ran(found, "b", Action(Op.FORWARD_FREE, 0, 1, 2, 3), TRAIN)
-    assert found.peak_bytes["b"] == HOST + ACTIVATION / 2
-    ran(found, "b", Action(Op.FORWARD_FREE, 0, 0, 2, 3), TRAIN)
-    ran(found, "b", Action(Op.FORWARD_FREE, 0, 0, 2, 3), TRAIN)
-    assert found.peak_bytes["b"] == HOST + ACTIVATION
+    for micro in (0, 1):
+        came(found, "b", Payload.HIDDEN, micro)
+        for block in (2, 3):
+            ran(found, "b", Action(Op.FORWARD_FREE, 0, micro, block, block + 1), TRAIN)
+            assert found.now_bytes["b"] == HOST + TENSOR
+        left(found, "b", Payload.HIDDEN, micro)
+    assert (found.now_bytes["b"], found.peak_bytes["b"]) == (HOST, HOST + TENSOR + ACTIVATION)
 
 
-def test_ledger_keeps_graphs_until_their_backward() -> None:
+def test_ledger_holds_a_hidden_state_from_its_arrival_until_it_is_sent() -> None:
+    """Taken out of the inbox it is with its micro-batch: two of them may wait for the link at once."""
+    found = ledger()
+    for micro in (0, 1):
+        came(found, "b", Payload.HIDDEN, micro)
+        ran(found, "b", Action(Op.FORWARD_FREE, 0, micro, 2, 4), EVALUATE)
+    assert found.now_bytes["b"] == HOST + 2 * TENSOR
+    for micro in (0, 1):
+        left(found, "b", Payload.HIDDEN, micro)
+    assert found.now_bytes["b"] == HOST
+
+
+def test_ledger_keeps_graphs_with_their_input_until_their_backward() -> None:
     """Two micro-batches keep two graphs; each backward frees its own, and the gradients come once."""
+    found, kept = ledger(), 2 * (2 * ACTIVATION + TENSOR)
+    for _ in range(2):
+        for micro in (0, 1):
+            came(found, "b", Payload.HIDDEN, micro)
+            ran(found, "b", Action(Op.FORWARD, 0, micro, 2, 4), TRAIN)
+            left(found, "b", Payload.HIDDEN, micro)
+        assert found.now_bytes["b"] == HOST + kept
+        for micro in (0, 1):
+            came(found, "b", Payload.GRAD, micro)
+            ran(found, "b", Action(Op.BACKWARD, 0, micro, 2, 4), TRAIN)
+        assert found.now_bytes["b"] == HOST + 2 * ADAPTER
+        assert found.peak_bytes["b"] == HOST + kept + TENSOR + 2 * ADAPTER + ACTIVATION
+        ran(found, "b", Action(Op.UPDATE, 0, -1, 2, 4), TRAIN)
+
+
+def test_ledger_of_two_graphs_of_a_micro_batch_has_one_input() -> None:
+    """The input of the second is the output of the first; below the lowest unit that trains no gradient is left."""
     found = ledger()
-    for micro in (0, 1):
-        ran(found, "b", Action(Op.FORWARD, 0, micro, 2, 4), TRAIN)
-    kept = 2 * ACTIVATION + 2 * ACTIVATION / 2
-    assert found.peak_bytes["b"] == HOST + kept + ACTIVATION / 2
-    for micro in (0, 1):
-        ran(found, "b", Action(Op.BACKWARD, 0, micro, 2, 4), TRAIN)
-    assert found.peak_bytes["b"] == HOST + kept + 2 * ADAPTER + ACTIVATION
-    ran(found, "b", Action(Op.UPDATE, 0, -1, 2, 4), TRAIN)
-    before = found.peak_bytes["b"]
-    for micro in (0, 1):
-        ran(found, "b", Action(Op.FORWARD, 0, micro, 2, 4), TRAIN)
-    assert found.peak_bytes["b"] == before
+    came(found, "b", Payload.HIDDEN)
+    for block in (2, 3):
+        ran(found, "b", Action(Op.FORWARD, 0, 0, block, block + 1), TRAIN)
+    left(found, "b", Payload.HIDDEN)
+    assert found.now_bytes["b"] == HOST + 2 * ACTIVATION + TENSOR
+    came(found, "b", Payload.GRAD)
+    ran(found, "b", Action(Op.BACKWARD, 0, 0, 3, 4), TRAIN)
+    assert found.now_bytes["b"] == HOST + ACTIVATION + 2 * TENSOR + ADAPTER
+    ran(found, "b", Action(Op.BACKWARD, 0, 0, 2, 3), TRAIN)
+    assert found.now_bytes["b"] == HOST + 2 * ADAPTER
 
 
 def test_ledger_makes_moments_at_the_first_update_only() -> None:
@@ -91,40 +141,59 @@ def test_ledger_makes_moments_at_the_first_update_only() -> None:
     assert found.peak_bytes["b"] == HOST + 2 * 3 * ADAPTER
 
 
-def test_ledger_of_a_head_has_gradients_in_training_only() -> None:
-    """A head's forward and backward hold hidden state and gradient; moments come with its update."""
-    found = ledger(optimizer="adamw")
-    ran(found, "a", Action(Op.HEAD, 0, 0, HEAD_UNIT, HEAD_UNIT + 1), EVALUATE)
-    assert found.peak_bytes["a"] == OWNER + 2 * TENSOR
-    ran(found, "a", Action(Op.HEAD, 0, 0, HEAD_UNIT, HEAD_UNIT + 1), TRAIN)
-    assert found.peak_bytes["a"] == OWNER + HEAD + 2 * TENSOR
+def test_ledger_of_a_head_swaps_the_hidden_state_for_its_gradient() -> None:
+    """A head's forward and backward hold both; moments come with its update, and an evaluation leaves nothing."""
+    found, head = ledger(optimizer="adamw"), Action(Op.HEAD, 0, 0, HEAD_UNIT, HEAD_UNIT + 1)
+    came(found, "a", Payload.HIDDEN)
+    ran(found, "a", head, EVALUATE)
+    assert (found.now_bytes["a"], found.peak_bytes["a"]) == (OWNER, OWNER + 2 * TENSOR)
+    came(found, "a", Payload.HIDDEN)
+    ran(found, "a", head, TRAIN)
+    assert found.now_bytes["a"] == OWNER + HEAD + TENSOR
+    left(found, "a", Payload.GRAD)
     ran(found, "a", Action(Op.UPDATE, 0, -1, HEAD_UNIT, HEAD_UNIT + 1), TRAIN)
-    ran(found, "a", Action(Op.HEAD, 0, 0, HEAD_UNIT, HEAD_UNIT + 1), EVALUATE)
+    assert found.now_bytes["a"] == OWNER + 2 * HEAD
+    came(found, "a", Payload.HIDDEN)
+    ran(found, "a", head, EVALUATE)
     assert found.peak_bytes["a"] == OWNER + 2 * HEAD + 2 * TENSOR
 
 
-def test_ledger_counts_tensors_on_their_way() -> None:
-    """Two lie there at once, then none."""
-    found = ledger()
-    keys = [TensorKey(Payload.HIDDEN, 0, micro, 2) for micro in (0, 1)]
-    for key in keys:
-        found.sent(key, "b", "a", 0.0, 1.0)
-    for _ in range(5):
-        found.accepted("b", keys[0])
-        found.sent(keys[0], "b", "a", 0.0, 1.0)
-    assert found.peak_bytes["b"] == HOST + 2 * TENSOR
-    for key in keys:
-        found.arrived(key, "b", "a", 1.0)
+def test_ledger_counts_a_tensor_that_leaves_a_graph_twice() -> None:
+    """It is on its way, and the output that the graph keeps; a head that travels is counted with its owner."""
+    found, key = ledger(), TensorKey(Payload.HIDDEN, 0, 0, 4)
+    came(found, "b", Payload.HIDDEN)
+    ran(found, "b", Action(Op.FORWARD, 0, 0, 2, 4), TRAIN)
+    before = found.now_bytes["b"]
+    found.sent(key, "b", "a", 0.0, 1.0)
+    assert found.now_bytes["b"] == before + TENSOR
+    found.arrived(key, "b", "a", 1.0)
+    assert found.now_bytes["b"] == before
     head = TensorKey(Payload.HEAD, 7, -1, 0)
     found.sent(head, "b", "a", 0.0, 1.0)
     found.arrived(head, "b", "a", 1.0)
-    assert found.peak_bytes == {"a": OWNER + 2 * TENSOR, "b": HOST + 2 * TENSOR}
-    assert ledger(dtype="float64").peak_bytes["b"] == HOST
+    assert found.now_bytes["b"] == before
 
 
-def test_ledger_holds_nothing_more_for_embeddings_and_checkpoints() -> None:
-    """What they make is counted where it lies."""
+def test_ledger_holds_embeddings_until_they_leave_and_nothing_for_checkpoints() -> None:
+    """An embedding is a hidden state like any other; a checkpoint is written from where its tensors are."""
     found = ledger()
     ran(found, "a", Action(Op.EMBED, 0, 0, -1, 0), TRAIN)
+    assert found.now_bytes["a"] == OWNER + TENSOR
+    left(found, "a", Payload.HIDDEN)
     ran(found, "a", Action(Op.SAVE, 3), ItemKind(2, StepKind.CHECKPOINT, NO_UNITS, (), ()))
-    assert found.peak_bytes["a"] == OWNER
+    assert (found.now_bytes["a"], found.peak_bytes["a"]) == (OWNER, OWNER + TENSOR)
+
+
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("seed", range(40))
+def test_ledger_of_a_whole_run_ends_where_it_began(seed: int) -> None:
+    """Nothing is left of any micro-batch, for any plan and timing."""
+    plan = random_plan(random.Random(seed))
+    profile = profile_of(plan)
+    costs = CourseCosts(plan.course, profile, nodes=plan.nodes)
+    items = Items(costs)
+    found = MemoryLedger(plan, profile.by_name, items, optimizer="sgd", dtype="float32")
+    before, times = found.now_bytes, ProfileTimes(costs, items, found.effect)
+    VirtualRing(plan, action_s=times, observer=Meter(plan.nodes, items, times, found, keep_spans=False)).run()
+    assert found.now_bytes == before
+    assert max(found.peak_bytes[node] - before[node] for node in plan.nodes) > 0

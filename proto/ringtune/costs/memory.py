@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ringtune.costs.profile import ModelFacts
+from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import CREDITS
@@ -35,7 +35,7 @@ DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
 MOST_LOGIT_BYTES: Final = 16 << 20
 """What the logits of a micro-batch may take; a head with more takes its tokens in chunks of so many bytes."""
 
-PARTS: Final = ("weights", "adapters", "optimizer", "activations", "head", "buffers")
+PARTS: Final = ("weights", "adapters", "optimizer", "activations", "head", "data", "buffers")
 """What a node's memory is reported by."""
 
 _LOGIT_COPIES = 3
@@ -137,10 +137,18 @@ class Sizes:
         dtype: of the computation, a key of ``DTYPE_BYTES``.
         activation_token_bytes: what one block keeps for backward, for each padded token of a micro-batch; measured, or
             from ``estimate_activation_token_bytes``.
+        data_bytes: of the node's rows and tokenizer.
     """
 
     def __init__(
-        self, course: Course, model: ModelFacts, *, optimizer: str, dtype: str, activation_token_bytes: float
+        self,
+        course: Course,
+        model: ModelFacts,
+        *,
+        optimizer: str,
+        dtype: str,
+        activation_token_bytes: float,
+        data_bytes: int = 0,
     ) -> None:
         self._item_bytes = DTYPE_BYTES[dtype]
         self._token_logits = model.head_token_logits
@@ -151,7 +159,21 @@ class Sizes:
         self.adapter_bytes = model.adapter_block_bytes
         self.head_bytes = model.head_bytes + model.head_class_bytes * len(course.labels)
         self.token_bytes = course.hidden_size * self._item_bytes
+        self.data_bytes = data_bytes
+        self._has_mask = not model.fixed_tokens
         self._head = course.head
+
+    @staticmethod
+    def at(course: Course, node: NodeFacts, *, optimizer: str, dtype: str) -> Sizes:
+        """Sizes of a run at one node: of its model, its rows, and what it measured."""
+        return Sizes(
+            course,
+            node.model,
+            optimizer=optimizer,
+            dtype=dtype,
+            activation_token_bytes=node.activation_token_bytes,
+            data_bytes=node.data_bytes,
+        )
 
     def trained_bytes(self, unit: int) -> int:
         """Bytes of what trains in a unit: the adapter of a block, or the head."""
@@ -167,6 +189,10 @@ class Sizes:
         The block's work space is taken as just as large.
         """
         return tokens * self._activation_token_bytes
+
+    def mask_bytes(self, rows: int, max_length: int) -> int:
+        """Bytes of what tells the blocks which tokens of a micro-batch see which: a number for every two of a row."""
+        return rows * max_length**2 * self._item_bytes if self._has_mask else 0
 
     def head_work_bytes(self, tokens: float) -> float:
         """Bytes that the head holds while it runs: the hidden state with its gradient, and the logits."""
@@ -187,9 +213,17 @@ def node_memory(
     optimizer: str,
     activation_token_bytes: float,
     dtype: str = "float32",
+    data_bytes: int = 0,
 ) -> MemoryEstimate:
     """Estimate what ``node`` holds at most during the run of ``plan``; arguments as for ``Sizes``."""
-    sizes = Sizes(plan.course, model, optimizer=optimizer, dtype=dtype, activation_token_bytes=activation_token_bytes)
+    sizes = Sizes(
+        plan.course,
+        model,
+        optimizer=optimizer,
+        dtype=dtype,
+        activation_token_bytes=activation_token_bytes,
+        data_bytes=data_bytes,
+    )
     return memory_estimate(plan.course, Share.of(plan, node), sizes)
 
 
@@ -209,10 +243,16 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
         "optimizer", "gradient and moments of an adapter", num_trained, (1 + sizes.moments) * sizes.adapter_bytes
     )
     yield Term("activations", "block's graph of a micro-batch", flying * num_kept * len(micro), kept)
+    yield Term("activations", "input of a micro-batch's graph", flying * min(1, num_kept) * len(micro), tensor)
     yield Term("activations", "work space of a block", min(1, num_hosted), kept)
+    num_masks = flying * len(micro) if num_kept else 0
+    num_masks += share.credits if num_hosted > num_kept else 0
+    mask = sizes.mask_bytes(micro[0], course.max_length)
+    yield Term("activations", "attention mask of a micro-batch", num_masks, mask)
     if share.is_owner:
         yield Term("head", "head with gradient and moments", 1, (2 + sizes.moments) * sizes.head_bytes)
         yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
+        yield Term("data", "rows and tokenizer", 1, sizes.data_bytes)
     yield Term("buffers", "tensor on its way or waiting", _waiting(course, share, reach.lowest, flying), tensor)
 
 

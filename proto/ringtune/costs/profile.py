@@ -176,6 +176,7 @@ class NodeFacts:
         block_backward_s: its backward.
         activation_token_bytes: what a forward with graph keeps of one block for its backward, per padded token.
         model: sizes of the model.
+        data_bytes: what its rows and their tokenizer take in memory; 0 = no rows, or not known.
         skipped_rows: rows of its files that can't be used (answers that are not in their context).
         hardware: processor and what it may use of it, as text; timings are used again only where it is equal.
         cpu_cores: processor seconds that it may use each second, whatever its threads; 0 = not known, enough.
@@ -201,6 +202,7 @@ class NodeFacts:
     block_backward_s: float
     activation_token_bytes: float
     model: ModelFacts
+    data_bytes: int = 0
     skipped_rows: int = 0
     hardware: str = ""
     cpu_cores: float = 0.0
@@ -214,7 +216,7 @@ class NodeFacts:
 
     def __post_init__(self) -> None:
         """Refuse negative figures, and fewer than one thread."""
-        for name in ("train_rows", "eval_rows", "skipped_rows", "memory_bytes"):
+        for name in ("train_rows", "eval_rows", "skipped_rows", "memory_bytes", "data_bytes"):
             _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
         for name in (
             "block_forward_s",

@@ -54,6 +54,7 @@ MINILM = ModelFacts(
     digest="d",
 )
 TENSOR = 2 * 16 * 32 * 4  # rows of a micro-batch x tokens x width x bytes
+MASK = 2 * 16 * 16 * 4  # rows x tokens x tokens x bytes
 KEPT = 2 * 16 * 7  # rows x tokens x what one block keeps for each of them
 MIB = 2**20
 
@@ -77,8 +78,10 @@ def test_memory_of_a_host_counts_its_slice() -> None:
         "weights": 2 * 1000,
         "adapters": 2 * 10,
         "optimizer": 2 * 3 * 10,  # gradient and two moments
-        "activations": (2 * 2 + 1) * KEPT,  # two blocks x two micro-batches, and work space
+        # two blocks x two micro-batches, and work space; input and mask of each micro-batch
+        "activations": (2 * 2 + 1) * KEPT + 2 * (TENSOR + MASK),
         "head": 0,
+        "data": 0,
         "buffers": (3 + 3 + 2 + 2 + 1) * TENSOR,  # h in, h out, g in, g out, one being encoded
     }
 
@@ -92,6 +95,7 @@ def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
         "optimizer": 0,
         "activations": 0,
         "head": 4 * (300 + 2 * 50) + 2 * TENSOR,  # weights, gradient, two moments; hidden and its gradient
+        "data": 0,
         "buffers": (3 + 3 + 2 + 1) * TENSOR,
     }
 
@@ -101,7 +105,7 @@ def test_memory_of_one_node_alone_counts_what_is_embedded_ahead() -> None:
     plan = _plan([("a", 0, 4)], ["a"], method="single")
     parts = _memory(plan, "a").parts()
     assert parts["weights"] == 4 * 1000 + 5000
-    assert parts["activations"] == (4 * 2 + 1) * KEPT
+    assert parts["activations"] == (4 * 2 + 1) * KEPT + 2 * (TENSOR + MASK)
     assert parts["buffers"] == 3 * TENSOR
 
 
@@ -117,7 +121,7 @@ def test_memory_of_a_slice_that_never_trains_has_no_optimizer_and_no_gradients()
     short = make_plan([("a", 0, 2), ("b", 2, 4)], ["c"], credits_per_channel=3, num_steps=4, every_steps=2)
     frozen = _memory(short, "a")
     parts = frozen.parts()
-    assert (parts["optimizer"], parts["activations"]) == (0, KEPT)
+    assert (parts["optimizer"], parts["activations"]) == (0, KEPT + 3 * MASK)  # masks of what waits to leave
     assert parts["buffers"] == (3 + 3 + 1) * TENSOR
     assert frozen.total_bytes < _memory(plan, "a").total_bytes
 
@@ -186,6 +190,30 @@ def test_activations_are_linear_in_rows() -> None:
     assert estimate_activation_token_bytes(MINILM, tokens=64, dropout=0.1, dtype="float64") == 2 * one
 
 
+@pytest.mark.parametrize("microbatches", [2, 8, 32], ids=["a quarter", "as many", "four times"])
+def test_memory_follows_the_micro_batches_of_the_run_not_of_the_profile(microbatches: int) -> None:
+    """What was measured at four rows is counted by the token, whatever the micro-batches."""
+    batch = 32
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"], batch_size=batch, microbatches=microbatches)
+    rows = batch // microbatches
+    graphs = rows * 16 * 7 * (2 * microbatches + 1)
+    masks_and_inputs = microbatches * rows * 16 * (32 * 4 + 16 * 4)
+    assert _part(plan, "b", "activations") == graphs + masks_and_inputs
+    waiting = 3 + 3 + 2 * microbatches + 1  # hidden states by credits, gradients by micro-batches, one being encoded
+    assert _part(plan, "b", "buffers") == waiting * rows * 16 * 32 * 4
+    assert _part(plan, "c", "head") == 4 * (300 + 2 * 50) + 2 * rows * 16 * 32 * 4
+
+
+def test_memory_of_an_owner_counts_its_rows_and_tokenizer() -> None:
+    """Whoever hosts only has none."""
+    plan = _plan([("a", 0, 2), ("b", 2, 4)], ["c"])
+    parts = [
+        node_memory(plan, node, MODEL, optimizer="sgd", activation_token_bytes=7, data_bytes=77).parts()["data"]
+        for node in "abc"
+    ]
+    assert parts == [0, 0, 77]
+
+
 def test_memory_of_a_language_models_owner_counts_logits() -> None:
     """Logits of every token of a micro-batch are there three times; other heads look at one token of a row."""
     plan = _plan([("a", 0, 4)], ["a"])
@@ -223,7 +251,8 @@ def test_memory_of_pipeadapter_counts_items_in_flight() -> None:
     fresh = _plan(slices, ["d"], method="all", local_iterations=4)
     lowest, plain = _memory(plan, "a").parts(), _memory(fresh, "a").parts()
     assert lowest["adapters"] == (1 + 2) * 2 * 10
-    assert lowest["activations"] == (3 * 2 * 2 + 1) * KEPT  # items x blocks x micro-batches, and work space
+    # items x blocks x micro-batches, and work space; input and mask of each item's micro-batches
+    assert lowest["activations"] == (3 * 2 * 2 + 1) * KEPT + 3 * 2 * (TENSOR + MASK)
     assert lowest["buffers"] - plain["buffers"] == (3 - 1) * 2 * TENSOR  # gradients that come back
     assert (lowest["weights"], lowest["optimizer"]) == (plain["weights"], plain["optimizer"])
     assert _part(plan, "b", "adapters") == 2 * 10
@@ -255,14 +284,18 @@ def _slow_parts(plan: Plan, node: str, model: ModelFacts, *, optimizer: str, tok
     items, state, micro = in_flight(course, piece.start), 1 + MOMENTS[optimizer], course.microbatch_sizes()
     tokens = micro[0] * course.max_length
     tensor = tokens * course.hidden_size * item_bytes
+    mask = micro[0] * course.max_length**2 * item_bytes
     head = model.head_bytes + model.head_class_bytes * len(course.labels)
     logits = logits_peak_bytes(tokens, model.head_token_logits, item_bytes)
     return [
         hosted * model.block_bytes + is_owner * model.embedding_bytes,
         (hosted + (items - 1) * trained) * model.adapter_block_bytes,
         trained * state * model.adapter_block_bytes,
-        (items * trained * len(micro) + (1 if hosted else 0)) * tokens * token_bytes,
+        (items * trained * len(micro) + (1 if hosted else 0)) * tokens * token_bytes
+        + (items * len(micro) * (tensor + mask) if trained else 0)
+        + (plan.placement.credits * mask if hosted > trained else 0),
         is_owner * (head * (1 + state) + 2 * tensor + logits),
+        0,
         _slowly_waiting(plan, node, lowest) * tensor,
     ]
 

@@ -61,6 +61,7 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "block_backward_s": 0.02,
         "activation_token_bytes": 4882.5,
         "model": dataclasses.asdict(MODEL),
+        "data_bytes": 0,
         "skipped_rows": 0,
         "hardware": "",
         "cpu_cores": 0.0,
