@@ -60,7 +60,7 @@ class RunBooks:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
         spans = list(self._spans(request))
         self.ledger.add_spans(node, spans)
-        for span in spans:
+        for span in filter(lambda span: span.is_compute, spans):
             self._recorded.add(node, span.action, span.end_s - span.start_s)
         if spans and self._trace_file is not None and self._trace_text is not None:
             self._trace_file.write(self._trace_text.spans(node, spans).encode())

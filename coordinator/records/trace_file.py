@@ -1,8 +1,8 @@
 """Write trace.json: every action of every node with its start and end, in the format that Perfetto opens.
 
-A node is a process; its compute actions are one thread, its sends and receives another. Times are
-microseconds since the run started. The file is written as it grows, so that a long run needs no memory for
-it; what was written before a failure is completed into a valid file.
+A node is a process; its compute actions are one thread, and what it sends to another node is a thread for each of
+those. Times are microseconds since the run started. The file is written as it grows, so that a long run needs no
+memory for it; what was written before a failure is completed into a valid file.
 
 Source: Trace Event Format (Chrome), JSON object form with complete events ("ph": "X").
 """
@@ -10,13 +10,13 @@ Source: Trace Event Format (Chrome), JSON object form with complete events ("ph"
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ringtune.schedule.spans import Span
 from ringtune.schedule.table import action_title, format_action
 
-_COMPUTE_THREAD, _WIRE_THREAD = 1, 2
+_COMPUTE_THREAD, _FIRST_WIRE_THREAD = 1, 2
 
 
 class TraceText:
@@ -32,6 +32,7 @@ class TraceText:
         self._pids = {node: index + 1 for index, node in enumerate(nodes)}
         self._num_blocks = num_blocks
         self._started_unix_s = started_unix_s
+        self._wires: dict[tuple[int, str], int] = {}
 
     def begin(self) -> str:
         """Write the first piece: the names of processes and threads."""
@@ -40,19 +41,30 @@ class TraceText:
             events.append(_name("process_name", pid, 0, node))
             events.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
             events.append(_name("thread_name", pid, _COMPUTE_THREAD, "compute"))
-            events.append(_name("thread_name", pid, _WIRE_THREAD, "wire"))
         head = {"displayTimeUnit": "ms", "otherData": {"started_unix_s": self._started_unix_s}}
         return json.dumps(head)[:-1] + ', "traceEvents": [\n' + ",\n".join(json.dumps(event) for event in events)
 
     def spans(self, node: str, spans: Iterable[Span]) -> str:
         """Write the piece for some spans of one node, in unix seconds."""
-        return "".join(",\n" + json.dumps(self._event(self._pids[node], span)) for span in spans)
+        events = (event for span in spans for event in self._events(self._pids[node], span))
+        return "".join(",\n" + json.dumps(event) for event in events)
 
     def end(self) -> str:
         """Write the last piece."""
         return "\n]}\n"
 
-    def _event(self, pid: int, span: Span) -> dict[str, Any]:
+    def _events(self, pid: int, span: Span) -> Iterator[dict[str, Any]]:
+        """Yield the event of a span, after the name of its thread if that is new."""
+        peer = span.action.peer
+        if span.is_compute:
+            yield self._event(pid, _COMPUTE_THREAD, span)
+            return
+        if (pid, peer) not in self._wires:
+            thread = self._wires[pid, peer] = _FIRST_WIRE_THREAD + len(self._wires)
+            yield _name("thread_name", pid, thread, f"wire {peer}")
+        yield self._event(pid, self._wires[pid, peer], span)
+
+    def _event(self, pid: int, thread: int, span: Span) -> dict[str, Any]:
         action = span.action
         args: dict[str, Any] = {"action": format_action(action, self._num_blocks), "item": action.seq}
         if action.micro >= 0:
@@ -62,7 +74,7 @@ class TraceText:
             "name": action_title(action, self._num_blocks),
             "cat": action.op.name,
             "pid": pid,
-            "tid": _COMPUTE_THREAD if span.is_compute else _WIRE_THREAD,
+            "tid": thread,
             "ts": round((span.start_s - self._started_unix_s) * 1e6, 1),
             "dur": round(max(0.0, span.end_s - span.start_s) * 1e6, 1),
             "args": args,

@@ -20,6 +20,7 @@ from ringtune.files.pieces import Pieces
 from ringtune.models.result_files import ADAPTER_FILES
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spans import Span
 from ringtune.schedule.turns import StartPoint
 
 if TYPE_CHECKING:
@@ -91,6 +92,12 @@ class ActiveRun:
             run.fail(error_from_name(name, f"{by_whom if is_damaged else ''}{ack.refusal}"))
         elif ack.credits:
             run.on_credits(target, ack.boundary, ack.credits)
+
+    def on_sent(self, span: Span) -> None:
+        """Report a message that went out, for the trace."""
+        reporter = self.reporter
+        if reporter is not None:
+            reporter.put(span)
 
     def on_link_lost(self, peer: str, reason: str) -> None:
         """Fail the run ``_LOST_GRACE_S`` after a link with ``peer``, in or out, broke, unless it is over by then."""

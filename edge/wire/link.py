@@ -15,6 +15,7 @@ import enum
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,7 +29,8 @@ from ringtune.errors import ConnectionFailedError, PeerLostError, RingTuneError,
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
-from ringtune.schedule.actions import TensorKey
+from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.spans import Span
 from ringtune.v1 import ring_pb2
 
 _log = logging.getLogger(__name__)
@@ -55,12 +57,21 @@ class _Tensor:
     tensor: torch.Tensor
     mask: torch.Tensor | None
 
+    def action(self, target: str) -> Action:
+        """The action that sends it."""
+        payload, seq, micro, boundary = self.key
+        return Action(Op.SEND, seq, micro, boundary, 0, target, payload)
+
 
 @dataclass(frozen=True, slots=True)
 class _Blob:
     kind: str
     seq: int
     data: Pieces
+
+    def action(self, target: str) -> Action:
+        """The action that sends it; a head belongs to a turn, to no item."""
+        return Action(Op.SEND, 0, -1, self.seq, 0, target, self.kind)
 
 
 class OutLink:
@@ -73,6 +84,8 @@ class OutLink:
         on_ack: told (target, ack) for every credit and refusal; called from the link's reader thread.
         on_broken: told (target, reason) at most once when the link breaks; never once ``close`` began.
             Called from a thread of the link.
+        on_sent: told each message that went out, with when its encoding began and when its last byte was taken by the
+            connection, in monotonic seconds; called from the link's sender thread.
     """
 
     def __init__(
@@ -83,12 +96,14 @@ class OutLink:
         *,
         on_ack: Callable[[str, Ack], None],
         on_broken: Callable[[str, str], None],
+        on_sent: Callable[[Span], None] = lambda span: None,
     ) -> None:
         self.target = target
         self.address = address
         self._hello = hello
         self._on_ack = on_ack
         self._on_broken = on_broken
+        self._on_sent = on_sent
         self._peer = f"node {target} at {address}"
         self._queue: queue.SimpleQueue[_Tensor | _Blob | None] = queue.SimpleQueue()
         self._welcome: queue.SimpleQueue[RingTuneError | None] = queue.SimpleQueue()
@@ -193,8 +208,10 @@ class OutLink:
             if entry is None:
                 yield self._hello.goodbye()
                 return
+            began_s = time.monotonic()
             try:
                 yield from self._encode(entry)
+                self._on_sent(Span(entry.action(self.target), began_s, time.monotonic()))
             except Exception as error:
                 _log.exception("encoding for node %s failed", self.target)
                 self._break(f"encoding for node {self.target} failed: {type(error).__name__}: {error}")

@@ -14,7 +14,7 @@ import pytest
 from coordinator.run_folder.checkpoints import RunCheckpoints
 from ringtune.errors import InterruptedRunError, PeerLostError
 from tests.support import measured, tiny
-from tests.support.processes import RUN_S, agents_below, start_ringtune
+from tests.support.processes import RUN_S, agents_below, run_ringtune, start_ringtune
 
 JOB = """
 [model]
@@ -43,12 +43,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def start(folder: Path, out: Path, *, rounds: int) -> subprocess.Popen[str]:
-    """Begin to train on two local nodes, with JSON lines."""
+def write_job(folder: Path, rounds: int) -> Path:
+    """The job with so many rounds."""
     job = folder / f"job-{rounds}.toml"
     job.write_text(JOB.format(rounds=rounds))
+    return job
+
+
+def start(folder: Path, out: Path, *options: str | Path, rounds: int) -> subprocess.Popen[str]:
+    """Begin to train on two local nodes, with JSON lines."""
     measured.recall(states(out))
-    return start_ringtune("train", job, "--local", "2", "--out", out, "--json")
+    return start_ringtune("train", write_job(folder, rounds), "--local", "2", "--out", out, "--json", *options)
 
 
 def states(out: Path) -> list[Path]:
@@ -68,10 +73,25 @@ def events_until(process: subprocess.Popen[str], kind: str) -> list[dict[str, An
 
 
 def test_train_local_writes_a_complete_folder(folder: Path, tmp_path: Path) -> None:
-    """Two processes train eight steps; report, metrics and adapter are there and agree."""
-    process = start(folder, tmp_path / "out", rounds=1)
+    """Two processes train eight steps by a given plan; plan, report, metrics, trace and adapter are there and agree."""
+    planned = run_ringtune(
+        *("plan", write_job(folder, 1), "--assume", "2", "--memory", "1GiB"),
+        *("--microbatches", "4", "--wire", "bfloat16", "--save", tmp_path / "plan.json"),
+    )
+    assert planned.returncode == 0, planned.stderr
+    process = start(folder, tmp_path / "out", "--plan", tmp_path / "plan.json", rounds=1)
     _, errors = process.communicate(timeout=RUN_S)
     assert process.returncode == 0, errors
+    plan = json.loads((tmp_path / "out/plan.json").read_text())
+    assert plan == json.loads((tmp_path / "plan.json").read_text())["plan"]
+    assert (plan["course"]["microbatches"], plan["course"]["wire_dtype"]) == (4, "bfloat16")
+    events = json.loads((tmp_path / "out/trace.json").read_text())["traceEvents"]
+    sends = {event["name"] for event in events if event.get("cat") == "send"}
+    assert sends == {
+        *(f"send {what} to node-{index}" for what in ("hidden state", "head") for index in range(2)),
+        "send gradient to node-1",  # the blocks of node-0 do not train yet
+    }
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in events if event.get("cat") == "send")
     measured.keep(states(tmp_path / "out"))
     report = json.loads((tmp_path / "out/report.json").read_text())
     metrics = [json.loads(line) for line in (tmp_path / "out/metrics.jsonl").read_text().splitlines()]

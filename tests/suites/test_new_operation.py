@@ -155,7 +155,7 @@ def test_new_operation_is_traced_and_replayed(tmp_path: Path, half: Op, lowered:
     pieces = [text.spans(node, [Span(action, start_s, end_s)]) for node, action, start_s, end_s in run.spans]
     path.write_text(text.begin() + "".join(pieces) + text.end())
     events = json.loads(path.read_text())["traceEvents"]
-    assert {event["cat"] for event in events if event["name"].startswith("P ")} == {"partial forward"}
+    assert {event["cat"] for event in events if event["name"].startswith("partial forward ")} == {"partial forward"}
     recording = read_trace(path, 4)
     again = predict(
         plan,

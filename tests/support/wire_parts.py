@@ -23,6 +23,7 @@ from ringtune.rpc.connections import Server
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spans import Span
 from ringtune.v1 import ring_pb2
 from tests.support.plans import changed, make_plan
 
@@ -162,12 +163,14 @@ class LinkSender:
     def __init__(self, address: str, by: Hello | None = None, target: str = "b") -> None:
         self.acks: queue.SimpleQueue[tuple[str, Ack]] = queue.SimpleQueue()
         self.broken: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
+        self.sent: queue.SimpleQueue[Span] = queue.SimpleQueue()
         self.link = OutLink(
             target,
             address,
             by or hello(),
             on_ack=lambda source, ack: self.acks.put((source, ack)),
             on_broken=lambda target, reason: self.broken.put((target, reason)),
+            on_sent=self.sent.put,
         )
 
 

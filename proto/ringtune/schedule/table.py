@@ -54,6 +54,8 @@ _FORMS = {
     ),
 }
 
+_PAYLOADS: Mapping[str, str] = {Payload.HIDDEN: "hidden state", Payload.GRAD: "gradient", Payload.HEAD: "head"}
+
 
 def format_action(action: Action, num_blocks: int) -> str:
     """Print one action; ``num_blocks`` tells the head from a block."""
@@ -77,16 +79,19 @@ def format_action(action: Action, num_blocks: int) -> str:
 
 
 def action_title(action: Action, num_blocks: int) -> str:
-    """Print an action without item and micro-batch, so that equal work has one name: ``f [0,1)``, ``U head``."""
+    """Name an action in words, without item and micro-batch, so that equal work has one name.
+
+    Examples: ``forward with graph [2,4)``, ``update head``, ``send gradient to b``.
+    """
     op = action.op
     match op.scope:
         case Scope.ITEM | Scope.MICRO:
-            return f"{op}"
+            return op.name
         case Scope.MESSAGE:
-            return f"{op}{action.payload} {action.peer}"
+            return f"{op.name} {_PAYLOADS[action.payload]} {'to' if op is Op.SEND else 'from'} {action.peer}"
         case Scope.UNITS if action.start in (EMBEDDING, head_of(num_blocks)):
-            return f"{op} {unit_name(action.start, num_blocks)}"
-    return f"{op} [{action.start},{action.stop})"
+            return f"{op.name} {unit_name(action.start, num_blocks)}"
+    return f"{op.name} [{action.start},{action.stop})"
 
 
 def parse_action(text: str, num_blocks: int) -> Action:

@@ -41,7 +41,7 @@ def test_trace_events_have_microseconds_and_places() -> None:
     assert (compute["ts"], compute["dur"]) == (500000.0, 250000.0)
     assert compute["pid"] == send["pid"] == 2
     assert compute["tid"] != send["tid"]
-    assert compute["name"] == "F [2,4)"
+    assert (compute["name"], send["name"]) == ("forward with graph [2,4)", "send hidden state to a")
     assert compute["cat"] == "forward with graph"
     assert compute["args"] == {"action": "F3.1[2,4)", "item": 3, "microbatch": 1}
 
@@ -50,13 +50,34 @@ def test_trace_names_every_kind_of_action() -> None:
     """Equal work has an equal name, so that it gets one colour."""
     words = ["E0.0", "f0.0[0,1)", "F0.0[3,4)", "H0.0", "B0.0[3,4)", "U0[3,4)", "U0[head]", ">t1@a", "<g0.0#4@a"]
     names = [event["name"] for event in trace(*map(span, words))]
-    assert names == ["E", "f [0,1)", "F [3,4)", "H", "B [3,4)", "U [3,4)", "U head", ">t a", "<g a"]
+    assert names == [
+        "embedding",
+        "forward without graph [0,1)",
+        "forward with graph [3,4)",
+        "head",
+        "backward [3,4)",
+        "update [3,4)",
+        "update head",
+        "send head to a",
+        "receive gradient from a",
+    ]
+
+
+def test_trace_has_a_named_thread_for_each_node_that_is_sent_to() -> None:
+    """Sends to two nodes may overlap, which one thread can't show; each name stands once, before its first event."""
+    text = TraceText(["a", "b", "c"], num_blocks=4, started_unix_s=1000.0)
+    words = [">h0.0#2@a", ">g0.0#4@c", ">h0.1#2@a"]
+    events = json.loads(text.begin() + text.spans("b", map(span, words)) + text.end())["traceEvents"]
+    named = [event["args"]["name"] for event in events if event["name"] == "thread_name" and event["pid"] == 2]
+    assert named == ["compute", "wire a", "wire c"]
+    sends = [event["tid"] for event in events if event["ph"] == "X"]
+    assert sends[0] == sends[2] != sends[1]
 
 
 def test_trace_has_no_negative_duration() -> None:
     """A node's clock may be set back while an action runs."""
     (event,) = trace(span("K1", 1001.0, 1000.0))
-    assert (event["name"], event["cat"], event["dur"]) == ("K", "save", 0.0)
+    assert (event["name"], event["cat"], event["dur"]) == ("save", "save", 0.0)
 
 
 def test_books_leave_out_what_is_no_action(caplog: pytest.LogCaptureFixture) -> None:

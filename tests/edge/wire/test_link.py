@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ from ringtune.errors import (
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server, open_channel
 from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.table import format_action
 from ringtune.schedule.turns import turn_sequence
 from ringtune.v1 import ring_pb2
 from tests.support.plans import make_plan
@@ -76,6 +78,17 @@ def test_link_delivers_gradient_and_head_in_order() -> None:
         out.link.send_tensor(TensorKey(Payload.GRAD, 0, 0, 4), gradient, None)
         out.link.send_tensor(TensorKey(Payload.GRAD, 0, 1, 4), gradient, None)
         assert [node.sink.next().key.micro, node.sink.next().key.micro] == [0, 1]
+
+
+def test_link_tells_what_it_sent_and_when() -> None:
+    """A trace shows each message as an action of its sender, from encoding to the last byte."""
+    tensor, mask = hidden()
+    before_s = time.monotonic()
+    with receiver(expectation()) as node, sender(node.address) as out:
+        out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 1, 2), tensor, mask)
+        span = out.sent.get(timeout=WAIT_S)
+    assert format_action(span.action, 4) == ">h0.1#2@b"
+    assert before_s <= span.start_s <= span.end_s <= time.monotonic()
 
 
 def test_link_carries_credits_back() -> None:
