@@ -58,6 +58,8 @@ class RunBooks:
         node = request.node
         for traffic in request.traffic:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
+        for transfer in request.transfers:
+            self._recorded.links.add(transfer.source, node, transfer.bytes, transfer.seconds)
         spans = list(self._spans(request))
         self.ledger.add_spans(node, spans)
         for span in filter(lambda span: span.is_compute, spans):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from edge.machine.memory_budget import give_memory_back
 from edge.run.loop import AgentRun
-from edge.run.reporter import Reporter
+from edge.run.reporter import Arrived, Reporter
+from edge.run.shared_clock import SharedClock
 from edge.shards.saver import Saver
 from ringtune.errors import DivergedError, FrameError, InterruptedRunError, RingTuneError, error_from_name
 from ringtune.files.pieces import Pieces
@@ -53,6 +54,8 @@ class ActiveRun:
     links: dict[str, Any] = field(default_factory=dict)
     run: AgentRun | None = None
     reporter: Reporter | None = None
+    clock: SharedClock = field(default_factory=SharedClock)
+    _received_s: dict[str, float] = field(default_factory=dict)
 
     def check_wanted(self) -> None:
         """Refuse to go on with the preparation of a run that was released.
@@ -76,6 +79,13 @@ class ActiveRun:
         run = self._wanted()
         if run is not None and kind == Payload.HEAD:
             run.on_head(seq, source, data)
+
+    def on_received(self, source: str, num_bytes: int, sent_unix_s: float) -> None:
+        """Report how long a message took: from its sending, or from the message before it on the same link."""
+        now_s, before_s = self.clock.now_unix_s(), self._received_s.get(source, 0.0)
+        self._received_s[source] = now_s
+        if self.reporter is not None and self._wanted() is not None:
+            self.reporter.put(Arrived(source, num_bytes, max(0.0, now_s - max(sent_unix_s, before_s))))
 
     def on_refused(self, source: str, error: RingTuneError) -> None:
         """Log that a frame of ``source`` was refused; the ring goes on."""

@@ -167,11 +167,10 @@ class Agent:
         plan = _plan(plan_json)
         job = self._job(run_id, job_toml)
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
+        name, files = self._options.name, result_files(job.model.task)
         with self._lock:
-            self._active = active = ActiveRun(
-                run_id, self._options.name, epoch, plan, start, result_files(job.model.task)
-            )
-        _LOG.info("run %s begins, blocks %s", run_id, blocks_text(plan, self._options.name))
+            self._active = active = ActiveRun(run_id, name, epoch, plan, start, files, clock=self._clock)
+        _LOG.info("run %s begins, blocks %s", run_id, blocks_text(plan, name))
         try:
             if self.models is not None:
                 job = self.models.for_run(run_id, job, plan, timeout_s=deadline_s - time.monotonic())

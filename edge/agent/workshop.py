@@ -211,4 +211,12 @@ def connect(active: ActiveRun, target: str, address: str) -> OutLink:
         digest=active.plan.digest,
         wire_dtype=active.plan.course.wire_dtype,
     )
-    return OutLink(target, address, hello, on_ack=active.on_ack, on_broken=active.on_link_lost, on_sent=active.on_sent)
+    return OutLink(
+        target,
+        address,
+        hello,
+        on_ack=active.on_ack,
+        on_broken=active.on_link_lost,
+        on_sent=active.on_sent,
+        now_unix_s=active.clock.now_unix_s,
+    )

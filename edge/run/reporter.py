@@ -63,6 +63,14 @@ class Sent(NamedTuple):
     num_bytes: int
 
 
+class Arrived(NamedTuple):
+    """A message of so many payload bytes came from a peer, so many seconds after its sending or the one before it."""
+
+    source: str
+    num_bytes: int
+    seconds: float
+
+
 class HeaderLine(NamedTuple):
     """A line of the recording that is no event."""
 
@@ -83,7 +91,7 @@ class Flushed(NamedTuple):
     event: threading.Event
 
 
-Entry = StepDone | TurnDone | ShardSaved | Sent | Span | Handled | HeaderLine | Failed | Flushed
+Entry = StepDone | TurnDone | ShardSaved | Sent | Arrived | Span | Handled | HeaderLine | Failed | Flushed
 
 
 class Reporter:
@@ -228,6 +236,8 @@ class Reporter:
                 )
             case TurnDone(turn):
                 request.turns_done.append(turn)
+            case Arrived(source, num_bytes, seconds):
+                request.transfers.add(source=source, bytes=num_bytes, seconds=seconds)
             case ShardSaved(turn, step, shard):
                 request.saved.add(turn=turn, step=step, sha256=shard.sha256, bytes=shard.size_bytes)
             case Failed(error, message, lost_peer) if not request.error:

@@ -47,6 +47,9 @@ class Sink(Protocol):
     def on_link_lost(self, source: str, reason: str) -> None:
         """Hear that the link from ``source`` broke; not called when ``source`` closed it in order."""
 
+    def on_received(self, source: str, num_bytes: int, sent_unix_s: float) -> None:
+        """Hear at once that a tensor's bytes are all here, and when they were sent on the coordinator's clock."""
+
     def on_refused(self, source: str, error: RingTuneError) -> None:
         """Hear that a frame of ``source`` was refused and dropped; ``source`` is told as well."""
 
@@ -181,6 +184,8 @@ class InLink:
     def _deliver(self, source: str, admission: Admission, check: FrameCheck, received: Received) -> None:
         header, payload, blob = received
         kind = NAMES[header.kind]
+        if header.sent_unix_s:
+            admission.sink.on_received(source, header.payload_bytes, header.sent_unix_s)
         try:
             if kind in (Payload.HEAD, PROBE):
                 admission.sink.on_blob(kind, header.seq, source, blob)

@@ -56,6 +56,7 @@ class _Tensor:
     key: TensorKey
     tensor: torch.Tensor
     mask: torch.Tensor | None
+    sent_unix_s: float
 
     def action(self, target: str) -> Action:
         """The action that sends it."""
@@ -86,6 +87,7 @@ class OutLink:
             Called from a thread of the link.
         on_sent: told each message that went out, with when its encoding began and when its last byte was taken by the
             connection, in monotonic seconds; called from the link's sender thread.
+        now_unix_s: the coordinator's clock, which tells the receiver when a tensor was sent; 0 = not said.
     """
 
     def __init__(
@@ -97,7 +99,9 @@ class OutLink:
         on_ack: Callable[[str, Ack], None],
         on_broken: Callable[[str, str], None],
         on_sent: Callable[[Span], None] = lambda span: None,
+        now_unix_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        self._now_unix_s = now_unix_s
         self.target = target
         self.address = address
         self._hello = hello
@@ -151,7 +155,7 @@ class OutLink:
         Raises:
             PeerLostError: the link is broken or closed.
         """
-        self._put(_Tensor(key, tensor, mask))
+        self._put(_Tensor(key, tensor, mask, self._now_unix_s()))
         return tensors.wire_bytes(tensor.shape, self._hello.wire_dtype, 0 if mask is None else mask.numel())
 
     def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
@@ -223,6 +227,7 @@ class OutLink:
             return frames.messages(header, entry.data)
         encoded = tensors.encode(entry.tensor, entry.mask, self._hello.wire_dtype)
         header = frames.tensor_header(self._hello, entry.key, encoded)
+        header.sent_unix_s = entry.sent_unix_s
         return frames.messages(header, encoded.parts)
 
     # ---- the reader of acknowledgements -------------------------------------------------------------

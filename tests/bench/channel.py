@@ -88,6 +88,9 @@ class _AckingSink:
     def on_link_lost(self, source: str, reason: str) -> None:
         """Not used."""
 
+    def on_received(self, source: str, num_bytes: int, sent_unix_s: float) -> None:
+        """Ignore how long it took."""
+
     def on_refused(self, source: str, error: RingTuneError) -> None:
         """A refusal spoils the measurement."""
         sys.stderr.write(f"refused: {error}\n")

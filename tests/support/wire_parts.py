@@ -121,6 +121,9 @@ class RecordingSink:
         """Remember a lost link."""
         self.came.put(Lost(source, reason))
 
+    def on_received(self, source: str, num_bytes: int, sent_unix_s: float) -> None:
+        """Ignore how long it took."""
+
     def on_refused(self, source: str, error: RingTuneError) -> None:
         """Remember a refusal."""
         self.came.put(Refused(source, error))

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.costs.recorded_links import RecordedLinks
 from ringtune.costs.seconds import padded_size, work_points
 from ringtune.costs.work_times import Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Scope
@@ -62,6 +63,9 @@ class RecordedProfile:
     Args:
         course: the run.
         profile: that it was planned with; has every node of it.
+
+    Attributes:
+        links: takes the run's transfers.
     """
 
     def __init__(self, course: Course, profile: Profile) -> None:
@@ -74,6 +78,7 @@ class RecordedProfile:
         self._shared: dict[int, list[float]] = {}
         self._samples: dict[tuple[str, Work], deque[_Sample]] = {}
         self._guesses: dict[tuple[str, Work], deque[_Sample]] = {}
+        self.links = RecordedLinks()
 
     # ---- what happens -----------------------------------------------------------------------------
 
@@ -173,8 +178,9 @@ class RecordedProfile:
     # ---- what comes of it -------------------------------------------------------------------------
 
     def profile(self) -> Profile:
-        """The profile with recorded times for each work with ``LEAST_SAMPLES`` on a node; links as they were."""
-        return dataclasses.replace(self._profile, nodes=tuple(self._updated(node) for node in self._profile.nodes))
+        """The profile with recorded times for each work with ``LEAST_SAMPLES`` on a node, and the links' own rates."""
+        nodes = tuple(self._updated(node) for node in self._profile.nodes)
+        return dataclasses.replace(self._profile, nodes=nodes, links=self.links.links(self._profile.links))
 
     def _updated(self, facts: NodeFacts) -> NodeFacts:
         points: dict[str, list[WorkTime]] = {}

@@ -167,3 +167,14 @@ def test_reporter_ends_while_the_coordinator_is_silent() -> None:
     reporter.put(rp.TurnDone(1))
     reporter.close(timeout_s=WAIT_S)
     assert not any(thread.name == "reporter" for thread in threading.enumerate())
+
+
+def test_reporter_says_how_long_messages_took() -> None:
+    """A message that arrived is a transfer of its source, with its bytes and seconds."""
+    sender = ReportCalls()
+    reporter = make_reporter(sender)
+    reporter.put(rp.Arrived("b", 1000, 0.25))
+    assert reporter.flush(WAIT_S)
+    reporter.close()
+    found = [(each.source, each.bytes, each.seconds) for request in sender.requests for each in request.transfers]
+    assert found == [("b", 1000, 0.25)]

@@ -1,0 +1,58 @@
+"""A run's transfers correct the rates of links."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringtune.costs.assumed_links import loopback_link
+from ringtune.costs.profile import LinkFacts
+from ringtune.costs.recorded_links import LEAST_SAMPLES, RecordedLinks
+
+KNOWN = LinkFacts(source="a", target="b", rate_bytes_per_s=12e6, latency_s=0.002)
+
+
+def recorded(rate: float, *, samples: int = 40, waits: float = 0.5, num_bytes: int = 200_000) -> RecordedLinks:
+    """Messages over a link of this rate; every other one also waits for half as long as it takes."""
+    links = RecordedLinks()
+    for index in range(samples):
+        taken_s = num_bytes / rate
+        links.add("a", "b", num_bytes, KNOWN.latency_s + taken_s * (1 + (waits if index % 2 else 0.0)))
+    return links
+
+
+def test_link_that_became_slower_has_the_rate_that_its_messages_showed() -> None:
+    """Known as 12 MB/s and shaped to 5 since: it is 5, whatever some messages waited for."""
+    (found,) = recorded(5e6).links((KNOWN,))
+    assert found.rate_bytes_per_s == pytest.approx(5e6, rel=0.01)
+    assert found.latency_s == KNOWN.latency_s
+
+
+def test_link_that_became_faster_has_the_rate_that_its_messages_showed() -> None:
+    """Known as 12 MB/s, it carries 30."""
+    assert recorded(30e6).links((KNOWN,))[0].rate_bytes_per_s == pytest.approx(30e6, rel=0.01)
+
+
+def test_link_keeps_a_rate_that_agrees() -> None:
+    """What was measured with care is not moved by some percent."""
+    assert recorded(11.5e6).links((KNOWN,)) == (KNOWN,)
+
+
+@pytest.mark.parametrize(
+    ("rate", "samples", "num_bytes"), [(5e6, LEAST_SAMPLES - 1, 200_000), (5e6, 40, 1000), (5e9, 40, 200_000)]
+)
+def test_link_keeps_its_rate_where_transfers_say_nothing(rate: float, samples: int, num_bytes: int) -> None:
+    """Too few messages, too small ones, or such as are through before the clocks can tell."""
+    assert recorded(rate, samples=samples, num_bytes=num_bytes).links((KNOWN,)) == (KNOWN,)
+
+
+def test_link_through_a_machines_memory_stays_what_it_is() -> None:
+    """There messages wait for processors, not for the link."""
+    link = loopback_link("a", "b")
+    assert recorded(5e6).links((link,)) == (link,)
+
+
+def test_link_that_was_assumed_is_known_after_a_run() -> None:
+    """Beyond the budget of a measurement links are assumed; a run that uses one knows it."""
+    assumed = LinkFacts(source="a", target="b", rate_bytes_per_s=5.1e6, latency_s=0.002, is_assumed=True)
+    (found,) = recorded(5e6).links((assumed,))
+    assert not found.is_assumed and found.rate_bytes_per_s == 5.1e6
