@@ -164,8 +164,7 @@ class Agent:
         """
         deadline_s = time.monotonic() + timeout_s
         self._release_other("")
-        plan = _plan(plan_json)
-        job = self._job(run_id, job_toml)
+        plan, job = _plan(plan_json), self._job(run_id, job_toml)
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
         name, files = self._options.name, result_files(job.model.task)
         with self._lock:

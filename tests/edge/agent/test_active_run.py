@@ -37,8 +37,6 @@ def test_message_took_from_its_sending_or_from_the_one_before_it() -> None:
         active.on_received("a", 500, 100.0)
     now_s[0] = 4.0
     active.on_received("c", 500, 101.0)
-    assert reports.entries == [
-        Arrived("a", 500, pytest.approx(1.0)),
-        Arrived("a", 500, pytest.approx(2.0)),
-        Arrived("c", 500, pytest.approx(3.0)),
-    ]
+    assert [entry.source for entry in reports.entries] == ["a", "a", "c"]
+    assert all(isinstance(entry, Arrived) for entry in reports.entries)
+    assert [entry.seconds for entry in reports.entries] == pytest.approx([1.0, 2.0, 3.0])
