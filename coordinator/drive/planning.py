@@ -15,6 +15,7 @@ from coordinator.drive.requests import RunRequest
 from coordinator.planner.effort import Effort
 from coordinator.planner.given_plan import accept_plan
 from coordinator.planner.given_profile import check_given, with_given_times
+from coordinator.planner.job_time import JobTime, measured_time
 from coordinator.planner.make_plan import Planned, make_plan
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import RingTuneError
@@ -28,6 +29,12 @@ class PlanReady(NamedTuple):
 
     planned: Planned
     profile: Profile
+
+    def predicted(self, request: RunRequest) -> JobTime | None:
+        """Predict the seconds of all steps; None if the times do not say, and for the rest of a run."""
+        if request.plan_only or request.resume or not self.planned.plan.course.num_steps:
+            return None
+        return measured_time(self.planned, self.profile, request.job.train.optimizer)
 
 
 def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts], links: tuple[LinkFacts, ...] = ()) -> Profile:

@@ -28,6 +28,7 @@ from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
 from coordinator.members.recruiting import Members, num_neighbours, unused_owners
 from coordinator.members.registry import Member
+from coordinator.planner.job_time import JobTime
 from coordinator.planner.make_plan import Planned
 from coordinator.records.books import RunBooks
 from coordinator.records.events import read_object
@@ -78,6 +79,7 @@ class RunDriver(Driver):
         self._neighbours: dict[str, int] = {}
         self._planned: Planned | None = None
         self._books: RunBooks | None = None
+        self._predicted: JobTime | None = None
         self._files: dict[str, dict[str, Pieces]] = {}
         self._collected: tempfile.TemporaryDirectory[str] | None = None
         self._phase = ("joining", self._started_s)
@@ -365,6 +367,9 @@ class RunDriver(Driver):
         if made.planned.note:
             self._emit(control_pb2.RunEvent(note=made.planned.note))
         self._books = RunBooks(plan, self._job, made.profile, self._emit)
+        self._predicted = made.predicted(self._request)
+        if self._predicted is not None:
+            self._emit(control_pb2.RunEvent(note=self._predicted.line()))
         start = self._checkpoints.start
         if start is not None:
             resumed = {"step": start.step, "passed_over": self._checkpoints.passed_over}
@@ -395,6 +400,7 @@ class RunDriver(Driver):
             phases_s=self._phases_s,
             predicted_bytes=self._require_plan().memory_bytes,
             unfreeze_at=self._rounds.unfreeze_at,
+            predicted_steps_s=self._predicted.steps_s if self._predicted else None,
         )
         self._emit(control_pb2.RunEvent(report_json=json.dumps(report)))
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.records.step_lines import LastStep, shown
+from coordinator.records.training_facts import training_facts
 from ringtune import __version__
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Train
@@ -264,6 +265,7 @@ class RunLedger:
         phases_s: Mapping[str, float],
         predicted_bytes: Mapping[str, int],
         unfreeze_at: Sequence[int] = (),
+        predicted_steps_s: float | None = None,
     ) -> dict[str, Any]:
         """Return the content of report.json.
 
@@ -273,6 +275,7 @@ class RunLedger:
             phases_s: seconds of each phase.
             predicted_bytes: what the planner expected each node to need.
             unfreeze_at: the steps at which one more block began to train.
+            predicted_steps_s: what the planner expected all steps of the run to take; None = it did not say.
         """
         final = self._evaluations[-1] if self._evaluations else {"rows": 0, "count": 0, "loss": None, "accuracy": None}
         return {
@@ -283,6 +286,8 @@ class RunLedger:
             "plan_digest": self._plan.digest,
             "steps": self._steps_done,
             "unfreeze_at": list(unfreeze_at),
+            "training": training_facts(self._plan.course) if self._plan.course.num_steps else None,
+            "predicted_steps_s": predicted_steps_s,
             "wall_s": round(wall_s, 6),
             "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
             "train": {

@@ -15,6 +15,7 @@ from rich.text import Text
 from coordinator.records.step_lines import STEP_KIND, LastStep
 from coordinator.screen.progress import SpokenProgress
 from coordinator.screen.progress_lines import figure
+from coordinator.screen.training_text import training_lines
 from ringtune.quantities import format_bytes
 from ringtune.schedule.plan import Plan
 
@@ -76,6 +77,8 @@ class LiveProgress(SpokenProgress):
         self._plan, self._memory_bytes = plan, memory_bytes
         self._lowest = plan.course.num_blocks
         self._bar.update(self._task, total=plan.course.num_steps)
+        for line in training_lines(plan.course):
+            self.note(line)
 
     def step(self, step: Mapping[str, Any]) -> None:
         """Move the bar and show the loss of the last step; an evaluation shows as the title of the bar."""

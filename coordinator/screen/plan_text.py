@@ -10,10 +10,12 @@ from coordinator.planner.explain import Explanation, explanation_text
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.job_time import JobTime
 from coordinator.screen.text_table import table_lines
+from coordinator.screen.training_text import training_lines
 from ringtune.costs.memory import MemoryEstimate
 from ringtune.errors import UsageError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import ops
+from ringtune.schedule.owner_turns import BY_ROWS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, Turn
@@ -58,6 +60,7 @@ def plan_text(
     lines.append(f"needs: {NEEDS}")
     lines += [time.line()] if time is not None else []
     lines.append(_turns(plan))
+    lines += training_lines(course)
     if is_stale(course):
         lines.append(_staleness(plan))
     lines.append(_privacy(plan))
@@ -86,6 +89,8 @@ def _nodes(plan: Plan, memory: Mapping[str, MemoryEstimate], budgets: Mapping[st
 def _turns(plan: Plan) -> str:
     owners, steps = [owner.node for owner in plan.course.owners], plan.course.local_iterations
     each = f"{steps} steps" if steps > 1 else "a step"
+    if plan.course.turns == BY_ROWS:
+        return f"turns of {each}, by rows: {', '.join(owners)}"
     return f"turns of {each}: {', then '.join(owners)}{', and again' if len(owners) > 1 else ''}"
 
 

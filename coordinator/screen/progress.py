@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from coordinator.records.step_lines import STEP_KIND, LastStep
+from coordinator.records.training_facts import training_facts
 from coordinator.screen.join_hints import join_lines, listening_line
 from coordinator.screen.progress_lines import (
     evaluating_line,
@@ -18,6 +19,7 @@ from coordinator.screen.progress_lines import (
     step_line,
     unfreeze_line,
 )
+from coordinator.screen.training_text import training_lines
 from ringtune.schedule.plan import Plan
 
 _PLAIN_INTERVAL_S = 2.0
@@ -96,7 +98,7 @@ class PlainProgress(SpokenProgress):
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
         """Show a line for each node."""
-        for line in plan_lines(plan, memory_bytes):
+        for line in [*plan_lines(plan, memory_bytes), *training_lines(plan.course)]:
             self.note(line)
 
     def step(self, step: Mapping[str, Any]) -> None:
@@ -128,11 +130,12 @@ class JsonProgress(Progress):
         self._write("state", {"state": state})
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
-        """Write a line with slices, owners and memory."""
+        """Write a line with slices, owners, memory, and what is trained on (null where nothing is)."""
         slices = {piece.node: [piece.start, piece.stop] for piece in plan.placement.slices}
         owners = [owner.node for owner in plan.course.owners]
         value = {"digest": plan.digest, "slices": slices, "owners": owners, "num_steps": plan.course.num_steps}
-        self._write("plan", {**value, "memory_bytes": dict(memory_bytes)})
+        training = training_facts(plan.course) if plan.course.num_steps else None
+        self._write("plan", {**value, "memory_bytes": dict(memory_bytes), "training": training})
 
     def step(self, step: Mapping[str, Any]) -> None:
         """Write a line with the item's numbers."""

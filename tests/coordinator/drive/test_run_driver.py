@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import threading
 from functools import partial
@@ -16,7 +17,7 @@ from coordinator.drive import agent_calls
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.make_plan import make_plan
 from coordinator.run_folder.folder import RunFolder
-from coordinator.screen.progress import Progress
+from coordinator.screen.progress import PlainProgress, Progress
 from coordinator.submit.client import Client
 from coordinator.submit.outcome import Outcome
 from ringtune.costs.profile import Profile
@@ -154,6 +155,23 @@ def test_run_metrics_have_the_evaluations_too(tmp_path: Path) -> None:
     assert [(line["accuracy"], line["loss"], line["rows"]) for line in found] == [(0.4, 0.5, 10)] * 2
     report = json.loads((tmp_path / "report.json").read_text())
     assert [{"kind": "evaluation", **entry} for entry in report["evaluations"]] == found
+
+
+def test_run_says_what_it_trains_on_and_how_long_before_it_trains(tmp_path: Path) -> None:
+    """In the opening lines and in the report: two owners of ten rows, eight steps of four; and the predicted time."""
+    stream = io.StringIO()
+    with FakeCluster("a", "b") as cluster, RunFolder(tmp_path) as folder, Client(cluster.server.address) as client:
+        client.run(job(train__turns="rows"), progress=PlainProgress(stream), folder=folder)
+    lines = stream.getvalue().splitlines()
+    opening = lines[: lines.index("training ...")]
+    assert "trains 8 steps in 2 rounds (turns of 2 steps, by rows): 20 of 20 rows (100%), 1.6 passes" in opening
+    assert "  a  4 steps of 4 rows: 10 of its 10 rows, each 1 to 3 times" in opening
+    assert "2 classes: neg, pos" in opening
+    assert any(line.startswith("predicted: ") for line in opening)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["training"]["used_share"], report["training"]["classes"]) == (1.0, ["neg", "pos"])
+    assert report["training"]["owners"]["b"]["steps"] == 4
+    assert report["predicted_steps_s"] > 0
 
 
 def test_run_that_decides_unfreezes_by_its_losses(tmp_path: Path) -> None:

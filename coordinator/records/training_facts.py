@@ -1,0 +1,79 @@
+"""What a run trains on and how much of it, for the opening lines and for report.json: known from its course alone.
+
+Names of classes and numbers of rows are what the owners tell the coordinator anyway; how many rows a class has stays
+with them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringtune.jobs.labels import look_alikes
+from ringtune.schedule.course import Course
+from ringtune.schedule.owner_turns import EQUAL
+from ringtune.schedule.row_use import RowUse, row_uses
+
+_FAR_APART = 1.5
+
+
+def training_facts(course: Course) -> dict[str, Any]:
+    """Return steps, turns, classes, and how much each owner's rows are used, as numbers and names."""
+    uses, rows = row_uses(course), sum(owner.train_rows for owner in course.owners)
+    used = sum(use.used_rows for use in uses)
+    return {
+        "steps": course.num_steps,
+        "turns": course.turns,
+        "steps_of_turn": course.local_iterations,
+        "rounds": -(-course.num_steps // (course.local_iterations * len(course.owners))),
+        "rows": rows,
+        "used_rows": used,
+        "used_share": round(used / rows, 6),
+        "passes": round(sum(use.trained_rows for use in uses) / rows, 6),
+        "classes": list(course.labels),
+        "owners": {use.owner: _owner(use) for use in uses},
+        "notes": training_notes(course),
+    }
+
+
+def _owner(use: RowUse) -> dict[str, Any]:
+    return {
+        "rows": use.rows,
+        "steps": use.steps,
+        "rows_of_batch": use.batch_rows,
+        "used_rows": use.used_rows,
+        "passes": round(use.passes, 6),
+        "least_times": use.least,
+        "most_times": use.most,
+    }
+
+
+def training_notes(course: Course) -> list[str]:
+    """Say what a person may not expect: rows that are left out or used more often than others, alike classes."""
+    if not course.num_steps:
+        return []
+    uses = row_uses(course)
+    idle = [use.owner for use in uses if not use.steps]
+    small = [use for use in uses if use.batch_rows < course.batch_size]
+    found = []
+    if idle:
+        remedy = "train longer, or lower train.local_iterations"
+        found.append(f"no turn in {course.num_steps} steps, so no row is used: {_names(idle)}; {remedy}")
+    elif any(use.used_rows < use.rows for use in uses):
+        found.append("not every row is used; train.epochs = 1 would use each about once")
+    least, most = min(uses, key=lambda use: use.passes), max(uses, key=lambda use: use.passes)
+    if course.turns == EQUAL and not idle and most.passes > _FAR_APART * least.passes:
+        found.append(
+            f"rows of {most.owner} are used {most.passes / least.passes:.1f} times as often as those of {least.owner}, "
+            "because every owner has as many steps; train.turns = 'rows' gives steps by rows"
+        )
+    if small:
+        sizes = ", ".join(f"{use.owner} {use.rows}" for use in small)
+        found.append(f"fewer rows than a batch of {course.batch_size}, so smaller batches: {sizes}")
+    for group in look_alikes(course.labels):
+        names = " and ".join(map(repr, group))
+        found.append(f"{names} are different classes, though they differ in spaces or capitals only; correct the rows?")
+    return found
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
