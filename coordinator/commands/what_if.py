@@ -177,6 +177,10 @@ def _sweep(
     if csv is not None:
         write_durably(csv, sweep_csv(axes, rows).encode())
     if plot is not None:
-        write_plot(plot, axes, before.prediction.wall_s, found)
+        course = question.plan.course
+        title = (
+            f"{course.method.name}, {course.num_blocks} blocks, {len(question.plan.nodes)} nodes: predicted wall time"
+        )
+        write_plot(plot, axes, before.prediction.wall_s, found, title=title)
     if is_stopped:
         raise InterruptedRunError(f"stopped; {len(found)} of {len(cells)} cells are done, and they are above")

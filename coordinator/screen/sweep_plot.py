@@ -1,21 +1,39 @@
-"""Draw a sweep: wall time over the first axis, a line for each combination of the others."""
+"""Draw a sweep: wall time over the first axis, a line or bars for each combination of the others."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coordinator.what_if.what_if import CellResult
 from ringtune.errors import RingTuneError, UsageError
 from ringtune.files.durable import write_durably
+from ringtune.quantities import parse_bytes
 from sim.sweep import Axis
 
 FORMATS = (".png", ".svg")
 _INCHES = (8.0, 5.0)
 _DPI = 120
+_MOST_TICKS = 12
+_UNITS = {
+    "compute": "times as fast",
+    "memory": "bytes",
+    "rate": "bytes a second",
+    "latency": "seconds",
+    "microbatches": "parts of a step",
+    "batch_size": "rows of a step",
+    "num_steps": "steps",
+    "local_iterations": "steps of a turn",
+    "every_steps": "steps until one more block trains",
+    "eval_every": "steps between evaluations",
+    "checkpoint_every": "steps between checkpoints",
+    "credits": "tensors in flight on a link",
+}
 
 
 def check_plot(path: Path) -> Any:
@@ -33,14 +51,15 @@ def check_plot(path: Path) -> Any:
         raise RingTuneError("--plot needs the package 'matplotlib'; pip install matplotlib") from error
 
 
-def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequence[CellResult]) -> None:
-    """Draw a sweep; cells without a time leave a gap.
+def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequence[CellResult], *, title: str) -> None:
+    """Draw a sweep: numbers as points on a line, categories as bars side by side; cells without a time leave a gap.
 
     Args:
         path: of the picture, ``.png`` or ``.svg``.
         axes: of the grid; the first one goes to the right.
         before_s: wall time of the plan as it is, a dashed line.
         cells: results in the order of the grid.
+        title: what was predicted.
 
     Raises:
         UsageError: the name has another ending.
@@ -49,22 +68,12 @@ def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequenc
     """
     figure = check_plot(path).Figure(figsize=_INCHES, layout="constrained")
     plot = figure.subplots()
-    first, others = axes[0], axes[1:]
-    places = _places(first.values)
-    lines: dict[tuple[str, ...], dict[str, float]] = {}
-    for cell in cells:
-        line = lines.setdefault(cell.values[1:], {})
-        if cell.wall_s is not None:
-            line[cell.values[0]] = cell.wall_s
-    for values, line in lines.items():
-        label = ", ".join(f"{axis.key} = {value}" for axis, value in zip(others, values, strict=True))
-        heights = [line.get(value, float("nan")) for value in first.values]
-        plot.plot(places, heights, marker="o", label=label or "what if")
+    first = axes[0]
+    _draw(plot, first, _series(axes, cells))
     plot.axhline(before_s, color="grey", linestyle="--", label="as it is")
-    if not _are_numbers(first.values):
-        plot.set_xticks(places, first.values)
-    plot.set_xlabel(first.key)
-    plot.set_ylabel("predicted wall time, seconds")
+    plot.set_title(title)
+    plot.set_xlabel(axis_label(first.key))
+    plot.set_ylabel("predicted wall time (seconds)")
     plot.set_ylim(bottom=0)
     plot.legend()
     picture = io.BytesIO()
@@ -75,16 +84,43 @@ def write_plot(path: Path, axes: Sequence[Axis], before_s: float, cells: Sequenc
     write_durably(path, picture.getvalue())
 
 
-def _are_numbers(values: Sequence[str]) -> bool:
-    try:
-        return bool([float(value) for value in values])
-    except ValueError:
-        return False
+def _series(axes: Sequence[Axis], cells: Sequence[CellResult]) -> dict[str, list[float]]:
+    """List the heights over the first axis by the label of the other axes' values; no time is not a number."""
+    found: dict[str, dict[str, float]] = {}
+    for cell in cells:
+        others = zip(axes[1:], cell.values[1:], strict=True)
+        label = ", ".join(f"{axis.key} = {value}" for axis, value in others) or "what if"
+        found.setdefault(label, {})[cell.values[0]] = math.nan if cell.wall_s is None else cell.wall_s
+    return {label: [line.get(value, math.nan) for value in axes[0].values] for label, line in found.items()}
 
 
-def _places(values: Sequence[str]) -> list[float]:
-    """Places of the values on the axis: numbers stand at their value, other texts side by side.
+def _draw(plot: Any, axis: Axis, series: Mapping[str, Sequence[float]]) -> None:
+    """Draw every series, with ticks at the values themselves unless there are too many."""
+    numbers = _numbers(axis.values)
+    if numbers is None:
+        width = 0.8 / max(1, len(series))
+        for index, (label, heights) in enumerate(series.items()):
+            shift = (index - (len(series) - 1) / 2) * width
+            plot.bar([place + shift for place in range(len(heights))], heights, width=width, label=label)
+        plot.set_xticks(range(len(axis.values)), axis.values)
+        return
+    for label, heights in series.items():
+        plot.plot(numbers, heights, marker="o", label=label)
+    if len(numbers) <= _MOST_TICKS:
+        plot.set_xticks(numbers, axis.values)
+    elif all(number.is_integer() for number in numbers):
+        plot.xaxis.set_major_locator(importlib.import_module("matplotlib.ticker").MaxNLocator(integer=True))
 
-    Example: 1 and 4 stand at 1 and 4, "iid" and "dirichlet" at 0 and 1.
-    """
-    return [float(value) for value in values] if _are_numbers(values) else [float(i) for i in range(len(values))]
+
+def axis_label(key: str) -> str:
+    """Name a key with its unit: ``microbatches (parts of a step)``, ``bob.compute (times as fast)``."""
+    unit = _UNITS.get(key.rpartition(".")[2], "")
+    return f"{key} ({unit})" if unit else key
+
+
+def _numbers(values: Sequence[str]) -> list[float] | None:
+    """Read the values as numbers, sizes as bytes; None if they are categories, as ``float32`` and ``int8``."""
+    for read in (float, lambda text: float(parse_bytes(text))):
+        with contextlib.suppress(ValueError, UsageError):
+            return [read(value) for value in values]
+    return None

@@ -18,12 +18,14 @@ import pytest
 from coordinator.planner import choose
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.predict.judge import simulated_job_s
+from coordinator.screen import sweep_plot
 from coordinator.screen.sweep_progress import shown_cells
 from coordinator.what_if.what_if import CellResult, WhatIf
 from ringtune.errors import StorageError
 from ringtune.files import durable
 from ringtune.jobs.job import load_job
 from sim.prediction import predict
+from sim.sweep import parse_axis
 from tests.support.plans import changed
 from tests.support.predictions import PLAN, PROFILE, ringtune, tiny_job, write_pair, write_run
 from tests.support.profiles import profile_of
@@ -416,6 +418,39 @@ def test_sweep_draws_a_picture(ending: str, pair: tuple[str, ...], tmp_path: Pat
         text = pictures[0].decode()
         for word in ("wire_dtype", "float32", "int8", "bob.compute = 2", "as it is"):
             assert word in text
+        for title in ("ringada, 4 blocks, 2 nodes: predicted wall time", "predicted wall time (seconds)"):
+            assert title in text
+
+
+class Plot:
+    """Notes what is drawn on it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments, **_: self.calls.append((name, arguments))
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        """The arguments of all calls of that name."""
+        return [arguments for called, arguments in self.calls if called == name]
+
+
+def test_sweep_draws_categories_as_bars_and_numbers_with_their_own_ticks() -> None:
+    """Nothing lies between float32 and int8; between 1 and 4 micro-batches there is no 2.5; sizes are numbers."""
+    plot = Plot()
+    sweep_plot._draw(plot, parse_axis("wire_dtype=float32,int8"), {"a": [2.0, 1.0], "b": [3.0, 1.5]})
+    assert [bars[1] for bars in plot.of("bar")] == [[2.0, 1.0], [3.0, 1.5]] and not plot.of("plot")
+    assert plot.of("bar")[0][0] == pytest.approx([-0.2, 0.8])
+    assert plot.of("set_xticks") == [(range(2), ("float32", "int8"))]
+    whole, sizes = Plot(), Plot()
+    sweep_plot._draw(whole, parse_axis("microbatches=1,2,4"), {"a": [3.0, 2.0, 1.0]})
+    assert whole.of("plot") == [([1.0, 2.0, 4.0], [3.0, 2.0, 1.0])]
+    assert whole.of("set_xticks") == [([1.0, 2.0, 4.0], ("1", "2", "4"))]
+    sweep_plot._draw(sizes, parse_axis("bob.memory=512MiB,1GiB"), {"a": [1.0, 1.0]})
+    assert sizes.of("plot")[0][0] == [512 * 2**20, 2**30]
+    assert sweep_plot.axis_label("link.a.b.latency") == "link.a.b.latency (seconds)"
+    assert sweep_plot.axis_label("wire_dtype") == "wire_dtype"
 
 
 def test_sweep_names_the_extra_for_pictures(
