@@ -163,7 +163,7 @@ class Train:
         max_length: tokens; longer texts are cut.
         local_iterations: steps of an owner's turn, before the next owner has one.
         turns: whose turn comes when: each owner once a round, or as often as its share of the rows.
-        rounds: as many turns as there are owners, so often; None exactly if ``epochs`` or ``max_steps`` is given.
+        rounds: as many turns as there are owners, so often; 5 if ``epochs`` and ``max_steps`` are not given either.
         epochs: passes over all owners' rows together, rounded up to whole rounds; may be a fraction.
         max_steps: optimizer steps of the whole run.
         eval_every: steps between evaluations; 0 = at the end only.
