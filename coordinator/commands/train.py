@@ -29,7 +29,11 @@ def train(
     change: options.Changes = None,
     replace: Annotated[bool, typer.Option("--replace", help="Remove an earlier run's files from the folder.")] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder, from its newest complete checkpoint.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run in the folder, from its newest checkpoint; a finished one with more train.rounds.",
+        ),
     ] = False,
     profile: options.ProfileFile = None,
     plan: Annotated[

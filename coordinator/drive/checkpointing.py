@@ -13,7 +13,8 @@ from coordinator.planner.make_plan import Planned, keep_plan
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError, ModelError
 from ringtune.jobs.job import Job
-from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard, job_digest
+from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard
+from ringtune.rounds.job_changes import job_digest
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
@@ -127,6 +128,7 @@ class Checkpointing:
         """Add to a preparation the shard that the node shall load, if the run goes on from a checkpoint."""
         if self._chosen is not None:
             request.checkpoint_run = self._run_id
+            request.checkpoint_plan = self._chosen.plan_digest
             request.start_holder = self._chosen.holder
             request.shard.step = self._chosen.step
             request.shard.sha256 = self._chosen.shard_of(node).sha256

@@ -3,11 +3,13 @@
 ::
 
     DIR/checkpoints/step-<N>.json    a complete checkpoint: the shard of every node with its digest
+    DIR/checkpoints/lengths.json     how long the run was before it was made longer
     DIR/checkpoints/nodes/<node>/    with --local: where that node keeps its shards
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -18,11 +20,14 @@ from coordinator.records.step_lines import is_settled
 from ringtune.errors import IntegrityError, JobError, PlanError, UsageError
 from ringtune.files.durable import remove_partial_files, storage_errors, write_durably
 from ringtune.jobs.job import Job, parse_job
-from ringtune.rounds.checkpoint import KEPT, CheckpointManifest, Resume, changed_keys, describe_changes
+from ringtune.rounds.checkpoint import KEPT, CheckpointManifest, Resume
+from ringtune.rounds.job_changes import changed_keys, describe_changes
+from ringtune.rounds.length import LENGTH_KEYS, Length, longer, num_steps_of
 from ringtune.schedule.plan import Plan
 
 FOLDER = "checkpoints"
 NODES = "nodes"
+_LENGTHS = "lengths.json"
 _NAME = re.compile(r"step-(\d+)\.json")
 
 
@@ -74,6 +79,30 @@ class RunCheckpoints:
                 damaged.append(f"{self.path(step)} can't be used: {error}")
         return tuple(found), tuple(damaged)
 
+    def lengths(self) -> tuple[Length, ...]:
+        """List the lengths that the run had before it was made longer, oldest first.
+
+        Raises:
+            IntegrityError: the file is damaged.
+        """
+        path = self._folder / _LENGTHS
+        try:
+            return tuple(Length(**value) for value in json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError, TypeError) as error:
+            raise IntegrityError(f"{path} can't be read ({error}); without it the run can't go on") from error
+
+    def was_as_long_as(self, length: Length) -> None:
+        """Remember a length that the run had, before its job is written over.
+
+        Raises:
+            StorageError: no room.
+        """
+        if length not in self.lengths():
+            lengths = [dataclasses.asdict(entry) for entry in (*self.lengths(), length)]
+            write_durably(self._folder / _LENGTHS, json.dumps(lengths).encode())
+
     def go_back_to(self, step: int) -> None:
         """Delete the manifests after ``step``, from which the run goes on now."""
         for newer in self.steps():
@@ -102,34 +131,81 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
     """
     if not run_folder.is_dir():
         raise UsageError(f"{run_folder} holds no run to go on with; correct --out, or leave --resume out")
-    _require_same_job(run_folder / "job.toml", job)
-    _require_unfinished(run_folder)
-    manifests, damaged = RunCheckpoints(run_folder).read()
+    checkpoints = RunCheckpoints(run_folder)
+    lengths = _lengths_before(run_folder / "job.toml", job, checkpoints)
+    if not lengths:
+        _require_unfinished(run_folder)
+    manifests, damaged = checkpoints.read()
     for problem in damaged:
         note(problem)
     if not manifests:
         if damaged:
             raise IntegrityError(f"{'; '.join(damaged)}; no other checkpoint is left, start the run without --resume")
+        if (run_folder / "report.json").exists():
+            raise UsageError(
+                f"the run in {run_folder} has no checkpoint, so it can't be made longer; repeat it: --replace"
+            )
         note(f"{run_folder} has no complete checkpoint yet: the run begins anew")
         return None
-    resume = Resume(plan=_read_plan(run_folder / "plan.json"), manifests=manifests)
+    plan = _read_plan(run_folder / "plan.json")
+    if lengths and num_steps_of(job, plan) != plan.course.num_steps:
+        plan = _made_longer(plan, job, note)
+        manifests = _at_turns(manifests, plan, note)
+    elif lengths:
+        _require_unfinished(run_folder)
+    resume = Resume(plan=plan, manifests=manifests, lengths=lengths)
     resume.check(job)
     return resume
 
 
-def _require_same_job(path: Path, job: Job) -> None:
+def _lengths_before(path: Path, job: Job, checkpoints: RunCheckpoints) -> tuple[Length, ...]:
+    """List the lengths that a run had, and that it has if the job asks for another one.
+
+    Raises:
+        JobError: the run is of another job.
+    """
     try:
         before = parse_job(path.read_text(encoding="utf-8"), source=str(path), is_record=True)
     except FileNotFoundError:
-        return  # stopped before anything was decided; a checkpoint has its own digest of the job
+        return ()  # stopped before anything was decided; a checkpoint has its own digest of the job
     except OSError as error:
         raise IntegrityError(f"can't read {path}: {error.strerror}") from error
     changed = changed_keys(before, job)
-    if changed:
+    if not set(changed) <= set(LENGTH_KEYS):
         raise JobError(
             f"{path} is of another job: {describe_changes(before, job)}; give the job that the run was started with, "
             "or another --out"
         )
+    return (*checkpoints.lengths(), Length.of(before)) if changed else checkpoints.lengths()
+
+
+def _made_longer(plan: Plan, job: Job, note: Callable[[str], None]) -> Plan:
+    """Make the plan of the longer run, and say so.
+
+    Raises:
+        JobError: the run can't be made longer.
+    """
+    made = longer(plan, job)
+    note(f"the run had {plan.course.num_steps} steps and gets {made.course.num_steps}")
+    return made
+
+
+def _at_turns(
+    manifests: tuple[CheckpointManifest, ...], plan: Plan, note: Callable[[str], None]
+) -> tuple[CheckpointManifest, ...]:
+    """Leave out the checkpoint of a last turn that was cut short, which the longer run does to its end.
+
+    Raises:
+        UsageError: none is left.
+    """
+    length = plan.course.local_iterations
+    usable = tuple(manifest for manifest in manifests if manifest.step % length == 0)
+    for manifest in manifests:
+        if manifest not in usable:
+            note(f"the checkpoint of step {manifest.step} is within a turn of {length} steps of the longer run")
+    if not usable:
+        raise UsageError("no checkpoint is at the end of a turn of the longer run; train it from its start, --replace")
+    return usable
 
 
 def _require_unfinished(run_folder: Path) -> None:

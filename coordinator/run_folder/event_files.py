@@ -35,7 +35,7 @@ class EventFiles:
             case "run_id":
                 self._run_id = event.run_id
             case "job_toml":
-                folder.write_text("job.toml", event.job_toml)
+                folder.write_job(event.job_toml)
             case "profile_json":
                 folder.write_json("profile.json", event.profile_json)
             case "plan_json":

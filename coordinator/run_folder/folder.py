@@ -30,7 +30,10 @@ from coordinator.run_folder.place import PLACE
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.chunks import FileJoiner
 from ringtune.files.durable import rename_durably, storage_errors, write_durably
+from ringtune.jobs.job import parse_job
 from ringtune.rounds.checkpoint import CheckpointManifest
+from ringtune.rounds.job_changes import changed_keys
+from ringtune.rounds.length import Length
 from ringtune.v1 import control_pb2
 
 LOG = "run.log"
@@ -41,7 +44,7 @@ _OWN_FOLDERS = ("adapter", "recordings", "logs", FOLDER, PARTS)
 _REMOVE_S = 5.0
 _RETRY_S = 0.1
 _PART = ".part"
-_PLAN, _METRICS, _REPORT = "plan.json", "metrics.jsonl", "report.json"
+_JOB, _PLAN, _METRICS, _REPORT = "job.toml", "plan.json", "metrics.jsonl", "report.json"
 _PATH = re.compile(r"[a-z0-9][A-Za-z0-9._-]*(/[a-zA-Z0-9][A-Za-z0-9._-]*){0,2}")
 
 
@@ -103,6 +106,21 @@ class RunFolder:
             StorageError: no room.
         """
         write_durably(self._target(name), text.encode())
+
+    def write_job(self, text: str) -> None:
+        """Write the job; of a run that was made longer, its former length is remembered first.
+
+        Raises:
+            JobError: the text is no job.
+            StorageError: no room.
+        """
+        path = self.path / _JOB
+        if path.is_file() and self.checkpoints.steps():
+            before = parse_job(path.read_text(encoding="utf-8"), source=str(path), is_record=True)
+            now = parse_job(text, source="the job of the run", is_record=True)
+            if changed_keys(before, now):
+                self.checkpoints.was_as_long_as(Length.of(before))
+        self.write_text(_JOB, text)
 
     def write_json(self, name: str, text: str) -> None:
         """Write a JSON document, indented for people; ``report.json`` gets the totals of the run's earlier parts.

@@ -8,6 +8,7 @@ did after the checkpoint from which the next one went on was done again, and cou
 
     DIR/parts/stops.json     [40, 80]: the steps from which the run went on
     DIR/parts/1/trace.json   what the first attempt has left, if it lived long enough to leave it; and so on
+    DIR/parts/1/adapter/     of a run that was done and then made longer: what it had trained until then
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ringtune.files.durable import make_folder, rename_durably, storage_errors, 
 
 FOLDER = "parts"
 _STOPS = "stops.json"
-_OF_ONE_PART = ("trace.json", "report.json")
+_OF_ONE_PART = ("trace.json", "report.json", "adapter")
 
 
 class RunParts:

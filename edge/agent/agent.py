@@ -315,7 +315,13 @@ class Agent:
             )
             if goes_on is not None and active.saver is not None:
                 held_head = goes_on.holder == active.node
-                active.saver.load(goes_on.shard.step, goes_on.shard.sha256, active.executor, with_head=held_head)
+                active.saver.load(
+                    goes_on.shard.step,
+                    goes_on.shard.sha256,
+                    active.executor,
+                    with_head=held_head,
+                    plan_digest=goes_on.plan_digest,
+                )
 
         left_s = deadline_s - time.monotonic()
         self._compute.call(work, timeout_s=left_s, what=f"node {self._options.name} to build its slice")

@@ -165,7 +165,8 @@ def _timing(request: control_pb2.InspectRequest) -> TimingRequest | None:
 def _goes_on(request: control_pb2.PrepareRequest) -> GoesOn | None:
     if not request.HasField("shard"):
         return None
-    return GoesOn(request.checkpoint_run, ShardAsked(request.shard.step, request.shard.sha256), request.start_holder)
+    shard = ShardAsked(request.shard.step, request.shard.sha256)
+    return GoesOn(request.checkpoint_run, shard, request.start_holder, request.checkpoint_plan)
 
 
 class AgentServer:

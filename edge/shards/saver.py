@@ -77,8 +77,15 @@ class Saver:
         shards.keep_rows(self._rows)
         return shards.write(step, content, node=self._node)
 
-    def load(self, step: int, sha256: str, executor: Loads, *, with_head: bool) -> None:
-        """Load the shard of ``step`` into the executor; ``with_head`` if this node held the head then.
+    def load(self, step: int, sha256: str, executor: Loads, *, with_head: bool, plan_digest: str = "") -> None:
+        """Load the shard of ``step`` into the executor.
+
+        Args:
+            step: of the shard.
+            sha256: hex digest of its file.
+            executor: to load it into.
+            with_head: whether this node held the head then.
+            plan_digest: of the plan under which it was written; empty = that of this run.
 
         Raises:
             IntegrityError: the shard is missing, damaged, or of something else; names it.
@@ -92,7 +99,8 @@ class Saver:
             )
         content = shards.read(step, sha256, node=self._node)
         try:
-            executor.load_shard(content, self._metadata(step), with_head=with_head)
+            written = self._metadata(step) | ({"plan_digest": plan_digest} if plan_digest else {})
+            executor.load_shard(content, written, with_head=with_head)
         except IntegrityError as error:
             raise IntegrityError(f"node {self._node}, {shards.path(step)}: {error}") from error
 
@@ -134,11 +142,13 @@ class GoesOn(NamedTuple):
         run_id: the run that wrote the shard; further ones are kept with it.
         shard: this node's.
         holder: the owner that has the head.
+        plan_digest: of the plan under which the shard was written; empty = that of the run.
     """
 
     run_id: str
     shard: ShardAsked
     holder: str
+    plan_digest: str = ""
 
 
 def open_saver(

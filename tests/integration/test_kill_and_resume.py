@@ -100,6 +100,19 @@ def test_run_whose_terminal_is_closed_saves(whole: Whole, tmp_path: Path) -> Non
     assert f"stopped by the user, with a checkpoint of step {newest}" in run.errors()
 
 
+def test_finished_run_is_made_longer(whole: Whole, tmp_path: Path) -> None:
+    """Nodes take the shards of the shorter run, and only the further steps are done."""
+    job, _ = whole
+    out = tmp_path / "out"
+    shutil.copytree(job.parent / "whole", out)
+    run = LocalRun(job, out, "--resume", "--set", "train.max_steps=66")
+    assert run.wait() == 0, run.errors()
+    assert "the run had 60 steps and gets 66" in run.notes() and "going on after step 60" in run.notes()
+    assert steps_of_metrics(out) == list(range(1, 67))
+    report = json.loads((out / "report.json").read_text())
+    assert (report["steps"], report["whole"]["steps"]) == (6, 66)
+
+
 def test_resume_with_another_number_of_nodes_is_refused(whole: Whole, tmp_path: Path) -> None:
     """The shards of the missing nodes are named, before anything is started."""
     job, _ = whole

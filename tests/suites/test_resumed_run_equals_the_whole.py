@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 
@@ -133,3 +134,38 @@ def test_drained_run_goes_on_with_the_same_bits(drained: tuple[Case, Plan, dict[
     carrier = rebuilt(case, plan, carrier.shards[checkpoint.step], checkpoint)
     rest = run(plan, carrier, seed, start=start)
     assert same_bits(carrier.collected(plan, holder_of(plan, rest)), wanted)
+
+
+LONGER: dict[str, tuple[Slices, dict[str, object]]] = {
+    "deeper-in-the-longer-run": (THREE, {"dropout": 0.1, "microbatches": 2}),
+    "several-owners": (THREE, {"owners": ("b", "d"), "microbatches": 2}),
+    "all": (THREE, {"method": "all", "owners": ("d",)}),
+    "pipeadapter": (THREE, {"method": "pipeadapter", "owners": ("b", "d"), "microbatches": 2}),
+}
+
+
+@pytest.mark.parametrize("name", LONGER)
+def test_run_that_is_made_longer_gives_the_bits_of_the_longer_run(folder: Path, name: str) -> None:
+    """From the last checkpoint of 8 steps to step 12: as if it had had 12 steps from the start."""
+    slices, changes = LONGER[name]
+    values: dict[str, object] = {
+        "every_steps": 4,
+        "eval_every": 5,
+        "checkpoint_every": 4,
+        "local_iterations": 2,
+        "lr_schedule": "constant",
+    }
+    short, long = (
+        Case(folder=folder, **{**values, **changes, "num_steps": steps})  # type: ignore[arg-type]
+        for steps in (8, 12)
+    )
+    plan = short.plan(slices)
+    made = dataclasses.replace(plan, course=dataclasses.replace(plan.course, num_steps=12))
+    whole = make_carrier(long, made)
+    wanted = whole.collected(made, holder_of(made, run(made, whole, 0)))
+    first = make_carrier(short, plan)
+    saved = [entry for entry in run(plan, first, 2).logged if isinstance(entry, rd.LogCheckpoint)][-1]
+    assert saved.step == 8
+    carrier = rebuilt(long, made, first.shards[8], saved)
+    rest = run(made, carrier, 1, start=StartPoint.of(made.course, step=8, holder=saved.holder))
+    assert same_bits(carrier.collected(made, holder_of(made, rest)), wanted)

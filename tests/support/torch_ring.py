@@ -42,6 +42,7 @@ class Case:
     microbatches: int = 1
     optimizer: str = "adamw"
     dropout: float = 0.0
+    lr_schedule: str = "linear"
     dtype: str = "float64"
     wire: str = ""  # empty = as ``dtype``
     num_steps: int = 50
@@ -72,7 +73,7 @@ class Case:
             optimizer = "{self.optimizer}"
             learning_rate = 1e-2
             weight_decay = {self.weight_decay}
-            lr_schedule = "linear"
+            lr_schedule = "{self.lr_schedule}"
             warmup_steps = 3
             dropout = {self.dropout}
             batch_size = 8

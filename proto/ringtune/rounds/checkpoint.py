@@ -22,6 +22,7 @@ from ringtune.files.digests import json_digest
 from ringtune.files.strict import read_dataclass
 from ringtune.ids import check_node_name, check_run_id
 from ringtune.jobs.job import Job
+from ringtune.rounds.length import Length, digests
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
@@ -29,7 +30,6 @@ from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 SCHEMA: Final = 1
 KEPT: Final = 2
 """How many complete checkpoints are kept."""
-_MOST_TOLD = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class CheckpointManifest:
         schema: of this form.
         run_id: the run under which nodes keep the shards: the first one, if it was resumed.
         plan_digest: of the plan.
-        job_digest: of the job, see ``job_digest``.
+        job_digest: of the job, see ``job_changes.job_digest``.
         model_digest: of the base model (``profile.ModelFacts``).
         step: optimizer steps done.
         holder: the owner whose shard has the head.
@@ -141,16 +141,20 @@ class Resume:
     """What a submitter hands over to go on with a run.
 
     Attributes:
-        plan: of the run; it stays as it was.
+        plan: of the run; it stays as it was, but for its length.
         manifests: newest first; the first one whose shards are intact everywhere is taken.
+        lengths: that the run had before it was made longer.
     """
 
     plan: Plan
     manifests: tuple[CheckpointManifest, ...]
+    lengths: tuple[Length, ...] = ()
 
     def to_text(self) -> str:
         """Write plan and manifests as JSON text."""
-        return json.dumps({"plan": self.plan.to_json(), "manifests": [entry.to_json() for entry in self.manifests]})
+        lengths = [dataclasses.asdict(length) for length in self.lengths]
+        manifests = [entry.to_json() for entry in self.manifests]
+        return json.dumps({"plan": self.plan.to_json(), "manifests": manifests, "lengths": lengths})
 
     @staticmethod
     def parse(text: str) -> Resume:
@@ -164,9 +168,10 @@ class Resume:
             value = json.loads(text)
             plan, manifests = value["plan"], value["manifests"]
             found = tuple(CheckpointManifest.from_json(entry) for entry in manifests)
+            lengths = tuple(Length(**length) for length in value.get("lengths", ()))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise IntegrityError(f"what came to go on from is not readable ({error}); use one version") from error
-        return Resume(plan=Plan.from_json(plan), manifests=found)
+        return Resume(plan=Plan.from_json(plan), manifests=found, lengths=lengths)
 
     def check(self, job: Job) -> None:
         """Refuse checkpoints that do not belong to this job and plan.
@@ -177,11 +182,12 @@ class Resume:
         """
         if not self.manifests:
             raise UsageError("there is no checkpoint to go on from; start the run without --resume")
+        known = digests(job, self.plan, self.lengths)
         for manifest in self.manifests:
             name = f"the checkpoint of step {manifest.step}"
-            if manifest.job_digest != job_digest(job):
+            if manifest.job_digest not in known:
                 raise PlanError(f"{name} is of another job; give the job that the run was started with")
-            if manifest.plan_digest != self.plan.digest:
+            if manifest.plan_digest not in known[manifest.job_digest]:
                 raise PlanError(
                     f"{name} is of plan {manifest.plan_digest[:12]}, plan.json is {self.plan.digest[:12]}; they have "
                     "to be of one run"
@@ -212,40 +218,3 @@ class Resume:
                 return manifest, tuple(passed)
             passed.append(f"the checkpoint of step {manifest.step} can't be used: {'; '.join(wrong)}")
         raise IntegrityError(f"{'. '.join(passed)}. No other checkpoint is left; start the run without --resume")
-
-
-def job_digest(job: Job) -> str:
-    """SHA-256 of everything in a job that can change its result: all but ``[runtime]``."""
-    return json_digest(_result_keys(job))
-
-
-def changed_keys(before: Job, now: Job) -> tuple[str, ...]:
-    """The dotted keys in which two jobs differ, sorted; ``[runtime]`` does not count."""
-    old, new = _result_keys(before), _result_keys(now)
-    names = sorted(old.keys() | new.keys())
-    return tuple(name for name in names if old.get(name) != new.get(name))
-
-
-def describe_changes(before: Job, now: Job) -> str:
-    """Describe in which keys two jobs differ, five at most, with both values.
-
-    Example: ``train.rounds was 2, now 3; train.seed was 0, now 1``.
-    """
-    old, new = _result_keys(before), _result_keys(now)
-    names = changed_keys(before, now)
-    told = [f"{name} was {_value(old, name)}, now {_value(new, name)}" for name in names[:_MOST_TOLD]]
-    return "; ".join(told) + (f"; and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else "")
-
-
-def _value(keys: Mapping[str, object], name: str) -> str:
-    return repr(keys[name]) if name in keys else "not set"
-
-
-def _result_keys(job: Job) -> dict[str, object]:
-    tables = job.to_tables()
-    return {
-        f"{section}.{key}": value
-        for section, keys in tables.items()
-        for key, value in keys.items()
-        if section != "runtime"
-    }

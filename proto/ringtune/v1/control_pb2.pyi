@@ -441,7 +441,7 @@ class InspectReply(_message.Message):
     def __init__(self, facts_json: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardState, _Mapping]]] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "plan_json", "job_toml", "addresses", "checkpoint_run", "start_holder", "shard")
+    __slots__ = ("run_id", "plan_epoch", "plan_json", "job_toml", "addresses", "checkpoint_run", "start_holder", "shard", "checkpoint_plan")
     class AddressesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -457,6 +457,7 @@ class PrepareRequest(_message.Message):
     CHECKPOINT_RUN_FIELD_NUMBER: _ClassVar[int]
     START_HOLDER_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_PLAN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     plan_epoch: int
     plan_json: str
@@ -465,7 +466,8 @@ class PrepareRequest(_message.Message):
     checkpoint_run: str
     start_holder: str
     shard: ShardRef
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., plan_json: _Optional[str] = ..., job_toml: _Optional[str] = ..., addresses: _Optional[_Mapping[str, str]] = ..., checkpoint_run: _Optional[str] = ..., start_holder: _Optional[str] = ..., shard: _Optional[_Union[ShardRef, _Mapping]] = ...) -> None: ...
+    checkpoint_plan: str
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., plan_json: _Optional[str] = ..., job_toml: _Optional[str] = ..., addresses: _Optional[_Mapping[str, str]] = ..., checkpoint_run: _Optional[str] = ..., start_holder: _Optional[str] = ..., shard: _Optional[_Union[ShardRef, _Mapping]] = ..., checkpoint_plan: _Optional[str] = ...) -> None: ...
 
 class PrepareReply(_message.Message):
     __slots__ = ("hosted_bytes",)

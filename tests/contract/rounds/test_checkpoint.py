@@ -10,7 +10,8 @@ import pytest
 
 from ringtune.errors import IntegrityError, PlanError, UsageError
 from ringtune.jobs.job import Job, Model
-from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard, changed_keys, job_digest
+from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard
+from ringtune.rounds.job_changes import changed_keys, job_digest
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 from tests.support.plans import changed, make_method, make_plan
 from tests.support.unfreezing import unfreezing_after

@@ -17,7 +17,9 @@ from coordinator.submit.client import Client
 from coordinator.submit.interrupts import Interrupts
 from coordinator.submit.outcome import Outcome
 from ringtune.errors import DeadlineError, IntegrityError, InterruptedRunError, ModelError, PlanError, RingTuneError
+from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Resume
+from ringtune.rounds.length import Length
 from ringtune.schedule.turns import Turn
 from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, job, shard_digest, steps_of
 
@@ -209,3 +211,83 @@ def test_run_that_is_stopped_before_it_trains_claims_no_checkpoint(tmp_path: Pat
         ):
             client.run(JOB, progress=notes, folder=folder, num_nodes=2, interrupts=interrupts)
     assert notes.texts == ["stopping; nothing is being trained now, so no checkpoint is added"]
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    """The folder of a finished run of 8 steps."""
+    with FakeCluster("a", "b") as cluster:
+        run(cluster, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def go_on(out: Path, wanted: Job, *, notes: Notes | None = None, **more: Any) -> FakeCluster:
+    """Go on with a run, for another job."""
+    resume = find_resume(out, wanted, (notes or Notes()).note)
+    with FakeCluster("a", "b", **more) as cluster, Client(cluster.server.address) as client:
+        with RunFolder(out, resume=resume is not None) as folder:
+            client.run(wanted, progress=notes or Progress(), folder=folder, resume=resume)
+        return cluster
+
+
+def test_finished_run_is_made_longer_from_its_last_checkpoint(done: Path) -> None:
+    """Its steps are not done again; what it had trained is put away; nodes are told which plan wrote the shards."""
+    before = json.loads((done / "plan.json").read_text())
+    notes = Notes()
+    cluster = go_on(done, JOB.with_overrides({"train.rounds": 3}), notes=notes)
+    assert notes.texts == ["the run had 8 steps and gets 12", "going on after step 8"]
+    assert cluster.agents["a"].prepared.checkpoint_plan == before["digest"]
+    assert [line["step"] for line in steps_of(done / "metrics.jsonl")] == list(range(1, 13))
+    assert json.loads((done / "report.json").read_text())["whole"]["steps"] == 12
+    assert (done / "parts/1/report.json").is_file() and (done / "parts/1/adapter/adapter.safetensors").is_file()
+    assert RunCheckpoints(done).steps() == (12, 10)
+    again = go_on(done, JOB.with_overrides({"train.max_steps": 16}))
+    assert again.agents["a"].prepared.shard.step == 12
+    assert len(RunCheckpoints(done).lengths()) == 2
+
+
+def test_run_that_was_stopped_while_it_got_longer_goes_on(done: Path) -> None:
+    """Before its first new checkpoint too: the old ones are known by their length."""
+    wanted = JOB.with_overrides({"train.rounds": 3})
+    with pytest.raises(RingTuneError, match="no such luck"):
+        go_on(done, wanted, agents={"a": {"fails_at": {"grant": RingTuneError("no such luck")}}})
+    assert json.loads((done / "plan.json").read_text())["course"]["num_steps"] == 12
+    assert RunCheckpoints(done).steps() == (8, 6)
+    go_on(done, wanted)
+    assert [line["step"] for line in steps_of(done / "metrics.jsonl")] == list(range(1, 13))
+
+
+def test_finished_run_is_left_alone_by_a_job_of_its_own_length_or_less(done: Path) -> None:
+    """Nothing is changed in its folder."""
+    before = {path: path.read_bytes() for path in done.rglob("*") if path.is_file()}
+    for rounds, message in ((2, "is finished"), (1, "a run can get longer, not shorter")):
+        with pytest.raises(RingTuneError, match=message):
+            find_resume(done, JOB.with_overrides({"train.rounds": rounds}), print)
+    with pytest.raises(RingTuneError, match=r"train\.seed was 0, now 3"):
+        find_resume(done, JOB.with_overrides({"train.rounds": 3, "train.seed": 3}), print)
+    assert {path: path.read_bytes() for path in done.rglob("*") if path.is_file()} == before
+
+
+def test_coordinator_takes_no_other_job_for_a_longer_one(done: Path) -> None:
+    """A submitter that claims a length that the run never had is refused."""
+    wanted = JOB.with_overrides({"train.rounds": 3})
+    resume = find_resume(done, wanted, print)
+    assert resume is not None
+    for wrong in (replace(resume, lengths=()), replace(resume, lengths=(Length(rounds=7),))):
+        with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
+            with pytest.raises(PlanError, match="of another job"):
+                client.run(wanted, progress=Progress(), folder=None, resume=wrong)
+            assert cluster.agents["a"].log == []
+
+
+def test_last_turn_that_was_cut_short_is_done_again_to_its_end(tmp_path: Path) -> None:
+    """Its checkpoint is within a turn of the longer run, so the one before it counts."""
+    short = JOB.with_overrides({"train.max_steps": 7})
+    with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client, RunFolder(tmp_path) as folder:
+        client.run(short, progress=Progress(), folder=folder)
+    assert RunCheckpoints(tmp_path).steps() == (7, 6)
+    notes = Notes()
+    cluster = go_on(tmp_path, JOB.with_overrides({"train.max_steps": 10}), notes=notes)
+    assert "the checkpoint of step 7 is within a turn of 2 steps of the longer run" in notes.texts
+    assert cluster.agents["a"].prepared.shard.step == 6
+    assert [line["step"] for line in steps_of(tmp_path / "metrics.jsonl")] == list(range(1, 11))

@@ -1,0 +1,47 @@
+"""What of a job its result depends on, and in what two jobs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ringtune.files.digests import json_digest
+from ringtune.jobs.job import Job
+
+_MOST_TOLD = 5
+
+
+def job_digest(job: Job) -> str:
+    """SHA-256 of everything in a job that can change its result: all but ``[runtime]``."""
+    return json_digest(_result_keys(job))
+
+
+def changed_keys(before: Job, now: Job) -> tuple[str, ...]:
+    """The dotted keys in which two jobs differ, sorted; ``[runtime]`` does not count."""
+    old, new = _result_keys(before), _result_keys(now)
+    names = sorted(old.keys() | new.keys())
+    return tuple(name for name in names if old.get(name) != new.get(name))
+
+
+def describe_changes(before: Job, now: Job) -> str:
+    """Describe in which keys two jobs differ, five at most, with both values.
+
+    Example: ``train.rounds was 2, now 3; train.seed was 0, now 1``.
+    """
+    old, new = _result_keys(before), _result_keys(now)
+    names = changed_keys(before, now)
+    told = [f"{name} was {_value(old, name)}, now {_value(new, name)}" for name in names[:_MOST_TOLD]]
+    return "; ".join(told) + (f"; and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else "")
+
+
+def _value(keys: Mapping[str, object], name: str) -> str:
+    return repr(keys[name]) if name in keys else "not set"
+
+
+def _result_keys(job: Job) -> dict[str, object]:
+    tables = job.to_tables()
+    return {
+        f"{section}.{key}": value
+        for section, keys in tables.items()
+        for key, value in keys.items()
+        if section != "runtime"
+    }

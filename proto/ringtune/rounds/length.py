@@ -1,0 +1,91 @@
+"""How long a run is, and when a longer run goes on with what a shorter one trained.
+
+A run of N steps and one of more steps do the same up to step N, if nothing that they do depends on their last step.
+Then the longer one may go on from a checkpoint of the shorter one, and ends with the very bits as if it had been
+that long from the start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ringtune.errors import JobError
+from ringtune.jobs.job import Job
+from ringtune.rounds.job_changes import job_digest
+from ringtune.schedule.course import Course
+from ringtune.schedule.plan import Plan
+
+LENGTH_KEYS = ("train.max_steps", "train.rounds")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Length:
+    """The length that a job asks for.
+
+    Attributes:
+        rounds: as in the job; None = as many as make ``max_steps``, or the default.
+        max_steps: as in the job; None = as many as the rounds have.
+    """
+
+    rounds: int | None = None
+    max_steps: int | None = None
+
+    @staticmethod
+    def of(job: Job) -> Length:
+        """The length of a job."""
+        return Length(rounds=job.train.rounds, max_steps=job.train.max_steps)
+
+    def applied(self, job: Job) -> Job:
+        """The job with this length and all else as it is."""
+        train = dataclasses.replace(job.train, rounds=self.rounds, max_steps=self.max_steps)
+        return dataclasses.replace(job, train=train)
+
+
+def num_steps_of(job: Job, plan: Plan) -> int:
+    """How many steps a job asks of the owners of a plan."""
+    return job.train.num_steps(len(plan.course.owners))
+
+
+def longer(plan: Plan, job: Job) -> Plan:
+    """The plan of a run that goes on beyond its end, because its job asks for more steps.
+
+    Raises:
+        JobError: it asks for fewer steps, or what the run has done depends on its number of steps.
+        PlanError: the placement is not for so long a run.
+    """
+    was, now = plan.course.num_steps, num_steps_of(job, plan)
+    if now < was:
+        raise JobError(f"the run has {was} steps and the job asks for {now}; a run can get longer, not shorter")
+    _require_endless(job, plan.course)
+    return dataclasses.replace(plan, course=dataclasses.replace(plan.course, num_steps=now))
+
+
+def _require_endless(job: Job, course: Course) -> None:
+    """Refuse a course whose steps depend on their number.
+
+    Raises:
+        JobError: names the key.
+    """
+    again = "so a longer run does not go on with what this one trained; train the longer one from its start"
+    if job.train.lr_schedule != "constant":
+        raise JobError(f"train.lr_schedule = {job.train.lr_schedule!r} ends with the last step, {again}")
+    if course.decides:
+        raise JobError(f"unfreeze.at = 'auto' decides nothing near the last step, {again}")
+
+
+def digests(job: Job, plan: Plan, lengths: Sequence[Length]) -> dict[str, set[str]]:
+    """The digests of plans under which checkpoints of a run may have been written, by the digest of the job.
+
+    Args:
+        job: as it is now.
+        plan: as it is now.
+        lengths: that the run had before.
+    """
+    found = {job_digest(job): {plan.digest}}
+    for length in lengths:
+        before = length.applied(job)
+        course = dataclasses.replace(plan.course, num_steps=num_steps_of(before, plan))
+        found.setdefault(job_digest(before), set()).add(dataclasses.replace(plan, course=course).digest)
+    return found
