@@ -17,7 +17,7 @@ from ringtune.rounds.job_changes import job_digest
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 
-LENGTH_KEYS = ("train.max_steps", "train.rounds")
+LENGTH_KEYS = ("train.epochs", "train.max_steps", "train.rounds")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,27 +25,29 @@ class Length:
     """The length that a job asks for.
 
     Attributes:
-        rounds: as in the job; None = as many as make ``max_steps``, or the default.
-        max_steps: as in the job; None = as many as the rounds have.
+        rounds: as in the job; None = it asks for steps or epochs, or for the default.
+        max_steps: as in the job; None = it does not ask for steps.
+        epochs: as in the job; None = it does not ask for epochs.
     """
 
     rounds: int | None = None
     max_steps: int | None = None
+    epochs: float | None = None
 
     @staticmethod
     def of(job: Job) -> Length:
         """The length of a job."""
-        return Length(rounds=job.train.rounds, max_steps=job.train.max_steps)
+        return Length(rounds=job.train.rounds, max_steps=job.train.max_steps, epochs=job.train.epochs)
 
     def applied(self, job: Job) -> Job:
         """The job with this length and all else as it is."""
-        train = dataclasses.replace(job.train, rounds=self.rounds, max_steps=self.max_steps)
+        train = dataclasses.replace(job.train, **dataclasses.asdict(self))
         return dataclasses.replace(job, train=train)
 
 
 def num_steps_of(job: Job, plan: Plan) -> int:
     """How many steps a job asks of the owners of a plan."""
-    return job.train.num_steps(len(plan.course.owners))
+    return job.train.num_steps([owner.train_rows for owner in plan.course.owners])
 
 
 def longer(plan: Plan, job: Job) -> Plan:

@@ -48,8 +48,9 @@ def test_run_that_depends_on_its_length_is_not_made_longer(changes: dict[str, ob
 
 
 def test_checkpoints_are_known_by_every_length_that_the_run_had() -> None:
-    """Rounds and steps alike; another job is not known whatever its length."""
-    short, longer_job, now = job(train__rounds=2), job(train__max_steps=12), job(train__rounds=5)
-    found = digests(now, plan_of(now), [Length.of(short), Length.of(longer_job)])
-    assert found == {job_digest(entry): {plan_of(entry).digest} for entry in (short, longer_job, now)}
+    """Rounds, steps and epochs alike; another job is not known whatever its length."""
+    earlier = [job(train__rounds=2), job(train__max_steps=12), job(train__epochs=9)]
+    now = job(train__rounds=5)
+    found = digests(now, plan_of(now), [Length.of(entry) for entry in earlier])
+    assert found == {job_digest(entry): {plan_of(entry).digest} for entry in (*earlier, now)}
     assert job_digest(job(train__rounds=2, train__seed=9)) not in found
