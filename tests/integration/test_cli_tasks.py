@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save
 
 from tests.support.processes import run_ringtune
+from tests.support.tiny_families import write_family
 from tests.support.torch_ring import write_family_inputs
 
 JOB = """
@@ -31,20 +35,65 @@ max_steps = 4
     ("model_type", "task", "figures"),
     [
         ("roberta", "question-answering", {"f1", "exact_match", "questions"}),
-        ("llama", "causal-lm", {"perplexity"}),
         ("vit", "image-classification", {"accuracy"}),
     ],
 )
 def test_train_local_on_each_task(tmp_path: Path, model_type: str, task: str, figures: set[str]) -> None:
     """Two nodes train four steps; the report has the task's own figures, the adapter is there."""
     write_family_inputs(tmp_path, model_type, task)
-    (train,) = tmp_path.glob("train.*")
-    (evaluation,) = tmp_path.glob("eval.*")
-    (tmp_path / "job.toml").write_text(JOB.format(task=task, train=train.name, eval=evaluation.name))
-    done = run_ringtune("train", tmp_path / "job.toml", "--local", "2", "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "out/report.json").read_text())
-    assert report["steps"] == 4
+    report = trained(tmp_path, task)
     for name in figures:
         assert math.isfinite(report["eval"][name])
     assert (tmp_path / "out/adapter/adapter.safetensors").stat().st_size > 0
+
+
+def trained(folder: Path, task: str) -> dict[str, Any]:
+    """Train four steps with the inputs in a folder; return the report."""
+    (train,) = folder.glob("train.*")
+    (evaluation,) = folder.glob("eval.*")
+    (folder / "job.toml").write_text(JOB.format(task=task, train=train.name, eval=evaluation.name))
+    done = run_ringtune("train", folder / "job.toml", "--local", "2", "--out", folder / "out")
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads((folder / "out/report.json").read_text())
+    assert report["steps"] == 4
+    return report
+
+
+@pytest.mark.promise("8 adapterhub folder")
+def test_result_of_a_language_model_is_its_adapter_alone(tmp_path: Path) -> None:
+    """The stock model with its own decoder gives the ring's figures; a result of old, with a decoder in it, does too."""
+    write_family_inputs(tmp_path, "llama", "causal-lm")
+    write_family(tmp_path / "model", "llama", with_decoder=True, tie_word_embeddings=False)
+    wanted = trained(tmp_path, "causal-lm")["eval"]
+    adapter = tmp_path / "out/adapter"
+    assert sorted(path.name for path in adapter.iterdir()) == ["adapter.safetensors", "adapter_config.json"]
+    assert stock_figures(tmp_path, adapter) == pytest.approx((wanted["loss"], wanted["accuracy"]), rel=1e-5)
+
+    head = {"heads.ringtune.0.weight": torch.zeros(7, 3)}  # not even looked at
+    (adapter / "model_head.safetensors").write_bytes(save(head))
+    (adapter / "head_config.json").write_text("{}")
+    done = run_ringtune("eval", tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    again = json.loads(done.stdout.splitlines()[-1])
+    assert (again["loss"], again["accuracy"]) == pytest.approx((wanted["loss"], wanted["accuracy"]), rel=1e-5)
+
+
+def stock_figures(folder: Path, adapter: Path) -> tuple[float, float]:
+    """Loss and accuracy of the evaluation rows, with nothing of ours."""
+    import adapters
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(str(folder / "model"))
+    adapters.init(model)
+    model.load_adapter(str(adapter), use_safetensors=True, set_active=True)
+    tokenizer = AutoTokenizer.from_pretrained(str(folder / "model"))
+    (rows,) = folder.glob("eval.*")
+    loss, hits, count = 0.0, 0, 0
+    for line in rows.read_text().splitlines():
+        ids = tokenizer(json.loads(line)["text"], truncation=True, max_length=24, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            logits = model.eval()(input_ids=ids).logits[0, :-1]
+        loss += float(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum"))
+        hits += int((logits.argmax(-1) == ids[0, 1:]).sum())
+        count += ids.shape[1] - 1
+    return loss / count, hits / count

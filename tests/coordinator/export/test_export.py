@@ -65,6 +65,20 @@ def test_export_card_says_what_it_is_and_not_who(run: Path, tmp_path: Path) -> N
     assert json.loads((tmp_path / "out/adapter_config.json").read_text())["model_name"] == "acme/tiny"
 
 
+@pytest.mark.parametrize("has_old_head", [True, False])
+def test_export_of_a_language_model_has_no_head(run: Path, tmp_path: Path, has_old_head: bool) -> None:
+    """Its decoder is the base model's own, and the card says how both are put together; an old result's is left out."""
+    job = (run / "job.toml").read_text()
+    (run / "job.toml").write_text(job.replace('"sequence-classification"', '"causal-lm"'))
+    if not has_old_head:
+        for name in ("head_config.json", "model_head.safetensors"):
+            (run / "adapter" / name).unlink()
+    assert sorted(export_run(run, tmp_path / "out")) == ["README.md", "adapter.safetensors", "adapter_config.json"]
+    card = (tmp_path / "out/README.md").read_text()
+    assert 'model = AutoModelForCausalLM.from_pretrained("tiny")\nadapters.init(model)\n' in card
+    assert "AutoAdapterModel" not in card
+
+
 def test_export_card_of_a_run_that_was_not_evaluated(run: Path, tmp_path: Path) -> None:
     """No figure is made up."""
     (run / "report.json").write_text(json.dumps({"steps": 8, "eval": {"count": 0, "loss": None, "accuracy": None}}))
