@@ -61,7 +61,7 @@ def trained(folder: Path, task: str) -> dict[str, Any]:
 
 @pytest.mark.promise("8 adapterhub folder")
 def test_result_of_a_language_model_is_its_adapter_alone(tmp_path: Path) -> None:
-    """The stock model with its own decoder gives the ring's figures; a result of old, with a decoder in it, does too."""
+    """The stock model with its own decoder gives the ring's figures; an old result with a decoder too."""
     write_family_inputs(tmp_path, "llama", "causal-lm")
     write_family(tmp_path / "model", "llama", with_decoder=True, tie_word_embeddings=False)
     wanted = trained(tmp_path, "causal-lm")["eval"]

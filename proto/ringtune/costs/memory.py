@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from ringtune.costs.passing import passing_bytes, update_work_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
@@ -35,7 +36,7 @@ DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
 MOST_LOGIT_BYTES: Final = 16 << 20
 """What the logits of a micro-batch may take; a head with more takes its tokens in chunks of so many bytes."""
 
-PARTS: Final = ("weights", "adapters", "optimizer", "activations", "head", "data", "buffers")
+PARTS: Final = ("weights", "adapters", "optimizer", "activations", "head", "data", "buffers", "passing")
 """What a node's memory is reported by."""
 
 _LOGIT_COPIES = 3
@@ -254,6 +255,19 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
         yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
         yield Term("data", "rows and tokenizer", 1, sizes.data_bytes)
     yield Term("buffers", "tensor on its way or waiting", _waiting(course, share, reach.lowest, flying), tensor)
+    yield Term(
+        "passing",
+        "work space of an update, or pieces of what is saved or handed over",
+        1,
+        _passing(sizes, num_trained, has_head=share.is_owner and reach.has_head),
+    )
+
+
+def _passing(sizes: Sizes, num_trained: int, *, has_head: bool) -> int:
+    """Bytes that are there for a moment: at an update, or while trained tensors are saved, loaded or handed over."""
+    head, adapter = sizes.head_bytes if has_head else 0, sizes.adapter_bytes if num_trained else 0
+    moved = (1 + sizes.moments) * (head + num_trained * adapter)
+    return max(update_work_bytes(max(head, adapter), sizes.moments), passing_bytes(moved))
 
 
 def _in_flight(course: Course, share: Share) -> int:

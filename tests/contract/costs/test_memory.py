@@ -19,6 +19,7 @@ from ringtune.costs.memory import (
     logits_peak_bytes,
     node_memory,
 )
+from ringtune.costs.passing import passing_bytes, update_work_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.actions import Leg, Op, Payload
 from ringtune.schedule.lowering import lower, route
@@ -83,6 +84,7 @@ def test_memory_of_a_host_counts_its_slice() -> None:
         "head": 0,
         "data": 0,
         "buffers": (3 + 3 + 2 + 2 + 1) * TENSOR,  # h in, h out, g in, g out, one being encoded
+        "passing": 2 * 2 * 3 * 10,  # adapters with their moments, twice
     }
 
 
@@ -97,6 +99,7 @@ def test_memory_of_an_owner_without_blocks_counts_embedding_and_head() -> None:
         "head": 4 * (300 + 2 * 50) + 2 * TENSOR,  # weights, gradient, two moments; hidden and its gradient
         "data": 0,
         "buffers": (3 + 3 + 2 + 1) * TENSOR,
+        "passing": 2 * 3 * 400,  # the head with its moments, twice
     }
 
 
@@ -267,6 +270,12 @@ def test_memory_of_pipeadapter_is_bounded_by_the_steps_of_a_turn() -> None:
     assert _memory(short, "a") == _memory(_plan(slices, ["d"], method="all", local_iterations=1), "a")
 
 
+@pytest.mark.parametrize(("moved", "held"), [(0, 0), (1 << 20, 2 << 20), (100 << 20, 12 << 20), (1 << 40, 12 << 20)])
+def test_memory_of_what_passes_is_some_pieces_whatever_the_size(moved: int, held: int) -> None:
+    """Saving, loading and handing over hold all of something small twice, but only pieces of something large."""
+    assert passing_bytes(moved) == held
+
+
 # ---- against the plan itself -------------------------------------------------------------------------
 
 
@@ -287,6 +296,7 @@ def _slow_parts(plan: Plan, node: str, model: ModelFacts, *, optimizer: str, tok
     mask = micro[0] * course.max_length**2 * item_bytes
     head = model.head_bytes + model.head_class_bytes * len(course.labels)
     logits = logits_peak_bytes(tokens, model.head_token_logits, item_bytes)
+    updated = [head] * is_owner + [model.adapter_block_bytes] * trained
     return [
         hosted * model.block_bytes + is_owner * model.embedding_bytes,
         (hosted + (items - 1) * trained) * model.adapter_block_bytes,
@@ -297,6 +307,7 @@ def _slow_parts(plan: Plan, node: str, model: ModelFacts, *, optimizer: str, tok
         is_owner * (head * (1 + state) + 2 * tensor + logits),
         0,
         _slowly_waiting(plan, node, lowest) * tensor,
+        max(update_work_bytes(max(updated, default=0), MOMENTS[optimizer]), passing_bytes(state * sum(updated))),
     ]
 
 
