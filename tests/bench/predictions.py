@@ -1,0 +1,229 @@
+"""``python -m tests.bench.predictions``: is a profile true? Measure, predict, run and compare, on rings of the testbed.
+
+Three rings of boards with links of 10 to 1000 Mbit/s and quotas of 0.2 to 0.6 cores; as root, on a quiet machine, about
+25 minutes. Writes ``build/bench/predictions.json``, exits with 1 if a target is missed.
+
+========= ===================================================================== ==========================
+rows      what predicts what                                                    |predicted / measured - 1|
+========= ===================================================================== ==========================
+measure   ``ringtune measure`` alone predicts a run of each method              median 5 %, worst 10 %
+own       after the links changed, a run's own profile predicts the next run    median 5 %, worst 10 %
+========= ===================================================================== ==========================
+
+Measured is the time from the first action to the end of the last one. Runs have as many steps as take the wanted
+seconds by the prediction, so a run that comes out far too short is a miss as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coordinator.demo.fetch import demo_cache
+from coordinator.demo.workspace import prepare
+from coordinator.planner.make_plan import make_plan
+from deploy.testbed.boards import Board, Layout
+from deploy.testbed.capabilities import find_capabilities
+from deploy.testbed.network import UPLINK, shaping_commands
+from deploy.testbed.shell import call
+from ringtune.costs.profile import Profile
+from ringtune.jobs.job import load_job
+from sim.prediction import predict
+from tests.bench.jobs import write_job
+from tests.bench.testbed_runs import ON_BOARDS, Bed, MissingCapability, boards_of, on_boards, read_profile
+
+OUT = Path("build/bench")
+METHODS = ("ringada", "pipeadapter", "single")
+MEDIAN, WORST = 0.05, 0.10
+RUN_S, LEAST_S = 70.0, 60.0
+CHANGED_MBIT = 40.0
+_PROBED_STEPS = 60
+
+
+class Ring(NamedTuple):
+    """Boards of one ring: cores and Mbit/s of each; their quotas leave a fifth of two cores to the coordinator."""
+
+    name: str
+    cores: tuple[float, ...]
+    mbit_per_s: tuple[float, ...]
+
+
+RINGS = (
+    Ring("slow", (0.4, 0.3, 0.5, 0.3), (10.0, 20.0, 10.0, 30.0)),
+    Ring("mixed", (0.5, 0.4, 0.25, 0.3), (100.0, 50.0, 100.0, 30.0)),
+    Ring("fast", (0.6, 0.2, 0.5, 0.25), (1000.0, 1000.0, 200.0, 1000.0)),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One run and its prediction; ``basis`` predicted it: ``measure``, ``own``, or the ``old`` links' profile."""
+
+    ring: str
+    method: str
+    basis: str
+    steps: int
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_s / self.measured_s - 1
+
+
+class Bench:
+    """Runs on the boards of one ring.
+
+    Args:
+        ring: the boards.
+        bed: with agents that have joined.
+        folder: for jobs, profiles and runs.
+        model: folder of the base model.
+        train: rows.
+        run_s: how long a run shall take.
+    """
+
+    def __init__(self, ring: Ring, bed: Bed, folder: Path, *, model: Path, train: Path, run_s: float) -> None:
+        self._ring, self._bed, self._folder = ring, bed, folder
+        self._model, self._train, self._run_s = model, train, run_s
+
+    def job(self, method: str, steps: int) -> Path:
+        """Write the job of a method; its blocks unfreeze over the whole run."""
+        more = ON_BOARDS | {"unfreeze.every_steps": max(1, steps // 6)}
+        path = self._folder / f"{method}-{steps}.toml"
+        return write_job(path, model=self._model, train=self._train, method=method, steps=steps, more=more)
+
+    def steps(self, method: str, profile: Profile) -> int:
+        """How many steps take the wanted seconds by the prediction."""
+        job = load_job(self.job(method, _PROBED_STEPS))
+        plan = make_plan(job, profile.by_name, links=profile.links).plan
+        return max(12, round(self._run_s / predict(plan, profile).wall_s * _PROBED_STEPS))
+
+    def row(self, method: str, profile_file: Path, *, basis: str, steps: int) -> tuple[Row, Path]:
+        """Train with a profile and compare with what it predicts; also return the profile of the run."""
+        job = self.job(method, steps)
+        timed = self._bed.timed(job, profile_file, f"{method}-{basis}")
+        row = Row(
+            ring=self._ring.name,
+            method=method,
+            basis=basis,
+            steps=steps,
+            measured_s=timed.measured_s,
+            predicted_s=timed.predicted.wall_s,
+        )
+        say(line_of(row))
+        return row, timed.folder / "profile.json"
+
+    def measured_rows(self, methods: Sequence[str]) -> tuple[list[Row], Path]:
+        """Measure once, then run each method; also return the measured profile."""
+        measured = self._bed.measure(self.job("ringada", _PROBED_STEPS))
+        profile = read_profile(measured)
+        rows = [self.row(m, measured, basis="measure", steps=self.steps(m, profile))[0] for m in methods]
+        return rows, measured
+
+    def changed_rows(self, layout: Layout, measured: Path) -> list[Row]:
+        """Change all links, run with the old profile, and predict the next run from that run's own profile."""
+        change_links(layout, CHANGED_MBIT)
+        changed = self._ring._replace(mbit_per_s=(CHANGED_MBIT,) * len(layout.boards))
+        steps = self.steps("ringada", _with_rates(read_profile(measured), changed))
+        old, own = self.row("ringada", measured, basis="old", steps=steps)
+        kept = own.with_name("profile-own.json")
+        kept.write_bytes(own.read_bytes())
+        return [old, self.row("ringada", kept, basis="own", steps=steps)[0]]
+
+
+def _with_rates(profile: Profile, ring: Ring) -> Profile:
+    """The profile with the links that the ring has now, to choose a number of steps by."""
+    rate = min(ring.mbit_per_s) * 125_000
+    links = tuple(dataclasses.replace(link, rate_bytes_per_s=rate) for link in profile.links)
+    return dataclasses.replace(profile, links=links)
+
+
+def change_links(layout: Layout, mbit_per_s: float) -> None:
+    """Give every board another rate in both directions, while its agent runs."""
+    _, shaper = find_capabilities().choose(layout)
+    for index, board in enumerate(layout.boards):
+        for namespace, device in ((layout.namespace(board), UPLINK), (layout.hub, f"p{index}")):
+            for command in shaping_commands(namespace, device, mbit_per_s * 125_000, board.latency_s, shaper):
+                call(tuple("replace" if word == "add" else word for word in command))
+
+
+def layout_of(ring: Ring) -> Layout:
+    """The boards of a ring, in a testbed of its own name."""
+    boards: tuple[Board, ...] = boards_of(ring.cores, ring.mbit_per_s).boards
+    return Layout(boards=boards, name="rtpr")
+
+
+def line_of(row: Row) -> str:
+    """A line of the table."""
+    return (
+        f"{row.ring:6} {row.method:12} {row.basis:8} {row.steps:5d} steps  measured {row.measured_s:6.1f} s  "
+        f"predicted {row.predicted_s:6.1f} s  {100 * row.error:+6.1f} %"
+    )
+
+
+def misses(rows: Sequence[Row], *, least_s: float) -> list[str]:
+    """Write what is missed; rows of another basis than ``measure`` and ``own`` are only shown."""
+    found = []
+    for basis in ("measure", "own"):
+        errors = [abs(row.error) for row in rows if row.basis == basis]
+        if errors and statistics.median(errors) > MEDIAN:
+            found.append(f"{basis}: median error {100 * statistics.median(errors):.1f} %, target {100 * MEDIAN:g} %")
+        if errors and max(errors) > WORST:
+            found.append(f"{basis}: worst error {100 * max(errors):.1f} %, target {100 * WORST:g} %")
+    found += [f"{row.ring} {row.method}: took only {row.measured_s:.1f} s" for row in rows if row.measured_s < least_s]
+    return found
+
+
+def say(text: str) -> None:
+    """A line of the table, as soon as it is known."""
+    print(text, flush=True)  # noqa: T201
+
+
+def main() -> int:
+    """Run ring after ring; write and judge what came out."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    names = [ring.name for ring in RINGS]
+    parser.add_argument(
+        "--only", nargs="*", default=[], help=f"of the rings {', '.join(names)}, the methods, 'changed'"
+    )
+    parser.add_argument("--run-s", type=float, default=RUN_S, help="seconds of a run; short ones only try it out")
+    options = parser.parse_args()
+    rings = [ring for ring in RINGS if ring.name in options.only] or list(RINGS)
+    methods = [method for method in METHODS if method in options.only] or list(METHODS)
+    is_changed_only = options.only and options.only[-1] == "changed"
+    workspace, rows = prepare(OUT / "predictions" / "demo", demo_cache()), list[Row]()
+    for ring in rings:
+        layout, folder = layout_of(ring), OUT / "predictions" / ring.name
+        train = workspace.job.with_name("train.csv")
+        try:
+            with on_boards(layout, folder, train) as bed:
+                bench = Bench(ring, bed, folder, model=workspace.model, train=train, run_s=options.run_s)
+                found, measured = bench.measured_rows([] if is_changed_only else methods)
+                rows += found
+                if not options.only or "changed" in options.only:
+                    rows += bench.changed_rows(layout, measured)
+        except MissingCapability as missing:
+            say(f"not measured: {missing}")
+            return 77
+    missed = misses(rows, least_s=LEAST_S if options.run_s >= LEAST_S else 0.0)
+    figures: dict[str, Any] = {
+        "rows": [dataclasses.asdict(row) | {"error": row.error} for row in rows],
+        "missed": missed,
+    }
+    OUT.mkdir(parents=True, exist_ok=True)
+    (OUT / "predictions.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    for line in [line_of(row) for row in rows] + missed:
+        say(line)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
