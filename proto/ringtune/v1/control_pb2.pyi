@@ -395,7 +395,7 @@ class RunStatus(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., is_over: _Optional[bool] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., run_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., steps_done: _Optional[int] = ..., round: _Optional[int] = ..., initiator: _Optional[str] = ..., depth: _Optional[int] = ..., loss: _Optional[float] = ..., message: _Optional[str] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
-    __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards", "measure_s", "neighbours", "fresh", "owners")
+    __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards", "measure_s", "neighbours", "fresh")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     MEASURE_FIELD_NUMBER: _ClassVar[int]
@@ -404,7 +404,6 @@ class InspectRequest(_message.Message):
     MEASURE_S_FIELD_NUMBER: _ClassVar[int]
     NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
-    OWNERS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_toml: str
     measure: bool
@@ -413,8 +412,7 @@ class InspectRequest(_message.Message):
     measure_s: float
     neighbours: int
     fresh: bool
-    owners: int
-    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ..., checkpoint_run: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardRef, _Mapping]]] = ..., measure_s: _Optional[float] = ..., neighbours: _Optional[int] = ..., fresh: _Optional[bool] = ..., owners: _Optional[int] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., job_toml: _Optional[str] = ..., measure: _Optional[bool] = ..., checkpoint_run: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[ShardRef, _Mapping]]] = ..., measure_s: _Optional[float] = ..., neighbours: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class ShardRef(_message.Message):
     __slots__ = ("step", "sha256")
@@ -538,20 +536,18 @@ class ReleaseRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ..., is_finished: _Optional[bool] = ...) -> None: ...
 
 class MeasureLinkRequest(_message.Message):
-    __slots__ = ("target", "address", "message_bytes", "brief", "rate_only", "computing_s")
+    __slots__ = ("target", "address", "message_bytes", "brief", "computing_s")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BRIEF_FIELD_NUMBER: _ClassVar[int]
-    RATE_ONLY_FIELD_NUMBER: _ClassVar[int]
     COMPUTING_S_FIELD_NUMBER: _ClassVar[int]
     target: str
     address: str
     message_bytes: int
     brief: bool
-    rate_only: bool
     computing_s: float
-    def __init__(self, target: _Optional[str] = ..., address: _Optional[str] = ..., message_bytes: _Optional[int] = ..., brief: _Optional[bool] = ..., rate_only: _Optional[bool] = ..., computing_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, target: _Optional[str] = ..., address: _Optional[str] = ..., message_bytes: _Optional[int] = ..., brief: _Optional[bool] = ..., computing_s: _Optional[float] = ...) -> None: ...
 
 class MeasureLinkReply(_message.Message):
     __slots__ = ("rate_bytes_per_s", "rate_low_bytes_per_s", "rate_high_bytes_per_s", "latency_s", "samples", "sent_bytes", "send_cpu_s_per_byte", "receive_cpu_s_per_byte", "busy_source_s", "busy_target_s", "computing_lost_s_per_byte")
