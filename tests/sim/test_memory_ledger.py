@@ -129,6 +129,14 @@ def test_ledger_of_two_graphs_of_a_micro_batch_has_one_input() -> None:
     assert found.now_bytes["b"] == HOST + 2 * ADAPTER
 
 
+def test_ledger_gives_gradients_to_trained_units_only() -> None:
+    """A backward through two blocks of which one trains leaves one gradient."""
+    found = ledger()
+    ran(found, "b", Action(Op.FORWARD, 0, 0, 2, 4), training(1, 0.0))
+    ran(found, "b", Action(Op.BACKWARD, 0, 0, 2, 4), training(1, 0.0))
+    assert found.now_bytes["b"] == HOST + ADAPTER
+
+
 def test_ledger_makes_moments_at_the_first_update_only() -> None:
     """Two for each trained number under AdamW; the gradients stay until the update is done."""
     found = ledger(optimizer="adamw")
