@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from edge.data.rows import OwnerDataset
+from ringtune.schedule.turns import items, turn_sequence
 from tests.support import tiny
 from tests.support.cluster import Cluster, Outcome
 from tests.support.tap import Tap
@@ -18,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 WIDTHS = {"b": 1, "<h": 2, ">h": 2, "<i": 4, ">i": 4, "<q": 8, ">q": 8, "<f": 4, "<d": 8}
 IDS_IN_A_ROW = 6
+LEAST_CHANGES = 4
 
 
 def encodings(numbers: Sequence[int]) -> Iterator[tuple[str, bytes]]:
@@ -51,6 +55,25 @@ def secrets_of(cluster: Cluster) -> tuple[list[str], list[list[int]]]:
     number = {word: index for index, word in enumerate(tiny.vocabulary())}
     ids = [[number["[CLS]"], *(number[word] for word in text.split())] for text in texts]
     return texts, [row[:IDS_IN_A_ROW] for row in ids if len(row) >= IDS_IN_A_ROW]
+
+
+def targets_of(cluster: Cluster, outcome: Outcome) -> list[list[int]]:
+    """The labels of every batch of a run as numbers, in the order of its rows.
+
+    Batches whose labels change less than four times are left out: an attention mask may look like them.
+    """
+    assert outcome.plan is not None
+    course = outcome.plan.course
+    found: set[tuple[int, ...]] = set()
+    for share, owner in enumerate(cluster.owners):
+        data = OwnerDataset.load(
+            cluster.job(), cluster.train, cluster.eval, share=share, num_owners=2, tokenizer_folder=cluster.model
+        )
+        data.set_labels(course.labels)
+        for turn in turn_sequence(course):
+            batches = (data.batch(course, item) for item in items(course, turn) if turn.owner == owner)
+            found.update(tuple(batch.labels.tolist()) for batch in batches if batch.labels is not None)
+    return [list(row) for row in sorted(found) if sum(a != b for a, b in itertools.pairwise(row)) >= LEAST_CHANGES]
 
 
 @contextlib.contextmanager
@@ -87,7 +110,7 @@ def test_traffic_search_finds_what_is_there() -> None:
 
 @pytest.mark.promise("4 labels stay")
 def test_traffic_has_no_token_ids_and_no_labels(tmp_path: Path) -> None:
-    """A run's links carry as many bytes as reported, and none of an owner's ids, texts or class names."""
+    """A run's links carry as many bytes as reported, and none of an owner's ids, texts, class names or labels."""
     with tapped(tmp_path) as (cluster, taps):
         outcome: Outcome = cluster.run(cluster.job())
         assert outcome.is_done, outcome.message
@@ -97,6 +120,11 @@ def test_traffic_has_no_token_ids_and_no_labels(tmp_path: Path) -> None:
         assert len(rows) > 50
         assert find_numbers(ring, rows) == []
         assert [label for label in tiny.LABELS if label.encode() in ring] == []
+        targets = targets_of(cluster, outcome)
+        assert len(targets) > 3
+        assert find_numbers(ring + struct.pack(f"<{len(targets[0])}q", *targets[0]), targets) == [f"{targets[0]} as <q"]
+        assert find_numbers(ring, targets) == []
+        assert find_numbers(control, targets) == []
         assert [text for text in texts if text.encode() in ring + control] == []
         assert find_numbers(control, rows) == []
 
