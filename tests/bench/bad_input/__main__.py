@@ -21,9 +21,10 @@ def main() -> int:
     """Try all cases whose name has the given text."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", default="", help="text that a case's name has to have")
+    parser.add_argument("--skip", default="\0", help="text that a case's name must not have")
     parser.add_argument("--show", action="store_true", help="print every answer")
     options = parser.parse_args()
-    cases = [case for case in all_cases() if options.only in case.name]
+    cases = [case for case in all_cases() if options.only in case.name and options.skip not in case.name]
     began_s, bad = time.monotonic(), 0
     with tempfile.TemporaryDirectory(prefix="bad-input-") as folder, Workshop(Path(folder)) as workshop:
         for case in cases:
