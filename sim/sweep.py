@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ringtune.errors import ConnectionFailedError, RingTuneError, UsageError
+from ringtune.errors import ConnectionFailedError, UsageError
 from sim.changes import split_change
 
 Cell = TypeVar("Cell")
@@ -243,4 +243,4 @@ def _import(module: str, package: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise RingTuneError(f"this sweep needs the package {package!r}; pip install '{what}'") from error
+        raise UsageError(f"this sweep needs the package {package!r}; pip install '{what}', or give --jobs 1") from error

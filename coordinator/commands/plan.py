@@ -16,7 +16,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def plan(
     job: options.JobFile,
     assume: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Plan for N equal nodes that are not there; nothing is started.")
+        int,
+        typer.Option(
+            metavar="N", min=0, max=4096, help="Plan for N equal nodes that are not there; nothing is started."
+        ),
     ] = 0,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Budget of each assumed node, e.g. 512MiB.")] = "",
     coordinator: Annotated[str, options.coordinator_option("assume", "memory", "profile")] = "",

@@ -15,6 +15,7 @@ alone grows under its own name, a whole line at a time. Paths come from another 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -27,7 +28,7 @@ from coordinator.run_folder.checkpoints import FOLDER, RunCheckpoints, cut_metri
 from coordinator.run_folder.parts import FOLDER as PARTS
 from coordinator.run_folder.parts import RunParts
 from coordinator.run_folder.place import PLACE
-from ringtune.errors import IntegrityError, UsageError
+from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.files.chunks import FileJoiner
 from ringtune.files.durable import rename_durably, storage_errors, write_durably
 from ringtune.jobs.job import parse_job
@@ -61,7 +62,8 @@ class RunFolder:
         checkpoints: the manifests.
 
     Raises:
-        UsageError: there is a run already, or something else than a folder.
+        UsageError: there is a run already.
+        StorageError: something else than a folder is there, or none can be made.
     """
 
     def __init__(self, path: Path, *, replace: bool = False, resume: bool = False) -> None:
@@ -72,11 +74,14 @@ class RunFolder:
         self._prepare(replace, resume)
 
     def _prepare(self, replace: bool, resume: bool) -> None:
+        self._is_new = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             present = sorted(entry.name for entry in self.path.iterdir())
         except OSError as error:
-            raise UsageError(f"can't use {self.path} for the run's files: {error.strerror}; choose another") from error
+            raise StorageError(
+                f"can't use {self.path} for the run's files: {error.strerror}; choose another"
+            ) from error
         own = [name for name in present if name.removesuffix(_PART) in _OWN_FILES + _OWN_FOLDERS]
         if resume:
             return
@@ -98,6 +103,14 @@ class RunFolder:
         for growing in self._growing.values():
             growing.file.close()
         self._growing.clear()
+        if error is not None and self._is_new:
+            self._remove_if_nothing_began()
+
+    def _remove_if_nothing_began(self) -> None:
+        """Remove a folder that was made for a run of which nothing is left but what was asked."""
+        with contextlib.suppress(OSError):
+            if {entry.name for entry in self.path.iterdir()} <= {_JOB, PLACE}:
+                _remove_folder(self.path)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a whole small file at once.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.run_folder.checkpoints import RunCheckpoints
-from ringtune.errors import IntegrityError, UsageError
+from ringtune.errors import IntegrityError, InvalidInputError, UsageError
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
 from ringtune.models.result_files import result_files
 from ringtune.schedule.plan import Plan
@@ -44,7 +44,8 @@ def read_run(folder: Path) -> SavedRun:
     """Read the folder of a run that has an adapter.
 
     Raises:
-        UsageError: no such folder, no run in it, or a run without an adapter.
+        UsageError: no such folder, or no run in it.
+        InvalidInputError: a run without an adapter.
         IntegrityError: a file is not readable.
     """
     if not folder.is_dir():
@@ -55,7 +56,9 @@ def read_run(folder: Path) -> SavedRun:
     adapter, job = folder / ADAPTER_FOLDER, load_job(folder / "job.toml", is_record=True)
     missing = [name for name in result_files(job.model.task) if not (adapter / name).is_file()]
     if missing:
-        raise UsageError(f"{folder} has no adapter: {ADAPTER_FOLDER}/{missing[0]} is missing; {_how_to_go_on(folder)}")
+        raise InvalidInputError(
+            f"{folder} has no adapter: {ADAPTER_FOLDER}/{missing[0]} is missing; {_how_to_go_on(folder)}"
+        )
     report = folder / "report.json"
     return SavedRun(
         folder=folder,

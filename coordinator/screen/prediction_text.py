@@ -9,7 +9,7 @@ from typing import Any
 from coordinator.records.trace_file import TraceText
 from coordinator.screen.text_table import table_lines
 from coordinator.what_if.prediction_inputs import MeasuredRun, measured_json
-from ringtune.errors import UsageError
+from ringtune.errors import StorageError, UsageError
 from ringtune.files.durable import write_durably
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
@@ -108,10 +108,11 @@ def check_out(folder: Path) -> None:
     """Refuse a folder whose ``trace.json`` was not written by a prediction.
 
     Raises:
-        UsageError: ``folder`` is no folder, or holds a real run.
+        StorageError: ``folder`` is no folder.
+        UsageError: it holds a real run.
     """
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--out {folder} is no folder; choose another")
+        raise StorageError(f"--out {folder} is no folder; choose another")
     if (folder / TRACE_FILE).exists() and not (folder / PREDICTION_FILE).exists():
         raise UsageError(f"--out {folder} holds the trace of a real run; choose another")
 

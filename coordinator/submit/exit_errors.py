@@ -7,6 +7,11 @@ from pathlib import Path
 
 from ringtune.errors import PeerLostError, RingTuneError, all_errors
 
+_OUT_OF_MEMORY = (
+    "the system does so where memory runs out ('journalctl -k' tells): free some, lower train.batch_size or take more "
+    "nodes, then repeat or --resume the run"
+)
+
 
 def exit_error(who: str, code: int, output: str, *, log: Path) -> RingTuneError:
     """Make the error of a process that ended by itself.
@@ -25,9 +30,9 @@ def exit_error(who: str, code: int, output: str, *, log: Path) -> RingTuneError:
     if lines and code in kinds:
         return kinds[code](f"{who}: {lines[-1]}")
     if code < 0:  # from outside, often for want of memory; its own last words say nothing about it
-        return PeerLostError(
-            f"{who} was ended by {signal.Signals(-code).name}; see {log} and repeat or --resume the run"
-        )
+        name = signal.Signals(-code).name
+        why = _OUT_OF_MEMORY if name == "SIGKILL" else f"see {log} and repeat or --resume the run"
+        return PeerLostError(f"{who} was ended by {name}; {why}")
     last = output.strip().splitlines()[-1:] or ["it printed nothing"]
     return PeerLostError(
         f"{who} ended with exit code {code} ({last[0][:300]}); see {log} and repeat or --resume the run"

@@ -80,8 +80,13 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
     run = plan if plan.is_dir() else None
     plan_file = plan / "plan.json" if run else plan
     profile_file = profile or (plan / "profile.json" if run else None)
+    if plan_file.suffix == ".toml":
+        raise UsageError(
+            f"{plan_file} is a job, a prediction needs a plan with measured times; give the --out of a "
+            "'ringtune train', or a plan.json with --profile FILE"
+        )
     if profile_file is None:
-        raise UsageError("a plan alone has no times; give --profile FILE, or a run's folder, which has one")
+        raise UsageError(f"{plan_file} alone has no times; give --profile FILE, or a run's folder, which has one")
     for file, hint in ((plan_file, "plan.json or the --out of a 'ringtune train'"), (profile_file, "--profile FILE")):
         if not file.is_file():
             raise UsageError(f"{file} is not there; give {hint}")

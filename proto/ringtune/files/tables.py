@@ -117,8 +117,7 @@ def _read_csv(path: Path, file: Iterable[str]) -> Iterator[Record]:
             missing: list[str | None] = [None] * (len(header) - len(cells))
             yield reader.line_num, dict(zip(header, [*cells, *missing], strict=True))
     except csv.Error as error:
-        line = reader.line_num + ("field larger" in str(error))
-        raise DataError(f"{path}, line {line}: {_csv_problem(str(error))}") from error
+        raise DataError(f"{path}, line {reader.line_num}: {_csv_problem(str(error))}") from error
 
 
 def _csv_problem(problem: str) -> str:

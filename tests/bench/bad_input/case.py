@@ -86,7 +86,7 @@ class Case:
     leaves: tuple[str, ...] = ()
 
 
-PLAN = ("plan", "job.toml", "--nodes", "2")
+PLAN = ("plan", "job.toml", "--assume", "2")
 TRAIN = ("train", "job.toml", "--local", "1", "--out", "out")
 
 

@@ -67,7 +67,7 @@ def _train() -> list[Case]:
             "train --set without =", *JOB_ARGUMENTS, "--local", "1", "--set", "train.seed", code=2, says=("=",)
         ),
         command_case(
-            "train --set of no section", *JOB_ARGUMENTS, "--local", "1", "--set", "seed=1", code=5, says=("seed",)
+            "train --set of no section", *JOB_ARGUMENTS, "--local", "1", "--set", "seed=1", code=2, says=("seed",)
         ),
         command_case("train --resume of nothing", *JOB_ARGUMENTS, "--local", "1", "--resume", code=2, says=("out",)),
         command_case("train --profile of nothing", *JOB_ARGUMENTS, "--local", "1", "--profile", "no.json", code=5),
@@ -86,51 +86,51 @@ def _train() -> list[Case]:
             "3",
             "--join-s",
             "0",
-            code=3,
+            code=4,
         ),
     ]
 
 
 def _plan() -> list[Case]:
     return [
-        command_case("plan --nodes -2", "plan", "job.toml", "--nodes", "-2", code=2, says=("--nodes",)),
-        command_case("plan --nodes 10^7", "plan", "job.toml", "--nodes", "10000000", code=2, says=("--nodes",)),
+        command_case("plan --assume -2", "plan", "job.toml", "--assume", "-2", code=2, says=("--assume",)),
+        command_case("plan --assume 10^7", "plan", "job.toml", "--assume", "10000000", code=2, says=("--assume",)),
         command_case("plan --memory much", *PLAN, "--memory", "much", code=2, says=("much",)),
         command_case("plan --memory -1", *PLAN, "--memory", "-1", code=2),
         command_case("plan --memory 1KiB", *PLAN, "--memory", "1KiB", code=6, says=("KiB",)),
         command_case("plan --microbatches 0", *PLAN, "--microbatches", "0", code=2, says=("microbatches",)),
         command_case("plan --microbatches x", *PLAN, "--microbatches", "x", code=2, says=("microbatches",)),
         command_case("plan --wire float8", *PLAN, "--wire", "float8", code=2, says=("float8",)),
-        command_case("plan --profile and --nodes", *PLAN, "--profile", "{run}/profile.json", code=2),
+        command_case("plan --profile and --assume", *PLAN, "--profile", "{run}/profile.json", code=2),
     ]
 
 
 def _others() -> list[Case]:
     sim, what_if = ("sim", "{run}"), ("what-if", "{run}")
     return [
-        command_case("sim of nothing", "sim", "none", code=5, says=("none",)),
-        command_case("sim of a job", "sim", "job.toml", code=5, says=("job.toml", "plan")),
-        command_case("sim of rows", "sim", "train.csv", code=5, says=("train.csv",)),
-        command_case("sim of a model", "sim", "model", code=5, says=("model",)),
-        command_case("sim --trace of nothing", *sim, "--trace", "none", code=5, says=("none",)),
+        command_case("sim of nothing", "sim", "none", code=2, says=("none",)),
+        command_case("sim of a job", "sim", "job.toml", code=2, says=("job.toml", "plan")),
+        command_case("sim of rows", "sim", "train.csv", code=2, says=("train.csv",)),
+        command_case("sim of a model", "sim", "model", code=2, says=("model",)),
+        command_case("sim --trace of nothing", *sim, "--trace", "none", code=2, says=("none",)),
         command_case("sim --seed x", *sim, "--seed", "x", code=2, says=("--seed",)),
-        command_case("what-if nothing changes", *what_if, code=2, says=("--set",)),
-        command_case("what-if of nothing", "what-if", "none", "--set", "*.compute=2", code=5, says=("none",)),
-        command_case("what-if of an unknown node", *what_if, "--set", "pi.compute=2", code=5, says=("pi", "node-0")),
-        command_case("what-if of an unknown key", *what_if, "--set", "node-0.speed=2", code=5, says=("speed",)),
-        command_case("what-if without a value", *what_if, "--set", "node-0.compute", code=2, says=("=",)),
-        command_case("what-if of compute 0", *what_if, "--set", "node-0.compute=0", code=5, says=("compute",)),
-        command_case("what-if of compute nan", *what_if, "--set", "node-0.compute=nan", code=5, says=("compute",)),
+        command_case("what-if nothing changes", *what_if, code=2, says=("--change",)),
+        command_case("what-if of nothing", "what-if", "none", "--change", "*.compute=2", code=2, says=("none",)),
+        command_case("what-if of an unknown node", *what_if, "--change", "pi.compute=2", code=5, says=("pi", "node-0")),
+        command_case("what-if of an unknown key", *what_if, "--change", "node-0.speed=2", code=5, says=("speed",)),
+        command_case("what-if without a value", *what_if, "--change", "node-0.compute", code=2, says=("=",)),
+        command_case("what-if of compute 0", *what_if, "--change", "node-0.compute=0", code=5, says=("compute",)),
+        command_case("what-if of compute nan", *what_if, "--change", "node-0.compute=nan", code=5, says=("compute",)),
         command_case(
-            "what-if of a link to nowhere", *what_if, "--set", "link.node-0.pi.rate=1e6", code=5, says=("pi",)
+            "what-if of a link to nowhere", *what_if, "--change", "link.node-0.pi.rate=1e6", code=5, says=("pi",)
         ),
         command_case(
-            "what-if of a link from nowhere", *what_if, "--set", "link.pi.node-0.rate=1e6", code=5, says=("pi",)
+            "what-if of a link from nowhere", *what_if, "--change", "link.pi.node-0.rate=1e6", code=5, says=("pi",)
         ),
-        command_case("what-if of a link to itself", *what_if, "--set", "link.node-0.node-0.rate=1e6", code=5),
-        command_case("what-if of a negative rate", *what_if, "--set", "link.*.*.rate=-1", code=5, says=("rate",)),
+        command_case("what-if of a link to itself", *what_if, "--change", "link.node-0.node-0.rate=1e6", code=5),
+        command_case("what-if of a negative rate", *what_if, "--change", "link.*.*.rate=-1", code=5, says=("rate",)),
         command_case(
-            "what-if of a negative latency", *what_if, "--set", "link.*.*.latency=-1", code=5, says=("latency",)
+            "what-if of a negative latency", *what_if, "--change", "link.*.*.latency=-1", code=5, says=("latency",)
         ),
         command_case("what-if --drop of an unknown node", *what_if, "--drop", "pi", code=5, says=("pi",)),
         command_case("what-if --drop of the only node", *what_if, "--drop", "node-0", "--drop", "node-1", code=5),
@@ -138,7 +138,7 @@ def _others() -> list[Case]:
         command_case(
             "what-if --like of an unknown node", *what_if, "--add", "a", "--like", "b", "--replan", "job.toml", code=5
         ),
-        command_case("what-if --csv without --sweep", *what_if, "--set", "*.compute=2", "--csv", "a.csv", code=2),
+        command_case("what-if --csv without --sweep", *what_if, "--change", "*.compute=2", "--csv", "a.csv", code=2),
         command_case(
             "what-if of a huge sweep", *what_if, "--sweep", "*.compute=1:2:10000000000", code=2, says=("cells",)
         ),
@@ -152,7 +152,7 @@ def _others() -> list[Case]:
             "what-if --plot as text", *what_if, "--sweep", "*.compute=1,2", "--plot", "a.txt", code=2, says=(".txt",)
         ),
         command_case("what-if --replan of nothing", *what_if, "--replan", "none.toml", code=5, says=("none.toml",)),
-        command_case("eval of nothing", "eval", "none", "--data", "eval.csv", code=5, says=("none",)),
+        command_case("eval of nothing", "eval", "none", "--data", "eval.csv", code=2, says=("none",)),
         command_case("eval of no rows", "eval", "{run}", "--data", "none.csv", code=5, says=("none.csv",)),
         command_case("eval of a folder of rows", "eval", "{run}", "--data", "model", code=5, says=("model",)),
         Case(
@@ -162,11 +162,11 @@ def _others() -> list[Case]:
             says=("neutral",),
             prepare=lambda place: place.write("other.csv", "text,label\nw1,neutral\n"),
         ),
-        command_case("export of nothing", "export", "none", "--to", "given", code=5, says=("none",)),
-        command_case("export of a model", "export", "model", "--to", "given", code=5, says=("model",)),
-        command_case("export --base-model", "export", "{run}", "--to", "given", "--base-model", "a/b/c", code=2),
-        command_case("measure nowhere", "measure", "job.toml", "--out", "p.json", code=2, says=("--local",)),
-        command_case("measure --local 0", "measure", "job.toml", "--out", "p.json", "--local", "0", code=2),
+        command_case("export of nothing", "export", "none", "--out", "given", code=2, says=("none",)),
+        command_case("export of a model", "export", "model", "--out", "given", code=2, says=("model",)),
+        command_case("export --base-model", "export", "{run}", "--out", "given", "--base-model", "a/b/c", code=2),
+        command_case("measure nowhere", "measure", "job.toml", "--save", "p.json", code=2, says=("--local",)),
+        command_case("measure --local 0", "measure", "job.toml", "--save", "p.json", "--local", "0", code=2),
         command_case("doctor of no model", "doctor", "--model", "none", code=1),
         command_case(
             "coordinator at another machine", "coordinator", "--bind", "0.0.0.0:0", code=2, says=("--insecure",)
@@ -200,10 +200,10 @@ def _cut(name: str) -> Case:
         file = place.folder / "copy" / name
         place.write(f"copy/{name}", file.read_bytes()[: file.stat().st_size // 2])
 
-    command = (
-        ("sim", "copy") if name.endswith(("plan.json", "profile.json")) else ("eval", "copy", "--data", "eval.csv")
-    )
-    code = 7 if name.endswith("safetensors") else 5
+    command: tuple[str, ...] = ("eval", "copy", "--data", "eval.csv")
+    if name.endswith("json"):
+        command = ("export", "copy", "--out", "given") if "adapter" in name else ("sim", "copy")
+    code = 5 if name == "job.toml" else 7
     return Case(
         name=f"a run with half of {name}", arguments=command, code=code, says=(name.split("/")[-1],), prepare=prepare
     )
@@ -215,16 +215,16 @@ def _folders() -> list[Case]:
     halves = ("plan.json", "profile.json", "job.toml", "adapter/adapter.safetensors", "adapter/adapter_config.json")
     return [
         _folder("eval of an unfinished run", "half", 5, "eval", "half", "--data", "eval.csv"),
-        _folder("export of an unfinished run", "half", 5, "export", "half", "--to", "given"),
+        _folder("export of an unfinished run", "half", 5, "export", "half", "--out", "given"),
         _folder("train --out is a file", "taken", 9, *_train_to("taken")),
         _folder("train --out below a file", "taken", 9, *_train_to("taken/run")),
         _folder("train --out where nobody writes", "/proc", 9, *_train_to("/proc/run")),
         _folder("train --out of a finished run", "--replace", 2, *_train_to("{run}")),
-        _folder("export --to is a file", "taken", 9, "export", "{run}", "--to", "taken"),
-        _folder("export --to where nobody writes", "/proc", 9, "export", "{run}", "--to", "/proc/given"),
-        _folder("export --to is full", "model", 2, "export", "{run}", "--to", "model"),
-        _folder("measure --out where nobody writes", "/proc", 9, *measure, "--out", "/proc/p.json"),
-        _folder("measure --out is a folder", "model", 9, *measure, "--out", "model"),
+        _folder("export --out is a file", "taken", 2, "export", "{run}", "--out", "taken"),
+        _folder("export --out where nobody writes", "/proc", 9, "export", "{run}", "--out", "/proc/given"),
+        _folder("export --out is full", "model", 2, "export", "{run}", "--out", "model"),
+        _folder("measure --save where nobody writes", "/proc", 9, *measure, "--save", "/proc/p.json"),
+        _folder("measure --save is a folder", "model", 9, *measure, "--save", "model"),
         _folder("sim --out where nobody writes", "/proc", 9, "sim", "{run}", "--out", "/proc/sim"),
         _folder("sim --out is a file", "taken", 9, "sim", "{run}", "--out", "taken"),
         _folder("what-if --csv where nobody writes", "/proc", 9, *sweep, "--csv", "/proc/a.csv"),

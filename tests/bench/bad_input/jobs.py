@@ -147,7 +147,7 @@ def _misspelt(name: str) -> Case:
     section, _, key = name.partition(".")
     return Case(
         name=f"misspelt {name}",
-        arguments=("plan", "job.toml", "--nodes", "2", "--set", f"{section}.{key}x=1"),
+        arguments=("plan", "job.toml", "--assume", "2", "--set", f"{section}.{key}x=1"),
         code=5,
         says=(f"{section}.{key}x", "did you mean"),
     )
@@ -155,11 +155,11 @@ def _misspelt(name: str) -> Case:
 
 def _files() -> list[Case]:
     """Files that are no job at all."""
-    plan = ("plan", "job.toml", "--nodes", "2")
+    plan = ("plan", "job.toml", "--assume", "2")
     return [
-        Case(name="no job file", arguments=("plan", "none.toml", "--nodes", "2"), code=5, says=("none.toml",)),
-        Case(name="a folder as job", arguments=("plan", "model", "--nodes", "2"), code=5, says=("model", "folder")),
-        Case(name="a CSV as job", arguments=("plan", "train.csv", "--nodes", "2"), code=5, says=("train.csv", "toml")),
+        Case(name="no job file", arguments=("plan", "none.toml", "--assume", "2"), code=5, says=("none.toml",)),
+        Case(name="a folder as job", arguments=("plan", "model", "--assume", "2"), code=5, says=("model", "folder")),
+        Case(name="a CSV as job", arguments=("plan", "train.csv", "--assume", "2"), code=5, says=("train.csv", "toml")),
         text_case("an empty job", "", "model"),
         text_case("a job of bytes", bytes(range(256)), "utf-8"),
         text_case("a job in UTF-16", BASE_JOB.encode("utf-16"), "utf-8"),

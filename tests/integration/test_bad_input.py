@@ -1,0 +1,43 @@
+"""Every case of wrong input: one error line, the stated exit code, nothing left.
+
+``python -m tests.bench.bad_input`` tries the same cases and prints the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.bench.bad_input.all_cases import all_cases
+from tests.bench.bad_input.answers import Workshop, problems
+from tests.bench.bad_input.case import Case
+
+LEAST_CASES = 300
+CASES = all_cases()
+
+
+@pytest.fixture(scope="module")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    """A model, rows, a finished run, a coordinator and a node."""
+    with Workshop(tmp_path_factory.mktemp("bad-input")) as made:
+        yield made
+
+
+def test_there_are_enough_cases() -> None:
+    """Jobs, rows, models, command lines and folders; each name once."""
+    assert len({case.name for case in CASES}) == len(CASES) >= LEAST_CASES
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_wrong_input_gets_its_answer(workshop: Workshop, case: Case) -> None:
+    """One line that begins with ``error:``, its words and exit code; no traceback, no file, no process."""
+    answer = workshop.answer(case)
+    assert not problems(case, answer), f"{answer.code} {answer.errors}"
+
+
+def test_right_job_is_no_bad_input(workshop: Workshop) -> None:
+    """What all cases are a change of is itself planned without a complaint."""
+    good = Case(name="right", arguments=("plan", "job.toml", "--assume", "2"), code=0, says=())
+    answer = workshop.answer(good)
+    assert (answer.code, answer.errors, answer.left) == (0, "", ())
