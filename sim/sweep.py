@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ringtune.errors import ConnectionFailedError, UsageError
+from ringtune.errors import ConnectionFailedError, RingTuneError, UsageError
 from sim.changes import split_change
 
 Cell = TypeVar("Cell")

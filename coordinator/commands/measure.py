@@ -49,7 +49,7 @@ def measure(
     from coordinator.submit.client import Client
     from coordinator.submit.local_ring import local_ring
     from ringtune.errors import UsageError
-    from ringtune.files.durable import write_durably
+    from ringtune.files.durable import check_writable, write_durably
     from ringtune.jobs.job import load_job
 
     if bool(local) == bool(coordinator):
@@ -58,6 +58,8 @@ def measure(
         raise UsageError("--nodes is for --coordinator; --local says how many nodes there are")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     wanted = load_job(job).with_overrides(parse_changes(change or []))
+    if save is not None:
+        check_writable(save)
     ring = local_ring(wanted, local) if local else Client(coordinator, insecure=insecure)
     with Progress() if json else make_progress(as_json=False, live=False) as progress, ring as client:
         found = client.measure(

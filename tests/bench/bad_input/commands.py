@@ -167,7 +167,6 @@ def _others() -> list[Case]:
         command_case("export --base-model", "export", "{run}", "--out", "given", "--base-model", "a/b/c", code=2),
         command_case("measure nowhere", "measure", "job.toml", "--save", "p.json", code=2, says=("--local",)),
         command_case("measure --local 0", "measure", "job.toml", "--save", "p.json", "--local", "0", code=2),
-        command_case("doctor of no model", "doctor", "--model", "none", code=1),
         command_case(
             "coordinator at another machine", "coordinator", "--bind", "0.0.0.0:0", code=2, says=("--insecure",)
         ),
