@@ -16,6 +16,7 @@ from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import PlanError, RingTuneError
 from ringtune.jobs.job import Job
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.row_use import row_uses
 from sim.changes import change_all, change_plan, change_profile, check_rows, plan_value, split_change
 from sim.limits import check_fits, memory_bounds
 from sim.members import add_node, drop_from_plan, drop_from_profile
@@ -56,7 +57,7 @@ class PredictedPlan:
     @property
     def trained_rows(self) -> int:
         """Rows of all steps together, each as often as it is trained."""
-        return self.plan.course.batch_size * self.plan.course.num_steps
+        return sum(use.trained_rows for use in row_uses(self.plan.course))
 
     @property
     def rows_per_s(self) -> float:

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[Slices, dict[str, object]]] = {
     "sgd": (THREE, {"optimizer": "sgd", "microbatches": 4}),
     "dropout": (THREE, {"dropout": 0.2, "microbatches": 2}),
     "several-owners": (THREE, {"owners": ("b", "d", "a"), "microbatches": 2, "dropout": 0.1}),
+    "turns-by-rows": (THREE, {"owners": ("b", "d", "a"), "split": "dirichlet:0.4", "turns": "rows", "microbatches": 2}),
     "owner-hosts-nothing": (EMPTY_OWNER, {"owners": ("a", "c")}),
     "private-blocks": ((("a", 1, 3), ("b", 3, 4)), {"private_blocks": 1, "owners": ("a", "b")}),
     "all": (THREE, {"method": "all", "owners": ("d",)}),

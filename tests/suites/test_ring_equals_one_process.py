@@ -87,6 +87,17 @@ def test_ring_of_several_owners_equals_one_process(folder: Path, split: str, opt
 
 
 @pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("turns", ["equal", "rows"])
+def test_ring_of_owners_with_unequal_rows_equals_one_process(folder: Path, turns: str) -> None:
+    """Turns by rows, and an owner with fewer rows than a batch, which has batches of its own size."""
+    owners = ("a", "c", "b")
+    case = Case(folder=folder, owners=owners, split="dirichlet:0.1", turns=turns, microbatches=4, num_steps=24)
+    rows = [owner.train_rows for owner in case.plan(ONE).course.owners]
+    assert min(rows) < 8 < max(rows)
+    assert distance_to_reference(case, THREE) < 1e-9
+
+
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", ["one", "two", "four", "owner-hosts-nothing"])
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_ring_with_dropout_equals_one_process(folder: Path, split: str, microbatches: int) -> None:

@@ -55,6 +55,8 @@ class Case:
     task: str = "sequence-classification"
     adapter: str = "seq_bn"
     operations: Operations | None = None
+    split: str = "iid"
+    turns: str = "equal"
 
     @property
     def job(self) -> Job:
@@ -66,6 +68,8 @@ class Case:
             path = "{self.folder / "model"}"
             task = "{self.task}"
             dtype = "{self.dtype}"
+            [data]
+            split = "{self.split}"
             [adapter]
             config = "{self.adapter}"
             [train]
@@ -81,6 +85,7 @@ class Case:
             max_length = 16
             local_iterations = {self.local_iterations}
             max_steps = {self.num_steps}
+            turns = "{self.turns}"
             eval_every = {self.eval_every}
             [wire]
             dtype = "{self.wire or self.dtype}"
@@ -110,6 +115,7 @@ class Case:
             labels=self.labels,
             frozen_blocks=self.private_blocks,
             operations=self.operations,
+            turns=self.turns,
         )
         pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
         return Plan.of(course, Placement(slices=pieces, private_blocks=self.private_blocks, credits=4))

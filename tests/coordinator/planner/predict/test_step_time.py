@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import statistics
 
@@ -127,3 +128,17 @@ def test_coarser_costs_keep_steps_and_are_near() -> None:
     assert len(coarse.depths) == 8
     ring = Ring(nodes=(3, 1, 5), counts=(8, 9, 7))
     assert job_s(coarse, ring) == pytest.approx(job_s(costs, ring), rel=0.1)
+
+
+def test_job_time_counts_each_owner_by_its_share_of_the_steps() -> None:
+    """With turns by rows the owner with most rows has most steps, so its times weigh most."""
+    profile = class_ring(random.Random(3), ["pi", "jetson"], num_blocks=4, owners=0, with_links=True)
+    rows = dict(zip((node.node for node in profile.nodes), (30, 10), strict=True))
+    nodes = tuple(dataclasses.replace(node, train_rows=rows[node.node]) for node in profile.nodes)
+    profile = dataclasses.replace(profile, nodes=nodes)
+    equal = draft_for(profile)
+    by_rows = dataclasses.replace(equal, course=dataclasses.replace(equal.course, turns="rows"))
+    weights = [
+        [owner.weight for owner in ring_costs(draft, profile, optimizer="adamw").owners] for draft in (equal, by_rows)
+    ]
+    assert weights == [[0.5, 0.5], [0.75, 0.25]]
