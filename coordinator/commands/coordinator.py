@@ -43,6 +43,7 @@ def coordinator(
     from coordinator.screen.output import make_progress
     from coordinator.server.ending import Ending
     from coordinator.server.server import CoordinatorServer
+    from ringtune.errors import InterruptedRunError
     from ringtune.quantities import parse_bytes
     from ringtune.rpc.addresses import own_host
 
@@ -57,5 +58,5 @@ def coordinator(
         while not ending.wait():
             server.coordinator.say_who_is_lost()
         ending.save(server.coordinator)
-    if ending.code:
-        raise typer.Exit(ending.code)
+    if ending.by_ctrl_c:
+        raise InterruptedRunError("stopped by Ctrl-C")

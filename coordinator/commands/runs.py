@@ -81,7 +81,10 @@ def fetch(
     with Client(found.coordinator, insecure=insecure) as client:
         records = {record.run_id: record for record in client.runs()}
         run_id = (
-            found.run_id or only_run(list(records.values()), lambda record: not record.is_fetched, "new run").run_id
+            found.run_id
+            or only_run(
+                list(records.values()), lambda record: record.has_books and not record.is_fetched, "new run"
+            ).run_id
         )
         if run_id not in records:
             raise UsageError(f"run {run_id} is not kept there; 'ringtune runs' lists those that are")

@@ -71,6 +71,11 @@ class RunRecord:
             raise IntegrityError(f"run {self.run_id} has the state {self.state!r}, which is none")
 
     @property
+    def has_books(self) -> bool:
+        """Whether there is something to fetch: a run that ended before its plan has left nothing."""
+        return self.num_steps > 0
+
+    @property
     def can_go_on(self) -> bool:
         """Whether it can be resumed."""
         return self.state in ("stopped", "failed", "interrupted") and self.saved_step >= 0
@@ -169,4 +174,4 @@ def to_drop(
 
 def _may_go(record: RunRecord) -> bool:
     is_over = record.state != "running"
-    return is_over and (record.is_fetched or not record.num_steps)
+    return is_over and (record.is_fetched or not record.has_books)

@@ -31,7 +31,7 @@ def _row(record: RunRecord) -> tuple[str, ...]:
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.started_unix_s))
     steps = f"{record.steps_done}/{record.num_steps}" if record.num_steps else "-"
     saved = str(record.saved_step) if record.saved_step >= 0 else "-"
-    fetched = "yes" if record.is_fetched else "no"
+    fetched = "-" if not record.has_books else "yes" if record.is_fetched else "no"
     return (
         record.run_id,
         record.state,

@@ -21,11 +21,11 @@ class Ending:
     """Hears SIGINT, SIGTERM and SIGHUP while in its context; to be used in the main thread.
 
     Attributes:
-        code: exit code: 130 after Ctrl-C; 0 after the others, which are how a service is ended.
+        by_ctrl_c: whether Ctrl-C was among the signals; the others are how a service is ended.
     """
 
     def __init__(self) -> None:
-        self.code = 0
+        self.by_ctrl_c = False
         self._count = 0
         self._asked = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
@@ -46,8 +46,7 @@ class Ending:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._count += 1
-        if number == signal.SIGINT:
-            self.code = 128 + number
+        self.by_ctrl_c |= number == signal.SIGINT
         self._asked.set()
 
     def wait(self) -> bool:

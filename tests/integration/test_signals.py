@@ -72,3 +72,32 @@ def test_signals_end_a_node_whichever_thread_gets_them(tmp_path: Path) -> None:
             assert process.wait(END_S) == 128 + signal.SIGTERM
         finally:
             process.kill()
+
+
+JOB = '[model]\npath = "model"\n[data]\ntrain = "rows.csv"\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("train", "JOB", "--coordinator", "THERE", "--nodes", "3", "--out", "OUT"), "joining"),
+        (("measure", "JOB", "--coordinator", "THERE", "--nodes", "3", "--save", "OUT"), "joining"),
+        (("node", "--coordinator", "127.0.0.1:9", "--name", "a", "--state", "OUT"), "can't join yet"),
+    ],
+)
+def test_ctrl_c_ends_a_command_that_waits_with_one_code(tmp_path: Path, arguments: tuple[str, ...], word: str) -> None:
+    """Exit code 130 within seconds, and no traceback."""
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "rows.csv").write_text("text,label\na,x\n")
+    with CoordinatorServer("127.0.0.1:0", lease_s=10.0) as server:
+        places = {"JOB": str(tmp_path / "job.toml"), "OUT": str(tmp_path / "out"), "THERE": server.address}
+        with start(*(places.get(word, word) for word in arguments)) as process:
+            assert line_with(process, word)
+            process.send_signal(signal.SIGINT)
+            try:
+                output, _ = process.communicate(timeout=END_S)
+            finally:
+                process.kill()
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert output.count("error: ") == (arguments[0] != "node")

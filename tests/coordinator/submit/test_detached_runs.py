@@ -18,6 +18,7 @@ from coordinator.run_folder.folder import RunFolder
 from coordinator.run_folder.place import RunPlace, read_place
 from coordinator.screen.progress import Progress
 from coordinator.screen.run_list import run_lines, run_table
+from coordinator.server.ending import Ending
 from coordinator.submit.client import Client
 from coordinator.submit.fetching import bring_up_to_date, fetch_run
 from coordinator.submit.find_run import find_run, only_run
@@ -218,6 +219,19 @@ def test_run_is_stopped_from_outside_and_goes_on_where_it_was(tmp_path: Path) ->
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) >= record.steps_done
     assert json.loads((tmp_path / "both/parts/stops.json").read_text()) == [record.saved_step]
+
+
+def test_coordinator_that_is_ended_saves_its_run_first(tmp_path: Path) -> None:
+    """It is stopped, not interrupted: it can go on from where it was."""
+    gate = Gate()
+    with keeping(tmp_path / "kept", gate) as cluster, Client(cluster.server.address) as client:
+        run_id = start(client, LONG)
+        gate.open.set()
+        Ending().save(cluster.server.coordinator)
+        record = ended(client, run_id)
+        assert cluster.server.coordinator.driven() == ""
+    assert record.state == "stopped" and record.can_go_on
+    assert record.message == f"the coordinator was stopped, with a checkpoint of step {record.saved_step}"
 
 
 def test_second_ctrl_c_ends_a_kept_run_at_once(tmp_path: Path) -> None:
