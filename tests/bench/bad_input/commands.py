@@ -197,7 +197,9 @@ def _cut(name: str) -> Case:
             if path.is_file() and "logs" not in path.parts:
                 place.write(f"copy/{path.relative_to(place.run)}", path.read_bytes())
         file = place.folder / "copy" / name
-        place.write(f"copy/{name}", file.read_bytes()[: file.stat().st_size // 2])
+        content = file.read_bytes()
+        end = content.index(b'"') + 2 if name == "job.toml" else len(content) // 2
+        place.write(f"copy/{name}", content[:end])
 
     command: tuple[str, ...] = ("eval", "copy", "--data", "eval.csv")
     if name.endswith("json"):
