@@ -19,6 +19,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 from sim.action_times import ProfileTimes, RecordedTimes
 from sim.items import Items
+from sim.limits import memory_bounds
 from sim.links import MeasuredLinks
 from sim.memory_ledger import MemoryLedger
 from sim.meter import Meter, NodeMeter
@@ -37,7 +38,8 @@ class NodePrediction:
         busy_share: of the wall time.
         idle_share: the rest.
         busy_by_op_s: by the letter of the op.
-        peak_memory_bytes: the most that it held.
+        needed_bytes: what the plan reserves on it beside the libraries, as ``ringtune plan`` says.
+        peak_memory_bytes: the most of it that it held at once on the virtual clock.
         budget_bytes: what it has.
         actions: compute actions.
     """
@@ -49,6 +51,7 @@ class NodePrediction:
     busy_share: float
     idle_share: float
     busy_by_op_s: dict[str, float]
+    needed_bytes: int
     peak_memory_bytes: int
     budget_bytes: int
     actions: int
@@ -174,7 +177,9 @@ def predict(
         raise DeadlineError(f"the virtual run of plan {plan.digest[:12]} does not end: {waits}; please report it")
     wall_s = result.wall_s
     measured, peaks = meter.nodes, ledger.peak_bytes
-    nodes = tuple(_node(plan, profile, node, measured[node], peaks[node], wall_s) for node in plan.nodes)
+    needs = memory_bounds(plan, profile, optimizer=optimizer, dtype=dtype)
+    memory = {node: (needs[node].total_bytes, peaks[node]) for node in plan.nodes}
+    nodes = tuple(_node(plan, profile, node, measured[node], memory[node], wall_s) for node in plan.nodes)
     hosts = [node for node in nodes if node.stop > node.start]
     return Prediction(
         wall_s=wall_s,
@@ -214,7 +219,7 @@ def _garbage_collection_paused() -> Iterator[None]:
 
 
 def _node(
-    plan: Plan, profile: Profile, node: str, measured: NodeMeter, peak_bytes: int, wall_s: float
+    plan: Plan, profile: Profile, node: str, measured: NodeMeter, memory_bytes: tuple[int, int], wall_s: float
 ) -> NodePrediction:
     piece = plan.slice_of(node)
     busy_s = sum(measured.busy_s.values())
@@ -227,7 +232,8 @@ def _node(
         busy_share=share,
         idle_share=1.0 - share,
         busy_by_op_s={str(op): seconds for op, seconds in sorted(measured.busy_s.items())},
-        peak_memory_bytes=peak_bytes,
+        needed_bytes=memory_bytes[0],
+        peak_memory_bytes=memory_bytes[1],
         budget_bytes=profile.by_name[node].memory_bytes,
         actions=measured.actions,
     )

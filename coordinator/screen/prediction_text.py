@@ -51,16 +51,17 @@ def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None
 
 
 def _nodes(found: Prediction, measured: MeasuredRun | None) -> list[str]:
-    titles = ["node", "blocks", "busy", "idle", "peak memory", "budget", "used"]
+    titles = ["node", "blocks", "busy", "idle", "needs", "has", "used", "held at once"]
     rows = [
         [
             node.node,
             f"[{node.start}, {node.stop})" if node.stop > node.start else "none",
             share_text(node.busy_share),
             share_text(node.idle_share),
-            format_bytes(node.peak_memory_bytes),
+            format_bytes(node.needed_bytes),
             format_bytes(node.budget_bytes),
-            share_text(node.peak_memory_bytes / node.budget_bytes if node.budget_bytes else None),
+            share_text(node.needed_bytes / node.budget_bytes if node.budget_bytes else None),
+            format_bytes(node.peak_memory_bytes),
         ]
         for node in found.nodes
     ]

@@ -82,7 +82,13 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
     width = max((len(node) for node in report["nodes"]), default=0)
     for node, totals in report["nodes"].items():
         busy, peak = format_seconds(totals["busy_s"]), format_bytes(totals["peak_rss_bytes"])
-        lines.append(f"  {node:<{width}}  busy {busy}, peak {peak}, sent {format_bytes(totals['sent_bytes'])}")
+        needed = totals.get("predicted_bytes", 0)
+        needs = f"needs {format_bytes(needed)}, " if needed else ""
+        lines.append(
+            f"  {node:<{width}}  busy {busy}, {needs}whole process {peak}, sent {format_bytes(totals['sent_bytes'])}"
+        )
+    if report["nodes"]:
+        lines.append("  (needs: what the plan reserved; whole process: its peak, with the libraries that it loads)")
     if report["eval"]["count"]:
         lines.append(_evaluation(report["eval"]))
     return lines

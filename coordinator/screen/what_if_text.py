@@ -88,7 +88,7 @@ def _per_second(before: PredictedPlan, after: PredictedPlan) -> str:
 def _nodes(before: PredictedPlan, after: PredictedPlan) -> list[str]:
     old = {node.node: node for node in before.prediction.nodes}
     new = {node.node: node for node in after.prediction.nodes}
-    titles = ["node", "blocks", "after", "idle", "after", "peak memory", "after", "budget"]
+    titles = ["node", "blocks", "after", "idle", "after", "needs", "after", "has"]
     rows = []
     for name in [*old, *(name for name in new if name not in old)]:
         pair = (old.get(name), new.get(name))
@@ -98,7 +98,7 @@ def _nodes(before: PredictedPlan, after: PredictedPlan) -> list[str]:
                 name,
                 *(_blocks(node) for node in pair),
                 *(share_text(node.idle_share) if node else _NONE for node in pair),
-                *(format_bytes(node.peak_memory_bytes) if node else _NONE for node in pair),
+                *(format_bytes(node.needed_bytes) if node else _NONE for node in pair),
                 format_bytes(last.budget_bytes) if last else _NONE,
             ]
         )

@@ -67,8 +67,8 @@ class PredictedPlan:
 
     @property
     def fullest(self) -> tuple[str, float]:
-        """Name of the node that uses the largest share of its memory budget, and that share."""
-        shares = [(node.peak_memory_bytes / max(1, node.budget_bytes), node.node) for node in self.prediction.nodes]
+        """Name of the node that needs the largest share of its memory budget, and that share."""
+        shares = [(node.needed_bytes / max(1, node.budget_bytes), node.node) for node in self.prediction.nodes]
         share, node = max(shares)
         return node, share
 
@@ -99,7 +99,7 @@ class CellResult:
         bubble_share: idle share of the hosts.
         rows_per_s: trained rows per second.
         trained_rows: of all steps; times of equal numbers can be compared.
-        fullest_node: who uses the largest share of its budget.
+        fullest_node: who needs the largest share of its budget.
         fullest_share: that share.
         error: why there is no such run; empty if there is.
     """

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from coordinator.planner.make_plan import make_plan
+from coordinator.screen.plan_text import plan_text
 from coordinator.screen.prediction_text import write_prediction
+from coordinator.screen.progress_lines import report_lines
 from ringtune.costs.work_times import Work
+from ringtune.jobs.job import parse_job
+from ringtune.quantities import format_bytes
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.turns import StartPoint
 from sim.prediction import predict
 from tests.support.plans import changed
-from tests.support.predictions import PLAN, PROFILE, Change, ringtune, write_json, write_pair, write_run
+from tests.support.predictions import PLAN, PROFILE, Change, ringtune, tiny_job, write_json, write_pair, write_run
 from tests.support.profiles import profile_of
 
 EXPECTED = predict(PLAN, PROFILE)
@@ -336,3 +342,22 @@ def test_sim_does_not_write_over_a_real_run(tmp_path: Path) -> None:
     assert (tmp_path / "run/trace.json").read_text() == before
     for _ in range(2):
         assert ringtune("sim", tmp_path / "run", "--out", tmp_path / "out").exit_code == 0
+
+
+def test_memory_has_one_meaning(tmp_path: Path) -> None:
+    """What a node needs is the same number in the plan, the prediction, a what-if and the words after a run."""
+    wanted = parse_job(tiny_job(), source="test")
+    planned = make_plan(wanted, PROFILE.by_name, links=PROFILE.links)
+    plan, profile = write_pair(tmp_path, plan=planned.plan)
+    nodes = predicted(plan, "--profile", profile)["nodes"]
+    assert {node["node"]: node["needed_bytes"] for node in nodes} == planned.memory_bytes
+    assert all(node["peak_memory_bytes"] <= node["needed_bytes"] for node in nodes)
+    needs = format_bytes(planned.memory_bytes["bob"])
+    told = "\n".join(plan_text(planned.plan, planned.memory, num_steps=0, measured=True))
+    shown = ringtune("sim", plan, "--profile", profile).output
+    changed_too = ringtune("what-if", plan, "--profile", profile, "--change", "bob.compute=2").output
+    report = {"busy_s": 1.0, "peak_rss_bytes": 2**30, "sent_bytes": 10, "predicted_bytes": planned.memory_bytes["bob"]}
+    after = report_lines({"steps": 8, "wall_s": 2.0, "nodes": {"bob": report}, "eval": {"count": 0}})
+    for text in (told, shown, changed_too):
+        assert re.search(rf"^bob .*\b{re.escape(needs)}\b", text, re.MULTILINE) and "needs" in text
+    assert f"needs {needs}, whole process 1,024 MiB" in after[1]
