@@ -59,6 +59,9 @@ def fill(target: torch.Tensor, source: TensorPieces) -> None:
     Raises:
         IntegrityError: the source has fewer or more bytes than its shape says.
     """
+    num_came = source.data.size_bytes / torch_dtype(source.dtype).itemsize
+    if num_came != target.numel():
+        raise IntegrityError(f"a tensor of {target.numel():,} numbers came with {num_came:,g}; copy it again")
     with torch.no_grad():
         # a target that is not contiguous is small, such as a row of a larger tensor
         flat = target.detach().view(-1) if target.is_contiguous() else torch.empty_like(target).contiguous().view(-1)
@@ -67,7 +70,9 @@ def fill(target: torch.Tensor, source: TensorPieces) -> None:
             flat[at : at + values.numel()].copy_(values)
             at += values.numel()
         if at != flat.numel():
-            raise IntegrityError(f"a tensor of {flat.numel():,} numbers came with {at:,}; copy it again")
+            raise IntegrityError(
+                f"a tensor of {flat.numel():,} numbers came with {at:,}: its file was cut off; copy it again"
+            )
         if not target.is_contiguous():
             target.detach().copy_(flat.view(target.shape))
 
