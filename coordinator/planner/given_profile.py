@@ -24,6 +24,7 @@ _MEASURED = (
     "work_times",
     "has_messages",
     "rested_s",
+    "handling_s",
     "message_s_per_byte",
 )
 

@@ -114,6 +114,7 @@ def inspect(
         shape=job_shape(job) if timing else TimedShape(),
         work_times=found.work_times,
         rested_s=found.rested_s,
+        handling_s=found.handling_s,
     )
     return node.to_json(), dataset
 

@@ -3,7 +3,7 @@
 ::
 
     STATE/profile.json    {"schema": 3, "entries": {KEY: ENTRY}}
-    ENTRY                 {"budget_s", "at_unix_s", "activation_token_bytes", "rested_s", "work_times"}
+    ENTRY                 {"budget_s", "at_unix_s", "activation_token_bytes", "rested_s", "handling_s", "work_times"}
 
 The key stands for everything that changes a timing: model, processor and threads, shape of the job, the owner's part,
 neighbours that were busy at the same time, version of torch. The newest entries stay, for ``LONGEST_AGE_S``: what else
@@ -65,7 +65,10 @@ class ProfileCache:
             if token_bytes < 0:
                 raise InvalidInputError(f"activation_token_bytes is {token_bytes}, it has to be at least 0")
             found = MeasuredWork(
-                _read(tuple[WorkTime, ...], entry, "work_times"), token_bytes, _read(float, entry, "rested_s")
+                _read(tuple[WorkTime, ...], entry, "work_times"),
+                token_bytes,
+                _read(float, entry, "rested_s"),
+                _read(float, entry, "handling_s"),
             )
             age_s = self._clock() - _read(float, entry, "at_unix_s")
             return found if 0 <= age_s <= LONGEST_AGE_S else None
@@ -82,6 +85,7 @@ class ProfileCache:
             "at_unix_s": self._clock(),
             "activation_token_bytes": measured.activation_token_bytes,
             "rested_s": measured.rested_s,
+            "handling_s": measured.handling_s,
             "work_times": [dataclasses.asdict(point) for point in measured.work_times],
         }
         newest = dict(list(entries.items())[-KEPT_ENTRIES:])

@@ -16,6 +16,7 @@ What encodes, decodes, hands over and saves is the code of a run too; the disk i
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ import torch
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
 from edge.machine.settling import settle_of
+from edge.measuring.handling import handling_s
 from edge.measuring.laps import Cycle, Laps, Spread, Timer
 from edge.measuring.rows import SizedRows, known_labels, uneven_mask
 from edge.measuring.wire import decode, encode
@@ -53,6 +55,7 @@ from ringtune.schedule.turns import StepKind, Turn
 
 _NODE, _BELOW, _ABOVE = "measured", "below", "above"
 _TINY_RATE = 1e-9
+_HANDLED_STEPS = 4
 _UNSIZED: tuple[Work, ...] = (Work.UPDATE, Work.UPDATE_HEAD)
 _BLOCK_LOOPS, _OWNER_LOOPS, _ONCE_LOOPS = 4, 3, 2
 
@@ -65,11 +68,13 @@ class MeasuredWork(NamedTuple):
         activation_token_bytes: what a forward with graph keeps of one block until its backward, its output included,
             for each padded token.
         rested_s: what work takes less after a rest, under a quota of processor time.
+        handling_s: what every action takes besides its work.
     """
 
     work_times: tuple[WorkTime, ...]
     activation_token_bytes: float
     rested_s: float = 0.0
+    handling_s: float = 0.0
 
 
 class Bench:
@@ -169,7 +174,15 @@ class Bench:
                 once = once or unsized
             once |= self._once(timer, each_s, disk)
             found += [spread.at(work) for work, spread in once.items()]
-            return MeasuredWork(tuple(found), self.activation_token_bytes(), self._rested_s(timer))
+            handled_s = handling_s(self._whole_plan(), _NODE, timer.cpu or timer.clock)
+            return MeasuredWork(tuple(found), self.activation_token_bytes(), self._rested_s(timer), handled_s)
+
+    def _whole_plan(self) -> Plan:
+        """Make a plan of a few steps in which this node owns and hosts everything."""
+        course = self._plan.course
+        owners = (dataclasses.replace(course.owners[0], node=_NODE, eval_rows=0),)
+        course = dataclasses.replace(course, owners=owners, num_steps=min(_HANDLED_STEPS, course.num_steps))
+        return Plan.of(course, Placement(slices=(Slice(node=_NODE, start=0, stop=self._num_blocks),)))
 
     def _rested_s(self, timer: Timer) -> float:
         """Seconds that a forward takes less after a rest."""

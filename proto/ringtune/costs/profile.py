@@ -186,6 +186,7 @@ class NodeFacts:
         work_times: every measured point.
         has_messages: whether the times were recorded in a run, so that what messages took of them is in them.
         rested_s: what an action takes less after a rest, where a quota of processor time fills up meanwhile.
+        handling_s: what every action takes besides its work; 0 = not measured.
         message_s_per_byte: what each byte that it sends or receives takes of its computing; 0 = not measured.
     """
 
@@ -212,6 +213,7 @@ class NodeFacts:
     work_times: tuple[WorkTime, ...] = ()
     has_messages: bool = False
     rested_s: float = 0.0
+    handling_s: float = 0.0
     message_s_per_byte: float = 0.0
 
     def __post_init__(self) -> None:
@@ -225,6 +227,7 @@ class NodeFacts:
             "activation_token_bytes",
             "cpu_cores",
             "rested_s",
+            "handling_s",
             "message_s_per_byte",
             "train_tokens",
             "eval_tokens",

@@ -164,8 +164,13 @@ class CourseCosts:
         return padded_size(self._facts[owner], max_length=self.course.max_length, rows=rows, kind=kind)
 
     def action_s(self, node: str, action: Action, *, size: float, lowest: int, kind: StepKind) -> float:
-        """Seconds of a compute action; see ``NodeCosts.seconds``."""
-        return self.nodes[node].seconds(action.op, action.start, action.stop, size=size, lowest=lowest, kind=kind)
+        """Seconds of a compute action with what surrounds it; see ``NodeCosts.seconds``.
+
+        Times that were recorded in a run have what surrounds actions in them.
+        """
+        facts = self._facts[node]
+        work_s = self.nodes[node].seconds(action.op, action.start, action.stop, size=size, lowest=lowest, kind=kind)
+        return work_s if facts.has_messages else work_s + facts.handling_s
 
     def tensor_bytes(self, size: float, *, with_mask: bool) -> float:
         """Payload bytes of a hidden state or gradient of ``size`` padded tokens."""

@@ -71,6 +71,7 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "work_times": (),
         "has_messages": False,
         "rested_s": 0.0,
+        "handling_s": 0.0,
         "message_s_per_byte": 0.0,
     }
 

@@ -10,7 +10,8 @@ import pytest
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.costs.seconds import CourseCosts
 from ringtune.costs.work_times import Work
-from ringtune.schedule.actions import Payload
+from ringtune.schedule.actions import Action, Op, Payload
+from ringtune.schedule.turns import StepKind
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, profile_of
 
@@ -74,6 +75,18 @@ def test_a_rest_is_worth_something_at_a_quota_that_computing_uses_up() -> None:
     assert _with(rested_s=0.3).rest("a") == (0.3, 0.5)
     assert _with(rested_s=0.3, cpu_cores=2.0).rest("a") == (0.0, 1.0)
     assert _with(rested_s=0.3, has_messages=True).rest("a") == (0.0, 1.0)
+
+
+def test_an_action_takes_its_work_and_what_surrounds_it() -> None:
+    """An update of 0.5 s with 0.1 s around it; recorded times have that in them."""
+    update = Action(Op.UPDATE, 0, -1, 0, 1)
+
+    def seconds(**changes: Any) -> float:
+        return _with(**changes).action_s("a", update, size=0.0, lowest=0, kind=StepKind.TRAIN)
+
+    alone_s = seconds()
+    assert seconds(handling_s=0.1) == pytest.approx(alone_s + 0.1)
+    assert seconds(handling_s=0.1, has_messages=True) == alone_s
 
 
 def _with(**changes: Any) -> CourseCosts:
