@@ -34,7 +34,7 @@ def test_timed_sizes_halve_the_length_or_for_images_the_rows() -> None:
     assert timed_sizes(JOB) == (Size(3, 64), Size(3, 32))
     assert timed_sizes(JOB, fixed_tokens=50) == (Size(3, 50), Size(1, 50))
     assert timed_sizes(JOB.with_overrides({"train.batch_size": 4}), fixed_tokens=50) == (Size(1, 50),)
-    assert timed_sizes(JOB.with_overrides({"train.max_length": 1})) == (Size(3, 1),)
+    assert timed_sizes(JOB.with_overrides({"train.max_length": 3})) == (Size(3, 3), Size(3, 1))  # a job's shortest
 
 
 @pytest.mark.parametrize(("dtype", "token_bytes"), [("float32", 33), ("bfloat16", 17), ("int8", 13)])
