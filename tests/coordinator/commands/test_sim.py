@@ -322,7 +322,7 @@ def test_sim_refuses_paths_that_are_not_there(tmp_path: Path) -> None:
     """What is missing is named, with what to give."""
     plan, profile = write_pair(tmp_path)
     for arguments, message in (
-        ((plan,), "a plan alone has no times; give --profile FILE"),
+        ((plan,), "plan.json alone has no times; give --profile FILE"),
         ((tmp_path / "no.json", "--profile", profile), "no.json is not there; give plan.json or the --out"),
         ((plan, "--profile", tmp_path / "no.json"), "no.json is not there; give --profile FILE"),
         ((plan, "--profile", profile, "--trace", tmp_path / "no.json"), "no.json is not there; give a run's folder"),

@@ -61,7 +61,7 @@ def test_estimates_count_jsonl_rows(wanted: Job, tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("none.csv", None, "is not there; set data.train"),
-        ("rows.txt", "text,label\n", "ends in '.txt'"),
+        ("rows.txt", "text,label\n", "has the suffix '.txt'; rows are read from .csv or .jsonl"),
         ("empty.csv", "text,label\n", "has no rows"),
         ("other.csv", "text,class\na,b\n", "line 2 has no column 'label'; it has 'text', 'class'; set data.label"),
         (
