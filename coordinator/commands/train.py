@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -108,22 +107,25 @@ def train(
             submission,
             out,
             notes,
-            how_to_resume=lambda step: how_to_resume(step, _without_new_run(sys.argv)),
+            how_to_resume=lambda step: how_to_resume(step, _typed(sys.argv[1:], job, out, local)),
             as_json=json,
         )
 
 
-def how_to_resume(step: int, arguments: Sequence[str]) -> str:
+def how_to_resume(step: int, words: Sequence[str]) -> str:
     """Write the line that tells how to resume a run.
 
     Args:
         step: of its newest checkpoint.
-        arguments: the command that began it.
+        words: of the 'ringtune train' that began it.
     """
-    command = shlex.join([Path(arguments[0]).name, *arguments[1:]])
-    more = "" if "--resume" in arguments else " --resume"
-    return f"saved up to step {step}; go on with: {command}{more}"
+    from ringtune.hints import hint
+
+    more = () if "--resume" in words else ("--resume",)
+    kept = (word for word in words if word != "--replace")
+    return f"saved up to step {step}; go on with: {hint(*kept, *more)}"
 
 
-def _without_new_run(arguments: Sequence[str]) -> list[str]:
-    return [argument for argument in arguments if argument != "--replace"]
+def _typed(words: Sequence[str], job: Path, out: Path, local: int) -> Sequence[str]:
+    """The words of ``ringtune train`` that were typed, or would have been if another command trains, as the demo."""
+    return words if "train" in words else ("train", str(job), "--local", str(local), "--out", str(out))

@@ -10,6 +10,7 @@ from typing import Any
 
 from coordinator.run_folder.checkpoints import RunCheckpoints
 from ringtune.errors import IntegrityError, InvalidInputError, UsageError
+from ringtune.hints import hint
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
 from ringtune.models.result_files import result_files
 from ringtune.schedule.plan import Plan
@@ -71,7 +72,7 @@ def read_run(folder: Path) -> SavedRun:
 def _how_to_go_on(folder: Path) -> str:
     """Say what to do about a run that did not end well: go on from its newest checkpoint, if there is one."""
     steps = RunCheckpoints(folder).steps()
-    command = f"ringtune train {folder / 'job.toml'} --out {folder}"
+    command = hint("train", str(folder / "job.toml"), "--out", str(folder))
     where = "with the --local N or --coordinator that it was begun with"
     if not steps:
         return f"the run was stopped before its first checkpoint, repeat it: {command} --replace, {where}"

@@ -24,6 +24,22 @@ NEEDS_A_COORDINATOR = {"fetch", "logs", "node", "nodes", "runs", "status", "stop
 """Commands that make no sense without a coordinator; others may have none, and then do without."""
 
 
+MEANINGS = {
+    "--bind": "address at which this process serves",
+    "--cache": "folder for what was fetched and can be fetched again",
+    "--data": "file of rows on this machine",
+    "--eval-data": "file of rows on this machine to evaluate on",
+    "--keep-days": "how long something that is done stays in --state",
+    "--keep-size": "how much room what is done may take in --state",
+    "--memory": "budget of a node",
+    "--model": "folder of a base model on this machine",
+    "--out": "folder that the command writes",
+    "--save": "file that the command writes its result to",
+    "--state": "folder for what has to outlive the process",
+}
+"""What an option is whose text differs between commands; the others have one text, mostly from ``ringtune.options``."""
+
+
 def parameters() -> Iterator[tuple[str, Any]]:
     """(command, option or argument) of the whole command line."""
     for name, command in commands().items():
@@ -61,6 +77,15 @@ def test_command_line_has_help_and_json_everywhere(name: str) -> None:
 def test_command_line_options_have_one_shape() -> None:
     """An option has the same placeholder in every command, takes a value or none, and is repeated or not."""
     assert {option: found for option, found in shapes().items() if len(found) > 1} == {}
+
+
+def test_command_line_options_have_one_text_or_a_meaning_that_is_written_down() -> None:
+    """Who gives an option's name to another thing has to say here what the two have in common."""
+    texts = defaultdict(set)
+    for _, parameter in parameters():
+        if parameter.param_type_name == "option":
+            texts[parameter.opts[0]].add(parameter.help)
+    assert {option for option, found in texts.items() if len(found) > 1} == set(MEANINGS)
 
 
 def test_command_line_options_of_files_and_folders_say_which() -> None:

@@ -7,11 +7,13 @@ import functools
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
+from coordinator.commands import train
 from coordinator.screen.join_hints import join_lines, listening_line, reachable_address
 from ringtune import __version__, cli
 from ringtune.hints import WHEEL, hint, hint_to_install, hint_to_start_coordinator
@@ -130,6 +132,22 @@ def test_hints_for_other_machines_have_a_routable_address() -> None:
     told = "\n".join(join_lines("10.0.0.7:7070"))
     assert told.count("--insecure") == told.count("--coordinator 10.0.0.7:7070") == 4
     assert "--insecure" not in "\n".join(join_lines("127.0.0.1:7070"))
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["-v", "train", "my job.toml", "--local", "2", "--out", "run", "--replace"],
+        ["train", "job.toml", "--coordinator", "10.0.0.1:7", "--insecure", "--out", "run", "--resume"],
+        ["demo", "--local", "2"],
+    ],
+)
+def test_hints_to_resume_can_be_typed(typed: list[str]) -> None:
+    """Whatever command trained, and however it was started, the line that goes on is one of ``ringtune train``."""
+    words = train._typed(typed, Path("my job.toml"), Path("run"), 2)
+    line = train.how_to_resume(7, words).partition("go on with: ")[2]
+    assert line.startswith("ringtune ") and line.count("--resume") == 1 and "--replace" not in line
+    parse(line.replace("ringtune -v", "ringtune"))
 
 
 def test_hints_check_sees_what_can_not_be_typed() -> None:
