@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.testbed.boards import Board, Layout
@@ -26,6 +26,7 @@ class AgentSetup:
         model: model folder that replaces the job's.
         threads: compute threads of each.
         options: further options of ``ringtune node``.
+        budgets: bytes that a run may use, by board; those that are not in it find their limit themselves.
     """
 
     data: Path | None = None
@@ -33,6 +34,7 @@ class AgentSetup:
     model: Path | None = None
     threads: int = 1
     options: tuple[str, ...] = ()
+    budgets: Mapping[str, int] = field(default_factory=dict)
 
 
 def agent_command(
@@ -53,6 +55,8 @@ def agent_command(
     command += ["--bind", f"{address(layout, board)}:{AGENT_PORT}", "--insecure", "--join-s", f"{join_s:g}"]
     command += ["--threads", f"{setup.threads}", "--state", str(folder / "state" / board.name)]
     command += ["--cache", str(folder / "cache" / board.name)]
+    if board.name in setup.budgets:
+        command += ["--memory", f"{setup.budgets[board.name]}"]
     if setup.model is not None:
         command += ["--model", str(setup.model)]
     if board.data is not None:

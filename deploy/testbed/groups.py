@@ -105,20 +105,31 @@ def board_settings(mounts: GroupMounts, layout: Layout, board: Board) -> list[Se
     cpu, memory = (root / layout.name / f"board-{board.name}" for root in (mounts.cpu, mounts.memory))
     period_us = round(layout.cpu_period_s * 1e6)
     quota_us = round(period_us * board.cpu_cores)
-    limit = str(board.memory_bytes)
     if mounts.version == 2:
         return [
             Setting(path=cpu / "cpu.max", text=f"{quota_us} {period_us}"),
             Setting(path=cpu / "cpu.max.burst", text=f"{quota_us}", is_optional=True),
-            Setting(path=memory / "memory.max", text=limit),
-            Setting(path=memory / "memory.swap.max", text="0", is_optional=True),
+            *memory_settings(mounts, memory, board.memory_bytes),
         ]
     return [
         Setting(path=cpu / "cpu.cfs_period_us", text=f"{period_us}"),
         Setting(path=cpu / "cpu.cfs_quota_us", text=f"{quota_us}"),
         Setting(path=cpu / "cpu.cfs_burst_us", text=f"{quota_us}", is_optional=True),
-        Setting(path=memory / "memory.limit_in_bytes", text=limit),
-        Setting(path=memory / "memory.memsw.limit_in_bytes", text=limit, is_optional=True),
+        *memory_settings(mounts, memory, board.memory_bytes),
+    ]
+
+
+def memory_settings(mounts: GroupMounts, folder: Path, limit_bytes: int) -> list[Setting]:
+    """The memory limit of a group that has none or a higher one; without swap."""
+    limit = str(limit_bytes)
+    if mounts.version == 2:
+        return [
+            Setting(path=folder / "memory.max", text=limit),
+            Setting(path=folder / "memory.swap.max", text="0", is_optional=True),
+        ]
+    return [  # in this order: memory and swap together may never be less than memory
+        Setting(path=folder / "memory.limit_in_bytes", text=limit),
+        Setting(path=folder / "memory.memsw.limit_in_bytes", text=limit, is_optional=True),
     ]
 
 
@@ -152,6 +163,31 @@ def times_out_of_memory(mounts: GroupMounts, *parts: str) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupUse:
+    """What a group is charged with now.
+
+    Attributes:
+        kernel_bytes: that the kernel keeps for its processes: page tables, stacks, buffers of sockets.
+        mapped_bytes: pages of files that some process has mapped.
+    """
+
+    kernel_bytes: int
+    mapped_bytes: int
+
+
+def memory_use(mounts: GroupMounts, *parts: str) -> GroupUse:
+    """What a group is charged with; pages of a file are charged to the group that read them first."""
+    folder = mounts.memory.joinpath(*parts)
+    counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    if mounts.version == 2:
+        return GroupUse(kernel_bytes=int(counts.get("kernel", 0)), mapped_bytes=int(counts.get("file_mapped", 0)))
+    kernel = folder / "memory.kmem.usage_in_bytes"
+    return GroupUse(
+        kernel_bytes=int(kernel.read_text()) if kernel.exists() else 0, mapped_bytes=int(counts["total_mapped_file"])
+    )
 
 
 def members(folders: Iterable[Path]) -> set[int]:

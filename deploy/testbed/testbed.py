@@ -28,6 +28,7 @@ from deploy.testbed.agents import AgentSetup
 from deploy.testbed.boards import Board, Layout, this_machine_cores
 from deploy.testbed.capabilities import Capabilities, find_capabilities
 from deploy.testbed.cleanup import LEDGERS, Ledger
+from deploy.testbed.groups import GroupUse
 from deploy.testbed.network import Shaper, build_commands, hub_address
 from deploy.testbed.processes import Running
 from deploy.testbed.shell import call
@@ -255,6 +256,23 @@ class Testbed:
         if self.times_out_of_memory(board.name):
             return f"board {board.name}: the kernel ended it at its limit of {format_bytes(board.memory_bytes)}"
         return f"board {board.name}: its agent ended with {code} ({running.last_words()[:300]}); see {running.log}"
+
+    def process_id(self, on: str) -> int:
+        """The process of a board's agent."""
+        return self._agents[self.layout.board(on).name].process.pid
+
+    def memory_use(self, on: str) -> GroupUse:
+        """What a board is charged with now, besides what its processes have of their own."""
+        return groups.memory_use(self._mounts, self.layout.name, f"board-{self.layout.board(on).name}")
+
+    def lower_memory(self, on: str, limit_bytes: int) -> None:
+        """Lower the memory limit of a board, whose agent goes on.
+
+        Raises:
+            RingTuneError: more than that is in use.
+        """
+        folder = self._mounts.memory / self.layout.name / f"board-{self.layout.board(on).name}"
+        groups.apply(groups.memory_settings(self._mounts, folder, limit_bytes))
 
     def times_out_of_memory(self, on: str) -> int:
         """How often the kernel killed a process of a board because of its memory limit."""
