@@ -9,6 +9,7 @@
 #   make wheel       build dist/ringtune-VERSION-py3-none-any.whl, for machines without a checkout
 #   make bench-ring  measure the ring against one process: build/bench/ring.json
 #   make bench-sim   measure predictions against boards of a testbed: build/bench/sim.json
+#   make bench-memory  measure what boards need against what the plan says: build/bench/memory.json
 #   make bench-examples  train the three examples, on the ring and in one process: build/bench/examples.json
 #
 #   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url URL"
@@ -27,7 +28,7 @@ STAMP := $(VENV)/ringtune.stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test promises lint proto docs wheel bench-ring bench-sim bench-examples clean
+.PHONY: help setup demo test promises lint proto docs wheel bench-ring bench-sim bench-memory bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -71,6 +72,9 @@ bench-ring: $(STAMP)
 
 bench-sim: $(STAMP)
 	$(BIN)/python -m tests.bench.sim $(ARGS)
+
+bench-memory: $(STAMP)
+	$(BIN)/python -m tests.bench.memory $(ARGS)
 
 bench-examples: $(STAMP)
 	$(BIN)/python -m tests.bench.examples $(ARGS)

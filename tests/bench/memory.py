@@ -47,6 +47,7 @@ MOST_ERROR, ROOM, TOO_LITTLE = 0.10, 1.05, 0.80
 MIB = 1 << 20
 NUM_BOARDS, CORES, FREE_BYTES = 4, 0.45, 4 << 30
 RUN_S, LOAD_S, POLL_S = 1500.0, 180.0, 0.2
+ROOM_OF_IDLE = 32 << 20
 SHORT = {"train.checkpoint_every": 8, "runtime.lease_s": 60.0, "runtime.wait_s": 900.0, "runtime.threads": 1}
 
 Figures = dict[str, Any]
@@ -157,7 +158,8 @@ def boards(case: Case, folder: Path, sizes: Mapping[str, int] | None = None) -> 
         watch = MemoryWatch(bed)
         try:
             for name, size in (sizes or {}).items():
-                bed.lower_memory(name, size - watch.boards[name].uncharged)
+                found = watch.boards[name]  # an idle agent has to go on: where it fills the limit its budget refuses
+                bed.lower_memory(name, max(size, found.idle + ROOM_OF_IDLE) - found.uncharged)
             yield bed, watch
         finally:
             watch.close()

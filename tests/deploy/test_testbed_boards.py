@@ -200,6 +200,21 @@ def test_groups_of_version_2_have_the_limits() -> None:
     assert TWO.folders("bed", "hub") == (Path("/c/bed/hub"),)
 
 
+@pytest.mark.parametrize(
+    ("version", "files"),
+    [
+        (1, {"memory.kmem.usage_in_bytes": "70\n", "memory.stat": "cache 9\nmapped_file 8\ntotal_mapped_file 50\n"}),
+        (2, {"memory.stat": "anon 1\nkernel 70\nfile_mapped 50\n"}),
+    ],
+)
+def test_use_of_a_group_is_read_in_either_version(tmp_path: Path, version: int, files: dict[str, str]) -> None:
+    """What the kernel keeps for its processes, and the files' pages that are charged to it."""
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    mounts = groups.GroupMounts(version=version, cpu=tmp_path, memory=tmp_path)
+    assert groups.memory_use(mounts) == groups.GroupUse(kernel_bytes=70, mapped_bytes=50)
+
+
 def test_mounts_are_found_in_either_version() -> None:
     """Version 2 only if it has both controllers."""
     old = "cgroup /x/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\ncgroup /x/memory cgroup rw,memory 0 0\n"

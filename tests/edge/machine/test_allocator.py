@@ -23,12 +23,41 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def _faults(mode: str) -> int:
-    command = [sys.executable, "-c", _SCRIPT, mode]
+_THREADS_SCRIPT = """
+import ctypes, sys, threading
+from edge.machine.allocator import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+library = ctypes.CDLL(None)
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+heaps, wait = set(), threading.Barrier(6)
+def take():
+    wait.wait()
+    heaps.add(library.malloc(1 << 16) >> 26)  # the heap of a thread begins at a multiple of 64 MiB
+    wait.wait()
+threads = [threading.Thread(target=take) for _ in range(6)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(heaps))
+"""
+
+
+def _answer(script: str, mode: str) -> int:
+    command = [sys.executable, "-c", script, mode]
     return int(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)  # noqa: S603
+
+
+def _faults(mode: str) -> int:
+    return _answer(_SCRIPT, mode)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
 def test_allocator_keeps_blocks_of_some_mib() -> None:
     """Blocks of 4 MiB that come and go cost almost no page faults, which they do otherwise."""
     assert _faults("keep") < 1000 < _faults("leave")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has this setting")
+def test_allocator_has_one_heap_for_all_threads() -> None:
+    """What one thread frees every other one can use; by default the memory of six threads lies in several heaps."""
+    assert _answer(_THREADS_SCRIPT, "keep") <= 2 < _answer(_THREADS_SCRIPT, "leave")

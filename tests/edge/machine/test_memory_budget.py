@@ -51,4 +51,4 @@ def test_budget_has_no_room_that_is_used_already(tmp_path: Path) -> None:
 
 def test_budget_is_never_zero(tmp_path: Path) -> None:
     """A full group gives a small number, so that the planner can say what does not fit."""
-    assert budget(board(tmp_path, resident=100, of_files=0, limit=100, used=100)) == 16 * MIB
+    assert budget(board(tmp_path, resident=100, of_files=0, limit=100, used=100)) == MIB
