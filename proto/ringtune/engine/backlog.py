@@ -16,6 +16,7 @@ from ringtune.engine.credits import Credits
 from ringtune.engine.events import TensorArrived
 from ringtune.engine.flows import Flow, ItemState, Path, Place
 from ringtune.engine.head_keeping import HeadKeeping
+from ringtune.errors import FrameError
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.lowering import Legs, route
 from ringtune.schedule.plan import Plan
@@ -85,7 +86,7 @@ class Backlog:
         self._max_embeds = placement.credits * max(1, len(route(plan, node))) if is_owner else 0
         self._max_graphs = in_flight(course, piece.start) if self.is_host else 1
         self._flows: dict[tuple[int, int], Flow] = {}
-        self._early: dict[tuple[int, int], TensorArrived] = {}
+        self._early: dict[tuple[int, int], list[TensorArrived]] = {}
         self._credits = Credits(placement.credits)
         self._paths: dict[Legs, Path] = {}
         # what may have become possible since it was last looked for
@@ -120,8 +121,8 @@ class Backlog:
         for flow in state.flows:
             key = (flow.seq, flow.micro)
             self._flows[key] = flow
-            if key in self._early:
-                self.tensor_came(self._early.pop(key), None)
+            for event in self._early.pop(key, ()):
+                self.tensor_came(event, None)
             if flow.path.first.is_upward:
                 self._upward.append(flow)
             if flow.path.has_embedding:
@@ -137,12 +138,19 @@ class Backlog:
         Args:
             event: names the tensor.
             running: the micro-batch whose action runs.
+
+        Raises:
+            FrameError: a gradient came before this node sent what it follows from; names who sent it.
         """
         (payload, seq, micro, boundary), _ = event
         flow = self._flows.get((seq, micro))
         if flow is None:  # its turn is granted to others already
-            self._early[seq, micro] = event
+            early = self._early.setdefault((seq, micro), [])
+            if event not in early:
+                early.append(event)
             return False
+        if payload == Payload.GRAD and flow.has_to_send_before(payload, boundary):
+            raise _too_early(event)
         awaited = flow.awaited(is_running=flow is running)
         if awaited is None or awaited[1] != boundary or awaited[0] != payload:
             return False  # it came before, and nothing waits for it any more
@@ -337,3 +345,11 @@ class Backlog:
             self._is_starved = True
             return found
         return flow
+
+
+def _too_early(event: TensorArrived) -> FrameError:
+    (_, seq, micro, boundary), source = event
+    return FrameError(
+        f"node {source} sent the gradient of item {seq}, micro-batch {micro}, block {boundary} before this node sent "
+        f"what it follows from; look at node {source}, and use one version on all machines"
+    )

@@ -183,6 +183,16 @@ class Flow:
             place = place.next
         return None if place is None else place.awaits
 
+    def has_to_send_before(self, payload: str, boundary: int) -> bool:
+        """Whether this node has to send a tensor of the micro-batch first, without which this one can't exist."""
+        place, sends = self.place, False
+        while place is not None:
+            if place.receive is not None and place.receive[:2] == (payload, boundary):
+                return sends
+            sends = sends or place.send is not None
+            place = place.next
+        return False
+
 
 class ItemState:
     """How far one item is at this node.

@@ -6,7 +6,7 @@ import pytest
 
 from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
-from ringtune.errors import PlanError
+from ringtune.errors import FrameError, PlanError
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import turn_sequence
@@ -56,6 +56,38 @@ class EngineDriver:
         assert self.running is not None
         assert (self.running.op, self.running.start, self.running.stop) == (op, start, stop)
         self.done()
+
+
+@pytest.mark.parametrize("hidden_came", [False, True])
+@pytest.mark.parametrize("is_granted", [False, True])
+def test_engine_gradient_before_its_hidden_state_is_an_error_that_names_its_sender(
+    hidden_came: bool, is_granted: bool
+) -> None:
+    """The plan foresees it, but c can't have it yet: without the error b would wait for a gradient that has come."""
+    plan = host_plan()
+    driver = EngineDriver(plan, "b", grant=0)
+    granted = ev.TurnGranted(next(turn_sequence(plan.course)))
+    gradient = ev.TensorArrived(TensorKey(GRAD, 0, 0, 4), "c")
+    first, last = (granted, gradient) if is_granted else (gradient, granted)
+    driver.tell(first)
+    if hidden_came:
+        driver.arrive(HIDDEN, 0, 0, 2, "a")
+    with pytest.raises(FrameError, match=r"node c sent the gradient of item 0, micro-batch 0, block 4 before"):
+        driver.tell(last)
+
+
+def test_engine_tensors_that_come_twice_change_nothing() -> None:
+    """What came before is not what comes too early."""
+    driver = EngineDriver(host_plan(num_steps=1), "b")
+    driver.arrive(HIDDEN, 0, 0, 2, "a")
+    driver.step(Op.FORWARD_FREE, 2, 3)
+    driver.arrive(HIDDEN, 0, 0, 2, "a")
+    driver.step(Op.FORWARD, 3, 4)
+    driver.arrive(GRAD, 0, 0, 4, "c")
+    driver.arrive(HIDDEN, 0, 0, 2, "a")
+    driver.step(Op.BACKWARD, 3, 4)
+    driver.arrive(GRAD, 0, 0, 4, "c")
+    driver.step(Op.UPDATE, 3, 4)
 
 
 def test_engine_unknown_node_is_refused() -> None:
