@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.run_folder.folder import RunFolder
-from ringtune.errors import IntegrityError, UsageError
+from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.v1.control_pb2 import FileChunk
 from tests.support.disk import log_of_syncs
 
@@ -112,7 +112,7 @@ def test_folder_replaces_only_files_of_runs(tmp_path: Path) -> None:
 def test_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     """A file where the folder should be is named."""
     (tmp_path / "out").write_text("")
-    with pytest.raises(UsageError, match="can't use"):
+    with pytest.raises(StorageError, match="can't use"):
         RunFolder(tmp_path / "out")
 
 

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from coordinator.run_folder.saved_run import evaluation_job, read_run
-from ringtune.errors import IntegrityError, UsageError
+from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
 from tests.support.saved_runs import LABELS, plan, write_run
 from tests.support.version_0_1 import WRITTEN
 
@@ -24,19 +24,21 @@ def test_saved_run_reads_what_a_run_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "message", "kind"),
     [
-        ("job.toml", "holds no run: job.toml is missing"),
-        ("plan.json", "holds no run: plan.json is missing"),
-        ("adapter/adapter.safetensors", "has no adapter: adapter/adapter.safetensors is missing"),
-        ("adapter/head_config.json", "has no adapter: adapter/head_config.json is missing"),
+        ("job.toml", "holds no run: job.toml is missing", UsageError),
+        ("plan.json", "holds no run: plan.json is missing", UsageError),
+        ("adapter/adapter.safetensors", "has no adapter: adapter/adapter.safetensors is missing", InvalidInputError),
+        ("adapter/head_config.json", "has no adapter: adapter/head_config.json is missing", InvalidInputError),
     ],
 )
-def test_saved_run_without_an_adapter_is_refused(tmp_path: Path, name: str, message: str) -> None:
-    """What is missing is named."""
+def test_saved_run_without_an_adapter_is_refused(
+    tmp_path: Path, name: str, message: str, kind: type[RingTuneError]
+) -> None:
+    """What is missing is named: another folder is a wrong command line, an unfinished run a wrong input."""
     folder = write_run(tmp_path / "run")
     (folder / name).unlink()
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(kind, match=message):
         read_run(folder)
 
 
@@ -45,11 +47,11 @@ def test_saved_run_that_was_interrupted_says_how_to_go_on(tmp_path: Path) -> Non
     folder = write_run(tmp_path / "run")
     (folder / "adapter/adapter.safetensors").unlink()
     again = f"ringtune train {folder}/job.toml --out {folder}"
-    with pytest.raises(UsageError, match=f"before its first checkpoint, repeat it: {again} --replace"):
+    with pytest.raises(InvalidInputError, match=f"before its first checkpoint, repeat it: {again} --replace"):
         read_run(folder)
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints/step-6.json").write_text("{}")
-    with pytest.raises(UsageError, match=f"is saved up to step 6, go on with it: {again} --resume"):
+    with pytest.raises(InvalidInputError, match=f"is saved up to step 6, go on with it: {again} --resume"):
         read_run(folder)
 
 

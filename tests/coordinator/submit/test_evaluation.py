@@ -30,7 +30,7 @@ def evaluate(cluster: FakeCluster, folder: Path, owner: str) -> Outcome:
 
 
 def test_evaluation_loads_everywhere_and_counts_one_owner(tmp_path: Path) -> None:
-    """Every node gets the files before its first turn; only the owner's rows count; nothing is trained."""
+    """Nodes are measured and get the files before a turn; only the owner's rows count; nothing is trained."""
     with FakeCluster("a", "b", "c") as cluster:
         came = evaluate(cluster, write_run(tmp_path / "run"), "b")
         assert came.report["eval"] == {"accuracy": 0.4, "loss": 0.5, "rows": 5, "count": 5}
@@ -40,7 +40,7 @@ def test_evaluation_loads_everywhere_and_counts_one_owner(tmp_path: Path) -> Non
         assert {piece.node for piece in came.plan.placement.slices} == {"a", "b", "c"}
         for agent in cluster.agents.values():
             assert agent.released.wait(5)
-            assert agent.log == ["inspect", "prepare", "load", "grant", "collect", "release"]
+            assert agent.log == ["inspect", "inspect", "prepare", "load", "grant", "collect", "release"]
             assert agent.loaded == adapter_files()
 
 

@@ -59,8 +59,11 @@ def test_exit_error_is_what_the_agent_printed() -> None:
 
 
 def test_exit_error_of_a_killed_agent_is_a_lost_node() -> None:
-    """A signal and the log are named; what it printed last is shown only where that tells why."""
+    """A signal is named with its remedy; what it printed last is shown only where that tells why."""
     error = exit_error("node node-1", -signal.SIGKILL, "INFO edge.agent.agent: run r1 begins\n", log=LOG)
     assert type(error) is PeerLostError
-    assert str(error) == "node node-1 was ended by SIGKILL; see run/logs/node-1.log and repeat or --resume the run"
+    assert str(error).startswith("node node-1 was ended by SIGKILL; the system does so where memory runs out")
+    assert str(error).endswith("then repeat or --resume the run")
+    error = exit_error("node node-1", -signal.SIGBUS, "INFO edge.agent.agent: run r1 begins\n", log=LOG)
+    assert str(error) == "node node-1 was ended by SIGBUS; see run/logs/node-1.log and repeat or --resume the run"
     assert "exit code 70 (boom); see run/logs/" in str(exit_error("node node-1", 70, "Traceback\nboom\n", log=LOG))
