@@ -19,7 +19,7 @@ from coordinator.members.recruiting import machine_of
 from coordinator.members.registry import Member
 from ringtune.costs.assumed_links import with_assumed
 from ringtune.costs.measuring import Pair, hidden_bytes, link_rounds
-from ringtune.costs.profile import LinkFacts, NodeFacts
+from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts
 from ringtune.jobs.job import Job
 from ringtune.v1 import control_pb2
 
@@ -42,7 +42,7 @@ class LinkMeasuring:
         members: of the run.
         calls: to each of them.
         job: for whose messages.
-        hidden_size: of its model.
+        model: that the job trains.
         cache: what is known; what is measured goes there.
         put: takes the answers, from any thread; they have to come to ``take``.
         budget_s: no further round begins after so many seconds.
@@ -54,7 +54,7 @@ class LinkMeasuring:
         members: Sequence[Member],
         calls: Mapping[str, AgentCalls],
         job: Job,
-        hidden_size: int,
+        model: ModelFacts,
         *,
         cache: LinkCache,
         put: Callable[[LinkAnswer], None],
@@ -64,7 +64,7 @@ class LinkMeasuring:
         self._addresses = {member.node: member.address for member in members}
         self._machines = {member.node: machine_of(member) for member in members}
         self._calls, self._wait_s, self._put = calls, job.runtime.wait_s, put
-        self._message_bytes, self._cache = hidden_bytes(job, hidden_size), cache
+        self._message_bytes, self._cache = hidden_bytes(job, model), cache
         self._now_s, self._end_s = now_s, now_s() + budget_s
         self._known: dict[Pair, LinkFacts] = {
             (link.source, link.target): link for link in cache.find(self._addresses, self._message_bytes)
@@ -152,7 +152,7 @@ def remember(
 ) -> None:
     """Let the next run begin with links as a run or a measurement showed them."""
     if nodes:
-        cache.put(links, addresses, hidden_bytes(job, nodes[0].model.hidden_size))
+        cache.put(links, addresses, hidden_bytes(job, nodes[0].model))
 
 
 def link_of(pair: Pair, reply: control_pb2.MeasureLinkReply) -> LinkFacts:

@@ -65,7 +65,7 @@ class MeasureDriver(Driver):
         links: tuple[LinkFacts, ...] = ()
         if request.with_links and len(facts) > 1:
             self._emit(control_pb2.RunEvent(state="measuring links"))
-            links = self._measure_links(hidden_bytes(request.job, facts[0].model.hidden_size))
+            links = self._measure_links(hidden_bytes(request.job, facts[0].model))
             addresses = {member.node: member.address for member in self._chosen}
             remember(links, addresses, request.job, facts, self._members.links)
             facts = self._with_load(facts)
@@ -129,7 +129,7 @@ class MeasureDriver(Driver):
 
     def _with_load(self, facts: list[NodeFacts]) -> list[NodeFacts]:
         """Let all nodes compute and send around in a ring at once; note what messages took of their computing."""
-        message_bytes, nodes = hidden_bytes(self._request.job, facts[0].model.hidden_size), [one.node for one in facts]
+        message_bytes, nodes = hidden_bytes(self._request.job, facts[0].model), [one.node for one in facts]
         pairs = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
         for pair in pairs:
             self._ask_link(pair, message_bytes, computing_s=COMPUTING_S)

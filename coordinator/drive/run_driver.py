@@ -325,8 +325,8 @@ class RunDriver(Driver):
         if not LinkMeasuring.is_wanted(self._request):
             self._plan(())
             return
-        width, cache = next(iter(self._facts.values())).model.hidden_size, self._members.links
-        self._measuring = LinkMeasuring(self._chosen, self._calls, self._job, width, cache=cache, put=self._queue.put)
+        model, cache = next(iter(self._facts.values())).model, self._members.links
+        self._measuring = LinkMeasuring(self._chosen, self._calls, self._job, model, cache=cache, put=self._queue.put)
         if not self._measuring.is_done:
             self._enter("measuring links")
         self._measuring.go_on()

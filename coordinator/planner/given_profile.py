@@ -72,6 +72,7 @@ def check_given(given: Profile, facts: Mapping[str, NodeFacts], job: Job, plan: 
     Raises:
         PlanError: names node and values.
     """
-    digest = facts[plan.nodes[0]].model.digest
+    model = facts[plan.nodes[0]].model
     used = Profile(nodes=tuple(node for node in given.nodes if node.node in facts))
-    check_profile(used, plan.course, model_digest=digest, shape=job_shape(job))
+    shape = job_shape(job, fixed_tokens=model.fixed_tokens)
+    check_profile(used, plan.course, model_digest=model.digest, shape=shape)

@@ -168,7 +168,8 @@ def check_inputs(job: Job, profile: Profile) -> None:
     if not nodes:
         raise PlanError("the profile has no node; measure anew with 'ringtune measure'")
     model = model_facts(job.model.path, job) if Path(job.model.path).is_dir() else agreed_model(nodes)
-    check_profile(profile, job_draft(job, nodes, model).course, model_digest=model.digest, shape=job_shape(job))
+    shape = job_shape(job, fixed_tokens=model.fixed_tokens)
+    check_profile(profile, job_draft(job, nodes, model).course, model_digest=model.digest, shape=shape)
 
 
 def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:

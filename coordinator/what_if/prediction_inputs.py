@@ -92,7 +92,8 @@ def read_inputs(plan: Path, profile: Path | None) -> Inputs:
             raise UsageError(f"{file} is not there; give {hint}")
     found_plan, found_profile = read_plan(plan_file), read_profile(profile_file)
     job = load_job(plan / "job.toml", is_record=True) if run and (plan / "job.toml").is_file() else None
-    shape = job_shape(job) if job else recorded_shape(found_profile, found_plan)
+    fixed_tokens = max((node.model.fixed_tokens for node in found_profile.nodes), default=0)
+    shape = job_shape(job, fixed_tokens=fixed_tokens) if job else recorded_shape(found_profile, found_plan)
     return Inputs(
         plan=found_plan,
         profile=found_profile,

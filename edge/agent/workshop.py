@@ -111,7 +111,7 @@ def inspect(
         cpu_cores=cpu_cores(),
         train_tokens=tokens.train,
         eval_tokens=tokens.evaluation,
-        shape=job_shape(job) if timing else TimedShape(),
+        shape=job_shape(job, fixed_tokens=facts.fixed_tokens) if timing else TimedShape(),
         work_times=found.work_times,
         rested_s=found.rested_s,
         handling_s=found.handling_s,

@@ -56,7 +56,7 @@ def timings(
     key = cache_key(
         model=model.digest,
         hardware=hardware,
-        shape=job_shape(job),
+        shape=job_shape(job, fixed_tokens=model.fixed_tokens),
         batch=(job.train.batch_size, job.train.microbatches),
         classes=len({*job.data.labels, *dataset.labels}) if dataset else -1,
         neighbours=timing.neighbours,

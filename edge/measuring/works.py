@@ -134,7 +134,7 @@ class Bench:
             local_iterations=1,
             batch_size=batch,
             microbatches=train.microbatches,
-            max_length=train.max_length,
+            max_length=self.sizes[0].tokens,
             hidden_size=self._hidden_size,
             wire_dtype=self._job.wire.dtype,
             labels=labels,

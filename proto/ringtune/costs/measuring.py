@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ringtune.costs.profile import TimedShape
+from ringtune.costs.profile import ModelFacts, TimedShape
 from ringtune.costs.seconds import WIRE_ITEM_BYTES
 from ringtune.jobs.job import Job
 
@@ -27,11 +27,16 @@ class Size(NamedTuple):
     tokens: int
 
 
-def job_shape(job: Job) -> TimedShape:
-    """The shape that timings for this job belong to: its largest micro-batch, at ``train.max_length`` tokens."""
+def job_shape(job: Job, *, fixed_tokens: int = 0) -> TimedShape:
+    """The shape that timings for this job belong to: its largest micro-batch, at ``train.max_length`` tokens.
+
+    Args:
+        job: batch, micro-batches and longest text.
+        fixed_tokens: of every image, whatever ``train.max_length`` is; 0 = texts.
+    """
     return TimedShape(
         rows=-(-job.train.batch_size // job.train.microbatches),
-        tokens=job.train.max_length,
+        tokens=fixed_tokens or job.train.max_length,
         task=job.model.task,
         adapter=job.adapter.config,
         dtype=job.model.dtype,
@@ -51,20 +56,20 @@ def timed_sizes(job: Job, *, fixed_tokens: int = 0) -> tuple[Size, ...]:
         job: batch, micro-batches and longest text.
         fixed_tokens: of every image; 0 = texts.
     """
-    shape = job_shape(job)
-    whole = Size(shape.rows, fixed_tokens or shape.tokens)
+    shape = job_shape(job, fixed_tokens=fixed_tokens)
+    whole = Size(shape.rows, shape.tokens)
     half = Size(whole.rows // 2, whole.tokens) if fixed_tokens else Size(whole.rows, whole.tokens // 2)
     return (whole, half) if half.rows and half.tokens else (whole,)
 
 
-def hidden_bytes(job: Job, hidden_size: int) -> int:
+def hidden_bytes(job: Job, model: ModelFacts) -> int:
     """Bytes of the hidden state of the largest micro-batch at full length, with its mask.
 
     Example: 4 rows of 128 tokens, 384 wide, in float32: 4 * 128 * (4 * 384 + 1) = 786,944.
     """
-    shape = job_shape(job)
+    shape = job_shape(job, fixed_tokens=model.fixed_tokens)
     scale_bytes = _SCALE_BYTES if job.wire.dtype == "int8" else 0
-    token_bytes = hidden_size * WIRE_ITEM_BYTES[job.wire.dtype] + scale_bytes + 1
+    token_bytes = model.hidden_size * WIRE_ITEM_BYTES[job.wire.dtype] + scale_bytes + 1
     return shape.rows * shape.tokens * token_bytes
 
 

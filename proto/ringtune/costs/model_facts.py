@@ -83,8 +83,6 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
     family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_task(family, job.model.task, where=where)
     longest, asked = dimensions.longest, job.train.max_length
-    if dimensions.fixed and asked < longest:
-        raise JobError(f"train.max_length is {asked}, an image of this model has {longest} tokens; set it to {longest}")
     if not dimensions.fixed and asked > longest:
         raise JobError(f"train.max_length is {asked}, the model takes {longest} tokens at most; lower it")
     if job.privacy.private_blocks >= dimensions.num_blocks:

@@ -160,7 +160,7 @@ class Train:
         dropout: every dropout probability of the model.
         batch_size: rows of one step.
         microbatches: parts of one batch that travel by themselves; more of them fill the ring better.
-        max_length: tokens; longer texts are cut.
+        max_length: tokens; longer texts are cut. Ignored for image-classification, where the model decides.
         local_iterations: steps of an owner's turn, before the next owner has one.
         turns: whose turn comes when: each owner once a round, or as often as its share of the rows.
         rounds: as many turns as there are owners, so often; 5 if ``epochs`` and ``max_steps`` are not given either.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from ringtune.costs.measuring import Size, hidden_bytes, job_shape, link_rounds, timed_sizes
 from ringtune.costs.profile import TimedShape
 from ringtune.jobs.job import parse_job
+from tests.support.fake_agents import MODEL
 
 JOB = parse_job('[model]\npath = "m"\n', source="test").with_overrides(
     {"train.batch_size": 10, "train.microbatches": 4, "train.max_length": 64, "wire.dtype": "bfloat16"}
@@ -29,6 +31,14 @@ def test_job_shape_has_what_changes_the_timings() -> None:
     )
 
 
+def test_job_shape_of_images_has_the_tokens_of_an_image() -> None:
+    """What a job says about the longest text changes nothing for images."""
+    lengths = [JOB.with_overrides({"train.max_length": length}) for length in (3, 64, 128)]
+    assert {job_shape(job, fixed_tokens=50).tokens for job in lengths} == {50}
+    images = dataclasses.replace(MODEL, fixed_tokens=50, hidden_size=8, num_heads=1)
+    assert {hidden_bytes(job, images) for job in lengths} == {3 * 50 * 17}
+
+
 def test_timed_sizes_halve_the_length_or_for_images_the_rows() -> None:
     """Two sizes where there can be two."""
     assert timed_sizes(JOB) == (Size(3, 64), Size(3, 32))
@@ -40,7 +50,8 @@ def test_timed_sizes_halve_the_length_or_for_images_the_rows() -> None:
 @pytest.mark.parametrize(("dtype", "token_bytes"), [("float32", 33), ("bfloat16", 17), ("int8", 13)])
 def test_hidden_bytes_count_elements_scales_and_mask(dtype: str, token_bytes: int) -> None:
     """Of 3 rows of 64 tokens of width 8."""
-    assert hidden_bytes(JOB.with_overrides({"wire.dtype": dtype}), 8) == 3 * 64 * token_bytes
+    model = dataclasses.replace(MODEL, hidden_size=8, num_heads=1)
+    assert hidden_bytes(JOB.with_overrides({"wire.dtype": dtype}), model) == 3 * 64 * token_bytes
 
 
 @pytest.mark.parametrize("count", range(10))

@@ -106,7 +106,7 @@ def test_measuring_stops_at_its_budget_and_says_what_it_assumes() -> None:
         members,
         calls,
         job(),
-        MODEL.hidden_size,
+        MODEL,
         cache=LinkCache(),
         put=answers.append,
         budget_s=3.5,
@@ -127,7 +127,7 @@ def test_cache_ages_and_knows_addresses_and_sizes() -> None:
     """A link is known for an hour, at the very addresses, for messages of a like size; a later one replaces it."""
     now_s = [100.0]
     cache = LinkCache(lambda: now_s[0])
-    addresses, size = {"a": "10.0.0.1:7000", "b": "10.0.0.2:7000"}, hidden_bytes(job(), 8)
+    addresses, size = {"a": "10.0.0.1:7000", "b": "10.0.0.2:7000"}, hidden_bytes(job(), MODEL)
     link = LinkFacts(source="a", target="b", rate_bytes_per_s=5.0, latency_s=0.1)
     cache.put((link,), addresses, size)
     assert cache.find(addresses, 2 * size) == cache.find(addresses, size // 2) == (link,)

@@ -92,7 +92,7 @@ def test_measurement_of_links_never_has_two_pairs_on_a_machine() -> None:
         found = measure(cluster)
         logs = {name: [entry for entry in agent.log if "link" in entry] for name, agent in cluster.agents.items()}
     assert len(found.links) == 12 and most == [1]
-    assert sizes == {hidden_bytes(job(), MODEL.hidden_size)}
+    assert sizes == {hidden_bytes(job(), MODEL)}
     assert all(len(log) == 3 for log in logs.values())
 
 

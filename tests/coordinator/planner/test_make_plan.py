@@ -35,10 +35,14 @@ def test_plan_orders_ring_and_owners_by_name() -> None:
 
 
 def test_plan_of_images_counts_the_tokens_that_an_image_has() -> None:
-    """All rows are alike: what a job allows beyond them is neither computed nor kept."""
+    """All rows are alike: what a job says about the longest text changes nothing, be it more tokens or fewer."""
     model = dataclasses.replace(MODEL, fixed_tokens=5)
     images = [dataclasses.replace(facts(name), model=model) for name in "ab"]
-    found = make_plan(job(train__max_length=16), {node.node: node for node in images})
+    found, fewer = (
+        make_plan(job(train__max_length=length), {node.node: node for node in images}) for length in (16, 3)
+    )
+    assert fewer.plan == found.plan
+    assert fewer.memory == found.memory
     exact = make_plan(job(train__max_length=5), {name: facts(name) for name in "ab"})
     assert found.plan.course.max_length == exact.plan.course.max_length == 5
     for name, estimate in exact.memory.items():  # images are never padded, so no mask is kept

@@ -13,8 +13,10 @@ import torch
 
 from edge.data.images import ImageExamples, Images
 from edge.data.rows import OwnerDataset
+from edge.measuring.laps import Timer
+from edge.measuring.works import Bench
 from ringtune.costs.model_facts import model_facts
-from ringtune.errors import DataError, JobError, ModelError
+from ringtune.errors import DataError, ModelError
 from tests.support import hand_ring as ring
 from tests.support import tiny
 from tests.support.tiny_data import make_images, write_images
@@ -195,14 +197,25 @@ def test_images_say_what_pictures_need(model_folder: Path, tmp_path: Path) -> No
 
 
 def test_images_need_a_model_for_images(tmp_path: Path) -> None:
-    """A text model takes none; an image model takes no shorter rows than it has patches."""
+    """A text model takes none."""
     folder = write_family(tmp_path / "bert", "bert", num_blocks=1)
     with pytest.raises(ModelError, match="takes no images"):
         make_source(folder)
-    folder = write_family(tmp_path / "vit", "vit", num_blocks=1)
-    job = ring.make_job(folder, model__task="image-classification", train__max_length=IMAGE_TOKENS - 1)
-    with pytest.raises(JobError, match=f"has {IMAGE_TOKENS} tokens; set it to {IMAGE_TOKENS}"):
-        model_facts(folder, job)
+
+
+@pytest.mark.parametrize("max_length", [3, 128])
+def test_images_have_their_tokens_whatever_the_longest_text_is(
+    model_folder: Path, tmp_path: Path, max_length: int
+) -> None:
+    """Facts, rows and measured sizes follow the model; no frame of the ring is bounded by the job's key."""
+    path = write_images(tmp_path / "images.npz", 12, seed=2)
+    job = ring.make_job(model_folder, model__task="image-classification", train__max_length=max_length)
+    assert model_facts(model_folder, job).fixed_tokens == IMAGE_TOKENS
+    data = OwnerDataset.load(job, path, None, share=0, num_owners=1, tokenizer_folder=model_folder)
+    assert data.mean_tokens(4, 1, "a").train == IMAGE_TOKENS
+    bench = Bench(model_folder, job, data)
+    assert {size.tokens for size in bench.sizes} == {IMAGE_TOKENS}
+    assert bench.measure(Timer(window_s=0.0), budget_s=0.0, disk=None).work_times
 
 
 def test_images_are_shared_out_by_class(model_folder: Path, tmp_path: Path) -> None:
