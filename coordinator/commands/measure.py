@@ -32,13 +32,18 @@ def measure(
             help="Nodes of one machine all at once, as they compute in a run, or one after another.",
         ),
     ] = True,
+    rehearse: Annotated[
+        bool,
+        typer.Option("--rehearse/--no-rehearsal", help="End with some steps of the job, and correct times by them."),
+    ] = True,
     change: options.Changes = None,
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
     """Let the nodes time every kind of work of a job, and their links; a node remembers its part.
 
-    The job's model, adapter, micro-batch and length are what is timed. Nothing is trained.
+    The job's model, adapter, micro-batch and length are what is timed. In the end the nodes train some steps of the
+    job together and throw away what they trained: the times are corrected by what a whole ring takes.
     """
     import json as json_module
 
@@ -71,6 +76,8 @@ def measure(
             is_fresh=fresh,
             one_by_one=not busy,
         )
+        if rehearse and not no_links:
+            found = client.rehearse(wanted, found, progress=progress, num_nodes=local or nodes, join_s=join_s)
     if save is not None:
         write_durably(save, (json_module.dumps(found.to_json(), indent=1) + "\n").encode())
     for line in [profile_json(found)] if json else profile_text(found):

@@ -55,6 +55,8 @@ class RunRequest(NamedTuple):
         profile: times to plan with; None = the nodes measure.
         plan: to carry out as it is; None = plan.
         choices: what the planner may choose from.
+        submitted_by: user and host.
+        is_rehearsal: only to learn what actions take; what it trains is thrown away.
     """
 
     job: Job
@@ -67,16 +69,19 @@ class RunRequest(NamedTuple):
     plan: GivenPlan | None = None
     choices: Choices = NO_CHOICES
     submitted_by: str = ""
+    is_rehearsal: bool = False
 
     @property
     def kind(self) -> str:
         """What it is, in a word."""
+        if self.is_rehearsal:
+            return "rehearsal"
         return "evaluation" if self.evaluation is not None else "plan" if self.plan_only else "run"
 
     @property
     def is_training(self) -> bool:
-        """Whether it trains, rather than only plan or evaluate."""
-        return not self.plan_only and self.evaluation is None
+        """Whether it trains something to keep, rather than only plan, evaluate or rehearse."""
+        return not self.plan_only and self.evaluation is None and not self.is_rehearsal
 
 
 class MeasureRequest(NamedTuple):

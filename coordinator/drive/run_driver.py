@@ -36,6 +36,7 @@ from coordinator.records.file_events import send_file
 from coordinator.records.result_files import adapter_folder
 from coordinator.records.run_clock import now_unix_s
 from ringtune.costs.profile import LinkFacts, NodeFacts
+from ringtune.costs.rehearsal import SKIPPED_ITEMS
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
 from ringtune.files.pieces import Pieces
@@ -366,7 +367,8 @@ class RunDriver(Driver):
         self._emit(control_pb2.RunEvent(plan_json=json.dumps(plan.to_json())))
         if made.planned.note:
             self._emit(control_pb2.RunEvent(note=made.planned.note))
-        self._books = RunBooks(plan, self._job, made.profile, self._emit)
+        skipped = SKIPPED_ITEMS if self._request.is_rehearsal else 0
+        self._books = RunBooks(plan, self._job, made.profile, self._emit, skipped_items=skipped)
         self._predicted = made.predicted(self._request)
         if self._predicted is not None:
             self._emit(control_pb2.RunEvent(note=self._predicted.line()))

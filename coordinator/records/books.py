@@ -32,9 +32,10 @@ class RunBooks:
         job: of the run.
         profile: that it was planned with.
         emit: sends an event to the submitter.
+        skipped_items: the first so many do not count in the profile.
     """
 
-    def __init__(self, plan: Plan, job: Job, profile: Profile, emit: EventSink) -> None:
+    def __init__(self, plan: Plan, job: Job, profile: Profile, emit: EventSink, *, skipped_items: int = 0) -> None:
         self._plan = plan
         self._job = job
         self._emit = emit
@@ -42,7 +43,7 @@ class RunBooks:
         self._trace_file: GrowingFile | None = None
         self._trace_text: TraceText | None = None
         self._recordings: dict[str, GrowingFile] = {}
-        self._recorded = RecordedProfile(plan.course, profile)
+        self._recorded = RecordedProfile(plan.course, profile, skipped_items=skipped_items)
         self.ledger = RunLedger(plan, job.train)
 
     def begin(self, started_unix_s: float) -> None:

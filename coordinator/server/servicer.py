@@ -169,6 +169,7 @@ def _run_request(request: control_pb2.RunRequest) -> RunRequest:
         plan=GivenPlan.from_json(read_object(request.plan_json, "the plan")) if request.plan_json else None,
         choices=Choices(tuple(request.microbatches), tuple(request.wire_dtypes)),
         submitted_by=request.submitted_by,
+        is_rehearsal=request.rehearsal,
     )
 
 

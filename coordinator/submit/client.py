@@ -22,8 +22,10 @@ from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
 from coordinator.submit.interrupts import Interrupts
 from coordinator.submit.outcome import Outcome
+from coordinator.submit.rehearsing import Rehearsing
 from coordinator.submit.shown_events import ShownEvents
 from ringtune.costs.profile import Profile
+from ringtune.costs.rehearsal import rehearsal_of, rehearsal_steps, rehearsed
 from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError, RingTuneError, UsageError
 from ringtune.files.chunks import cut_folder
 from ringtune.hints import hint, hint_to_start_coordinator
@@ -309,6 +311,47 @@ class Client:
             raise IntegrityError("the coordinator sent no profile; use one version on all machines")
         return found
 
+    def rehearse(self, job: Job, profile: Profile, *, progress: Progress, num_nodes: int, join_s: float) -> Profile:
+        """Train some steps of a job and throw away what they trained; see ``ringtune.costs.rehearsal``.
+
+        Args:
+            job: that will run.
+            profile: as it was measured.
+            progress: where it is shown.
+            num_nodes: wait until so many nodes have joined; 0 = take those that are there.
+            join_s: how long to wait for them, seconds.
+
+        Returns:
+            The profile, corrected by what the rehearsal's actions and transfers took.
+
+        Raises:
+            InterruptedRunError: Ctrl-C.
+            RingTuneError: whatever the rehearsal failed with.
+        """
+        num_blocks = profile.nodes[0].model.num_blocks
+        short = rehearsal_of(job, num_blocks)
+        sink = Rehearsing(
+            rehearsal_steps(num_blocks), lambda run_id: self.stop_run(run_id, "it is rehearsed", now=True)
+        )
+        request = _run_request(
+            short,
+            num_nodes=num_nodes,
+            join_s=join_s,
+            resume=None,
+            profile=profile,
+            plan=None,
+            choices=NO_CHOICES,
+            is_rehearsal=True,
+        )
+        outcome = Outcome(short)
+        progress.note("rehearsing: some steps whose results are thrown away")
+        try:
+            self._follow(self._stub.Run(request), outcome, sink)
+        except RingTuneError:
+            if not sink.is_enough:
+                raise
+        return rehearsed(profile, outcome.profile) if outcome.profile is not None else profile
+
     def plan(
         self, job: Job, *, num_nodes: int, join_s: float, choices: Choices = NO_CHOICES
     ) -> tuple[Plan, Profile, str]:
@@ -394,6 +437,7 @@ def _run_request(
     plan: GivenPlan | None,
     choices: Choices,
     plan_only: bool = False,
+    is_rehearsal: bool = False,
 ) -> control_pb2.RunRequest:
     return control_pb2.RunRequest(
         job_toml=job.to_toml(),
@@ -406,6 +450,7 @@ def _run_request(
         microbatches=choices.microbatches,
         wire_dtypes=choices.wire_dtypes,
         submitted_by=who_submits(),
+        rehearsal=is_rehearsal,
     )
 
 

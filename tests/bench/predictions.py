@@ -122,10 +122,13 @@ class Bench:
         return row, timed.folder / "profile.json"
 
     def measured_rows(self, methods: Sequence[str]) -> tuple[list[Row], Path]:
-        """Measure once, then run each method; also return the measured profile."""
-        measured = self._bed.measure(self.job("ringada", _PROBED_STEPS))
-        profile = read_profile(measured)
-        rows = [self.row(m, measured, basis="measure", steps=self.steps(m, profile))[0] for m in methods]
+        """For each method: measure its job, then run it; also return the profile that was measured last."""
+        rows = []
+        measured = self._bed.measure(self.job("ringada", _PROBED_STEPS)) if not methods else Path()
+        for method in methods:
+            measured = self._bed.measure(self.job(method, _PROBED_STEPS))
+            steps = self.steps(method, read_profile(measured))
+            rows.append(self.row(method, measured, basis="measure", steps=steps)[0])
         return rows, measured
 
     def changed_rows(self, layout: Layout, measured: Path) -> list[Row]:

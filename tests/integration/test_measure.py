@@ -59,6 +59,17 @@ def check(profile: Profile, *, owners: tuple[str, ...]) -> None:
         assert 1e-6 < link.latency_s < 1
 
 
+def check_rehearsal(measured: Profile, rehearsed: Profile) -> None:
+    """The ring did each kind of work of a step, so each of them has other times than those that were measured."""
+    for before, after in zip(measured.nodes, rehearsed.nodes, strict=True):
+        assert {point.work for point in after.work_times} == {point.work for point in before.work_times}
+        old = {(point.work, point.size): point.median_s for point in before.work_times}
+        new = {(point.work, point.size): point.median_s for point in after.work_times}
+        for work in (Work.FORWARD, Work.BACKWARD, Work.UPDATE):
+            assert all(new[key] != old[key] for key in old.keys() & new.keys() if key[0] == work)
+        assert after.has_messages
+
+
 def test_measure_on_local_nodes_is_remembered_and_used_by_a_run(tmp_path: Path) -> None:
     """The command writes a profile, gives the same times again without measuring, and training takes it."""
     tiny.write_model(tmp_path / "model")
@@ -66,9 +77,12 @@ def test_measure_on_local_nodes_is_remembered_and_used_by_a_run(tmp_path: Path) 
     tiny.write_rows(tmp_path / "eval.csv", 20, seed=2)
     job, out = tmp_path / "job.toml", tmp_path / "profile.json"
     job.write_text(JOB)
-    ringtune(tmp_path, "measure", str(job), "--local", "2", "--save", str(out))
+    ringtune(tmp_path, "measure", str(job), "--local", "2", "--save", str(out), "--no-rehearsal")
     found = Profile.from_json(json.loads(out.read_text()))
     check(found, owners=("node-0", "node-1"))
+    (rehearsed,) = ringtune(tmp_path, "measure", str(job), "--local", "2")
+    check_rehearsal(found, Profile.from_json(rehearsed["profile"]))
+    assert not list(tmp_path.glob("state/ringtune/*/runs/*")), "nothing of a rehearsal stays"
     (again,) = ringtune(tmp_path, "measure", str(job), "--local", "2", "--no-links")
     repeated = Profile.from_json(again["profile"])
     assert [node.work_times for node in repeated.nodes] == [node.work_times for node in found.nodes]

@@ -63,14 +63,16 @@ class RecordedProfile:
     Args:
         course: the run.
         profile: that it was planned with; has every node of it.
+        skipped_items: the first so many do not count: what happens for the first time takes longer.
 
     Attributes:
         links: takes the run's transfers.
     """
 
-    def __init__(self, course: Course, profile: Profile) -> None:
+    def __init__(self, course: Course, profile: Profile, *, skipped_items: int = 0) -> None:
         self._course = course
         self._profile = profile
+        self._skipped_items = skipped_items
         self._facts = profile.by_name
         points = {node: work_points(facts) for node, facts in self._facts.items()}
         self._tables = {node: WorkTable(found, where=f"node {node}") for node, found in points.items()}
@@ -86,6 +88,8 @@ class RecordedProfile:
         """Note a granted turn: actions of its items count from now on."""
         course = self._course.decided(turn.unfreeze_at)
         for item in items(course, turn):
+            if item.seq < self._skipped_items:
+                continue
             parts = course.microbatch_sizes(item.rows) if item.kind is not StepKind.CHECKPOINT else ()
             owner = self._facts[item.owner]
             sizes = tuple(padded_size(owner, max_length=course.max_length, rows=rows, kind=item.kind) for rows in parts)

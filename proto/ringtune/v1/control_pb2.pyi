@@ -197,7 +197,7 @@ class NodesReply(_message.Message):
     def __init__(self, nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("job_toml", "plan_only", "num_nodes", "join_s", "resume_json", "profile_json", "plan_json", "microbatches", "wire_dtypes", "submitted_by")
+    __slots__ = ("job_toml", "plan_only", "num_nodes", "join_s", "resume_json", "profile_json", "plan_json", "microbatches", "wire_dtypes", "submitted_by", "rehearsal")
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     PLAN_ONLY_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -208,6 +208,7 @@ class RunRequest(_message.Message):
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     WIRE_DTYPES_FIELD_NUMBER: _ClassVar[int]
     SUBMITTED_BY_FIELD_NUMBER: _ClassVar[int]
+    REHEARSAL_FIELD_NUMBER: _ClassVar[int]
     job_toml: str
     plan_only: bool
     num_nodes: int
@@ -218,7 +219,8 @@ class RunRequest(_message.Message):
     microbatches: _containers.RepeatedScalarFieldContainer[int]
     wire_dtypes: _containers.RepeatedScalarFieldContainer[str]
     submitted_by: str
-    def __init__(self, job_toml: _Optional[str] = ..., plan_only: _Optional[bool] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ..., resume_json: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., microbatches: _Optional[_Iterable[int]] = ..., wire_dtypes: _Optional[_Iterable[str]] = ..., submitted_by: _Optional[str] = ...) -> None: ...
+    rehearsal: bool
+    def __init__(self, job_toml: _Optional[str] = ..., plan_only: _Optional[bool] = ..., num_nodes: _Optional[int] = ..., join_s: _Optional[float] = ..., resume_json: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., microbatches: _Optional[_Iterable[int]] = ..., wire_dtypes: _Optional[_Iterable[str]] = ..., submitted_by: _Optional[str] = ..., rehearsal: _Optional[bool] = ...) -> None: ...
 
 class RunRef(_message.Message):
     __slots__ = ("run_id",)

@@ -67,7 +67,8 @@ def test_measure_command_prints_tables_and_writes_the_profile(job_file: str, tmp
     """As text by default, one JSON line with ``--json``; the file is the same."""
     out = tmp_path / "profiles" / "profile.json"
     with FakeCluster("a", "b") as cluster:
-        shown = CliRunner().invoke(app, [job_file, "--coordinator", cluster.server.address, "--save", str(out)])
+        typed = [job_file, "--coordinator", cluster.server.address, "--save", str(out), "--no-rehearsal"]
+        shown = CliRunner().invoke(app, typed)
         lines = CliRunner().invoke(app, [job_file, "--coordinator", cluster.server.address, "--json", "--no-links"])
     assert shown.exit_code == 0, shown.output
     assert "a -> b" in shown.output and f"the profile is in {out}" in shown.output
@@ -80,7 +81,7 @@ def test_measure_command_prints_tables_and_writes_the_profile(job_file: str, tmp
 
 def test_measure_command_passes_its_options_on(job_file: str) -> None:
     """One by one, anew, with a changed job."""
-    options = ["--one-by-one", "--fresh", "--set", "train.max_length=4", "--nodes", "2"]
+    options = ["--one-by-one", "--fresh", "--set", "train.max_length=4", "--nodes", "2", "--no-rehearsal"]
     with FakeCluster("a", "b") as cluster:
         done = CliRunner().invoke(app, [job_file, "--coordinator", cluster.server.address, *options])
         asked = [agent.inspected for agent in cluster.agents.values()]

@@ -1,0 +1,113 @@
+"""The rehearsal of a job: a few steps of the very ring, whose results are thrown away, to learn what actions take.
+
+Works that are timed one by one miss what a ring adds: neighbours in the same memory, threads that send while others
+compute, and a quota that all of them share. So ``ringtune measure`` ends with a rehearsal, and corrects its times by
+what the rehearsal's actions took, as a run corrects them for the next one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import Final
+
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.costs.work_times import Work, WorkTable, WorkTime
+from ringtune.jobs.job import Job
+
+SKIPPED_ITEMS: Final = 4
+"""First items of a rehearsal that do not count: kernels, caches and connections are used for the first time in them."""
+
+REHEARSAL_S: Final = 40.0
+"""Most seconds that a rehearsal trains."""
+
+_LEAST_STEPS: Final = 24
+_STEPS_EACH_DEPTH: Final = 4
+_TURN_STEPS: Final = 4
+
+
+def rehearsal_steps(num_blocks: int) -> int:
+    """Number of steps after which a rehearsal has seen enough: some at each depth.
+
+    Example: 28 for six blocks, 100 for twenty-four.
+    """
+    return SKIPPED_ITEMS + max(_LEAST_STEPS - SKIPPED_ITEMS, _STEPS_EACH_DEPTH * num_blocks)
+
+
+def rehearsal_of(job: Job, num_blocks: int) -> Job:
+    """Make the job of the rehearsal: the same work in short turns, every depth for some steps, nothing saved.
+
+    Args:
+        job: that will run.
+        num_blocks: of the model.
+    """
+    steps = rehearsal_steps(num_blocks)
+    changes: dict[str, object] = {
+        "train.max_steps": 2 * steps,  # it is stopped before its end, which would evaluate and collect
+        "train.local_iterations": min(job.train.local_iterations, _TURN_STEPS),
+        "train.eval_every": 0,
+        "train.checkpoint_every": 0,
+    }
+    if job.unfreeze is not None:
+        changes["unfreeze.every_steps"] = _STEPS_EACH_DEPTH
+    return job.with_overrides(changes)
+
+
+def rehearsed(before: Profile, after: Profile) -> Profile:
+    """Correct the nodes that hosted nothing in a rehearsal as those that did.
+
+    Args:
+        before: the profile that the rehearsal was planned with.
+        after: what came of it; has the same nodes.
+
+    Returns:
+        ``after``, in which each work that a node did not do takes longer by the median ratio of those that did it.
+    """
+    known, ratios = before.by_name, dict[str, list[float]]()
+    for node in after.nodes:
+        for work, ratio in _ratios(known[node.node], node).items():
+            ratios.setdefault(work, []).append(ratio)
+    medians = {work: statistics.median(found) for work, found in ratios.items()}
+    nodes = tuple(_corrected(known[node.node], node, medians) for node in after.nodes)
+    return dataclasses.replace(after, nodes=nodes)
+
+
+def _ratios(before: NodeFacts, after: NodeFacts) -> dict[str, float]:
+    """Seconds after over seconds before of each work that has changed, at the sizes of the points before."""
+    if before.work_times == after.work_times:
+        return {}
+    table = WorkTable(after.work_times, where=f"node {after.node}")
+    found: dict[str, list[float]] = {}
+    for point in before.work_times:
+        work = Work(point.work)
+        if point.median_s > 0 and work in table:
+            found.setdefault(point.work, []).append(table.seconds(work, point.size) / point.median_s)
+    ratios = {work: statistics.fmean(values) for work, values in found.items()}
+    return {work: ratio for work, ratio in ratios.items() if abs(ratio - 1) > _SAME}
+
+
+_SAME: Final = 1e-9
+
+
+def _corrected(before: NodeFacts, after: NodeFacts, medians: dict[str, float]) -> NodeFacts:
+    """The facts of a node in which works that it did not rehearse are corrected by the medians of the others."""
+    missing = {work: ratio for work, ratio in medians.items() if work not in _ratios(before, after)}
+    if not missing:
+        return after
+    return dataclasses.replace(
+        after,
+        work_times=tuple(_scaled(point, missing.get(point.work, 1.0)) for point in after.work_times),
+        has_messages=after.has_messages or any(work in missing for work in _BLOCKS),
+        block_forward_s=after.block_forward_s * missing.get(Work.FORWARD, 1.0),
+        block_graph_s=after.block_graph_s * missing.get(Work.GRAPH, 1.0),
+        block_backward_s=after.block_backward_s * missing.get(Work.BACKWARD, 1.0),
+    )
+
+
+_BLOCKS: Final = (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST, Work.BACKWARD)
+
+
+def _scaled(point: WorkTime, ratio: float) -> WorkTime:
+    return dataclasses.replace(
+        point, median_s=point.median_s * ratio, low_s=point.low_s * ratio, high_s=point.high_s * ratio
+    )

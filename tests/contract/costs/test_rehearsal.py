@@ -1,0 +1,77 @@
+"""The rehearsal of a job: its steps, and the nodes that had no part in it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.costs.rehearsal import SKIPPED_ITEMS, rehearsal_of, rehearsal_steps, rehearsed
+from ringtune.costs.work_times import Work, WorkTable
+from ringtune.jobs.job import Job, Model, Train, Unfreeze
+from ringtune.schedule.methods import method_names
+from ringtune.schedule.versions import depth
+from tests.support.plans import make_plan
+from tests.support.profiles import profile_of
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b", "c"], num_blocks=4)
+
+
+def slower(node: NodeFacts, ratio: float) -> NodeFacts:
+    """A node whose blocks take longer."""
+    points = tuple(
+        dataclasses.replace(point, median_s=point.median_s * ratio, high_s=point.high_s * ratio)
+        if point.work == Work.FORWARD
+        else point
+        for point in node.work_times
+    )
+    return dataclasses.replace(node, work_times=points)
+
+
+def forward_s(node: NodeFacts) -> float:
+    """Seconds of a forward of 32 padded tokens."""
+    return WorkTable(node.work_times, where=node.node).seconds(Work.FORWARD, 32)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 6, 24])
+def test_rehearsal_sees_every_depth(num_blocks: int) -> None:
+    """Each depth has several steps after those that do not count and before the rehearsal is stopped."""
+    job = Job(model=Model(path="m"), train=Train(rounds=50), unfreeze=Unfreeze(at="auto"))
+    short = rehearsal_of(job, num_blocks)
+    assert short.unfreeze is not None and short.train.max_steps is not None
+    course = make_plan(
+        [("a", 0, num_blocks)], ["a"], num_blocks=num_blocks, num_steps=short.train.max_steps,
+        every_steps=short.unfreeze.every_steps or 0,
+    ).course  # fmt: skip
+    seen = [depth(course, step) for step in range(SKIPPED_ITEMS, rehearsal_steps(num_blocks))]
+    assert set(seen) | {1} == set(range(1, num_blocks + 1))
+    assert all(seen.count(one) >= 3 for one in range(2, num_blocks + 1))
+    assert short.train.max_steps > rehearsal_steps(num_blocks), "it is stopped before it evaluates"
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_rehearsal_saves_and_evaluates_nothing(method: str) -> None:
+    """Whatever the job says of checkpoints and evaluations; the work itself is that of the job."""
+    job = Job(model=Model(path="m"), train=Train(method=method, eval_every=3, checkpoint_every=5, local_iterations=2))
+    short = rehearsal_of(job, 6)
+    assert (short.train.eval_every, short.train.checkpoint_every, short.train.local_iterations) == (0, 0, 2)
+    kept = ("method", "optimizer", "batch_size", "microbatches", "max_length", "dropout")
+    assert all(getattr(short.train, name) == getattr(job.train, name) for name in kept)
+
+
+def test_rehearsed_corrects_nodes_that_hosted_nothing_as_the_others() -> None:
+    """Two nodes took twice and three times as long as measured; the third, which had no part, is between them."""
+    before = profile_of(PLAN)
+    a, b, c = before.nodes
+    after = dataclasses.replace(before, nodes=(slower(a, 2.0), slower(b, 3.0), c))
+    found = rehearsed(before, after)
+    assert found.nodes[:2] == after.nodes[:2]
+    assert forward_s(found.nodes[2]) == pytest.approx(2.5 * forward_s(c))
+    assert found.nodes[2].block_forward_s == pytest.approx(2.5 * c.block_forward_s)
+
+
+def test_rehearsed_leaves_a_profile_that_nothing_corrected() -> None:
+    """A rehearsal that recorded too little changes nothing."""
+    before: Profile = profile_of(PLAN)
+    assert rehearsed(before, before) == before
