@@ -17,6 +17,8 @@ from ringtune.models.family import (
     Widths,
     indivisible,
     kept_by,
+    layer_norm,
+    linear,
 )
 
 _TASKS = (CLASSIFICATION, QUESTION_ANSWERING, CAUSAL_LM)
@@ -42,8 +44,16 @@ def _gpt2_dimensions(config: Config) -> Dimensions:
 
 def _gpt2_block(config: Config) -> Shapes:
     """Shapes of a GPT-2 block's tensors; its matrices are stored with inputs first."""
-    hidden = config["n_embd"]
-    return {"attn.c_attn.weight": (hidden, 3 * hidden), "mlp.c_fc.weight": (hidden, _gpt2_inner(config))}
+    hidden, inner = config["n_embd"], _gpt2_inner(config)
+    matrices = {
+        "attn.c_attn": (hidden, 3 * hidden),
+        "attn.c_proj": (hidden, hidden),
+        "mlp.c_fc": (hidden, inner),
+        "mlp.c_proj": (inner, hidden),
+    }
+    weights: Shapes = {f"{name}.weight": shape for name, shape in matrices.items()}
+    biases: Shapes = {f"{name}.bias": shape[1:] for name, shape in matrices.items()}
+    return {**weights, **biases, **layer_norm("ln_1", hidden), **layer_norm("ln_2", hidden)}
 
 
 def _gpt2_owner(config: Config) -> Shapes:
@@ -51,7 +61,7 @@ def _gpt2_owner(config: Config) -> Shapes:
     return {
         "wte.weight": (config["vocab_size"], hidden),
         "wpe.weight": (config["n_positions"], hidden),
-        "ln_f.weight": (hidden,),
+        **layer_norm("ln_f", hidden),
     }
 
 
@@ -131,17 +141,15 @@ def _llama_widths(config: Config) -> Widths:
 
 
 def _llama_block(config: Config) -> Shapes:
-    widths = _llama_widths(config)
-    shapes: Shapes = {
-        f"self_attn.{name}_proj.weight": (outputs, inputs)
-        for name, (inputs, outputs) in {"q": widths.query, "k": widths.key}.items()
-    }
-    shapes["mlp.up_proj.weight"] = (config["intermediate_size"], config["hidden_size"])
-    if config.get("attention_bias"):
-        shapes["self_attn.q_proj.bias"] = (widths.query[1],)
-    if config.get("mlp_bias"):
-        shapes["mlp.up_proj.bias"] = (config["intermediate_size"],)
-    return shapes
+    widths, hidden, inner = _llama_widths(config), config["hidden_size"], config["intermediate_size"]
+    shapes: Shapes = {}
+    attention = {"q": widths.query, "k": widths.key, "v": widths.value, "o": widths.query[::-1]}
+    for name, (inputs, outputs) in attention.items():
+        shapes |= linear(f"self_attn.{name}_proj", inputs, outputs, bias=bool(config.get("attention_bias")))
+    for name, (inputs, outputs) in {"gate": (hidden, inner), "up": (hidden, inner), "down": (inner, hidden)}.items():
+        shapes |= linear(f"mlp.{name}_proj", inputs, outputs, bias=bool(config.get("mlp_bias")))
+    norms: Shapes = {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+    return shapes | norms
 
 
 def _llama_owner(config: Config) -> Shapes:

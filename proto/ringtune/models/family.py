@@ -116,8 +116,8 @@ class Family:
             block nor in this list is never read.
         dimensions: config -> dimensions.
         widths: config -> matrices that LoRA wraps.
-        block_shapes: config -> name inside the block -> shape, of those tensors that tell most configs apart.
-        owner_shapes: config -> name -> shape, of such tensors outside the blocks.
+        block_shapes: config -> name inside the block -> shape, of every tensor that a block has to have.
+        owner_shapes: config -> name -> shape, of every such tensor outside the blocks.
         unused_paths: parts of the base model that a file may have and nobody hosts.
         problem: config -> why these values don't fit together; empty if they do.
     """
@@ -140,6 +140,17 @@ class Family:
     def block_prefix(self) -> str:
         """How the names of all blocks begin; the index of the block follows."""
         return f"{self.blocks_path}."
+
+
+def linear(name: str, inputs: int, outputs: int, *, bias: bool = True) -> Shapes:
+    """The shapes of a linear layer's tensors by name."""
+    weight: Shapes = {f"{name}.weight": (outputs, inputs)}
+    return weight | {f"{name}.bias": (outputs,)} if bias else weight
+
+
+def layer_norm(name: str, width: int) -> Shapes:
+    """The shapes of a layer norm's tensors by name."""
+    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
 def kept_by(activation: str) -> int:

@@ -13,6 +13,8 @@ from ringtune.models.family import (
     Widths,
     indivisible,
     kept_by,
+    layer_norm,
+    linear,
 )
 
 
@@ -39,20 +41,27 @@ def _dimensions(config: Config) -> Dimensions:
 
 
 def _block(config: Config) -> Shapes:
-    hidden, query = config["hidden_size"], "attention.attention.query"
-    bias: Shapes = {f"{query}.bias": (hidden,)} if config["qkv_bias"] else {}
-    return bias | {
-        f"{query}.weight": (hidden, hidden),
-        "intermediate.dense.weight": (config["intermediate_size"], hidden),
+    hidden, inner, bias = config["hidden_size"], config["intermediate_size"], bool(config["qkv_bias"])
+    return {
+        **linear("attention.attention.query", hidden, hidden, bias=bias),
+        **linear("attention.attention.key", hidden, hidden, bias=bias),
+        **linear("attention.attention.value", hidden, hidden, bias=bias),
+        **linear("attention.output.dense", hidden, hidden),
+        **linear("intermediate.dense", hidden, inner),
+        **linear("output.dense", inner, hidden),
+        **layer_norm("layernorm_before", hidden),
+        **layer_norm("layernorm_after", hidden),
     }
 
 
 def _owner(config: Config) -> Shapes:
     hidden, patch = config["hidden_size"], config["patch_size"]
     return {
+        "embeddings.cls_token": (1, 1, hidden),
         "embeddings.position_embeddings": (1, image_tokens(config), hidden),
         "embeddings.patch_embeddings.projection.weight": (hidden, config["num_channels"], patch, patch),
-        "layernorm.weight": (hidden,),
+        "embeddings.patch_embeddings.projection.bias": (hidden,),
+        **layer_norm("layernorm", hidden),
     }
 
 

@@ -16,6 +16,8 @@ from ringtune.models.family import (
     Widths,
     indivisible,
     kept_by,
+    layer_norm,
+    linear,
 )
 
 _TASKS = (CLASSIFICATION, QUESTION_ANSWERING)
@@ -68,17 +70,23 @@ def _bert_widths(config: Config) -> Widths:
 
 
 def _bert_block(config: Config) -> Shapes:
-    hidden = config["hidden_size"]
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
     return {
-        "attention.self.query.weight": (hidden, hidden),
-        "intermediate.dense.weight": (config["intermediate_size"], hidden),
+        **linear("attention.self.query", hidden, hidden),
+        **linear("attention.self.key", hidden, hidden),
+        **linear("attention.self.value", hidden, hidden),
+        **linear("attention.output.dense", hidden, hidden),
+        **layer_norm("attention.output.LayerNorm", hidden),
+        **linear("intermediate.dense", hidden, inner),
+        **linear("output.dense", inner, hidden),
+        **layer_norm("output.LayerNorm", hidden),
     }
 
 
 def _tables(config: Config, width: int) -> Shapes:
     tables = {"word": "vocab_size", "position": "max_position_embeddings", "token_type": "type_vocab_size"}
     shapes: Shapes = {f"embeddings.{name}_embeddings.weight": (config[key], width) for name, key in tables.items()}
-    return shapes | {"embeddings.LayerNorm.weight": (width,)}
+    return shapes | layer_norm("embeddings.LayerNorm", width)
 
 
 def _bert_problem(config: Config) -> str:
@@ -118,7 +126,7 @@ XLM_ROBERTA = dataclasses.replace(
 
 def _electra_owner(config: Config) -> Shapes:
     hidden, width = config["hidden_size"], config["embedding_size"]
-    projection: Shapes = {"embeddings_project.weight": (hidden, width)} if hidden != width else {}
+    projection = linear("embeddings_project", width, hidden) if hidden != width else {}
     return _tables(config, width) | projection
 
 
@@ -152,9 +160,16 @@ def _distilbert_dimensions(config: Config) -> Dimensions:
 
 
 def _distilbert_block(config: Config) -> Shapes:
+    hidden, inner = config["dim"], config["hidden_dim"]
     return {
-        "attention.q_lin.weight": (config["dim"], config["dim"]),
-        "ffn.lin1.weight": (config["hidden_dim"], config["dim"]),
+        **linear("attention.q_lin", hidden, hidden),
+        **linear("attention.k_lin", hidden, hidden),
+        **linear("attention.v_lin", hidden, hidden),
+        **linear("attention.out_lin", hidden, hidden),
+        **layer_norm("sa_layer_norm", hidden),
+        **linear("ffn.lin1", hidden, inner),
+        **linear("ffn.lin2", inner, hidden),
+        **layer_norm("output_layer_norm", hidden),
     }
 
 
@@ -162,6 +177,7 @@ def _distilbert_owner(config: Config) -> Shapes:
     return {
         "embeddings.word_embeddings.weight": (config["vocab_size"], config["dim"]),
         "embeddings.position_embeddings.weight": (config["max_position_embeddings"], config["dim"]),
+        **layer_norm("embeddings.LayerNorm", config["dim"]),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,11 @@ from edge.agent_options import AgentOptions
 from edge.compute.hosting import Hosted, host
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.weights.borrow import Borrower
+from ringtune.errors import ModelError
 from ringtune.jobs.job import Job, Model
+from ringtune.models.families import FAMILIES
+from ringtune.models.folder import base_tensors, read_config
+from ringtune.models.tensors import select_tensors
 from ringtune.schedule.plan import Plan
 from tests.support.plans import make_plan
 from tests.support.tiny_families import DECODERS, IMAGE_TOKENS, MODEL_TYPES, write_family
@@ -88,3 +93,20 @@ def test_weights_of_a_family_are_those_that_are_read(
             state = dict(found.skeleton.model.state_dict())
             assert state.keys() == expected.keys()
             assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_family_knows_every_tensor_that_a_model_has_to_have(model_type: str, tmp_path: Path) -> None:
+    """Planning names a tensor that is in no block, or is not beside them, before any node loads the model."""
+    folder = write_family(tmp_path / "m", model_type, num_blocks=2)
+    config, family = read_config(folder), FAMILIES[model_type]
+    shapes = {name: stored.shape for name, stored in base_tensors(folder, config).items()}
+    first, second = (f"{family.block_prefix}{block}." for block in range(2))
+    owned = tuple(f"{path}." for path in family.owner_paths)
+    needed = [name for name in shapes if name.startswith((first, *owned))]
+    assert len(needed) > 10
+    for absent in needed:
+        gone = {absent, absent.replace(first, second)}
+        left = {name: shape for name, shape in shapes.items() if name not in gone}
+        with pytest.raises(ModelError, match=f"has no tensor '{re.escape(absent)}'"):
+            select_tensors(left, config, where="m", blocks=range(2), is_owner=True, with_decoder=False)
