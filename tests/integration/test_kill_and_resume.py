@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -17,8 +18,10 @@ from coordinator.run_folder.checkpoints import RunCheckpoints
 from ringtune.errors import DataError, InterruptedRunError, UsageError
 from tests.support.killing import (
     LAUNCHER,
+    Killed,
     LocalRun,
     difference,
+    resume,
     steps_of_metrics,
     trained,
     write_inputs,
@@ -111,6 +114,19 @@ def test_finished_run_is_made_longer(whole: Whole, tmp_path: Path) -> None:
     assert steps_of_metrics(out) == list(range(1, 67))
     report = json.loads((out / "report.json").read_text())
     assert (report["steps"], report["whole"]["steps"]) == (6, 66)
+
+
+def test_run_killed_between_its_report_and_its_exit_is_whole(whole: Whole, tmp_path: Path) -> None:
+    """Its resume is refused and changes nothing, which a trial of kills counts as good; any other end is bad."""
+    job, wanted = whole
+    out = tmp_path / "out"
+    shutil.copytree(job.parent / "whole", out)
+    trial = resume(job, out, wanted, Killed(LAUNCHER, 1.0, 60, -signal.SIGKILL))
+    assert (trial.was_finished, trial.resumed_at, trial.resume_code) == (True, -1, UsageError.exit_code)
+    assert "is finished, nothing was changed" in trial.errors
+    assert trial.is_good
+    assert not dataclasses.replace(trial, resume_code=0).is_good
+    assert not dataclasses.replace(trial, was_finished=False).is_good
 
 
 def test_resume_with_another_number_of_nodes_is_refused(whole: Whole, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 from coordinator.records.step_lines import is_step
 from coordinator.run_folder.checkpoints import RunCheckpoints
+from ringtune.errors import UsageError
 from tests.support import measured, tiny
 from tests.support.processes import RUN_S, agents_below, source_environment
 
@@ -146,7 +147,8 @@ class Trial:
     """A run that was killed once and resumed.
 
     ``after_s`` counts from the start of the launcher, ``steps`` the items that were seen; ``resumed_at`` is the
-    step, -1 = from the beginning.
+    step, -1 = from the beginning. ``was_finished``: it was killed between its report and its exit, so that its resume
+    has to be refused.
     """
 
     victim: str
@@ -157,12 +159,14 @@ class Trial:
     resume_code: int
     difference: float
     steps_are_right: bool
+    was_finished: bool = False
     errors: str = ""
 
     @property
     def is_good(self) -> bool:
-        """Whether the result is that of the uninterrupted run."""
-        return self.resume_code == 0 and self.difference <= 1e-9 and self.steps_are_right
+        """Whether the result is that of the uninterrupted run, and the resume ended as it has to."""
+        wanted_code = UsageError.exit_code if self.was_finished else 0
+        return self.resume_code == wanted_code and self.difference <= 1e-9 and self.steps_are_right
 
 
 def kill_and_resume(job: Path, out: Path, wanted: dict[str, torch.Tensor], moment: Moment) -> Trial:
@@ -182,18 +186,39 @@ def kill_and_resume(job: Path, out: Path, wanted: dict[str, torch.Tensor], momen
     at_s = time.monotonic() - started_s
     victim = run.kill(moment.victim)
     code = run.wait()
+    return resume(job, out, wanted, Killed(victim, at_s, moment.steps, code))
+
+
+class Killed(NamedTuple):
+    """Who was killed, when, after how many items, and the exit code of the run."""
+
+    victim: str
+    after_s: float
+    steps: int
+    code: int
+
+
+def resume(job: Path, out: Path, wanted: dict[str, torch.Tensor], killed: Killed) -> Trial:
+    """Resume a killed run and compare.
+
+    Args:
+        job: of the run.
+        out: its folder.
+        wanted: what the uninterrupted run trained.
+        killed: how the run ended.
+    """
+    was_finished = (out / "report.json").is_file()
     again = LocalRun(job, out, "--resume")  # at once: agents of a killed launcher may still be about to end
     resume_code = again.wait()
+    is_whole = was_finished or resume_code == 0
     going_on = [note for note in again.notes() if note.startswith("going on after step ")]
     return Trial(
-        victim=victim,
-        after_s=at_s,
-        steps=moment.steps,
-        code=code,
+        **killed._asdict(),
         resumed_at=int(going_on[0].split()[-1]) if going_on else -1,
         resume_code=resume_code,
-        difference=difference(out, wanted) if resume_code == 0 else float("inf"),
-        steps_are_right=resume_code == 0 and steps_of_metrics(out) == list(range(1, 61)),
+        difference=difference(out, wanted) if is_whole else float("inf"),
+        steps_are_right=is_whole and steps_of_metrics(out) == list(range(1, 61)),
+        was_finished=was_finished,
         errors=again.errors() if resume_code else "",
     )
 
