@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from edge.weights import fetch
 from edge.weights.fetch import Sources
 from edge.weights.files import CheckedFile
-from edge.weights.retrying import Watch
+from edge.weights.retrying import Wanted, Watch
 from edge.weights.store import ModelCache
 from ringtune.errors import (
     ConnectionFailedError,
@@ -221,7 +222,12 @@ def test_weights_fetch_leaves_a_source_that_brings_nothing(tmp_path: Path, monke
         manifest = sources.manifest(wanted())
         cache = ModelCache(tmp_path / "cache", manifest, "m")
         tensors = slice_of(folder, manifest, 0)
-        monkeypatch.setattr(fetch, "Watch", lambda call, who, idle_s: Watch(call, who, idle_s=next(idle_times, idle_s)))
+
+        def watch(call: Any, who: Wanted, *, idle_s: float) -> Watch:
+            wait_until(lambda: liar.asked > 0)  # however long the machine takes to serve the first call
+            return Watch(call, who, idle_s=next(idle_times, idle_s))
+
+        monkeypatch.setattr(fetch, "Watch", watch)
         came = sources.fetch(missing_in(cache, tensors), wanted(timeout_s=3600.0, idle_s=3600.0))
     assert came == sum(tensor.nbytes for tensor in tensors)
     assert liar.asked == 1
