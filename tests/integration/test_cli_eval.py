@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringtune.errors import DataError, IntegrityError, UsageError
+from ringtune.errors import DataError, IntegrityError, InvalidInputError
 from tests.support import tiny
 from tests.support.cluster import Cluster
 from tests.support.processes import run_ringtune
@@ -81,7 +81,7 @@ def test_eval_refuses_a_foreign_class_and_a_missing_file(cluster: Cluster, run: 
 
 
 def test_eval_refuses_a_damaged_or_missing_adapter(cluster: Cluster, run: Path, tmp_path: Path) -> None:
-    """Half a file is damage, named by the node; none is a usage error."""
+    """Half a file is damage, named by the node; a run without one did not end."""
     broken = tmp_path / "run"
     (broken / "adapter").mkdir(parents=True)
     for path in (*run.glob("*.*"), *run.glob("adapter/*")):
@@ -92,7 +92,7 @@ def test_eval_refuses_a_damaged_or_missing_adapter(cluster: Cluster, run: Path, 
     assert done.returncode == IntegrityError.exit_code, done.stderr
     assert "adapter.safetensors is damaged" in done.stderr
     weights.unlink()
-    assert run_ringtune("eval", broken, "--data", cluster.eval).returncode == UsageError.exit_code
+    assert run_ringtune("eval", broken, "--data", cluster.eval).returncode == InvalidInputError.exit_code
 
 
 def test_status_tells_of_the_last_run(cluster: Cluster, run: Path) -> None:

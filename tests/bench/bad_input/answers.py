@@ -36,6 +36,9 @@ from tests.support.processes import source_environment
 ANSWER_S: Final = 60.0
 """How long an answer may take; a case that hangs is a failure, not a wait."""
 
+ENDING_S: Final = 5.0
+"""How long a thread may take to end after its command."""
+
 PROCESSES: Final = ("coordinator", "node", "doctor")
 
 
@@ -130,6 +133,7 @@ class Workshop:
             typed = tuple(word.format(**names) if word.startswith("{") else word for word in case.arguments)
             run = _answer_of_process if typed[0] in PROCESSES else self._answer_here
             found = run(typed, place)
+            _wait_for_threads(processes)
             new = sorted(name for name in _files(place.folder) - before if name.split("/")[0] not in case.leaves)
             left = [f"file {name}" for name in new]
             left += [f"process {name}" for name in sorted(_processes() - processes)]
@@ -233,6 +237,13 @@ def _answer_of_process(typed: tuple[str, ...], place: Place) -> Answer:
 
 def _files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def _wait_for_threads(before: set[str]) -> None:
+    """Give threads that are about to end the time to do so: gRPC ends its own a moment after a server has stopped."""
+    for thread in threading.enumerate():
+        if not thread.daemon and f"thread {thread.name}" not in before:
+            thread.join(ENDING_S)
 
 
 def _processes() -> set[str]:
