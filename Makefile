@@ -10,6 +10,7 @@
 #   make bench-ring  measure the ring against one process: build/bench/ring.json
 #   make bench-sim   measure predictions against boards of a testbed: build/bench/sim.json
 #   make bench-memory  measure what boards need against what the plan says: build/bench/memory.json
+#   make bench-predictions  measure how long runs take against what profiles say: build/bench/predictions.json
 #   make bench-examples  train the three examples, on the ring and in one process: build/bench/examples.json
 #
 #   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url URL"
@@ -28,7 +29,7 @@ STAMP := $(VENV)/ringtune.stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test promises lint proto docs wheel bench-ring bench-sim bench-memory bench-examples clean
+.PHONY: help setup demo test promises lint proto docs wheel bench-ring bench-sim bench-memory bench-predictions bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -75,6 +76,9 @@ bench-sim: $(STAMP)
 
 bench-memory: $(STAMP)
 	$(BIN)/python -m tests.bench.memory $(ARGS)
+
+bench-predictions: $(STAMP)
+	$(BIN)/python -m tests.bench.predictions $(ARGS)
 
 bench-examples: $(STAMP)
 	$(BIN)/python -m tests.bench.examples $(ARGS)

@@ -45,7 +45,7 @@ class FirstLook:
     @staticmethod
     def is_wanted(request: RunRequest) -> bool:
         """Whether nodes will measure for a plan that is not made yet; the plan of a run that goes on has run before."""
-        return request.profile is None and request.resume is None
+        return request.needs_times and request.resume is None
 
     def take(self, facts: NodeFacts) -> None:
         """Take the answer of one node; with the last one begin to look whether a plan fits."""

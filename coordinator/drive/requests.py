@@ -83,6 +83,11 @@ class RunRequest(NamedTuple):
         """Whether it trains something to keep, rather than only plan, evaluate or rehearse."""
         return not self.plan_only and self.evaluation is None and not self.is_rehearsal
 
+    @property
+    def needs_times(self) -> bool:
+        """Whether the nodes have to measure themselves: nobody gave times, and an evaluation is short without them."""
+        return self.profile is None and self.evaluation is None
+
 
 class MeasureRequest(NamedTuple):
     """A request to measure nodes and links.

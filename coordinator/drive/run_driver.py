@@ -220,7 +220,7 @@ class RunDriver(Driver):
             case rounds.EnterPhase(phase):
                 self._enter(phase)
             case rounds.Inspect(node):
-                self._inspect(node, measure=self._request.profile is None and self._first_look is None)
+                self._inspect(node, measure=self._request.needs_times and self._first_look is None)
             case rounds.MakePlan(facts):
                 self._facts = facts
                 self._measure_links()

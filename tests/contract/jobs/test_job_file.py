@@ -223,3 +223,10 @@ def test_load_job_names_file_and_key(tmp_path: Path) -> None:
     with pytest.raises(JobError) as caught:
         load_job(path)
     assert str(caught.value) == f"{path}: unknown key 'model.pth'; did you mean 'path'?"
+
+
+def test_job_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    """Some editors begin a file with one; it is no part of the first section's name."""
+    path = tmp_path / "job.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + b'[model]\npath = "m"\n')
+    assert load_job(path).model.path == str(tmp_path / "m")

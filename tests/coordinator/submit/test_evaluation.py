@@ -40,7 +40,7 @@ def test_evaluation_loads_everywhere_and_counts_one_owner(tmp_path: Path) -> Non
         assert {piece.node for piece in came.plan.placement.slices} == {"a", "b", "c"}
         for agent in cluster.agents.values():
             assert agent.released.wait(5)
-            assert agent.log == ["inspect", "inspect", "prepare", "load", "grant", "collect", "release"]
+            assert agent.log == ["inspect", "prepare", "load", "grant", "collect", "release"]
             assert agent.loaded == adapter_files()
 
 
