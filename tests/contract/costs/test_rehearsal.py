@@ -36,17 +36,17 @@ def forward_s(node: NodeFacts) -> float:
 
 @pytest.mark.parametrize("num_blocks", [1, 6, 24])
 def test_rehearsal_sees_every_depth(num_blocks: int) -> None:
-    """Each depth has several steps after those that do not count and before the rehearsal is stopped."""
+    """The head alone, each depth, and all blocks have steps that count and come before the rehearsal is stopped."""
     job = Job(model=Model(path="m"), train=Train(rounds=50), unfreeze=Unfreeze(at="auto"))
     short = rehearsal_of(job, num_blocks)
-    assert short.unfreeze is not None and short.train.max_steps is not None
+    assert short.unfreeze is not None and short.train.max_steps is not None and isinstance(short.unfreeze.at, tuple)
     course = make_plan(
         [("a", 0, num_blocks)], ["a"], num_blocks=num_blocks, num_steps=short.train.max_steps,
-        every_steps=short.unfreeze.every_steps or 0,
+        unfreeze="at", unfreeze_at=short.unfreeze.at,
     ).course  # fmt: skip
     seen = [depth(course, step) for step in range(SKIPPED_ITEMS, rehearsal_steps(num_blocks))]
-    assert set(seen) | {1} == set(range(1, num_blocks + 1))
-    assert all(seen.count(one) >= 3 for one in range(2, num_blocks + 1))
+    assert set(seen) == set(range(1, num_blocks + 1))
+    assert seen.count(1) >= 6 and seen.count(num_blocks) >= 14
     assert short.train.max_steps > rehearsal_steps(num_blocks), "it is stopped before it evaluates"
 
 
