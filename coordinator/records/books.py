@@ -64,7 +64,7 @@ class RunBooks:
         spans = list(self._spans(request))
         self.ledger.add_spans(node, spans)
         for span in filter(lambda span: span.is_compute, spans):
-            self._recorded.add(node, span.action, span.end_s - span.start_s)
+            self._recorded.add(node, span.action, span.end_s - span.start_s, worked_s=span.worked_s)
         if spans and self._trace_file is not None and self._trace_text is not None:
             self._trace_file.write(self._trace_text.spans(node, spans).encode())
         if request.recording:
@@ -80,7 +80,7 @@ class RunBooks:
             except PlanError as error:
                 _LOG.warning("node %s reports what is no action, it is left out: %s", request.node, error)
             else:
-                yield Span(action, span.start_unix_s, span.end_unix_s)
+                yield Span(action, span.start_unix_s, span.end_unix_s, span.worked_s)
 
     def granted(self, turns: Sequence[Turn]) -> None:
         """Expect the times of the actions of these turns from now on."""

@@ -348,6 +348,7 @@ class Agent:
             record=job.runtime.record,
             start=active.start,
             saver=active.saver,
+            worked=self._workshop().working_clock(active.executor),
         )
         self._compute.submit(active.run.loop)
 

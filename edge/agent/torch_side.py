@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from edge.agent.active_run import ActiveRun
@@ -24,6 +25,9 @@ class Workshop(Protocol):
 
     def build(self, options: AgentOptions, job: Job, plan: Plan, dataset: Any) -> Any:
         """Build the executor of this node."""
+
+    def working_clock(self, executor: Any) -> Callable[[], float]:
+        """Make the clock of what the executor's computing takes at this node's quota alone."""
 
     def ring_servicer(self) -> Any:
         """Make the servicer that takes frames; one per process."""

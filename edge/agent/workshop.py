@@ -7,6 +7,7 @@ background after it has joined.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from edge.data.rows import NO_TOKENS, OwnerDataset
 from edge.machine.hardware import describe_hardware
 from edge.machine.libraries import load_libraries, touch_kernels
 from edge.machine.memory_budget import give_memory_back
+from edge.measuring import laps
 from edge.measuring.node import full_size_s, timings
 from edge.measuring.timing_request import TimingRequest
 from edge.measuring.works import MeasuredWork
@@ -32,7 +34,7 @@ from ringtune.costs.profile import ModelFacts, NodeFacts, TimedShape
 from ringtune.costs.work_times import Work
 from ringtune.errors import DataError, UsageError
 from ringtune.jobs.job import Job
-from ringtune.machine.cores import cpu_cores, usable_cores
+from ringtune.machine.cores import cpu_cores, cpu_quota, usable_cores
 from ringtune.schedule.plan import Plan
 
 _LOG = logging.getLogger(__name__)
@@ -182,6 +184,12 @@ def set_up_torch(options: AgentOptions, job: Job) -> tuple[str, int]:
 
 
 # ---- links ---------------------------------------------------------------------------------------
+
+
+def working_clock(executor: NodeExecutor) -> Callable[[], float]:
+    """Make the clock of what the executor's computing takes at this node's quota alone; on CUDA it stands at 0."""
+    quota = cpu_quota() if executor.device.type == "cpu" else None
+    return laps.working_clock(quota, torch.get_num_threads())
 
 
 def ring_servicer() -> RingServicer:

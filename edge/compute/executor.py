@@ -75,7 +75,8 @@ class NodeExecutor:
         self._hosted: Hosted = host(plan, node, job, model_folder, dataset, device=torch.device(device))
         blocks = [self._hosted.skeleton.blocks[index] for index in range(self._slice.start, self._slice.stop)]
         self._versions = VersionStore(blocks, self._hosted.optimizer)
-        self._settle = settle_of(torch.device(device))
+        self.device = torch.device(device)
+        self._settle = settle_of(self.device)
         self._items: dict[int, OpenItem] = {}
         self._flows: dict[tuple[int, int], MicroBatch] = {}
         self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {

@@ -19,6 +19,7 @@ next work takes less: ``rested_s``.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -63,6 +64,15 @@ class CpuClock:
     def of(quota: CpuQuota | None, threads: int) -> CpuClock | None:
         """Make the clock of a quota that so many computing threads can use up; None if there is none."""
         return CpuClock(cores=quota.cores, period_s=quota.period_s) if quota and quota.cores <= threads else None
+
+
+def working_clock(quota: CpuQuota | None, threads: int) -> Callable[[], float]:
+    """Make a clock of what the calling thread's computing takes at a quota alone; it stands at 0 where none holds.
+
+    With several computing threads it stands too: one thread can't tell what the others did.
+    """
+    clock = CpuClock.of(quota, threads) if threads == 1 else None
+    return dataclasses.replace(clock, cpu_s=time.thread_time) if clock else lambda: 0.0
 
 
 def window_of(quota: CpuQuota | None) -> float:

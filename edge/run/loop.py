@@ -86,6 +86,7 @@ class AgentRun:
         start: StartPoint | None = None,
         saver: ShardSink | None = None,
         clock: Callable[[], float] = time.monotonic,
+        worked: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.totals = Totals()
         self._plan = plan
@@ -95,7 +96,7 @@ class AgentRun:
         self._ack, self._done_before = ack, done_before
         self._reports = reports
         self._record = record
-        self._clock = clock
+        self._clock, self._worked = clock, worked
         self._saver = saver
         self._engine = NodeEngine(plan, node, wait_s=wait_s, start=start)
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
@@ -225,15 +226,15 @@ class AgentRun:
 
     def _take(self, entry: _Entry) -> None:
         # an action's time includes what leads to it: taking its input, and passing on what the one before made
-        start_s = self._clock()
+        start_s, worked_s = self._clock(), self._worked()
         action = self._handle(entry)
         while action is not None and not self._stopping.is_set() and not self._failed:
             values = self._save(action) if action.op is Op.SAVE else self._executor.run(action)
-            end_s = self._clock()
+            end_s, total_s = self._clock(), self._worked()
             self.totals.actions += 1
             self.totals.busy_s += end_s - start_s
-            self._reports.put(Span(action, start_s, end_s))
-            start_s = end_s
+            self._reports.put(Span(action, start_s, end_s, total_s - worked_s))
+            start_s, worked_s = end_s, total_s
             self._drain()
             action = self._handle(ev.ActionDone(action, values))
 

@@ -220,11 +220,12 @@ class Reporter:
 
     def _add(self, request: control_pb2.ReportRequest, entry: Entry) -> None:
         match entry:
-            case Span(action, start_s, end_s):
+            case Span(action, start_s, end_s, worked_s):
                 request.spans.add(
                     action=format_action(action, self._num_blocks),
                     start_unix_s=self._clock.unix_s(start_s),
                     end_unix_s=self._clock.unix_s(end_s),
+                    worked_s=worked_s,
                 )
             case StepDone(report, at_s):
                 request.steps.add(

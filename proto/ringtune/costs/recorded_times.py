@@ -80,6 +80,7 @@ class RecordedProfile:
         self._shared: dict[int, list[float]] = {}
         self._samples: dict[tuple[str, Work], deque[_Sample]] = {}
         self._guesses: dict[tuple[str, Work], deque[_Sample]] = {}
+        self._worked: set[str] = set()
         self.links = RecordedLinks()
 
     # ---- what happens -----------------------------------------------------------------------------
@@ -101,8 +102,11 @@ class RecordedProfile:
             self._open.pop(seq, None)
             self._shared.pop(seq, None)
 
-    def add(self, node: str, action: Action, seconds: float) -> None:
+    def add(self, node: str, action: Action, seconds: float, *, worked_s: float = 0.0) -> None:
         """Add the recorded time of one action of a node.
+
+        Where a quota holds, what counts is how long the action would have taken at the quota alone: the seconds on the
+        clock depend on how much the node had rested, which the virtual clock adds by itself.
 
         An action is left out if no granted turn has its item, the profile lacks its node, the run lacks its blocks or
         micro-batch, or its time is negative or not finite.
@@ -110,6 +114,9 @@ class RecordedProfile:
         entry = self._open.get(action.seq)
         if entry is None or node not in self._tables or not 0 <= seconds < math.inf or not self._fits(action, entry):
             return
+        if 0 < worked_s < math.inf:
+            seconds = worked_s
+            self._worked.add(node)
         if action.op.timing.is_shared:
             self._add_shared(node, action, entry, seconds)
             return
@@ -195,6 +202,7 @@ class RecordedProfile:
             return facts
         for work, found in changed.items():
             points[work] = self._moved(facts.node, work, points.get(work, []), found)
+        is_wall = facts.node not in self._worked
         kept = tuple(point for work in Work for point in points.get(work, ()))
         table = WorkTable(kept, where=f"node {facts.node}")
         full = self._course.microbatch_sizes()[0] * self._course.max_length
@@ -205,7 +213,7 @@ class RecordedProfile:
         return dataclasses.replace(
             facts,
             work_times=kept,
-            has_messages=facts.has_messages or any(work in changed for work in _BLOCK_WORKS),
+            has_messages=facts.has_messages or (is_wall and any(work in changed for work in _BLOCK_WORKS)),
             block_forward_s=of_block(Work.FORWARD, facts.block_forward_s),
             block_graph_s=of_block(Work.GRAPH, facts.block_graph_s),
             block_backward_s=of_block(Work.BACKWARD, facts.block_backward_s),

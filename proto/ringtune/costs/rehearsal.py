@@ -68,7 +68,8 @@ def rehearsed(before: Profile, after: Profile) -> Profile:
         for work, ratio in _ratios(known[node.node], node).items():
             ratios.setdefault(work, []).append(ratio)
     medians = {work: statistics.median(found) for work, found in ratios.items()}
-    nodes = tuple(_corrected(known[node.node], node, medians) for node in after.nodes)
+    with_messages = any(node.has_messages for node in after.nodes)
+    nodes = tuple(_corrected(known[node.node], node, medians, with_messages=with_messages) for node in after.nodes)
     return dataclasses.replace(after, nodes=nodes)
 
 
@@ -89,7 +90,7 @@ def _ratios(before: NodeFacts, after: NodeFacts) -> dict[str, float]:
 _SAME: Final = 1e-9
 
 
-def _corrected(before: NodeFacts, after: NodeFacts, medians: dict[str, float]) -> NodeFacts:
+def _corrected(before: NodeFacts, after: NodeFacts, medians: dict[str, float], *, with_messages: bool) -> NodeFacts:
     """The facts of a node in which works that it did not rehearse are corrected by the medians of the others."""
     missing = {work: ratio for work, ratio in medians.items() if work not in _ratios(before, after)}
     if not missing:
@@ -97,7 +98,7 @@ def _corrected(before: NodeFacts, after: NodeFacts, medians: dict[str, float]) -
     return dataclasses.replace(
         after,
         work_times=tuple(_scaled(point, missing.get(point.work, 1.0)) for point in after.work_times),
-        has_messages=after.has_messages or any(work in missing for work in _BLOCKS),
+        has_messages=after.has_messages or (with_messages and any(work in missing for work in _BLOCKS)),
         block_forward_s=after.block_forward_s * missing.get(Work.FORWARD, 1.0),
         block_graph_s=after.block_graph_s * missing.get(Work.GRAPH, 1.0),
         block_backward_s=after.block_backward_s * missing.get(Work.BACKWARD, 1.0),

@@ -11,11 +11,13 @@ class Span(NamedTuple):
     """One action of a node with its start and end, in seconds of the clock of whoever recorded it.
 
     A node records monotonic seconds, its reports carry unix seconds, and a virtual ring has virtual seconds.
+    ``worked_s`` is what the action would have taken at the node's quota of processor time alone; 0 where no quota holds.
     """
 
     action: Action
     start_s: float
     end_s: float
+    worked_s: float = 0.0
 
     @property
     def is_compute(self) -> bool:

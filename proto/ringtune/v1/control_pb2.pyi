@@ -117,14 +117,16 @@ class Traffic(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., target: _Optional[str] = ..., payload: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Span(_message.Message):
-    __slots__ = ("action", "start_unix_s", "end_unix_s")
+    __slots__ = ("action", "start_unix_s", "end_unix_s", "worked_s")
     ACTION_FIELD_NUMBER: _ClassVar[int]
     START_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     END_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    WORKED_S_FIELD_NUMBER: _ClassVar[int]
     action: str
     start_unix_s: float
     end_unix_s: float
-    def __init__(self, action: _Optional[str] = ..., start_unix_s: _Optional[float] = ..., end_unix_s: _Optional[float] = ...) -> None: ...
+    worked_s: float
+    def __init__(self, action: _Optional[str] = ..., start_unix_s: _Optional[float] = ..., end_unix_s: _Optional[float] = ..., worked_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers")

@@ -135,6 +135,10 @@ class FakeWorkshop:
         self.built.append(dataset)
         return self.executor
 
+    def working_clock(self, executor: Any) -> Callable[[], float]:
+        """No quota holds here."""
+        return lambda: 0.0
+
     def ring_servicer(self) -> Any:
         """The fake servicer."""
         return self.servicer
