@@ -20,6 +20,7 @@ from ringtune.models.families import FAMILIES, family_named
 from ringtune.models.family import ConfigKey, Dimensions
 from ringtune.models.tensors import CONFIG_FILE, StoredTensor, base_name, read_headers, select_tensors
 
+MOST_BLOCKS = 4096
 _MAX_CONFIG_BYTES = 1_000_000
 _RUNS_CODE = {
     "auto_map": "it names code to run",
@@ -55,6 +56,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     problem = family.problem(config)
     if problem:
         raise ModelError(f"{path}: {problem}")
+    num_blocks = family.dimensions(config).num_blocks
+    if num_blocks > MOST_BLOCKS:
+        raise ModelError(f"{path}: {num_blocks:,} blocks are more than {MOST_BLOCKS:,}, the most that can be planned")
     return {"model_type": family.model_type, **config}
 
 

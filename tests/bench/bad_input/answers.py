@@ -26,7 +26,7 @@ import psutil
 import pytest
 
 from coordinator.server.server import CoordinatorServer
-from coordinator.submit import local_nodes
+from coordinator.submit import client, local_nodes
 from coordinator.submit.agent_template import AgentTemplate
 from ringtune import cli
 from tests.bench.bad_input.case import BASE_JOB, Case, Place
@@ -35,6 +35,9 @@ from tests.support.processes import source_environment
 
 ANSWER_S: Final = 60.0
 """How long an answer may take; a case that hangs is a failure, not a wait."""
+
+CONNECT_S: Final = 0.5
+"""How long a command here waits for a coordinator that is not there."""
 
 ENDING_S: Final = 5.0
 """How long a thread may take to end after its command."""
@@ -102,6 +105,7 @@ class Workshop:
             _SharedTemplate.shared = template
             patch = undo.enter_context(pytest.MonkeyPatch.context())
             patch.setattr(local_nodes, "AgentTemplate", _SharedTemplate)
+            patch.setattr(client, "CONNECT_S", CONNECT_S)
             patch.setenv("XDG_STATE_HOME", str(self._folder / "state"))
             patch.setenv("XDG_CACHE_HOME", str(self._folder / "cache"))
             server = undo.enter_context(CoordinatorServer("127.0.0.1:0", lease_s=10.0))

@@ -21,7 +21,7 @@ CONFIG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "hidden_size 0": ({"hidden_size": 0}, ("hidden_size",)),
     "no blocks": ({"num_hidden_layers": 0}, ("num_hidden_layers",)),
     "more blocks than weights": ({"num_hidden_layers": 9}, ("config.json",)),
-    "a million blocks": ({"num_hidden_layers": 1_000_000}, ("config.json",)),
+    "a million blocks": ({"num_hidden_layers": 1_000_000}, ("config.json", "1,000,000 blocks")),
     "heads that do not divide": ({"num_attention_heads": 5}, ("5",)),
     "negative heads": ({"num_attention_heads": -4}, ("num_attention_heads",)),
     "an unknown activation": ({"hidden_act": "evil"}, ("hidden_act",)),
