@@ -15,13 +15,13 @@
 #
 #   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url URL"
 #   PYTHON   the interpreter that .venv is made with (3.11 or newer)
-#   WORKERS  processes that run tests; each runs whole files
+#   WORKERS  processes that run tests; each runs whole files. Three fill two cores: tests wait for processes of their own
 #   ARGS     passed on to pytest, to `ringtune demo` and to the benchmark
 
 TORCH  ?= torch==2.13.0
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 ARGS   ?=
-WORKERS ?= 2
+WORKERS ?= 3
 
 VENV  := .venv
 BIN   := $(VENV)/bin

@@ -66,7 +66,8 @@ def test_decoder_head_holds_as_many_logits_as_the_estimate_says(parts: OwnerPart
     reset_peak()
     before = rss_bytes()
     parts.train_step(hidden, batch, num_targets=ROWS * (TOKENS - 1), at=(0, 0))
-    assert 0.5 < (peak_rss_bytes() - before) / estimate < 1.25
+    # a second copy would be 2; other tests' threads of this process come and go with some MiB
+    assert 0.5 < (peak_rss_bytes() - before) / estimate < 1.5
 
 
 def test_decoder_head_counts_targets_within_rows_only(parts: OwnerParts) -> None:
