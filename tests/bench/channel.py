@@ -56,7 +56,7 @@ def bench_plan(dtype: str, tokens: int = _TOKENS, width: int = _WIDTH) -> Plan:
         ["a"],
         method="all",
         num_blocks=2,
-        train_rows=1,
+        train_rows=_ROWS,
         eval_rows=0,
         num_steps=1 << 20,
         local_iterations=1 << 20,
