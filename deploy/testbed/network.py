@@ -25,6 +25,9 @@ _QUEUE_S = 0.05
 _BURST_S, _LEAST_BURST_BYTES = 0.004, 16 << 10
 # Of a full Ethernet frame (1514 bytes) 1448 are payload of TCP with time stamps.
 PAYLOAD_SHARE = 1448 / 1514
+# Boards have cubic, which is reno on links as short as these (RFC 9438, section 4.3); every kernel has reno. The
+# machine's own may be bbr, which probes for a rate of its own: streams that come and go leave part of a link unused.
+_CONGESTION_CONTROL: Command = ("sysctl", "-q", "-w", "net.ipv4.tcp_congestion_control=reno")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +57,7 @@ def build_commands(layout: Layout, shaper: Shaper) -> list[Command]:
     """Everything but the namespaces themselves, in order."""
     hub = layout.hub
     commands: list[Command] = [
+        enter(hub, _CONGESTION_CONTROL),
         ("ip", "-n", hub, "link", "set", "lo", "up"),
         ("ip", "-n", hub, "link", "add", BRIDGE, "type", "bridge"),
         ("ip", "-n", hub, "addr", "add", f"{hub_address()}/24", "dev", BRIDGE),
@@ -67,6 +71,7 @@ def build_commands(layout: Layout, shaper: Shaper) -> list[Command]:
             ("ip", "-n", inside, "link", "set", "lo", "up"),
             ("ip", "-n", inside, "addr", "add", f"{address(layout, board)}/24", "dev", UPLINK),
             ("ip", "-n", inside, "link", "set", UPLINK, "up"),
+            enter(inside, _CONGESTION_CONTROL),
             *shaping_commands(inside, UPLINK, board.up_bytes_per_s, board.latency_s, shaper),
             *shaping_commands(hub, port, board.down_bytes_per_s, board.latency_s, shaper),
         ]

@@ -149,7 +149,16 @@ def test_every_board_has_an_address_of_its_own() -> None:
 
 def test_links_are_made_inside_the_namespaces() -> None:
     """No command touches the machine's own network."""
-    assert {command[:2] for command in network.build_commands(AB, TBF)} == {("ip", "-n"), ("tc", "-n")}
+    commands = network.build_commands(AB, TBF)
+    assert {command[:2] for command in commands if command[0] != "nsenter"} == {("ip", "-n"), ("tc", "-n")}
+    entered = [command[1] for command in commands if command[0] == "nsenter"]
+    assert entered == [f"--net=/run/netns/{name}" for name in (AB.hub, *map(AB.namespace, AB.boards))]
+
+
+def test_boards_have_the_congestion_control_of_boards() -> None:
+    """Whatever this machine has: streams that come and go share a slow link otherwise under its bbr."""
+    entered = [command for command in network.build_commands(AB, TBF) if command[0] == "nsenter"]
+    assert {command[-1] for command in entered} == {"net.ipv4.tcp_congestion_control=reno"}
 
 
 def test_latency_comes_before_the_rate() -> None:
