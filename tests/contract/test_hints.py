@@ -23,7 +23,7 @@ QUOTED = re.compile(r"'(ringtune [a-z][^']*)'")
 HINT = re.compile(r"\bringtune [a-z-]+( .*)?$")
 OPTION = re.compile(r"(?<![\w>-])--[a-z][a-z-]*[a-z](?![-\w])(?!-*>)")
 OTHERS = {"--no-deps", "--wheel-dir", "--dest", "--turns"}  # of pip, and an arrow of a drawing
-PAGES = [ROOT / "README.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ADDRESSES = ("127.0.0.1:7070", "192.168.1.10:7070", "[::1]:7070", "[fd00::7]:7070", "desk.local:7070")
 
 
@@ -71,6 +71,14 @@ def lines_of_pages() -> Iterator[tuple[str, str]]:
                     yield page.relative_to(ROOT).as_posix(), found[1]
 
 
+def spans_of_pages() -> Iterator[tuple[str, str]]:
+    """(page, code) of every `ringtune ...` that stands within a sentence of the documentation."""
+    for page in PAGES:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for span in re.findall(r"`(ringtune [a-z][^`]*)`", text):
+            yield page.relative_to(ROOT).as_posix(), " ".join(span.split())
+
+
 def test_hints_quoted_in_messages_are_commands() -> None:
     """What stands in quotes is a command by its name, or a line that can be typed."""
     found = [(name, quoted) for name, text in all_texts() for quoted in QUOTED.findall(text)]
@@ -111,6 +119,18 @@ def test_hints_install_nothing_that_no_index_has() -> None:
 def test_hints_of_the_documentation_can_be_typed(page: str, line: str) -> None:
     """Every example is read by the command line as it stands."""
     parse(line)
+
+
+def test_hints_within_sentences_name_options_of_their_command() -> None:
+    """A sentence shows a part of a line: its command exists, and each option is one of that command."""
+    found = list(spans_of_pages())
+    assert len(found) > 30
+    wrong = []
+    for page, span in found:
+        command = commands().get(span.split()[1])
+        own = {option for parameter in command.params for option in parameter.opts} if command else set()
+        wrong += [(page, span)] if not command or set(OPTION.findall(span)) - own else []
+    assert wrong == []
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
