@@ -23,7 +23,8 @@ QUOTED = re.compile(r"'(ringtune [a-z][^']*)'")
 HINT = re.compile(r"\bringtune [a-z-]+( .*)?$")
 OPTION = re.compile(r"(?<![\w>-])--[a-z][a-z-]*[a-z](?![-\w])(?!-*>)")
 OTHERS = {"--no-deps", "--wheel-dir", "--dest", "--turns"}  # of pip, and an arrow of a drawing
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "deploy" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "deploy/README.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
 ADDRESSES = ("127.0.0.1:7070", "192.168.1.10:7070", "[::1]:7070", "[fd00::7]:7070", "desk.local:7070")
 
 
