@@ -8,6 +8,7 @@
     DIR/run.json       the run's id, and the coordinator that drives it
     DIR/run.log        what the command printed when it had no terminal: it was detached, or the terminal was closed
     DIR/parts/         of a run that was stopped: what its earlier parts have left
+    DIR/fetching/      while it is fetched: what has come, see ``fetched_folder``
 
 A file grows as ``NAME.part`` and gets its name when it is complete and its digest is right; ``metrics.jsonl``
 alone grows under its own name, a whole line at a time. Paths come from another machine: they are checked.
@@ -21,6 +22,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -41,7 +43,10 @@ LOG = "run.log"
 """What the command of a run printed when it had no terminal."""
 
 _OWN_FILES = (PLACE, LOG, "job.toml", "plan.json", "profile.json", "metrics.jsonl", "report.json", "trace.json")
-_OWN_FOLDERS = ("adapter", "recordings", "logs", FOLDER, PARTS)
+FETCHING = "fetching"
+"""What has come of a run that is being fetched."""
+
+_OWN_FOLDERS = ("adapter", "recordings", "logs", FOLDER, PARTS, FETCHING)
 _REMOVE_S = 5.0
 _RETRY_S = 0.1
 _PART = ".part"
@@ -75,22 +80,12 @@ class RunFolder:
 
     def _prepare(self, replace: bool, resume: bool) -> None:
         self._is_new = not self.path.exists()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            present = sorted(entry.name for entry in self.path.iterdir())
-        except OSError as error:
-            raise StorageError(
-                f"can't use {self.path} for the run's files: {error.strerror}; choose another"
-            ) from error
-        own = [name for name in present if name.removesuffix(_PART) in _OWN_FILES + _OWN_FOLDERS]
+        own = files_of_run(self.path)
         if resume:
             return
-        if _PLAN in own and not replace:
-            raise UsageError(
-                f"{self.path} already holds a run ({', '.join(own[:3])}); choose another, or add --replace or --resume"
-            )
+        require_no_run(self.path, own, replace=replace)
         for name in own:
-            _remove(self.path / name)
+            remove(self.path / name)
 
     def __enter__(self) -> RunFolder:
         """Return the folder."""
@@ -110,7 +105,7 @@ class RunFolder:
         """Remove a folder that was made for a run of which nothing is left but what was asked."""
         with contextlib.suppress(OSError):
             if {entry.name for entry in self.path.iterdir()} <= {_JOB, PLACE}:
-                _remove_folder(self.path)
+                remove_folder(self.path)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a whole small file at once.
@@ -199,9 +194,45 @@ class RunFolder:
         return target
 
 
-def _remove(entry: Path) -> None:
+def files_of_run(folder: Path) -> tuple[str, ...]:
+    """List the files and folders of a run in a folder, by name; the folder is made if it is not there.
+
+    Raises:
+        StorageError: something else than a folder is there, or none can be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        present = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise StorageError(f"can't use {folder} for the run's files: {error.strerror}; choose another") from error
+    return tuple(name for name in present if name.removesuffix(_PART) in _OWN_FILES + _OWN_FOLDERS)
+
+
+def require_no_run(folder: Path, own: Sequence[str], *, replace: bool) -> None:
+    """Refuse a folder with a run that has a plan, unless it may be replaced.
+
+    Args:
+        folder: to be written.
+        own: files of a run in it.
+        replace: whether they may be removed.
+
+    Raises:
+        UsageError: they may not.
+    """
+    if _PLAN in own and not replace:
+        raise UsageError(
+            f"{folder} already holds a run ({', '.join(own[:3])}); choose another, or add --replace or --resume"
+        )
+
+
+def remove(entry: Path) -> None:
+    """Remove a file or a folder; a log into which this process prints is emptied.
+
+    Raises:
+        UsageError: a folder can't be removed.
+    """
     if entry.is_dir():
-        _remove_folder(entry)
+        remove_folder(entry)
     elif _is_own_output(entry):
         os.truncate(entry, 0)
     else:
@@ -216,8 +247,12 @@ def _is_own_output(path: Path) -> bool:
         return False
 
 
-def _remove_folder(folder: Path) -> None:
-    """Remove a folder; try for ``_REMOVE_S``, because an agent of a killed run may write in it for a moment."""
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, if it is there; try for ``_REMOVE_S``, because an agent of a killed run may write in it.
+
+    Raises:
+        UsageError: it can't be removed.
+    """
     deadline_s = time.monotonic() + _REMOVE_S
     while True:
         try:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from coordinator.kept_runs.record import RunRecord
 from coordinator.run_folder.checkpoints import RunCheckpoints
 from coordinator.run_folder.event_files import EventFiles
-from coordinator.run_folder.folder import RunFolder
-from coordinator.run_folder.place import read_place
+from coordinator.run_folder.fetched_folder import fetched_folder
+from coordinator.run_folder.place import RunPlace, read_place
 from coordinator.submit.client import Client
 from ringtune.errors import BusyError, UsageError
 from ringtune.hints import hint
@@ -19,7 +20,7 @@ def fetch_run(client: Client, record: RunRecord, out: Path, *, replace: bool) ->
     """Write what a coordinator keeps of a run into a folder, and tell it that this was done.
 
     A run that goes on another one gets the files of both, as if one submitter had followed them. Of a run that is
-    under way the folder gets what there is; it can be fetched again.
+    under way the folder gets what there is; it can be fetched again. Files that are there stay until all have come.
 
     Args:
         client: of the coordinator.
@@ -33,7 +34,9 @@ def fetch_run(client: Client, record: RunRecord, out: Path, *, replace: bool) ->
     events = client.events(record.run_id, wait=False, whole=True, with_files=True)
     first = next(events, control_pb2.RunEvent())
     has_beginning = first.run_id == record.first_run
-    with RunFolder(out, replace=replace, resume=not has_beginning) as folder:
+    place = RunPlace(run_id=record.run_id, coordinator=client.address, is_local=False, pid=os.getpid())
+    with fetched_folder(out, replace=replace, goes_on=not has_beginning) as folder:
+        place.write(folder.path)
         write = EventFiles(folder, on_saved=lambda _run_id, _step: None)
         write(first)
         for event in events:

@@ -92,7 +92,7 @@ def test_run_goes_on_when_nobody_follows_it_and_is_fetched_whole(tmp_path: Path)
         sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         for folder in (tmp_path / "followed", tmp_path / "fetched")
     ]
-    assert names[0] == names[1]
+    assert sorted([*names[0], "run.json"]) == names[1]
     assert content(tmp_path / "fetched") == content(tmp_path / "followed")
     assert RunCheckpoints(tmp_path / "fetched").steps() == (8, 6)
     assert [line["step"] for line in steps_of(tmp_path / "fetched/metrics.jsonl")] == list(range(1, 9))
@@ -267,6 +267,64 @@ def test_folder_is_brought_up_to_date_before_its_run_goes_on(tmp_path: Path) -> 
         assert bring_up_to_date(client, out).startswith(f"fetched what run {run_id} did")
         assert bring_up_to_date(client, out) == ""
         assert find_resume(out, LONG, print) is not None
+
+
+def cut_off(client: Client, monkeypatch: pytest.MonkeyPatch, *, after: str) -> None:
+    """Let the connection be lost after the first event of a kind while a run is fetched."""
+    whole = client.events
+
+    def events(run_id: str, **options: bool) -> Iterator[control_pb2.RunEvent]:
+        for event in whole(run_id, wait=False, whole=True, with_files=options["with_files"]):
+            yield event
+            if event.WhichOneof("event") == after:
+                raise ConnectionFailedError("the connection is lost")
+
+    monkeypatch.setattr(client, "events", events)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder with its content."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("after", ["job_toml", "plan_json", "checkpoint_json"])
+def test_fetch_that_is_cut_off_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+    """What was there stays, in a folder that is new nothing does, and the next fetch gets all."""
+    out, new = tmp_path / "out", tmp_path / "new"
+    with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
+        record = ended(client, start(client))
+        fetch_run(client, record, out, replace=False)
+        (out / "checkpoints/step-8.json").unlink()  # as of a run that was followed to an earlier step
+        (out / "mine.txt").write_text("not of the run", encoding="utf-8")
+        before = files_in(out)
+        with monkeypatch.context() as lost:
+            cut_off(client, lost, after=after)
+            with pytest.raises(ConnectionFailedError, match="is lost"):
+                fetch_run(client, record, out, replace=True)
+            with pytest.raises(ConnectionFailedError, match="is lost"):
+                fetch_run(client, record, new, replace=False)
+        assert files_in(out) == before
+        assert not new.exists()
+        with pytest.raises(UsageError, match="already holds a run"):
+            fetch_run(client, record, out, replace=False)
+        assert files_in(out) == before
+        fetch_run(client, record, out, replace=True)
+        assert set(files_in(out)) == {*before, "checkpoints/step-8.json"}
+
+
+def test_fetched_folder_tells_where_its_run_is_driven(tmp_path: Path) -> None:
+    """Of a run that goes on, too: it can be followed, stopped and fetched again by its folder."""
+    gate, out = Gate(), tmp_path / "out"
+    with keeping(tmp_path / "kept", gate) as cluster, Client(cluster.server.address) as client:
+        run_id = start(client, LONG)
+        assert gate.reached.wait(CALL_S)
+        (record,) = client.runs()
+        for replace in (False, True):
+            fetch_run(client, record, out, replace=replace)
+            assert find_run(str(out), "x:1")[:2] == (run_id, client.address)
+        client.stop_run(run_id, "enough", now=True)
+        gate.open.set()
+        ended(client, run_id)
 
 
 def test_log_of_a_run_is_what_its_submitter_would_have_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
