@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,9 @@ import typer
 from ringtune import options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+_OF_THE_PLAN = ("--plan", "--microbatches", "--wire")
+"""What a run that goes on is not asked: it has its plan."""
 
 
 @app.command()
@@ -122,8 +125,20 @@ def how_to_resume(step: int, words: Sequence[str]) -> str:
     from ringtune.hints import hint
 
     more = () if "--resume" in words else ("--resume",)
-    kept = (word for word in words if word != "--replace")
+    kept = [word for word in _without(words, _OF_THE_PLAN) if word != "--replace"]
     return f"saved up to step {step}; go on with: {hint(*kept, *more)}"
+
+
+def _without(words: Sequence[str], options: Collection[str]) -> Iterator[str]:
+    """Yield words without some options and their values, which stand behind a space or ``=``."""
+    is_value = False
+    for word in words:
+        if is_value:
+            is_value = False
+        elif word in options:
+            is_value = True
+        elif word.partition("=")[0] not in options:
+            yield word
 
 
 def _typed(words: Sequence[str], job: Path, out: Path, local: int) -> Sequence[str]:

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from coordinator.commands import train
 from coordinator.screen.join_hints import join_lines, listening_line, reachable_address
 from ringtune import __version__, cli
+from ringtune.errors import JobError
 from ringtune.hints import WHEEL, hint, hint_to_install, hint_to_start_coordinator
 from tests.contract.test_structure import ROOT, modules
 
@@ -161,14 +163,24 @@ def test_hints_for_other_machines_have_a_routable_address() -> None:
         ["-v", "train", "my job.toml", "--local", "2", "--out", "run", "--replace"],
         ["train", "job.toml", "--coordinator", "10.0.0.1:7", "--insecure", "--out", "run", "--resume"],
         ["demo", "--local", "2"],
+        ["train", "job.toml", "--local", "2", "--out", "run", "--microbatches", "2,4", "--wire=float16"],
+        ["train", "job.toml", "--local", "2", "--plan", "p.json", "--out", "run", "--set", "train.seed=1"],
+        ["train", "job.toml", "--plan=p.json", "--coordinator", "10.0.0.1:7", "--insecure", "--out", "run"],
     ],
 )
 def test_hints_to_resume_can_be_typed(typed: list[str]) -> None:
-    """Whatever command trained, and however it was started, the line that goes on is one of ``ringtune train``."""
+    """Whatever command trained, and however it was started, the line that goes on is one of ``ringtune train``.
+
+    The command refuses nothing of it: it gets as far as the job, which is not there.
+    """
     words = train._typed(typed, Path("my job.toml"), Path("run"), 2)
     line = train.how_to_resume(7, words).partition("go on with: ")[2]
     assert line.startswith("ringtune ") and line.count("--resume") == 1 and "--replace" not in line
     parse(line.replace("ringtune -v", "ringtune"))
+    done = CliRunner().invoke(cli.app, shlex.split(line)[1:])
+    assert "can't read the job file" in done.stderr, done.stderr
+    assert done.exit_code == JobError.exit_code
+    assert ("--set" in typed) == ("--set train.seed=1" in line)
 
 
 def test_hints_check_sees_what_can_not_be_typed() -> None:
