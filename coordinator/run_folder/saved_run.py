@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.run_folder.checkpoints import RunCheckpoints
+from coordinator.run_folder.place import read_place
 from ringtune.errors import IntegrityError, InvalidInputError, UsageError
 from ringtune.hints import hint
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
@@ -72,11 +74,19 @@ def read_run(folder: Path) -> SavedRun:
 def _how_to_go_on(folder: Path) -> str:
     """Say what to do about a run that did not end well: go on from its newest checkpoint, if there is one."""
     steps = RunCheckpoints(folder).steps()
-    command = hint("train", str(folder / "job.toml"), "--out", str(folder))
-    where = "with the --local N or --coordinator that it was begun with"
     if not steps:
-        return f"the run was stopped before its first checkpoint, repeat it: {command} --replace, {where}"
-    return f"the run was stopped and is saved up to step {steps[0]}, go on with it: {command} --resume, {where}"
+        return f"the run was stopped before its first checkpoint, repeat it: {_trains(folder, '--replace')}"
+    return f"the run was stopped and is saved up to step {steps[0]}, go on with it: {_trains(folder, '--resume')}"
+
+
+def _trains(folder: Path, option: str) -> str:
+    """Write the command that trains a run in its folder once more, on the nodes that it was begun with."""
+    words = ("train", str(folder / "job.toml"), "--out", str(folder), option)
+    with contextlib.suppress(IntegrityError):
+        if place := read_place(folder):
+            local = ("--local", str(place.local_nodes)) if place.is_local else ()
+            return hint(*words, *local, coordinator="" if place.is_local else place.coordinator)
+    return f"{hint(*words)}, with the --local N or --coordinator that it was begun with"
 
 
 def read_json(path: Path) -> dict[str, Any]:

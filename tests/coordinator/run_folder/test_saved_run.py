@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
 
+from coordinator.run_folder.place import RunPlace
 from coordinator.run_folder.saved_run import evaluation_job, read_run
 from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
+from tests.contract.test_hints import parse
 from tests.support.saved_runs import LABELS, plan, write_run
 from tests.support.version_0_1 import WRITTEN
 
@@ -53,6 +56,32 @@ def test_saved_run_that_was_interrupted_says_how_to_go_on(tmp_path: Path) -> Non
     (folder / "checkpoints/step-6.json").write_text("{}")
     with pytest.raises(InvalidInputError, match=f"is saved up to step 6, go on with it: {again} --resume"):
         read_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [
+        ({"coordinator": "127.0.0.1:40123", "is_local": True, "local_nodes": 3}, "--local 3"),
+        ({"coordinator": "127.0.0.1:7070", "is_local": False}, "--coordinator 127.0.0.1:7070"),
+        ({"coordinator": "10.0.0.7:7070", "is_local": False}, "--coordinator 10.0.0.7:7070 --insecure"),
+    ],
+)
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_saved_run_that_was_interrupted_names_its_nodes(
+    tmp_path: Path, place: dict[str, Any], where: str, is_saved: bool
+) -> None:
+    """The folder tells where the run was driven, so the command can be typed as it stands."""
+    folder = write_run(tmp_path / "run")
+    (folder / "adapter/adapter.safetensors").unlink()
+    RunPlace(run_id="r20260102-030405-00000000", pid=7, **place).write(folder)
+    if is_saved:
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints/step-6.json").write_text("{}")
+    with pytest.raises(InvalidInputError) as refused:
+        read_run(folder)
+    line = str(refused.value).partition(" it: ")[2]
+    assert line == f"ringtune train {folder}/job.toml --out {folder} {'--resume' if is_saved else '--replace'} {where}"
+    parse(line)
 
 
 def test_saved_run_refuses_another_folder(tmp_path: Path) -> None:
