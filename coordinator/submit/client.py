@@ -322,17 +322,15 @@ class Client:
             join_s: how long to wait for them, seconds.
 
         Returns:
-            The profile, corrected by what the rehearsal's actions and transfers took.
+            The profile, corrected by what the rehearsal's actions and transfers took; as it was measured if the
+            rehearsal failed, which is said.
 
         Raises:
             InterruptedRunError: Ctrl-C.
-            RingTuneError: whatever the rehearsal failed with.
         """
         num_blocks = profile.nodes[0].model.num_blocks
         short = rehearsal_of(job, num_blocks)
-        sink = Rehearsing(
-            rehearsal_steps(num_blocks), lambda run_id: self.stop_run(run_id, "it is rehearsed", now=True)
-        )
+        sink = Rehearsing(rehearsal_steps(num_blocks), self._end_rehearsal)
         request = _run_request(
             short,
             num_nodes=num_nodes,
@@ -347,10 +345,19 @@ class Client:
         progress.note("rehearsing: some steps whose results are thrown away")
         try:
             self._follow(self._stub.Run(request), outcome, sink)
-        except RingTuneError:
-            if not sink.is_enough:
+        except RingTuneError as error:
+            if isinstance(error.__cause__, KeyboardInterrupt):
                 raise
+            if not (sink.is_enough and isinstance(error, InterruptedRunError)):
+                progress.note(f"the rehearsal failed, so the times are as they were measured before it: {error}")
+                return profile
         return rehearsed(profile, outcome.profile) if outcome.profile is not None else profile
+
+    def _end_rehearsal(self, run_id: str) -> None:
+        try:
+            self.stop_run(run_id, "it is rehearsed", now=True)
+        except RingTuneError as error:  # it is over: its last event says why
+            _LOG.info("rehearsal %s was not asked to end: %s", run_id, error)
 
     def plan(
         self, job: Job, *, num_nodes: int, join_s: float, choices: Choices = NO_CHOICES
