@@ -15,6 +15,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.command("eval")
 def evaluate(
+    context: typer.Context,
     folder: options.RunFolder,
     data: Annotated[
         Path | None,
@@ -40,6 +41,8 @@ def evaluate(
     from coordinator.screen.progress_lines import figure
     from coordinator.submit.evaluation import evaluate_alone, evaluate_on_ring
 
+    if coordinator and data is None:
+        refuse_options_of_the_node_here(context)
     run = read_run(folder)
     rows = rows_of(data, run.job.data.eval, on_ring=bool(coordinator))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
@@ -57,6 +60,24 @@ def evaluate(
         return
     for name, value in found.items():
         typer.echo(f"{name}: {figure(value) if isinstance(value, float) or value is None else value}")
+
+
+def refuse_options_of_the_node_here(context: typer.Context) -> None:
+    """Refuse options of the node that is started here, in an evaluation on the rows of other nodes that needs none.
+
+    Raises:
+        UsageError: one was typed.
+    """
+    from ringtune.errors import UsageError
+
+    typed = [
+        option
+        for option, name in (("--model", "model"), ("--join-s", "join_s"))
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    ]
+    if typed:
+        words = " and ".join(typed)
+        raise UsageError(f"{words} would be for a node here that has the rows; give --data FILE, or leave out {words}")
 
 
 def rows_of(given: Path | None, of_job: str, *, on_ring: bool) -> Path | None:

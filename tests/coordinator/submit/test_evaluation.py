@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from coordinator.commands.evaluate import rows_of
+from coordinator.commands.evaluate import app, rows_of
 from coordinator.drive.requests import Evaluation, RunRequest, invited
 from coordinator.members.registry import Member
 from coordinator.run_folder.saved_run import evaluation_job, read_run
@@ -84,6 +85,27 @@ def test_evaluation_rows_are_given_or_those_of_the_job(tmp_path: Path) -> None:
         rows_of(None, "", on_ring=False)
     with pytest.raises(DataError, match="is not there"):
         rows_of(None, str(tmp_path / "gone.csv"), on_ring=False)
+
+
+@pytest.mark.parametrize(
+    ("typed", "named"),
+    [
+        (["--model", "tiny"], "--model"),
+        (["--join-s", "60"], "--join-s"),
+        (["--model", "tiny", "--join-s", "5"], "--model and --join-s"),
+    ],
+)
+def test_evaluation_on_the_rows_of_others_takes_no_options_of_a_node_here(
+    tmp_path: Path, typed: list[str], named: str
+) -> None:
+    """They would be ignored, so they are refused with the remedy; with --data they are taken."""
+    ring = [str(write_run(tmp_path / "run")), "--coordinator", "127.0.0.1:1"]
+    done = CliRunner().invoke(app, [*ring, *typed])
+    assert isinstance(done.exception, UsageError)
+    remedy = f"give --data FILE, or leave out {named}"
+    assert str(done.exception) == f"{named} would be for a node here that has the rows; {remedy}"
+    done = CliRunner().invoke(app, [*ring, *typed, "--data", str(tmp_path / "gone.csv")])
+    assert isinstance(done.exception, DataError)
 
 
 @pytest.mark.parametrize("owner", ["c", "nobody"])
