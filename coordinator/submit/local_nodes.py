@@ -77,12 +77,21 @@ class LocalSetup:
         base = LIBRARY_BYTES if base_bytes is None else base_bytes
         share = available // num_nodes - base
         if share <= 0:
-            raise CapacityError(
-                f"{num_nodes} local nodes need {format_bytes(num_nodes * base)} before they host anything, but "
-                f"{format_bytes(available)} are free here; use at most --local {max(1, available // base - 1)}"
-            )
+            raise CapacityError(_too_little(num_nodes, available, base))
         threads = job.runtime.threads or max(1, usable_cores() // num_nodes)
         return LocalSetup(num_nodes=num_nodes, num_owners=owners, threads=threads, memory_bytes=share)
+
+
+def _too_little(num_nodes: int, available_bytes: int, base_bytes: int) -> str:
+    """Say that so many nodes do not fit in memory, and how many do."""
+    nodes = "1 local node needs" if num_nodes == 1 else f"{num_nodes} local nodes need"
+    they = "it hosts" if num_nodes == 1 else "they host"
+    most = available_bytes // (base_bytes + 1)
+    remedy = f"use at most --local {most}" if most else "not even one fits: free memory, or use another machine"
+    return (
+        f"{nodes} {format_bytes(num_nodes * base_bytes)} before {they} anything, but "
+        f"{format_bytes(available_bytes)} are free here; {remedy}"
+    )
 
 
 class LocalNodes:
