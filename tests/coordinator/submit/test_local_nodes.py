@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from pathlib import Path
 
 import pytest
 
+from coordinator.submit import local_nodes
 from coordinator.submit.exit_errors import exit_error
 from coordinator.submit.local_nodes import LocalSetup, node_name
 from ringtune.errors import CapacityError, DataError, InvalidInputError, JobError, PeerLostError, UsageError
-from ringtune.machine.memory import LIBRARY_BYTES
+from ringtune.machine.cores import usable_cores
+from ringtune.machine.memory import LIBRARY_BYTES, free_bytes
 from tests.support.fake_agents import job
+from tests.support.fake_system import fake_system
 
 GIB = 2**30
 LOG = Path("run/logs/node-1.log")
@@ -31,6 +35,31 @@ def test_local_setup_refuses_more_nodes_than_memory_allows() -> None:
         CapacityError, match=r"64 local nodes need .* but 2,048 MiB are free here; use at most --local 5"
     ):
         LocalSetup.of(job(data__train="x.csv"), 64, available_bytes=2 * GIB)
+
+
+def test_local_setup_asks_the_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container the limits of its groups count, not the machine's memory and cores."""
+    proc, cgroup = fake_system(
+        tmp_path,
+        {
+            "proc/meminfo": f"MemAvailable: {64 * GIB >> 10} kB\n",
+            "proc/self/cgroup": "0::/a\n",
+            "cgroup/a/memory.max": f"{5 * GIB}\n",
+            "cgroup/a/memory.current": f"{2 * GIB}\n",
+            "cgroup/a/memory.stat": f"inactive_file {GIB}\n",
+            "cgroup/a/cpu.max": "50000 100000\n",
+        },
+    )
+    of_group = (
+        functools.partial(free_bytes, proc=proc, cgroup=cgroup),
+        functools.partial(usable_cores, proc=proc, cgroup=cgroup),
+    )
+    monkeypatch.setattr(local_nodes, "free_bytes", of_group[0])
+    monkeypatch.setattr(local_nodes, "usable_cores", of_group[1])
+    setup = LocalSetup.of(job(data__train="x.csv"), 2)
+    assert (setup.memory_bytes, setup.threads) == (2 * GIB - LIBRARY_BYTES, 1)
+    monkeypatch.setattr(local_nodes, "usable_cores", lambda: 7)
+    assert LocalSetup.of(job(data__train="x.csv"), 2).threads == 3
 
 
 def test_local_setup_says_where_not_even_one_node_fits() -> None:
