@@ -21,5 +21,5 @@ def status(
 
     with Client(coordinator, insecure=insecure) as client:
         found = client.status()
-    for line in [status_json(found)] if json else status_lines(found):
+    for line in [status_json(found)] if json else status_lines(found, coordinator):
         typer.echo(line)

@@ -51,7 +51,7 @@ def node_lines(members: Sequence[control_pb2.NodeEntry]) -> list[str]:
     ]
 
 
-def node_table(members: Sequence[control_pb2.NodeEntry], coordinator: str = "HOST:PORT") -> list[str]:
+def node_table(members: Sequence[control_pb2.NodeEntry], coordinator: str) -> list[str]:
     """Write a table with a line for each member.
 
     Args:

@@ -35,10 +35,15 @@ def _run_json(run: control_pb2.RunStatus) -> dict[str, Any]:
     }
 
 
-def status_lines(status: control_pb2.StatusReply) -> list[str]:
-    """Write the run in a few lines, then a table of the nodes."""
+def status_lines(status: control_pb2.StatusReply, coordinator: str) -> list[str]:
+    """Write the run in a few lines, then a table of the nodes.
+
+    Args:
+        status: of a coordinator.
+        coordinator: ``host:port`` of it, for the command with which a node joins.
+    """
     run = _run_lines(status.run) if status.HasField("run") else ["no run yet"]
-    return [*run, *node_table(status.nodes)]
+    return [*run, *node_table(status.nodes, coordinator)]
 
 
 def _run_lines(run: control_pb2.RunStatus) -> list[str]:

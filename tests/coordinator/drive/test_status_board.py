@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from typer.testing import CliRunner
+
 from coordinator.drive.requests import RunRequest
 from coordinator.drive.status_board import StatusBoard
 from coordinator.screen.progress import Progress
 from coordinator.screen.status_text import status_json, status_lines
+from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client
-from ringtune import __version__
+from ringtune import __version__, cli
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import FakeCluster, job
 
@@ -65,7 +68,7 @@ def test_run_status_stops_the_clock_at_the_end() -> None:
     found = board.read()
     assert (found.is_over, found.phase, found.run_s, found.phase_s) == (True, "failed", 4.0, 46.0)
     status = control_pb2.StatusReply(run=found)
-    assert status_lines(status)[:2] == [
+    assert status_lines(status, "127.0.0.1:7070")[:2] == [
         "run r1: failed 46.0 s ago, after 4.0 s; nothing is driven now",
         "error: node b is lost",
     ]
@@ -76,7 +79,7 @@ def test_run_status_is_answered_by_a_coordinator() -> None:
     with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
         before = client.status()
         assert (before.version, before.HasField("run")) == (__version__, False)
-        assert status_lines(before)[0] == "no run yet"
+        assert status_lines(before, client.address)[0] == "no run yet"
         client.run(job(), progress=Progress(), folder=None)
         value = json.loads(status_json(client.status()))
     run = value["run"]
@@ -84,6 +87,15 @@ def test_run_status_is_answered_by_a_coordinator() -> None:
     assert (run["steps_done"], run["num_steps"]) == (8, 8)
     assert run["loss"] == 0.5
     assert [(node["node"], node["state"]) for node in value["nodes"]] == [("a", "idle"), ("b", "idle")]
+
+
+def test_run_status_without_nodes_tells_how_one_joins_there() -> None:
+    """The command can be typed as it stands: with the address that was asked."""
+    lines = status_lines(control_pb2.StatusReply(), "10.0.0.7:7070")
+    assert lines[-1].endswith("ringtune node --coordinator 10.0.0.7:7070 --insecure")
+    with CoordinatorServer("127.0.0.1:0", lease_s=10.0) as server:
+        shown = CliRunner().invoke(cli.app, ["status", "--coordinator", server.address])
+    assert f"ringtune node --coordinator {server.address}" in shown.stdout
 
 
 def test_run_status_shows_a_run_under_way() -> None:
@@ -95,4 +107,4 @@ def test_run_status_shows_a_run_under_way() -> None:
         found = client.status()
     assert (found.run.phase, found.run.is_over) == ("training", False)
     assert found.nodes[0].state == "running"
-    assert status_lines(found)[0].startswith(f"run {found.run.run_id}: training for")
+    assert status_lines(found, client.address)[0].startswith(f"run {found.run.run_id}: training for")

@@ -59,8 +59,8 @@ def test_service_lists_who_joined(stub: control_pb2_grpc.CoordinatorStub, server
         members = client.nodes()
     line = json.loads(node_lines(members)[0])
     assert (line["node"], line["state"], line["rss_bytes"], line["memory_bytes"]) == ("a", "idle", 4096, 1 << 30)
-    assert node_table(members)[1].split()[:2] == ["a", "idle"]
-    assert "no node has joined" in node_table([])[0]
+    assert node_table(members, "127.0.0.1:7070")[1].split()[:2] == ["a", "idle"]
+    assert "no node has joined" in node_table([], "127.0.0.1:7070")[0]
 
 
 def test_service_lists_rows_version_and_cores(
@@ -76,7 +76,7 @@ def test_service_lists_rows_version_and_cores(
     first, second = (json.loads(line) for line in node_lines(members))
     assert (first["train_rows"], first["eval_rows"], first["cores"], first["version"]) == (120, 0, 4, __version__)
     assert (second["train_rows"], second["eval_rows"]) == (None, None)
-    titles, a, b = (line.split() for line in node_table(members))
+    titles, a, b = (line.split() for line in node_table(members, "127.0.0.1:7070"))
     assert titles[3:9] == ["train", "rows", "eval", "rows", "version", "cores"]
     assert a[5:9] == ["120", "0", __version__, "4"]
     assert b[5:7] == ["some", "-"]
