@@ -70,7 +70,7 @@ def _default(option: Any) -> str:
     value = option.default
     if value in (None, "", False, True, 0) or callable(value) or option.multiple:
         return ""
-    return f" Default: {os.fspath(value) if isinstance(value, Path) else value}."
+    return f" Default: `{os.fspath(value) if isinstance(value, Path) else value}`."
 
 
 def _renamed() -> str:

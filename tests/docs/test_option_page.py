@@ -11,6 +11,13 @@ def test_option_page_is_current() -> None:
     assert make_options.PAGE.read_text(encoding="utf-8") == make_options.page()
 
 
+def test_option_page_marks_defaults_that_are_values() -> None:
+    """The folder in which one is reads as such, not as the end of a sentence."""
+    page = make_options.page()
+    assert "Folder for runs and models. Default: `.`." in page
+    assert "Default: .." not in page
+
+
 def test_option_page_has_every_option() -> None:
     """No option of any command is left out."""
     page = make_options.page()
