@@ -50,6 +50,12 @@ def init(
     if json:
         typer.echo(json_module.dumps({"event": "init", "file": str(file), "task": task}))
         return
+    if not (file.parent / model).is_dir():
+        typer.echo(
+            f"{model} is not there yet: model.path has to be a folder with config.json, model.safetensors and the "
+            "tokenizer; 'ringtune demo' fetches one, and the job.toml that it writes names the folder",
+            err=True,
+        )
     typer.echo(f"wrote {file}; change it, then see what would happen, and train:")
     typer.echo(f"  {hint('plan', str(file), '--assume', '2')}")
     typer.echo(f"  {hint('train', str(file), '--local', '2', '--out', 'run')}")

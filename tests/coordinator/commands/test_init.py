@@ -32,6 +32,17 @@ def test_init_writes_a_job_of_the_task(task: str, tmp_path: Path) -> None:
         parse(line.strip())
 
 
+def test_init_tells_that_the_model_is_not_there_yet(tmp_path: Path) -> None:
+    """What the folder has to hold, and where one comes from; a folder that is there is not spoken of."""
+    typed = ["init", str(tmp_path / "job.toml"), "--model", "models/tiny"]
+    (line,) = CliRunner().invoke(cli.app, typed).stderr.splitlines()
+    assert line.startswith("models/tiny is not there yet: model.path has to be a folder with config.json")
+    assert "'ringtune demo' fetches one" in line
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    (tmp_path / "job.toml").unlink()
+    assert CliRunner().invoke(cli.app, typed).stderr == ""
+
+
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
     """A file that is there stays as it is."""
     file = tmp_path / "job.toml"
