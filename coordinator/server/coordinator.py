@@ -76,7 +76,7 @@ class Coordinator:
         with self._lock:
             self._registry.join(member, time.monotonic())
         _LOG.info("node %s at %s joined", member.node, member.address)
-        self._tell(joined_line(member))
+        self.tell(joined_line(member))
 
     def heartbeat(self, node: str, instance: str, rss_bytes: int) -> tuple[bool, str]:
         """Renew a node's lease; return whether the node is known, and the id of the run that is driven."""
@@ -90,9 +90,10 @@ class Coordinator:
             has_left = self._registry.leave(node, instance)
         if has_left:
             _LOG.info("node %s left", node)
-            self._tell(f"node {node} left")
+            self.tell(f"node {node} left")
 
-    def _tell(self, line: str) -> None:
+    def tell(self, line: str) -> None:
+        """Pass a line to ``say``; one that can't be shown is logged."""
         try:
             self.say(line)
         except OSError as error:  # its terminal is gone; nobody else shall suffer for it
@@ -104,7 +105,7 @@ class Coordinator:
         with self._lock:
             lost = self._registry.newly_lost(now_s)
         for member in lost:
-            self._tell(lost_line(member, now_s - member.seen_at_s))
+            self.tell(lost_line(member, now_s - member.seen_at_s))
 
     def living(self) -> tuple[Member, ...]:
         """List the living members, sorted by name."""
@@ -203,7 +204,7 @@ class Coordinator:
             self._driver, self._board = driver, driver.board
             self.offers.put(run_id, model_folder(job))
             model = PurePath(job.model.path).name
-            spoken = SpokenRun(what, who=who, model=model, say=self._tell, clock=time.monotonic)
+            spoken = SpokenRun(what, who=who, model=model, say=self.tell, clock=time.monotonic)
             driver.listen(spoken)
             for sink in self.sinks:
                 driver.listen(sink)

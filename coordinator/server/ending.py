@@ -58,11 +58,11 @@ class Ending:
         run_id = coordinator.driven()
         if not run_id:
             return
-        coordinator.say(f"stopping {run_id} with a checkpoint; the same again stops at once")
         try:
             coordinator.drain(run_id, "the coordinator was stopped")
         except FrameError:  # it has ended by itself
             return
+        coordinator.tell(f"stopping {run_id} with a checkpoint; the same again stops at once")
         deadline_s = time.monotonic() + SAVE_S
         while coordinator.driven() and self._count < 2 and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
