@@ -6,6 +6,7 @@ reads the file while it grows.
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import zlib
@@ -17,6 +18,7 @@ from ringtune.errors import IntegrityError
 from ringtune.files.durable import make_folder, storage_errors, sync_folder
 from ringtune.v1 import control_pb2
 
+_LOG = logging.getLogger(__name__)
 _HEAD: Final = struct.Struct(">II")
 _MOST_BYTES: Final = 1 << 30
 
@@ -85,8 +87,16 @@ class Entry(NamedTuple):
     end: int
 
 
-def read_events(path: Path, *, start: int = 0, stop: int | None = None) -> Iterator[Entry]:
+def read_events(
+    path: Path, *, start: int = 0, stop: int | None = None, to_damage: bool = False
+) -> Iterator[Entry]:
     """Yield the whole events of a file, from one position to another; a torn last one is left out.
+
+    Args:
+        path: of the file.
+        start: position of the first event.
+        stop: position behind the last event; None = the end of the file.
+        to_damage: a damaged event ends the events as a torn one does, and is no error.
 
     Raises:
         IntegrityError: the file can't be read, or an event in it is damaged.
@@ -103,9 +113,11 @@ def read_events(path: Path, *, start: int = 0, stop: int | None = None) -> Itera
                 if len(content) < length:
                     return
                 if zlib.crc32(content) != checksum:
-                    raise IntegrityError(
-                        f"{path} is damaged at byte {file.tell() - length}; what is before can be read"
-                    )
+                    damage = f"{path} is damaged at byte {file.tell() - length}; what is before can be read"
+                    if not to_damage:
+                        raise IntegrityError(damage)
+                    _LOG.warning(damage)
+                    return
                 yield Entry(control_pb2.RunEvent.FromString(content), file.tell())
     except OSError as error:
         raise IntegrityError(f"can't read {path}: {error.strerror}") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,18 +64,18 @@ class KeptRun:
     def found(record_path: Path, events_path: Path) -> KeptRun:
         """Read a run of an earlier coordinator; one that was under way then counts as interrupted now.
 
+        Of its events those before the first damaged one count.
+
         Raises:
-            IntegrityError: it is damaged.
+            IntegrityError: its record is damaged, or its events can't be read.
         """
         record = RunRecord.parse(record_path.read_text(encoding="utf-8"))
         if record.state == "running":
-            for entry in read_events(events_path) if events_path.exists() else ():
-                record = record.after(entry.event, events_path.stat().st_mtime)
-            size_bytes = events_path.stat().st_size if events_path.exists() else 0
-            record = replace(record, size_bytes=size_bytes)
+            record = _replayed(record, events_path)
             if record.state == "running":
                 record = record.interrupted(record_path.stat().st_mtime)
-            write_durably(record_path, record.to_text().encode())
+            with suppress(StorageError):  # the next start finds it again
+                write_durably(record_path, record.to_text().encode())
         return KeptRun(record, record_path, events_path, log=None)
 
     # ---- writing ----------------------------------------------------------------------------------
@@ -160,8 +161,18 @@ class KeptRun:
         if self._last_word is not None:
             yield self._last_word
 
-    def _whole_bytes(self) -> int | None:
-        return None if self._log is None else self._log.size_bytes
+    def _whole_bytes(self) -> int:
+        return self.record.size_bytes if self._log is None else self._log.size_bytes
 
     def _has_more(self, position: int) -> bool:
         return self.record.state != "running" or (self._log is not None and self._log.size_bytes > position)
+
+
+def _replayed(record: RunRecord, events_path: Path) -> RunRecord:
+    """Return what is known of a run after those of its events that are whole."""
+    size_bytes = 0
+    if events_path.exists():
+        written_unix_s = events_path.stat().st_mtime
+        for entry in read_events(events_path, to_damage=True):
+            record, size_bytes = record.after(entry.event, written_unix_s), entry.end
+    return replace(record, size_bytes=size_bytes)

@@ -19,14 +19,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from platformdirs import user_state_path
 
 from coordinator.kept_runs.kept_run import KeptRun
 from coordinator.kept_runs.record import RunRecord, chain_of, in_order, to_drop
-from ringtune.errors import BusyError, IntegrityError, StorageError, UsageError
+from ringtune.errors import BusyError, UsageError
 from ringtune.files.durable import make_folder, remove_partial_files, storage_errors
 from ringtune.ids import RUN_ID
 from ringtune.rpc.addresses import split_address
@@ -74,8 +74,8 @@ class KeptRuns:
         """Let another process have the folder."""
         for run in self._runs.values():
             run.close()
-        if not self._runs:  # nothing that another start could find
-            shutil.rmtree(self.folder / _RUNS, ignore_errors=True)
+        with suppress(OSError):  # one that is not empty stays: this version may not have been able to read all
+            (self.folder / _RUNS).rmdir()
         os.close(self._held)
 
     def _find(self) -> None:
@@ -85,8 +85,8 @@ class KeptRuns:
             remove_partial_files(folder)
             try:
                 run = KeptRun.found(folder / _RECORD, folder / _EVENTS)
-            except (OSError, IntegrityError, StorageError) as error:
-                _LOG.warning("the run in %s can't be used: %s", folder, error)
+            except Exception as error:  # whatever is in its files, the other runs are served
+                _LOG.warning("the run in %s can't be used, and stays as it is: %s", folder, error)
             else:
                 self._runs[folder.name] = run
 

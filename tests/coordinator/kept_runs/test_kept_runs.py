@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,49 @@ def test_damaged_record_costs_only_its_run(tmp_path: Path, caplog: Any) -> None:
     assert list(again.records()) == [TWO]
     assert ONE in caplog.text
     again.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda text: text.replace(b"{", b'{"of_a_newer_version": 1, ', 1), lambda text: b"\xff" + text, lambda text: b""],
+    ids=["newer", "not text", "empty"],
+)
+def test_run_that_can_not_be_read_stays_as_it_is(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
+    """It does not keep the coordinator from its start, and no end of a coordinator removes it."""
+    kept = KeptRuns(tmp_path)
+    run = kept.begin(record(), on_saved=nobody)
+    run(PLAN)
+    run(DONE)
+    kept.close()
+    path = tmp_path / "runs" / ONE / "run.json"
+    path.write_bytes(change(path.read_bytes()))
+    before = path.read_bytes()
+    again = KeptRuns(tmp_path)
+    assert list(again.records()) == []
+    again.close()
+    assert path.read_bytes() == before
+    assert read(tmp_path / "runs" / ONE / "events") == [PLAN, DONE]
+
+
+def test_folder_of_no_runs_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A coordinator that drove none takes its empty folder away."""
+    KeptRuns(tmp_path).close()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_events_before_damage_are_kept_and_the_run_counts_as_interrupted(tmp_path: Path) -> None:
+    """After a power cut the last event may have its length but not its bytes; its checkpoint can be gone on from."""
+    kept = KeptRuns(tmp_path)
+    run = kept.begin(record(), on_saved=nobody)
+    whole = [PLAN, step(4), event("checkpoint_json", {"step": 4})]
+    for entry in (*whole, step(5)):
+        run(entry)
+    kept.close()
+    path = tmp_path / "runs" / ONE / "events"
+    path.write_bytes(path.read_bytes()[:-4] + bytes(4))
+    for _ in range(2):
+        again = KeptRuns(tmp_path)
+        (found,) = again.records().values()
+        assert (found.state, found.steps_done, found.saved_step, found.can_go_on) == ("interrupted", 4, 4, True)
+        assert list(again.events(ONE, wait=True)) == whole
+        again.close()
