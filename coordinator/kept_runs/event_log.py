@@ -87,9 +87,7 @@ class Entry(NamedTuple):
     end: int
 
 
-def read_events(
-    path: Path, *, start: int = 0, stop: int | None = None, to_damage: bool = False
-) -> Iterator[Entry]:
+def read_events(path: Path, *, start: int = 0, stop: int | None = None, to_damage: bool = False) -> Iterator[Entry]:
     """Yield the whole events of a file, from one position to another; a torn last one is left out.
 
     Args:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from coordinator.kept_runs.event_log import EventLog, read_events
 from coordinator.kept_runs.record import RunRecord
-from ringtune.errors import StorageError
+from ringtune.errors import InterruptedRunError, StorageError
 from ringtune.files.durable import write_durably
 from ringtune.v1 import control_pb2
 
@@ -85,18 +85,19 @@ class KeptRun:
 
         Raises:
             StorageError: no room; what was written before is intact.
+            InterruptedRunError: the books are closed, because the coordinator ends.
         """
         is_last = event.WhichOneof("event") in _ENDS
         if self._is_full and not is_last:
             return
-        try:
-            self._write(event)
-        except StorageError:
-            self._is_full = True
-            if not is_last:
-                raise
-            self._last_word = event
         with self._changed:
+            try:
+                self._write(event)
+            except StorageError:
+                self._is_full = True
+                if not is_last:
+                    raise
+                self._last_word = event
             self.record = self._after(event)
             if is_last:
                 self._end()
@@ -105,8 +106,8 @@ class KeptRun:
             self._on_saved(self.record.saved_step)
 
     def _write(self, event: control_pb2.RunEvent) -> None:
-        if self._log is None:
-            return
+        if self._log is None:  # a gap would pass for a whole run
+            raise InterruptedRunError(f"the books of run {self.record.run_id} are closed; the coordinator ends")
         self._log.append(event)
         if event.WhichOneof("event") == "checkpoint_json":
             self._log.force()
@@ -136,10 +137,11 @@ class KeptRun:
                 self._is_full = True  # it only stays longer
 
     def close(self) -> None:
-        """Close the file."""
-        if self._log is not None:
-            self._log.close()
-            self._log = None
+        """Close the file; a run that goes on can write no more, and is found as interrupted."""
+        with self._changed:
+            if self._log is not None:
+                self._log.close()
+                self._log = None
 
     # ---- reading ----------------------------------------------------------------------------------
 

@@ -59,6 +59,7 @@ class Coordinator:
         self._lock = threading.Lock()
         self._registry = Registry(lease_s)
         self._driver: Driver | None = None
+        self._drivers: list[Driver] = []  # the one that is driven, and those that may still say how they ended
         self._board: StatusBoard | None = None
 
     # ---- members ----------------------------------------------------------------------------------
@@ -209,6 +210,7 @@ class Coordinator:
             for sink in self.sinks:
                 driver.listen(sink)
             driver.start()
+            self._drivers = [*(other for other in self._drivers if not other.join(0.0)), driver]
         return driver
 
     def run_status(self) -> control_pb2.RunStatus | None:
@@ -278,13 +280,17 @@ class Coordinator:
             return self._driver.run_id if self._driver else ""
 
     def stop(self, reason: str, timeout_s: float) -> bool:
-        """Stop the run, if one is driven; False if it has not ended after ``timeout_s`` seconds."""
+        """Stop the run, if one is driven, and wait for the last event of every run.
+
+        Returns:
+            False if one has not ended after ``timeout_s`` seconds.
+        """
+        deadline_s = time.monotonic() + timeout_s
         with self._lock:
-            driver = self._driver
-        if driver is None:
-            return True
-        driver.stop(reason)
-        return driver.join(timeout_s)
+            driver, drivers = self._driver, self._drivers
+        if driver is not None:
+            driver.stop(reason)
+        return all(each.join(max(0.0, deadline_s - time.monotonic())) for each in drivers)
 
     def _forget(self, driver: Driver) -> None:
         with self._lock:

@@ -14,7 +14,7 @@ import pytest
 from coordinator.kept_runs import event_log
 from coordinator.kept_runs.event_log import EventLog, read_events
 from coordinator.kept_runs.kept_runs import KeptRuns
-from ringtune.errors import BusyError, IntegrityError, StorageError, UsageError
+from ringtune.errors import BusyError, IntegrityError, InterruptedRunError, StorageError, UsageError
 from ringtune.v1 import control_pb2
 from tests.coordinator.kept_runs.test_record import ONE, TWO, event, record
 
@@ -134,6 +134,21 @@ def test_run_that_was_under_way_is_found_as_interrupted(tmp_path: Path) -> None:
     third = KeptRuns(tmp_path)
     assert [entry.is_fetched for entry in third.records().values()] == [False, True]
     third.close()
+
+
+def test_run_that_goes_on_when_its_books_are_closed_is_interrupted(tmp_path: Path) -> None:
+    """What it says from then on is refused: with a gap before its end the books would pass for whole."""
+    kept = KeptRuns(tmp_path)
+    run = kept.begin(record(), on_saved=nobody)
+    run(PLAN)
+    kept.close()
+    for late in (step(0), DONE):
+        with pytest.raises(InterruptedRunError, match=f"books of run {ONE} are closed"):
+            run(late)
+    again = KeptRuns(tmp_path)
+    assert [entry.state for entry in again.records().values()] == ["interrupted"]
+    assert list(again.events(ONE, wait=True)) == [PLAN]
+    again.close()
 
 
 def test_books_that_were_fetched_go_when_their_time_is_over(tmp_path: Path) -> None:

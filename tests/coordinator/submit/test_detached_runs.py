@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from coordinator.drive.run_driver import RunDriver
 from coordinator.kept_runs.kept_runs import KeptRuns
 from coordinator.kept_runs.record import RunRecord
 from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
@@ -232,6 +233,31 @@ def test_coordinator_that_is_ended_saves_its_run_first(tmp_path: Path) -> None:
         assert cluster.server.coordinator.driven() == ""
     assert record.state == "stopped" and record.can_go_on
     assert record.message == f"the coordinator was stopped, with a checkpoint of step {record.saved_step}"
+
+
+def test_coordinator_ends_only_after_the_last_words_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is not driven any more while it writes its profile, its trace and its end; nobody follows this one."""
+    reached, go_on = threading.Event(), threading.Event()
+    finish, join = RunDriver._finish_files, RunDriver.join
+
+    def slow(driver: RunDriver) -> None:
+        reached.set()
+        assert go_on.wait(CALL_S)
+        finish(driver)
+
+    def awaited(driver: RunDriver, timeout_s: float) -> bool:
+        go_on.set()
+        return join(driver, timeout_s)
+
+    monkeypatch.setattr(RunDriver, "_finish_files", slow)
+    monkeypatch.setattr(RunDriver, "join", awaited)
+    with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
+        run_id = start(client)
+        assert reached.wait(CALL_S)
+        assert cluster.server.coordinator.driven() == ""
+    with contextlib.closing(KeptRuns(tmp_path / "kept")) as again:
+        assert again.records()[run_id].state == "done"
+        assert list(again.events(run_id, wait=False))[-1].done
 
 
 def test_second_ctrl_c_ends_a_kept_run_at_once(tmp_path: Path) -> None:
