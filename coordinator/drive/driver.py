@@ -138,8 +138,7 @@ class Driver:
         except RingTuneError as error:
             outcome = error
         except Exception as error:
-            _LOG.exception("%s failed by a bug", self.run_id)
-            outcome = RingTuneError(f"internal error, {type(error).__name__}: {error}; please report it")
+            outcome = self._bug(error)
         if isinstance(outcome, InterruptedRunError):
             outcome = InterruptedRunError(self._stopped(str(outcome)))
         try:
@@ -266,6 +265,8 @@ class Driver:
         except InterruptedRunError as error:
             _LOG.info("%s: %s", self.run_id, error)
             return
+        except Exception as error:  # without a last event whoever follows the run would wait for ever
+            outcome = outcome or self._bug(error)
         try:
             if outcome is None:
                 self._emit(control_pb2.RunEvent(done=True))
@@ -274,6 +275,10 @@ class Driver:
                 self._emit(control_pb2.RunEvent(failure=failure))
         except InterruptedRunError as error:
             _LOG.info("%s: %s", self.run_id, error)
+
+    def _bug(self, error: Exception) -> RingTuneError:
+        _LOG.error("%s failed by a bug", self.run_id, exc_info=error)
+        return RingTuneError(f"internal error, {type(error).__name__}: {error}; please report it")
 
 
 def raise_if_over(entry: object) -> None:

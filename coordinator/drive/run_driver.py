@@ -39,6 +39,7 @@ from ringtune.costs.profile import LinkFacts, NodeFacts
 from ringtune.costs.rehearsal import SKIPPED_ITEMS
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
+from ringtune.files.durable import storage_errors
 from ringtune.files.pieces import Pieces
 from ringtune.models.result_files import result_files
 from ringtune.rounds import rounds
@@ -299,12 +300,19 @@ class RunDriver(Driver):
         return lambda hosted_bytes: self._queue.put(NodePrepared(node, hosted_bytes))
 
     def _folder_of(self, node: str) -> Path:
-        """Make an empty folder for what a node sends in the end."""
-        if self._collected is None:
-            self._collected = tempfile.TemporaryDirectory(prefix="ringtune-", ignore_cleanup_errors=True)
-        folder = Path(self._collected.name) / node
-        folder.mkdir()
-        return folder
+        """Make an empty folder for what a node sends in the end.
+
+        Raises:
+            StorageError: the temporary folder has no room.
+        """
+        with storage_errors(Path("any temporary folder")):
+            place = tempfile.gettempdir()
+        with storage_errors(Path(place)):
+            if self._collected is None:
+                self._collected = tempfile.TemporaryDirectory(prefix="ringtune-", dir=place, ignore_cleanup_errors=True)
+            folder = Path(self._collected.name) / node
+            folder.mkdir()
+            return folder
 
     def _put_files(self, node: str) -> Callable[[dict[str, Pieces]], None]:
         return lambda files: self._queue.put(Files(node, files))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, TypeVar
 
-from ringtune.errors import IntegrityError, RingTuneError
+from ringtune.errors import IntegrityError, StorageError
 from ringtune.v1 import control_pb2
 
 Sink = TypeVar("Sink", bound=BinaryIO)
@@ -114,7 +114,7 @@ def write_files(
 
     Raises:
         IntegrityError: as there, or a file that never came.
-        RingTuneError: they can't be written here.
+        StorageError: they can't be written here.
     """
     came = write_any_files(chunks, folder, names=names, max_bytes=max_bytes, source=source)
     missing = sorted(set(names) - came.keys())
@@ -139,7 +139,7 @@ def write_any_files(
 
     Raises:
         IntegrityError: another name, a name twice, too much, or a digest that differs.
-        RingTuneError: they can't be written here.
+        StorageError: they can't be written here.
     """
 
     def open_file(path: str) -> BinaryIO:
@@ -150,7 +150,7 @@ def write_any_files(
     try:
         came = {path for path, _ in _join(chunks, open_file, max_bytes=max_bytes, source=source)}
     except OSError as error:
-        raise RingTuneError(f"can't write the files that {source} sent: {error.strerror}; make room") from error
+        raise StorageError(f"can't write the files that {source} sent: {error.strerror}; make room") from error
     return {path: folder / path for path in came}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtune.errors import IntegrityError
+from ringtune.errors import IntegrityError, StorageError
 from ringtune.files.chunks import CHUNK_BYTES, FileCutter, cut_file, cut_folder, write_any_files, write_files
 from ringtune.v1.control_pb2 import FileChunk
 
@@ -109,3 +109,9 @@ def test_write_any_files_refuses_a_broken_stream(pieces: list[FileChunk], messag
     """Whatever is wrong with the stream, the node is named."""
     with pytest.raises(IntegrityError, match=message):
         write_any_files(pieces, tmp_path, names=NAMES, max_bytes=8, source="node pi")
+
+
+def test_write_any_files_names_a_disk_that_takes_nothing(tmp_path: Path) -> None:
+    """What can't be written here is an error of the disk, with its exit code."""
+    with pytest.raises(StorageError, match="can't write the files that node pi sent: No such file"):
+        write_any_files(chunks(), tmp_path / "none", names=NAMES, max_bytes=LIMIT, source="node pi")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import json
+import os
+import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -15,6 +18,7 @@ from safetensors import deserialize
 
 from coordinator.drive import agent_calls
 from coordinator.drive.requests import RunRequest
+from coordinator.drive.run_driver import RunDriver
 from coordinator.planner.make_plan import make_plan
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import PlainProgress, Progress
@@ -33,6 +37,7 @@ from ringtune.errors import (
     ModelError,
     PeerLostError,
     RingTuneError,
+    StorageError,
 )
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
@@ -118,6 +123,36 @@ def test_run_that_fails_with_text_that_can_not_be_encoded_ends_for_its_submitter
     other = {"facts_changes": {"labels": ("\ud83d", "pos")}}
     with FakeCluster("a", "b", agents={"b": other}) as cluster, pytest.raises(DataError, match="ud83d"):
         run(cluster, data__labels=["neg", "pos"])
+
+
+@pytest.mark.promise("6 every wait ends")
+def test_run_whose_last_files_fail_by_a_bug_ends_for_its_submitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last event comes all the same, and says what failed."""
+    finish = RunDriver._finish_files
+
+    def broken(driver: RunDriver) -> None:
+        finish(driver)
+        raise ValueError("no such figure")
+
+    heard: list[control_pb2.RunEvent] = []
+    monkeypatch.setattr(RunDriver, "_finish_files", broken)
+    with FakeCluster("a", "b") as cluster:
+        cluster.server.coordinator.sinks.append(heard.append)
+        with pytest.raises(RingTuneError, match="internal error, ValueError: no such figure"):
+            run(cluster)
+    assert heard[-1].WhichOneof("event") == "failure"
+
+
+@pytest.mark.parametrize("name", ["gettempdir", "TemporaryDirectory"])
+def test_run_without_room_for_what_nodes_send_names_the_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A full temporary folder is no bug: exit code 9 and the folder, whether it is found or only can't be written."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, name, full)
+    with FakeCluster("a", "b") as cluster, pytest.raises(StorageError, match="No space left on device"):
+        run(cluster)
 
 
 def test_run_merges_the_blocks_of_all_nodes(tmp_path: Path) -> None:
