@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -240,8 +239,7 @@ def plan_as_run(plan: Plan, measured: MeasuredRun | None) -> Plan:
     """Put the steps at which a measured run decided to unfreeze, if any, into the plan."""
     if measured is None or measured.unfreeze_at is None:
         return plan
-    method = plan.course.method.decided(measured.unfreeze_at)
-    return Plan(dataclasses.replace(plan.course, method=method), plan.placements)
+    return Plan(plan.course.with_method(plan.course.method.decided(measured.unfreeze_at)), plan.placements)
 
 
 def measured_json(measured: MeasuredRun, wall_s: float) -> dict[str, Any]:

@@ -128,8 +128,11 @@ class Course(Extent):
 
         Where the method leaves nothing to the run, this is the course itself.
         """
-        method = self.method.soonest(self)
-        return self if method == self.method else dataclasses.replace(self, method=method)
+        return self.with_method(self.method.soonest(self))
+
+    def with_method(self, method: Method) -> Course:
+        """The course with another method and all else as it is; the course itself for its own method."""
+        return self if method is self.method else dataclasses.replace(self, method=method)
 
     # ---- files ------------------------------------------------------------------------------------
 
@@ -172,7 +175,7 @@ def _parts(rows: int, microbatches: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=256)
 def _decided(course: Course, steps: tuple[int, ...]) -> Course:
-    return dataclasses.replace(course, method=course.method.decided(steps))
+    return course.with_method(course.method.decided(steps))
 
 
 @functools.lru_cache(maxsize=64)

@@ -6,7 +6,6 @@ independent: an *owner* has data, embedding and head; a *host* has a slice (mayb
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -59,10 +58,7 @@ class Plan:
         Raises:
             PlanError: they do not fit.
         """
-        method = course.method.fitted(placement.slices)
-        if method != course.method:
-            course = dataclasses.replace(course, method=method)
-        return Plan(course, (placement,))
+        return Plan(course.with_method(course.method.fitted(placement.slices)), (placement,))
 
     @property
     def placement(self) -> Placement:

@@ -327,6 +327,17 @@ def test_plan_refuses_slices_of_another_ring_where_the_result_depends_on_it() ->
     )
 
 
+def test_plan_of_a_fitted_course_is_of_the_very_course() -> None:
+    """A method that fits the ring already is the very object, and so is the course with its own method."""
+    plan = make_plan(SLICES, ["a"], method="pipeadapter")
+    course = plan.course
+    assert course.method.fitted(plan.placement.slices) is course.method
+    assert course.with_method(course.method) is course
+    assert Plan.of(course, plan.placement).course is course
+    other = course.with_method(Everything())
+    assert other.method == Everything() and other == dataclasses.replace(course, method=Everything())
+
+
 @pytest.mark.parametrize("steps", [(0,), (-1, 2), (2, 2), (3, 2)])
 def test_plan_refuses_unfreezing_steps_out_of_order(steps: tuple[int, ...]) -> None:
     """The top block trains from step 0; each further one begins later than the one above it."""

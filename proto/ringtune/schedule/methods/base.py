@@ -75,7 +75,7 @@ class Method(abc.ABC):
     def fitted(self, slices: Sequence[Slice]) -> Method:
         """The method as it is on a ring with these slices.
 
-        Only a method whose result depends on the ring changes; by default it is the method itself.
+        Only a method whose result depends on the ring changes; it is the very object where nothing changes.
         """
         return self
 
@@ -105,7 +105,7 @@ class Method(abc.ABC):
     def soonest(self, extent: Extent) -> Method:
         """The method of the earliest decisions possible: no run of this method trains more at any step.
 
-        Where the run decides nothing, this is the method itself.
+        Where nothing changes, as where the run decides nothing, this is the very object.
         """
         return self
 

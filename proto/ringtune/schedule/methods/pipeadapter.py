@@ -50,7 +50,7 @@ class PipeAdapter(Everything):
         hosts = [piece for piece in slices if piece.num_blocks]
         stop = hosts[-1].stop if hosts else 0
         above = tuple(sum(1 for piece in hosts if piece.stop > block) for block in range(stop))
-        return dataclasses.replace(self, hosts_above=above)
+        return self if above == self.hosts_above else dataclasses.replace(self, hosts_above=above)
 
     def check(self, extent: Extent) -> None:
         """Refuse numbers of hosts that are not one for each block, or below 1.
