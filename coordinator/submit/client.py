@@ -330,7 +330,7 @@ class Client:
         """
         num_blocks = profile.nodes[0].model.num_blocks
         short = rehearsal_of(job, num_blocks)
-        sink = Rehearsing(rehearsal_steps(num_blocks), self._end_rehearsal)
+        sink = Rehearsing(rehearsal_steps(job, num_blocks), self._end_rehearsal)
         request = _run_request(
             short,
             num_nodes=num_nodes,

@@ -26,12 +26,16 @@ _DEEP_STEPS: Final = 14
 _TURN_STEPS: Final = 4
 
 
-def rehearsal_steps(num_blocks: int) -> int:
+def rehearsal_steps(job: Job, num_blocks: int) -> int:
     """Number of steps after which a rehearsal has seen enough: some shallow ones, one each depth, some of all blocks.
 
-    Example: 29 for six blocks, 47 for twenty-four.
+    Example: 29 for six blocks, 47 for twenty-four; 27 for six of which two are private, as these never train.
+
+    Args:
+        job: that will run.
+        num_blocks: of the model.
     """
-    return _SHALLOW_STEPS + num_blocks - 1 + _DEEP_STEPS
+    return _SHALLOW_STEPS + _deeper(job, num_blocks) + _DEEP_STEPS
 
 
 def rehearsal_of(job: Job, num_blocks: int) -> Job:
@@ -41,7 +45,7 @@ def rehearsal_of(job: Job, num_blocks: int) -> Job:
         job: that will run.
         num_blocks: of the model.
     """
-    steps = rehearsal_steps(num_blocks)
+    steps = rehearsal_steps(job, num_blocks)
     changes: dict[str, object] = {
         "train.max_steps": 2 * steps,  # it is stopped before its end, which would evaluate and collect
         "train.local_iterations": min(job.train.local_iterations, _TURN_STEPS),
@@ -49,8 +53,13 @@ def rehearsal_of(job: Job, num_blocks: int) -> Job:
         "train.checkpoint_every": 0,
     }
     if job.unfreeze is not None:
-        changes["unfreeze.at"] = [_SHALLOW_STEPS + block for block in range(num_blocks - 1)]
+        changes["unfreeze.at"] = [_SHALLOW_STEPS + block for block in range(_deeper(job, num_blocks))]
     return job.with_overrides(changes)
+
+
+def _deeper(job: Job, num_blocks: int) -> int:
+    """How many blocks can be unfrozen besides the top one."""
+    return max(0, num_blocks - job.privacy.private_blocks - 1)
 
 
 def rehearsed(before: Profile, after: Profile) -> Profile:

@@ -9,7 +9,7 @@ import pytest
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.rehearsal import SKIPPED_ITEMS, rehearsal_of, rehearsal_steps, rehearsed
 from ringtune.costs.work_times import Work, WorkTable
-from ringtune.jobs.job import Job, Model, Train, Unfreeze
+from ringtune.jobs.job import Job, Model, Privacy, Train, Unfreeze
 from ringtune.schedule.methods import method_names
 from ringtune.schedule.versions import depth
 from tests.support.plans import make_plan
@@ -34,20 +34,27 @@ def forward_s(node: NodeFacts) -> float:
     return WorkTable(node.work_times, where=node.node).seconds(Work.FORWARD, 32)
 
 
-@pytest.mark.parametrize("num_blocks", [1, 6, 24])
-def test_rehearsal_sees_every_depth(num_blocks: int) -> None:
-    """The head alone, each depth, and all blocks have steps that count and come before the rehearsal is stopped."""
-    job = Job(model=Model(path="m"), train=Train(rounds=50), unfreeze=Unfreeze(at="auto"))
+@pytest.mark.parametrize(("num_blocks", "private_blocks"), [(1, 0), (6, 0), (24, 0), (6, 2), (6, 5)])
+def test_rehearsal_sees_every_depth(num_blocks: int, private_blocks: int) -> None:
+    """The head alone, each depth, and all blocks that may train have steps that count, before the rehearsal is stopped.
+
+    Private blocks never train.
+    """
+    job = Job(
+        model=Model(path="m"), train=Train(rounds=50), unfreeze=Unfreeze(at="auto"),
+        privacy=Privacy(private_blocks=private_blocks),
+    )  # fmt: skip
     short = rehearsal_of(job, num_blocks)
     assert short.unfreeze is not None and short.train.max_steps is not None and isinstance(short.unfreeze.at, tuple)
     course = make_plan(
-        [("a", 0, num_blocks)], ["a"], num_blocks=num_blocks, num_steps=short.train.max_steps,
-        unfreeze="at", unfreeze_at=short.unfreeze.at,
+        [("a", private_blocks, num_blocks)], ["a"], num_blocks=num_blocks, num_steps=short.train.max_steps,
+        unfreeze="at", unfreeze_at=short.unfreeze.at, private_blocks=private_blocks,
     ).course  # fmt: skip
-    seen = [depth(course, step) for step in range(SKIPPED_ITEMS, rehearsal_steps(num_blocks))]
-    assert set(seen) == set(range(1, num_blocks + 1))
-    assert seen.count(1) >= 6 and seen.count(num_blocks) >= 14
-    assert short.train.max_steps > rehearsal_steps(num_blocks), "it is stopped before it evaluates"
+    steps = rehearsal_steps(job, num_blocks)
+    seen, most = [depth(course, step) for step in range(SKIPPED_ITEMS, steps)], num_blocks - private_blocks
+    assert set(seen) == set(range(1, most + 1))
+    assert seen.count(1) >= 6 and seen.count(most) >= 14
+    assert short.train.max_steps > steps, "it is stopped before it evaluates"
 
 
 @pytest.mark.parametrize("method", method_names())
