@@ -87,10 +87,10 @@ class RunCheckpoints:
         """
         path = self._folder / _LENGTHS
         try:
-            return tuple(Length(**value) for value in json.loads(path.read_text(encoding="utf-8")))
+            return tuple(Length.from_json(value) for value in json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return ()
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, IntegrityError) as error:
             raise IntegrityError(f"{path} can't be read ({error}); without it the run can't go on") from error
 
     def was_as_long_as(self, length: Length) -> None:

@@ -168,7 +168,7 @@ class Resume:
             value = json.loads(text)
             plan, manifests = value["plan"], value["manifests"]
             found = tuple(CheckpointManifest.from_json(entry) for entry in manifests)
-            lengths = tuple(Length(**length) for length in value.get("lengths", ()))
+            lengths = tuple(Length.from_json(length) for length in value.get("lengths", ()))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise IntegrityError(f"what came to go on from is not readable ({error}); use one version") from error
         return Resume(plan=Plan.from_json(plan), manifests=found, lengths=lengths)

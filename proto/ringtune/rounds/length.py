@@ -11,7 +11,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ringtune.errors import JobError
+from ringtune.errors import IntegrityError, InvalidInputError, JobError
+from ringtune.files.strict import read_dataclass
 from ringtune.jobs.job import Job
 from ringtune.rounds.job_changes import job_digest
 from ringtune.schedule.course import Course
@@ -38,6 +39,18 @@ class Length:
     def of(job: Job) -> Length:
         """The length of a job."""
         return Length(rounds=job.train.rounds, max_steps=job.train.max_steps, epochs=job.train.epochs)
+
+    @staticmethod
+    def from_json(value: object) -> Length:
+        """Read the dictionary of a length.
+
+        Raises:
+            IntegrityError: it is none.
+        """
+        try:
+            return read_dataclass(Length, value, where="", error=JobError)
+        except InvalidInputError as error:
+            raise IntegrityError(f"a length that the run had is damaged: {error}") from error
 
     def applied(self, job: Job) -> Job:
         """The job with this length and all else as it is."""

@@ -118,6 +118,14 @@ def test_resume_that_is_not_readable_is_refused(text: str) -> None:
         Resume.parse(text)
 
 
+@pytest.mark.parametrize("length", [{"rounds": "5"}, {"epochs": []}, {"weeks": 5}, 5])
+def test_resume_with_a_length_that_is_none_is_refused(length: object) -> None:
+    """What has another type would fail in the middle of planning."""
+    value = json.loads(Resume(plan=PLAN, manifests=(manifest(),)).to_text())
+    with pytest.raises(IntegrityError, match="a length that the run had is damaged"):
+        Resume.parse(json.dumps(value | {"lengths": [length]}))
+
+
 def test_resume_chooses_the_newest_checkpoint_that_is_whole() -> None:
     """A damaged shard is named, and the checkpoint before it is taken."""
     resume = Resume(plan=PLAN, manifests=(manifest(8), manifest(4)))

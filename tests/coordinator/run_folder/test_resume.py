@@ -280,6 +280,14 @@ def test_coordinator_takes_no_other_job_for_a_longer_one(done: Path) -> None:
             assert cluster.agents["a"].log == []
 
 
+def test_run_whose_lengths_are_damaged_does_not_go_on(tmp_path: Path) -> None:
+    """The file is named; what only looks like a length is refused too."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/lengths.json").write_text('[{"rounds": "5"}]')
+    with pytest.raises(IntegrityError, match=r"lengths\.json can't be read \(a length .* rounds has to be a whole number"):
+        RunCheckpoints(tmp_path).lengths()
+
+
 def test_last_turn_that_was_cut_short_is_done_again_to_its_end(tmp_path: Path) -> None:
     """Its checkpoint is within a turn of the longer run, so the one before it counts."""
     short = JOB.with_overrides({"train.max_steps": 7})
