@@ -44,6 +44,7 @@ PLAN_KEYS = {
 _OF_PLACEMENT = ("credits",)
 _OF_METHOD = ("method", "every_steps")
 _NODE_KEYS = ("compute", "memory")
+_OF_THE_PROCESSOR = ("block_forward_s", "block_graph_s", "block_backward_s", "handling_s", "message_s_per_byte")
 _LINK_KEYS = ("rate", "latency")
 _ALL = "*"
 
@@ -108,9 +109,12 @@ def change_profile(profile: Profile, key: str, value: str) -> Profile:
 
 
 def with_speed(node: NodeFacts, speed: float) -> NodeFacts:
-    """Make a node that computes ``speed`` times as fast: all its times are divided by ``speed``."""
-    blocks = {name: getattr(node, name) / speed for name in ("block_forward_s", "block_graph_s", "block_backward_s")}
-    return dataclasses.replace(node, **blocks, work_times=tuple(_faster(time, speed) for time in node.work_times))
+    """Make a node that computes ``speed`` times as fast: all times of its work are divided by ``speed``.
+
+    ``rested_s`` stays, as it belongs to the quota of processor time and not to the processor.
+    """
+    times = {name: getattr(node, name) / speed for name in _OF_THE_PROCESSOR}
+    return dataclasses.replace(node, **times, work_times=tuple(_faster(time, speed) for time in node.work_times))
 
 
 def _with_processors(links: Sequence[LinkFacts], node: str, speed: float) -> tuple[LinkFacts, ...]:

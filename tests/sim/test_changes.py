@@ -45,6 +45,13 @@ def test_changes_of_compute_divide_every_time_of_that_node(speed: float) -> None
     assert (profile.links, plan) == (PROFILE.links, PLAN)
 
 
+def test_changes_of_compute_are_of_what_an_action_takes_besides_its_work() -> None:
+    """Handling and messages take the processor too; the rest that a quota gives does not belong to it."""
+    node = dataclasses.replace(PROFILE.nodes[0], handling_s=0.002, message_s_per_byte=1e-8, rested_s=0.3)
+    found = with_speed(node, 0.5)
+    assert (found.handling_s, found.message_s_per_byte, found.rested_s) == (0.004, 2e-8, 0.3)
+
+
 def test_changes_of_compute_undo_themselves() -> None:
     """Half of twice is what it was."""
     assert changed("pi-2.compute=2", "pi-2.compute=0.5") == (PROFILE, PLAN)
