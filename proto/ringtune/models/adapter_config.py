@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from ringtune.errors import JobError
@@ -142,8 +142,12 @@ def _parse_part(text: str) -> AdapterPart:
         raise JobError(f"adapter.config {text!r} can't be sliced: {_AT_EMBEDDING}; leave inv_adapter out")
     if options.get("phm_layer") or options.get("vera_d") is not None:
         raise JobError(f"adapter.config {text!r} can't be sliced: {_SHARED}; {_ADVICE}")
-    check_options(name, _KNOWN[name][0], options, _KNOWN[name][1])
-    return AdapterPart(name, options)
+    check_options(name, _KNOWN[name][0], options)
+    part = AdapterPart(name, options)
+    named = {block for blocks in _named_blocks(part).values() for block in blocks}
+    beyond = max(named, default=-1) + 1
+    _check_weights(part, sorted({*named, beyond}), 1, Widths.plain(1, 1), beyond + 1)
+    return part
 
 
 def _read_options(text: str, options: str) -> dict[str, Any]:
@@ -178,9 +182,11 @@ def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_b
         num_blocks: of the model; per-block options are looked up for each.
 
     Raises:
-        JobError: as ``parse_adapter_config``, or an option of a wrong kind.
+        JobError: as ``parse_adapter_config``, an option of a wrong kind, or a method that leaves out every block.
     """
     parts = parse_adapter_config(config)
+    for part in parts:
+        _check_weights(part, range(num_blocks), hidden_size, widths, num_blocks)
     return max(_block_params(parts, block, hidden_size, widths, num_blocks) for block in range(num_blocks))
 
 
@@ -212,14 +218,31 @@ def _block_params(parts: tuple[AdapterPart, ...], block: int, hidden: int, width
 
 def _check_blocks(part: AdapterPart, num_blocks: int) -> None:
     """Refuse options that name a block that the model does not have."""
-    for option in ("leave_out", "layers"):
-        named = part.options.get(option, ())
-        beyond = [block for block in named if block >= num_blocks] if isinstance(named, list) else []
+    for option, named in _named_blocks(part).items():
+        beyond = [block for block in named if block >= num_blocks]
         if beyond:
             raise JobError(
                 f"adapter.config {part.name!r}: {option} names block {beyond[0]}, the model has the blocks 0 to "
                 f"{num_blocks - 1}"
             )
+
+
+def _named_blocks(part: AdapterPart) -> dict[str, list[int]]:
+    """The blocks that options name, by the name of the option."""
+    found = {name: part.options[name] for name in ("leave_out", "layers") if isinstance(part.options.get(name), list)}
+    factors = part.options.get("reduction_factor")
+    if isinstance(factors, Mapping):
+        found["reduction_factor"] = [int(key) for key in factors if key != "default"]
+    return found
+
+
+def _check_weights(part: AdapterPart, blocks: Iterable[int], hidden: int, widths: Widths, num_blocks: int) -> None:
+    """Refuse a method that adds no weights to any of these blocks."""
+    if not any(_part_params(part, block, hidden, widths, num_blocks) for block in blocks):
+        raise JobError(
+            f"adapter.config {part.name!r} adds no weights to any block, nothing would train; give it blocks and "
+            "matrices, or leave it out"
+        )
 
 
 def _part_params(part: AdapterPart, block: int, hidden: int, widths: Widths, num_blocks: int) -> int:

@@ -66,10 +66,17 @@ def _whole(least: int, most: int = MOST_RANK) -> _Rule:
 
 
 def _factor(value: Any) -> bool:
-    """Whether a value is a factor, or one for each block and a ``default``."""
+    """Whether a value is a factor, or a ``default`` one and some of blocks."""
     if isinstance(value, Mapping):
-        return all(_factor(item) and not isinstance(item, Mapping) for item in value.values()) and "default" in value
+        keys_are_good = all(key == "default" or _is_block_name(key) for key in value)
+        factors_are_good = all(_factor(item) and not isinstance(item, Mapping) for item in value.values())
+        return keys_are_good and factors_are_good and "default" in value
     return _number(value) and 0 < value <= MOST_RANK
+
+
+def _is_block_name(key: Any) -> bool:
+    """Whether a key is the number of a block as the library looks it up: a text without leading zeros."""
+    return isinstance(key, str) and key.isascii() and key.isdecimal() and key == str(int(key))
 
 
 _FLAG = _Rule("True or False", lambda value: type(value) is bool)
@@ -84,7 +91,9 @@ _ACTIVATION = _one_of(*_ACTIVATIONS)
 _BOTTLENECK: dict[str, _Rule] = {
     "mh_adapter": _FLAG,
     "output_adapter": _FLAG,
-    "reduction_factor": _Rule("a number above 0, or a table of them by block with a default", _factor),
+    "reduction_factor": _Rule(
+        "a number above 0, or a table of them by block with a default, as {'default': 16, '3': 8}", _factor
+    ),
     "non_linearity": _ACTIVATION,
     "original_ln_before": _FLAG,
     "original_ln_after": _FLAG,
@@ -148,31 +157,21 @@ _RULES: dict[str, dict[str, _Rule]] = {
 }
 
 
-_LORA_PLACES = ("selfattn_lora", "intermediate_lora", "output_lora")
-_PLACES: dict[str, tuple[str, ...]] = {
-    "bottleneck": ("mh_adapter", "output_adapter"),
-    "lora": _LORA_PLACES,
-    "mtl_lora": _LORA_PLACES,
-    "reft": ("output_reft",),
-}
-
-
 def option_rules(kind: str) -> dict[str, str]:
     """The options of a kind of adapter, each with what it has to be, in words."""
     return {name: rule.words for name, rule in _RULES[kind].items()}
 
 
-def check_options(name: str, kind: str, options: Mapping[Any, Any], defaults: Mapping[str, Any]) -> None:
+def check_options(name: str, kind: str, options: Mapping[Any, Any]) -> None:
     """Check the options that a user gave.
 
     Args:
         name: of the configuration, for messages.
         kind: ``bottleneck``, ``lora``, ``mtl_lora`` or ``reft``.
         options: name -> value.
-        defaults: of the configuration.
 
     Raises:
-        JobError: an unknown option, a value that it can't have, or nothing is left to train.
+        JobError: an unknown option, or a value that it can't have.
     """
     rules = _RULES[kind]
     for option, value in options.items():
@@ -180,8 +179,6 @@ def check_options(name: str, kind: str, options: Mapping[Any, Any], defaults: Ma
             raise JobError(f"adapter.config {name!r} has no option {option!r}; {nearest(str(option), rules)}")
         if not _holds(rules[option], value):
             raise JobError(f"adapter.config {name!r}: {option} is {value!r}, it has to be {rules[option].words}")
-    if not any({**defaults, **options}[place] for place in _PLACES[kind]):
-        raise JobError(f"adapter.config {name!r} has none of {', '.join(_PLACES[kind])}; nothing would train")
 
 
 def _holds(rule: _Rule, value: Any) -> bool:

@@ -48,10 +48,24 @@ def test_adapter_block_params_of_a_union_add_up() -> None:
 
 
 def test_adapter_block_params_take_the_largest_block() -> None:
-    """Per-block options: the block with most weights counts; leaving all out gives none."""
+    """Per-block options: the block with most weights counts."""
     config = "seq_bn[reduction_factor={'1': 8, 'default': 16}]"
     assert adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2) == 1096
-    assert adapter_block_params("seq_bn[leave_out=[0,1]]", hidden_size=64, widths=WIDTHS, num_blocks=2) == 0
+
+
+@pytest.mark.parametrize("config", ["seq_bn[leave_out=[0,1]]", "loreft|lora[leave_out=[1,0]]"])
+def test_adapter_block_params_refuse_a_method_that_leaves_out_every_block(config: str) -> None:
+    """Nothing of it would train; in a longer model it would."""
+    with pytest.raises(JobError, match="adds no weights to any block, nothing would train"):
+        adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2)
+    assert adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=3) > 0
+
+
+def test_adapter_block_params_refuse_a_factor_of_a_block_that_is_not_there() -> None:
+    """It would be ignored in silence, as the library looks up the blocks that there are."""
+    config = "seq_bn[reduction_factor={'default': 4, '7': 2}]"
+    with pytest.raises(JobError, match="reduction_factor names block 7, the model has the blocks 0 to 1"):
+        adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +111,11 @@ def test_parse_adapter_config_reads_options_and_unions() -> None:
         ("seq_bn[inv_adapter='nice']", "leave inv_adapter out"),
         ("seq_bn[phm_layer=True]", "can't be sliced: it shares weights"),
         ("lora[vera_d=0.1]", "can't be sliced: it shares weights"),
+        ("loreft[layers=[]]", "'loreft' adds no weights to any block, nothing would train"),
+        ("lora[attn_matrices=[]]", "'lora' adds no weights to any block, nothing would train"),
+        ("seq_bn|lora[selfattn_lora=False]", "'lora' adds no weights to any block, nothing would train"),
+        ("seq_bn[reduction_factor={'default': 4, 1: 2}]", "it has to be a number above 0, or a table of them by block"),
+        ("seq_bn[reduction_factor={'default': 4, '01': 2}]", "it has to be a number above 0, or a table of them"),
         ("x" * 1001, "has 1001 characters, 1000 are allowed"),
         ("lora[r=" + "(" * 900 + "]", "the options are not readable"),
     ],
