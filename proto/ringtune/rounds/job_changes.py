@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from ringtune.files.digests import json_digest
 from ringtune.jobs.job import Job
+from ringtune.schedule.owner_turns import EQUAL
 
 _MOST_TOLD = 5
+_LATER: Final = {"train.turns": EQUAL}
+"""Keys that came later, each with the value that stands for what a run did before."""
 
 
 def job_digest(job: Job) -> str:
-    """SHA-256 of everything in a job that can change its result: all but ``[runtime]``."""
-    return json_digest(_result_keys(job))
+    """SHA-256 of everything in a job that can change its result: all but ``[runtime]``.
+
+    A key that versions before did not have is left out where it says what these did, so that digests last.
+    """
+    keys = _result_keys(job)
+    return json_digest({name: value for name, value in keys.items() if _LATER.get(name) != value})
 
 
 def changed_keys(before: Job, now: Job) -> tuple[str, ...]:

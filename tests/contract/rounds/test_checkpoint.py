@@ -142,6 +142,14 @@ def test_resume_without_any_whole_checkpoint_names_all_damage() -> None:
         resume.choose({"a": {8: "gone", 4: "torn"}})
 
 
+def test_job_digest_is_that_of_versions_that_did_not_have_every_key() -> None:
+    """A checkpoint of before goes on; what such a key says otherwise is another job."""
+    job = Job(model=Model(path="m"))
+    assert job_digest(job) == "e0c2301db82f3bd4e7fbb7590fc88e8873d8925effa59bd345bf3d83b1164441"
+    assert job_digest(job.with_overrides({"train.turns": "rows"})) != job_digest(job)
+    assert changed_keys(job, job.with_overrides({"train.turns": "rows"})) == ("train.turns",)
+
+
 def test_job_digest_ignores_only_what_can_not_change_the_result() -> None:
     """Patience and threads may change between the parts of a run, and nothing else."""
     assert job_digest(JOB.with_overrides({"runtime.wait_s": 1.0})) == job_digest(JOB)
