@@ -13,11 +13,12 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
+from ringtune.schedule.extent import Owner
 from ringtune.schedule.owner_turns import next_owner, owner_indices, turn_counts, turns_until_repeat, weights
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 
@@ -235,21 +236,17 @@ def hand_overs(course: Course, start: StartPoint) -> frozenset[tuple[str, str]]:
     if num_turns > _MOST_FOLLOWED:
         return frozenset(itertools.permutations(names, 2))
     order = [names[index] for index in itertools.islice(owner_indices(own, done), min(stop - done, num_turns + 1))]
-    pairs: set[tuple[str, str]] = set()
-
-    def add(holder: str, following: Sequence[str], *, is_evaluated: bool) -> None:
-        """Add the way of the head from ``holder`` to the owner of the following turn, if there is one."""
-        visited = [entry.owner for entry in _evaluation(course, 0, holder, 0, None)] if is_evaluated else []
-        pairs.update(itertools.pairwise([holder, *visited, *following]))
-
-    for at, holder in enumerate(order[:num_turns]):
-        add(holder, order[at + 1 : at + 2], is_evaluated=False)
-        add(holder, order[at + 1 : at + 2], is_evaluated=course.eval_every > 0)
-    if order:
-        add(holder_after(course, course.num_steps), [], is_evaluated=True)
-    add(start.holder, order[:1], is_evaluated=False)
-    if start.step or not course.num_steps:
-        add(start.holder, order[:1], is_evaluated=True)
+    followed = set(itertools.pairwise(order))
+    first = {(start.holder, following) for following in order[:1]}
+    evaluated = {*(followed if course.eval_every else ()), *(first if start.step else ())}
+    holders = {holder for holder, _ in evaluated}
+    holders.add(holder_after(course, course.num_steps) if order else start.holder)
+    pairs, ends = followed | first, dict[str, str]()
+    for holder in holders:
+        way = [holder, *(owner.node for owner in _visited(course, holder))]
+        pairs.update(itertools.pairwise(way))
+        ends[holder] = way[-1]
+    pairs.update((ends[holder], following) for holder, following in evaluated)
     return frozenset((source, target) for source, target in pairs if source != target)
 
 
@@ -303,12 +300,15 @@ def _evaluation_is_due(course: Course, before: int, after: int) -> bool:
     return after == course.num_steps or _passes_multiple(course.eval_every, before, after)
 
 
+def _visited(course: Course, holder: str) -> list[Owner]:
+    """The owners that evaluate, from the holder of the head on."""
+    first = next((index for index, owner in enumerate(course.owners) if owner.node == holder), 0)
+    return [owner for owner in course.owners[first:] + course.owners[:first] if owner.eval_rows]
+
+
 def _evaluation(course: Course, step: int, holder: str, round_index: int, last: Turn | None) -> list[Turn]:
     turns: list[Turn] = []
-    first = next((index for index, owner in enumerate(course.owners) if owner.node == holder), 0)
-    for owner in course.owners[first:] + course.owners[:first]:
-        if owner.eval_rows == 0:
-            continue
+    for owner in _visited(course, holder):
         last = _next_turn(
             last,
             kind=StepKind.EVALUATE,

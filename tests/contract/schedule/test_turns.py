@@ -222,3 +222,11 @@ def test_hand_overs_go_round_not_from_everyone_to_everyone() -> None:
     for eval_every, most in ((0, 2 * 128), (50, 3 * 128)):
         course = make_plan([("h", 0, 4)], names, num_steps=2560, local_iterations=10, eval_every=eval_every).course
         assert len(hand_overs(course, StartPoint.of(course))) <= most
+
+
+def test_hand_overs_of_many_turns_are_found_without_making_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 owners whose turns by rows repeat after 2,426: every node asks for them before its first frame."""
+    plan = make_plan([("h", 0, 4)], [f"node-{index}" for index in range(16)], num_steps=5000, eval_every=50)
+    course = changed(with_rows(plan, 101, *range(141, 171, 2)), turns="rows").course
+    monkeypatch.setattr("ringtune.schedule.turns._next_turn", None)
+    assert len(hand_overs(course, StartPoint.of(course))) <= 16 * 15
