@@ -10,8 +10,9 @@ from coordinator.run_folder.checkpoints import RunCheckpoints
 from coordinator.run_folder.event_files import EventFiles
 from coordinator.run_folder.fetched_folder import fetched_folder
 from coordinator.run_folder.place import RunPlace, read_place
+from coordinator.run_folder.saved_run import read_json
 from coordinator.submit.client import Client
-from ringtune.errors import BusyError, UsageError
+from ringtune.errors import BusyError, IntegrityError, UsageError
 from ringtune.hints import hint
 from ringtune.v1 import control_pb2
 
@@ -65,7 +66,18 @@ def bring_up_to_date(client: Client, out: Path) -> str:
     if record.state == "running":
         follow = hint("logs", record.run_id, "--follow", coordinator=client.address)
         raise BusyError(f"run {record.run_id} of {out} goes on; follow it with '{follow}'")
-    if record.saved_step < 0 or record.saved_step in RunCheckpoints(out).steps()[:1]:
+    if _is_up_to_date(record, out):
         return ""
     fetch_run(client, record, out, replace=True)
     return f"fetched what run {record.run_id} did without this folder, up to step {record.steps_done}"
+
+
+def _is_up_to_date(record: RunRecord, out: Path) -> bool:
+    """Whether a folder has what a run that is over has left: its own report if it is done, else its last checkpoint."""
+    if record.state != "done":
+        return record.saved_step < 0 or record.saved_step in RunCheckpoints(out).steps()[:1]
+    try:
+        is_its_report = read_json(out / "report.json").get("run_id") == record.run_id
+    except IntegrityError:  # there is none
+        return False
+    return is_its_report and not (out / "trace.json.part").exists()

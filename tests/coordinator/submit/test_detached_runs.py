@@ -295,6 +295,31 @@ def test_folder_is_brought_up_to_date_before_its_run_goes_on(tmp_path: Path) -> 
         assert find_resume(out, LONG, print) is not None
 
 
+@pytest.mark.parametrize("checkpoint_every", [0, 2])
+def test_run_that_is_done_is_fetched_and_not_trained_again(tmp_path: Path, checkpoint_every: int) -> None:
+    """A folder with its last checkpoint is not all of it, and some runs have none: what counts is its own report."""
+    wanted, out = job(train__checkpoint_every=checkpoint_every), tmp_path / "out"
+    with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
+        run_id = start(client, wanted)
+        record = ended(client, run_id)
+        assert (record.state, record.saved_step) == ("done", 8 if checkpoint_every else -1)
+        with RunFolder(out) as folder:
+            RunPlace(run_id=run_id, coordinator=client.address, is_local=False, pid=1).write(out)
+            if record.saved_step > 0:
+                folder.write_text(f"checkpoints/step-{record.saved_step}.json", "{}")
+        for damage in (
+            lambda: None,
+            lambda: (out / "report.json").unlink(),
+            lambda: (out / "report.json").write_text('{"run_id": "of an earlier part"}', encoding="utf-8"),
+            lambda: (out / "trace.json").rename(out / "trace.json.part"),
+        ):
+            damage()
+            assert bring_up_to_date(client, out) == f"fetched what run {run_id} did without this folder, up to step 8"
+            assert bring_up_to_date(client, out) == ""
+            with pytest.raises(UsageError, match="is finished, nothing was changed; its results are there"):
+                find_resume(out, wanted, print)
+
+
 def cut_off(client: Client, monkeypatch: pytest.MonkeyPatch, *, after: str) -> None:
     """Let the connection be lost after the first event of a kind while a run is fetched."""
     whole = client.events
