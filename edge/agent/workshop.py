@@ -61,7 +61,7 @@ def inspect(
         options: of the agent.
         job: with the model's folder on this machine.
         timing: how to time every kind of work; None = not at all, times are then 0.
-        memory_bytes: budget for a run.
+        memory_bytes: budget for a run; on CUDA what the device has free counts instead, unless a limit was set.
         dataset: that was loaded for this run before; None = load it.
 
     Returns:
@@ -88,11 +88,9 @@ def inspect(
             hardware=hardware,
             state=state,
             timing=timing,
-            memory_bytes=memory_bytes,
+            memory_bytes=_budget(options, device, memory_bytes),
         )
         give_memory_back()
-    if device == "cuda" and not options.memory_bytes:
-        memory_bytes = torch.cuda.mem_get_info()[0]
     node = NodeFacts(
         node=options.name,
         train_rows=dataset.train_rows if dataset else 0,
@@ -100,7 +98,7 @@ def inspect(
         labels=dataset.labels if dataset else (),
         eval_labels=dataset.eval_labels if dataset else (),
         skipped_rows=dataset.skipped_rows if dataset else 0,
-        memory_bytes=memory_bytes,
+        memory_bytes=_budget(options, device, memory_bytes),
         threads=threads,
         device=device,
         block_forward_s=full_size_s(found, Work.FORWARD),
@@ -119,6 +117,11 @@ def inspect(
         handling_s=found.handling_s,
     )
     return node.to_json(), dataset
+
+
+def _budget(options: AgentOptions, device: str, memory_bytes: int) -> int:
+    """Return the bytes that a run may use now: of the device that computes, unless the user set a limit."""
+    return torch.cuda.mem_get_info()[0] if device == "cuda" and not options.memory_bytes else memory_bytes
 
 
 def _data_bytes(options: AgentOptions, job: Job, model: ModelFacts, dataset: OwnerDataset) -> int:

@@ -14,13 +14,10 @@ from edge.measuring.laps import CpuClock, Timer, window_of
 from edge.measuring.timing_request import TimingRequest
 from edge.measuring.works import Bench, MeasuredWork
 from ringtune.costs.measuring import job_shape
-from ringtune.costs.memory import MemoryEstimate
 from ringtune.costs.profile import ModelFacts
 from ringtune.costs.work_times import Work
-from ringtune.errors import CapacityError
 from ringtune.jobs.job import Job
 from ringtune.machine.cores import cpu_quota
-from ringtune.quantities import format_bytes
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,8 +64,7 @@ def timings(
     if found is not None:
         return found
     started_s = time.monotonic()
-    bench = Bench(Path(job.model.path), job, dataset, device=device)
-    _check_room(bench.memory(model), memory_bytes)
+    bench = Bench(Path(job.model.path), job, dataset, model=model, memory_bytes=memory_bytes, device=device)
     quota = cpu_quota()
     cpu = CpuClock.of(quota, torch.get_num_threads()) if device == "cpu" else None
     timer = Timer(window_s=window_of(quota), settle=bench.settle(), cpu=cpu)
@@ -77,14 +73,6 @@ def timings(
     if cache is not None:
         cache.put(key, found, budget_s=timing.budget_s)
     return found
-
-
-def _check_room(needs: MemoryEstimate, memory_bytes: int) -> None:
-    if needs.total_bytes > memory_bytes:
-        raise CapacityError(
-            f"measuring one block needs {needs} but there are {format_bytes(memory_bytes)}; lower train.batch_size or "
-            "train.max_length, or raise train.microbatches"
-        )
 
 
 def full_size_s(measured: MeasuredWork, work: Work) -> float:

@@ -39,12 +39,14 @@ from ringtune.costs.memory import MemoryEstimate, node_memory
 from ringtune.costs.model_facts import computed_token_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.costs.work_times import Work, WorkTime
+from ringtune.errors import CapacityError
 from ringtune.files.durable import make_folder
 from ringtune.jobs.job import Job
 from ringtune.models.adapter_config import fullest_block
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import model_dimensions, read_config
+from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
@@ -84,14 +86,26 @@ class Bench:
         folder: of the base model.
         job: sizes, adapter, optimizer, dtypes.
         dataset: the node's rows; None = it is no owner, so embedding and head are left out.
+        model: what the folder holds.
+        memory_bytes: that the measurement may use.
         device: torch device.
 
     Raises:
         ModelError: see ``NodeExecutor``.
         JobError: the adapter configuration can't be split.
+        CapacityError: one block with micro-batches of the job's size does not fit; nothing was built then.
     """
 
-    def __init__(self, folder: Path, job: Job, dataset: OwnerDataset | None, *, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        job: Job,
+        dataset: OwnerDataset | None,
+        *,
+        model: ModelFacts,
+        memory_bytes: int,
+        device: str = "cpu",
+    ) -> None:
         config = read_config(folder)
         family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
         self.sizes = timed_sizes(job, fixed_tokens=dimensions.longest if dimensions.fixed else 0)
@@ -108,6 +122,7 @@ class Bench:
         self._rows = SizedRows(dataset, job.model.task, rows * job.train.microbatches) if dataset else None
         has_classes = job.model.task in CLASS_TASKS
         self._plan = self._make_plan(rows, known_labels(job.data.labels, dataset, has_classes=has_classes))
+        _check_room(self._memory(model), memory_bytes)
         # the executor wants of a dataset only what SizedRows has
         rows_of: Any = self._rows
         self._executor = NodeExecutor(self._plan, _NODE, self._job, folder, rows_of, device=device)
@@ -142,7 +157,7 @@ class Bench:
         )
         return Plan.of(course, Placement(slices=tuple(piece for piece in pieces if piece.num_blocks)))
 
-    def memory(self, model: ModelFacts) -> MemoryEstimate:
+    def _memory(self, model: ModelFacts) -> MemoryEstimate:
         """Estimate what the measurement holds at most, as a run that hosts this block would."""
         return node_memory(
             self._plan,
@@ -360,6 +375,14 @@ class Bench:
     def settle(self) -> Callable[[], None]:
         """Return a function that waits until the device has done its work; on a processor the function does nothing."""
         return settle_of(self._device)
+
+
+def _check_room(needs: MemoryEstimate, memory_bytes: int) -> None:
+    if needs.total_bytes > memory_bytes:
+        raise CapacityError(
+            f"measuring one block needs {needs} but there are {format_bytes(memory_bytes)}; lower train.batch_size or "
+            "train.max_length, or raise train.microbatches"
+        )
 
 
 @contextmanager

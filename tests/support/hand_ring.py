@@ -10,6 +10,8 @@ import torch
 
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
+from edge.measuring.works import Bench
+from ringtune.costs.model_facts import model_facts
 from ringtune.jobs.job import Job, parse_job
 from ringtune.schedule.actions import Action, Leg, Op, TensorKey
 from ringtune.schedule.course import Course
@@ -37,6 +39,11 @@ def make_job(model_folder: Path, **overrides: object) -> Job:
     if values.get("train.method", "ringada") != "ringada":
         del values["unfreeze.every_steps"]
     return job.with_overrides(values)
+
+
+def make_bench(model_folder: Path, job: Job, dataset: OwnerDataset | None = None) -> Bench:
+    """Build what times a node's works, with room for any of them."""
+    return Bench(model_folder, job, dataset, model=model_facts(model_folder, job), memory_bytes=1 << 40)
 
 
 def make_plan(

@@ -14,7 +14,6 @@ import torch
 from edge.data.images import ImageExamples, Images
 from edge.data.rows import OwnerDataset
 from edge.measuring.laps import Timer
-from edge.measuring.works import Bench
 from ringtune.costs.model_facts import model_facts
 from ringtune.errors import DataError, ModelError
 from tests.support import hand_ring as ring
@@ -213,7 +212,7 @@ def test_images_have_their_tokens_whatever_the_longest_text_is(
     assert model_facts(model_folder, job).fixed_tokens == IMAGE_TOKENS
     data = OwnerDataset.load(job, path, None, share=0, num_owners=1, tokenizer_folder=model_folder)
     assert data.mean_tokens(4, 1, "a").train == IMAGE_TOKENS
-    bench = Bench(model_folder, job, data)
+    bench = ring.make_bench(model_folder, job, data)
     assert {size.tokens for size in bench.sizes} == {IMAGE_TOKENS}
     assert bench.measure(Timer(window_s=0.0), budget_s=0.0, disk=None).work_times
 

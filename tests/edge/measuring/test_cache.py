@@ -140,12 +140,19 @@ class Counted:
 
 
 def inspect(
-    folder: Path, tmp_path: Path, job: Job, timing: TimingRequest | None, *, memory_bytes: int = 1 << 30, **options: Any
+    folder: Path,
+    tmp_path: Path,
+    job: Job,
+    timing: TimingRequest | None,
+    *,
+    memory_bytes: int = 1 << 30,
+    limit_bytes: int = 0,
+    **options: Any,
 ) -> NodeFacts:
     """The facts of a node with rows."""
     rows = tiny.write_rows(tmp_path / "rows.csv", 20, seed=1)
     held_out = tiny.write_rows(tmp_path / "held-out.csv", 7, seed=2)
-    state = {"state": tmp_path / "state", **options}
+    state = {"state": tmp_path / "state", "memory_bytes": limit_bytes, **options}
     settings = AgentOptions(coordinator="127.0.0.1:9", name="a", data=rows, eval_data=held_out, threads=1, **state)
     value, _ = workshop.inspect(settings, job, timing=timing, memory_bytes=memory_bytes)
     return NodeFacts.from_json(json.loads(json.dumps(value)))
@@ -203,6 +210,47 @@ def test_measurement_that_does_not_fit_is_refused_before_it_computes(
     with pytest.raises(CapacityError, match=r"measuring one block needs [\d,.]+ MiB .* but there are 64\.0 MiB"):
         inspect(model_folder, tmp_path, job, TimingRequest(1.0), memory_bytes=64 << 20)
     assert counted.count == 0
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_measurement_that_does_not_fit_is_refused_before_anything_is_built(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A board that has no room for the weights of one block is told so, not killed while they are read."""
+
+    def build(*_: Any, **__: Any) -> None:
+        raise AssertionError("the block was built before its room was checked")
+
+    monkeypatch.setattr("edge.measuring.works.NodeExecutor", build)
+    job = ring.make_job(model_folder)
+    with pytest.raises(CapacityError, match="measuring one block needs"):
+        inspect(model_folder, tmp_path, job, TimingRequest(1.0), memory_bytes=1 << 10)
+
+
+@pytest.mark.parametrize(("host_bytes", "device_bytes", "limit_bytes"), [(1 << 30, 1, 0), (1, 1 << 30, 0), (1, 1, 7)])
+def test_room_for_measuring_is_that_of_the_device_that_computes(
+    model_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    host_bytes: int,
+    device_bytes: int,
+    limit_bytes: int,
+) -> None:
+    """On CUDA what the device has free counts, before and after the measurement, unless the user set a limit."""
+    asked: list[int] = []
+
+    def timed(*_: Any, memory_bytes: int, **__: Any) -> MeasuredWork:
+        asked.append(memory_bytes)
+        return MEASURED
+
+    monkeypatch.setattr(workshop, "timings", timed)
+    monkeypatch.setattr(workshop, "set_up_torch", lambda *_: ("cuda", 1))
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (device_bytes, 1 << 40))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a device")
+    job, known_bytes = ring.make_job(model_folder), limit_bytes or host_bytes
+    facts = inspect(model_folder, tmp_path, job, TimingRequest(1.0), memory_bytes=known_bytes, limit_bytes=limit_bytes)
+    assert asked == [limit_bytes or device_bytes]
+    assert facts.memory_bytes == (limit_bytes or device_bytes)
 
 
 def test_mean_tokens_are_those_of_the_batches_of_a_run(model_folder: Path, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def _kept_bytes(bench: Bench) -> float:
 def test_measure_grows_with_the_micro_batch(model_folder: Path) -> None:
     """Twice the rows keep about twice the bytes; dropout keeps more."""
     small, large, dropped = (
-        _kept_bytes(Bench(model_folder, ring.make_job(model_folder, **changes), None))
+        _kept_bytes(ring.make_bench(model_folder, ring.make_job(model_folder, **changes)))
         for changes in ({"train__microbatches": 2}, {}, {"train__dropout": 0.1})
     )
     assert 1.8 * small < large < 2.2 * small

@@ -12,7 +12,6 @@ from edge.data.rows import OwnerDataset
 from edge.data.tokens import Batch
 from edge.measuring.laps import Timer
 from edge.measuring.rows import known_labels, resized
-from edge.measuring.works import Bench
 from ringtune.costs.measuring import Size
 from ringtune.costs.work_times import Work, WorkTime
 from ringtune.jobs.job import Job
@@ -56,7 +55,7 @@ def load(job: Job, folder: Path, tmp_path: Path) -> OwnerDataset:
 def test_measure_times_every_work_of_an_owner_at_two_sizes(model_folder: Path, tmp_path: Path) -> None:
     """All works of the list are there, nothing twice; the folder for checkpoints is left as it was."""
     job = ring.make_job(model_folder, train__batch_size=5, train__microbatches=2)
-    measured = Bench(model_folder, job, load(job, model_folder, tmp_path)).measure(
+    measured = ring.make_bench(model_folder, job, load(job, model_folder, tmp_path)).measure(
         QUICK, budget_s=0.0, disk=tmp_path / "state"
     )
     wanted = {(work, 3, tokens) for work in SIZED | OWNERS for tokens in (16, 8)}
@@ -71,7 +70,7 @@ def test_measure_times_every_work_of_an_owner_at_two_sizes(model_folder: Path, t
 def test_measure_leaves_an_owners_works_out_without_rows(model_folder: Path) -> None:
     """A host has no embedding and no head; without a folder it can't save."""
     job = ring.make_job(model_folder)
-    measured = Bench(model_folder, job, None).measure(QUICK, budget_s=0.0, disk=None)
+    measured = ring.make_bench(model_folder, job).measure(QUICK, budget_s=0.0, disk=None)
     assert {point.work for point in measured.work_times} == SIZED | {Work.UPDATE}
 
 
@@ -80,7 +79,9 @@ def test_measure_does_not_touch_the_generator(model_folder: Path) -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    Bench(model_folder, ring.make_job(model_folder, train__dropout=0.1), None).measure(QUICK, budget_s=0.0, disk=None)
+    ring.make_bench(model_folder, ring.make_job(model_folder, train__dropout=0.1)).measure(
+        QUICK, budget_s=0.0, disk=None
+    )
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -99,7 +100,7 @@ def test_measure_runs_the_actions_of_a_run(model_folder: Path, monkeypatch: pyte
         return values
 
     monkeypatch.setattr(NodeExecutor, "run", watched)
-    Bench(model_folder, ring.make_job(model_folder), None).measure(QUICK, budget_s=0.0, disk=None)
+    ring.make_bench(model_folder, ring.make_job(model_folder)).measure(QUICK, budget_s=0.0, disk=None)
     lowest = [(Op.FORWARD, False), (Op.BACKWARD, False), (Op.UPDATE, False)]
     above = [(Op.FORWARD, True), (Op.BACKWARD, False), (Op.UPDATE, False)]
     assert seen[:24] == 4 * lowest + 4 * above
@@ -108,15 +109,15 @@ def test_measure_runs_the_actions_of_a_run(model_folder: Path, monkeypatch: pyte
 def test_measure_takes_a_block_that_has_an_adapter(model_folder: Path) -> None:
     """With ``leave_out`` for the upper blocks the highest of the others is timed, and it has a backward."""
     job = ring.make_job(model_folder, adapter__config="seq_bn[leave_out=[2,3]]")
-    measured = Bench(model_folder, job, None).measure(QUICK, budget_s=0.0, disk=None)
-    plain = Bench(model_folder, ring.make_job(model_folder), None).measure(QUICK, budget_s=0.0, disk=None)
+    measured = ring.make_bench(model_folder, job).measure(QUICK, budget_s=0.0, disk=None)
+    plain = ring.make_bench(model_folder, ring.make_job(model_folder)).measure(QUICK, budget_s=0.0, disk=None)
     assert measured.activation_token_bytes == plain.activation_token_bytes
 
 
 def test_measure_of_one_block_bounds_what_it_does_not_have(tmp_path: Path) -> None:
     """A model of one block has none with trainable ones below: the lowest one's times stand for it."""
     folder = tiny.write_model(tmp_path, num_blocks=1)
-    measured = Bench(folder, ring.make_job(folder), None).measure(QUICK, budget_s=0.0, disk=None)
+    measured = ring.make_bench(folder, ring.make_job(folder)).measure(QUICK, budget_s=0.0, disk=None)
     by_work = {(point.work, point.tokens): point.median_s for point in measured.work_times}
     assert by_work[Work.GRAPH, 16] == by_work[Work.GRAPH_LOWEST, 16]
 
@@ -128,7 +129,7 @@ def test_measure_works_for_every_family_and_task(tmp_path: Path, model_type: str
     """With rows of its own; images have one length, so half of the rows is the other size."""
     case = Case(folder=write_family_inputs(tmp_path, model_type, task), task=task, owners=("a",), microbatches=2)
     folder, job = case.folder / "model", case.job.with_overrides({"wire.dtype": "int8"})
-    bench = Bench(folder, job, case.datasets()["a"])
+    bench = ring.make_bench(folder, job, case.datasets()["a"])
     measured = bench.measure(QUICK, budget_s=0.0, disk=None)
     assert set(points(measured.work_times)) == {
         *((work, *size) for work in SIZED | OWNERS for size in bench.sizes),

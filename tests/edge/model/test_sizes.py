@@ -8,7 +8,6 @@ import pytest
 from adapters import AdapterConfig, AutoAdapterModel, BertAdapterModel
 from transformers import BertConfig
 
-from edge.measuring.works import Bench
 from ringtune.costs.memory import estimate_activation_token_bytes
 from ringtune.costs.model_facts import model_facts
 from ringtune.jobs.job import Job, Model
@@ -16,6 +15,7 @@ from ringtune.models.adapter_config import adapter_block_params
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import read_config
 from tests.support import tiny_families
+from tests.support.hand_ring import make_bench
 from tests.support.tiny import write_model
 
 CONFIGS = (
@@ -105,6 +105,6 @@ def test_sizes_of_activations_are_near_the_measured_ones(tmp_path: Path, model_t
     job = Job(model=Model(path=str(folder), task=task)).with_overrides(
         {"train.max_length": 50, "train.batch_size": 8, "train.microbatches": 1, "train.dropout": dropout}
     )
-    measured = Bench(folder, job, None).activation_token_bytes()
+    measured = make_bench(folder, job).activation_token_bytes()
     estimated = estimate_activation_token_bytes(model_facts(folder, job), tokens=50, dropout=dropout)
     assert 0.93 * measured <= estimated <= 1.33 * measured
