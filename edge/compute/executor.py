@@ -336,12 +336,13 @@ class NodeExecutor:
         Raises:
             DivergedError: a trained weight is not finite after the last update.
         """
-        for name, parameter in self._trained().items():
+        trained = dict(self._trained())
+        if with_head:
+            trained |= {f"head.{name}": value for name, value in self._owner(None)[0].parameters.items()}
+        for name, parameter in trained.items():
             if not bool(torch.isfinite(parameter).all()):
                 what = f"{name} is not finite after the last step"
                 raise DivergedError(f"the training diverged: {what}; {LOWER_THE_RATE}")
-        if with_head:
-            self._owner(None)
         without = () if with_private else range(self._plan.placement.private_blocks)
         return adapter_files(self._hosted.skeleton, without_blocks=without, with_head=with_head)
 

@@ -52,6 +52,10 @@ class OwnerParts:
         head: the head module of the skeleton.
         task: its loss.
         train: optimizer, dropout and seed.
+
+    Attributes:
+        head: the module.
+        parameters: those of it that train, by name.
     """
 
     def __init__(self, skeleton: Skeleton, head: torch.nn.Module, task: Task, train: Train) -> None:
@@ -59,8 +63,8 @@ class OwnerParts:
         self.head = head
         self._task = task
         self._train = train
-        self._parameters = {name: value for name, value in head.named_parameters() if value.requires_grad}
-        self._optimizer = make_optimizer(train, list(self._parameters.values()))
+        self.parameters = {name: value for name, value in head.named_parameters() if value.requires_grad}
+        self._optimizer = make_optimizer(train, list(self.parameters.values()))
 
     def embed(self, batch: Batch) -> torch.Tensor:
         """Embed token ids or images as the hidden state (B, T, D) that enters block 0; frozen, without dropout."""
@@ -126,7 +130,7 @@ class OwnerParts:
 
     def drop_grads(self) -> None:
         """Drop the head's gradients, which no update will use."""
-        for parameter in self._parameters.values():
+        for parameter in self.parameters.values():
             parameter.grad = None
 
     def to_blob(self) -> Pieces:
@@ -164,7 +168,7 @@ class OwnerParts:
     def _state(self) -> TrainingState:
         return TrainingState(
             self._travelling(),
-            self._parameters,
+            self.parameters,
             self._optimizer,
             prefixes=_PREFIXES,
             where=_HANDED_OVER,

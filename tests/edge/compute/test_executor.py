@@ -398,6 +398,18 @@ def test_executor_hands_in_no_weights_that_are_not_finite(model_folder: Path, tm
         executor.adapter_files(with_head=False)
 
 
+def test_executor_hands_in_no_head_that_is_not_finite(model_folder: Path, tmp_path: Path) -> None:
+    """The last U[head] may overflow where the adapters don't; whoever has no head to hand in is not asked about it."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    plan = ring.make_plan(job, datasets, TWO)
+    executor = ring.HandRing(plan, job, model_folder, datasets).nodes["a"]
+    list(executor._owner(None)[0].head.parameters())[-1].data[0] = torch.inf
+    with pytest.raises(DivergedError, match=r"head\..* is not finite after the last step; lower train\.learning_rate"):
+        executor.adapter_files(with_head=True)
+    executor.adapter_files(with_head=False)
+
+
 def test_executor_head_blob_is_a_fixed_point(model_folder: Path, tmp_path: Path) -> None:
     """Loading a blob gives the same blob again, moments and step counts included."""
     job = ring.make_job(model_folder)
