@@ -32,7 +32,13 @@ def decode(messages: list[bytes], compute_dtype: torch.dtype) -> torch.Tensor:
         if fed.received is not None:
             header, payload, _ = fed.received
             dtype = frames.DTYPE_NAMES[header.dtype]
-            return tensors.decode(payload, tuple(header.shape), dtype, header.mask_bytes, compute_dtype=compute_dtype)[
-                0
-            ]
+            hidden, _ = tensors.decode(
+                payload,
+                tuple(header.shape),
+                dtype,
+                header.mask_bytes,
+                compute_dtype=compute_dtype,
+                exponent=header.exponent,
+            )
+            return hidden
     raise FrameError("a measured tensor did not arrive whole; please report this")
