@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edge.run.loop import AgentRun
-from edge.run.reporter import Entry, Reporter, TurnDone
+from edge.run.reporter import Entry, Failed, Reporter, TurnDone
+from ringtune.errors import DeadlineError, error_from_name
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, turn_sequence
@@ -26,6 +27,10 @@ def handling_s(plan: Plan, node: str, clock: Callable[[], float]) -> float:
         plan: in which ``node`` owns and hosts everything.
         node: this one.
         clock: of the measurement.
+
+    Raises:
+        DeadlineError: the reports were not made in time.
+        RingTuneError: what ended the loop before its last turn.
     """
     turns = list(turn_sequence(plan.course))
     reporter = Reporter(
@@ -36,27 +41,39 @@ def handling_s(plan: Plan, node: str, clock: Callable[[], float]) -> float:
         on_refused=lambda reason: None,
     )
     reports = _Reports(reporter, turns[-1].index)
-    run = AgentRun(plan=plan, node=node, executor=_Idle(), links={}, ack=lambda source, boundary: None, reports=reports)
-    reports.stop = lambda: run.stop("measured")
-    run.grant(turns)
-    started_s = clock()
-    run.loop()
-    reporter.flush(_FLUSH_S)
-    taken_s = clock() - started_s
-    reporter.close()
+    try:
+        run = AgentRun(
+            plan=plan, node=node, executor=_Idle(), links={}, ack=lambda source, boundary: None, reports=reports
+        )
+        reports.stop = lambda: run.stop("measured")
+        run.grant(turns)
+        started_s = clock()
+        run.loop()
+        is_flushed = reporter.flush(_FLUSH_S)
+        taken_s = clock() - started_s
+    finally:
+        reporter.close()
+    if reports.failed is not None:
+        raise error_from_name(reports.failed.error, reports.failed.message)
+    if not is_flushed:
+        raise DeadlineError(f"node {node}: waited {_FLUSH_S:g} s for the reports of idle steps; measure again")
     return taken_s / max(1, run.totals.actions)
 
 
 class _Reports:
-    """Passes entries on, and stops the run when its last turn is done."""
+    """Passes entries on, and stops the run when its last turn is done or when it failed."""
 
     def __init__(self, reporter: Reporter, last_turn: int) -> None:
         self.stop: Callable[[], object] = lambda: None
+        self.failed: Failed | None = None
         self._reporter, self._last_turn = reporter, last_turn
 
     def put(self, entry: Entry) -> None:
         self._reporter.put(entry)
-        if isinstance(entry, TurnDone) and entry.turn == self._last_turn:
+        if isinstance(entry, Failed):
+            self.failed = self.failed or entry
+            self.stop()
+        elif isinstance(entry, TurnDone) and entry.turn == self._last_turn:
             self.stop()
 
 
