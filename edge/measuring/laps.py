@@ -33,7 +33,8 @@ T = TypeVar("T")
 LEAST_TIMINGS = 3
 MOST_TIMINGS = 9
 _PERIODS = 3
-_RESTS = 12
+_RESTS, _LEAST_RESTS = 12, 4
+_RESTS_PER_BUDGET_S = 3
 _LEAST_WINDOW_S = 0.02
 _LEAST_QUOTA_WINDOW_S = 0.05
 
@@ -179,16 +180,29 @@ class Timer:
                 timings.setdefault(work, []).append(seconds)
         return {work: Spread.of(found) for work, found in timings.items()}
 
-    def rested_s(self, work: Callable[[], object], *, rest: Callable[[float], object] = time.sleep) -> float:
+    def rested_s(
+        self, work: Callable[[], object], *, budget_s: float, rest: Callable[[float], object] = time.sleep
+    ) -> float:
         """Mean seconds that ``work`` takes less at its quota after a rest; 0 without a quota.
 
-        Rests are of different lengths, so that the work begins at any moment of a period.
+        Rests are of different lengths, so that the work begins at any moment of a period. The first four are as evenly
+        spread over it as all twelve.
+
+        Args:
+            work: what to do after a rest.
+            budget_s: no further rest is begun after so many seconds, once three for each of these seconds are done, but
+                four at least and twelve at most.
+            rest: waits so many seconds.
         """
         if self.cpu is None:
             return 0.0
         saved = []
+        least = min(_RESTS, max(_LEAST_RESTS, round(_RESTS_PER_BUDGET_S * budget_s)))
+        started_s = self.clock()
         for index in range(_RESTS):
-            rest((_PERIODS + index / _RESTS) * self.cpu.period_s)
+            if index >= least and self.clock() - started_s >= budget_s:
+                break
+            rest((_PERIODS + _part_of_period(index)) * self.cpu.period_s)
             self.settle()
             start_s, start_cpu_s = self.clock(), self.cpu()
             work()
@@ -203,3 +217,9 @@ class Timer:
             cycle(laps)
             if self.clock() - started_s >= window_s:
                 return laps.means()
+
+
+def _part_of_period(index: int) -> float:
+    """Return by which part of a period a rest is longer than whole ones: 0, 3, 6, 9, 1, 4, 7, 10, 2 .. twelfths."""
+    steps = _RESTS // _LEAST_RESTS
+    return (index % _LEAST_RESTS * steps + index // _LEAST_RESTS) / _RESTS

@@ -175,7 +175,7 @@ class Bench:
 
         Args:
             timer: of the loops.
-            budget_s: about how long all of it may take, in seconds; on a slow board it takes longer.
+            budget_s: about how long all loops may take, in seconds, and the rests of a quota; slow boards take longer.
             disk: the node's folder for checkpoints; None = it can't save.
         """
         owner_loops = _OWNER_LOOPS if self._rows else 0
@@ -190,7 +190,7 @@ class Bench:
             once |= self._once(timer, each_s, disk)
             found += [spread.at(work) for work, spread in once.items()]
             handled_s = handling_s(self._whole_plan(), _NODE, timer.cpu or timer.clock)
-            return MeasuredWork(tuple(found), self.activation_token_bytes(), self._rested_s(timer), handled_s)
+            return MeasuredWork(tuple(found), self.activation_token_bytes(), self._rested_s(timer, budget_s), handled_s)
 
     def _whole_plan(self) -> Plan:
         """Make a plan of a few steps in which this node owns and hosts everything."""
@@ -199,7 +199,7 @@ class Bench:
         course = dataclasses.replace(course, owners=owners, num_steps=min(_HANDLED_STEPS, course.num_steps))
         return Plan.of(course, Placement(slices=(Slice(node=_NODE, start=0, stop=self._num_blocks),)))
 
-    def _rested_s(self, timer: Timer) -> float:
+    def _rested_s(self, timer: Timer, budget_s: float) -> float:
         """Seconds that a forward takes less after a rest."""
         size, item = self.sizes[0], self._item(lowest=True)
         hidden, mask = self._random(size), uneven_mask(size)
@@ -209,7 +209,7 @@ class Bench:
             self._run(Op.FORWARD_FREE, item)
 
         with self._forgetting():
-            return timer.rested_s(forward)
+            return timer.rested_s(forward, budget_s=budget_s)
 
     def activation_token_bytes(self) -> float:
         """Bytes per padded token that one block's forward with graph keeps until backward, its output included."""

@@ -129,6 +129,30 @@ def test_rest_is_what_work_takes_less_with_a_full_quota() -> None:
 
     cpu = CpuClock(cores=0.5, period_s=0.1, cpu_s=lambda: cpu_s[0])
     timer = Timer(window_s=0.1, clock=lambda: now_s[0], cpu=cpu)
-    assert timer.rested_s(work, rest=rests.append) == pytest.approx(0.4)
+    assert timer.rested_s(work, budget_s=4.0, rest=rests.append) == pytest.approx(0.4)
     assert min(rests) == pytest.approx(0.3) and max(rests) < 0.4
-    assert Timer(window_s=0.1).rested_s(work, rest=rests.append) == 0.0
+    assert Timer(window_s=0.1).rested_s(work, budget_s=4.0, rest=rests.append) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "work_s", "period_s", "count"),
+    [(1.0, 0.02, 0.1, 4), (1.0, 0.02, 0.01, 12), (1.0, 0.3, 0.01, 4), (4.0, 0.02, 0.1, 12), (4.0, 5.0, 0.1, 12)],
+)
+def test_rests_keep_to_their_budget_and_are_spread_over_a_period(
+    budget_s: float, work_s: float, period_s: float, count: int
+) -> None:
+    """Before a run a second is spent on them, or four rests; the four seconds of a measurement have room for all."""
+    now_s, rests = [0.0], list[float]()
+
+    def take(seconds: float) -> None:
+        now_s[0] += seconds
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        take(seconds)
+
+    cpu = CpuClock(cores=0.5, period_s=period_s, cpu_s=lambda: now_s[0])
+    timer = Timer(window_s=0.1, clock=lambda: now_s[0], cpu=cpu)
+    timer.rested_s(lambda: take(work_s), budget_s=budget_s, rest=rest)
+    parts = sorted(seconds / period_s - 3 for seconds in rests)
+    assert parts == pytest.approx([index / count for index in range(count)])
