@@ -39,6 +39,7 @@ WIRE_TYPES: Final[dict[str, torch.dtype]] = {
 
 _INT8_MAX: Final = 127
 _SCALE_BYTES: Final = 4
+_PIECE: Final = 1 << 16
 _HALF_EXPONENT: Final = 15
 """The largest element of a float16 tensor travels as a number below two to this power."""
 
@@ -127,10 +128,15 @@ def _halve(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
     Example: with a largest element of 1e-8, which is 0.67 * 2^-26, all are multiplied by 2^41; the exponent is -41.
     """
-    largest = float(tensor.abs().amax())
+    low, high = torch.aminmax(tensor)
+    largest = max(-low.item(), high.item())
     exponent = math.frexp(largest)[1] - _HALF_EXPONENT if 0.0 < largest < math.inf else 0
     exponent = min(MAX_EXPONENT, max(MIN_EXPONENT, exponent))
-    return (tensor * 2.0**-exponent).to(torch.float16).contiguous(), exponent
+    half = torch.empty(tensor.shape, dtype=torch.float16)
+    # at once, the product would be a second tensor of full width
+    for piece, out in zip(tensor.reshape(-1).split(_PIECE), half.view(-1).split(_PIECE), strict=True):
+        out.copy_(piece * 2.0**-exponent)
+    return half, exponent
 
 
 def decode(
@@ -193,8 +199,11 @@ def _check_finite(tensor: torch.Tensor, shape: Sequence[int]) -> None:
     """Refuse a tensor with NaN or infinite values.
 
     A finite sum has finite terms only, so each term is looked at only where the sum is not finite (it may overflow).
+    A sum of halves overflows for nearly every tensor, so it is made in float32.
     """
-    if math.isfinite(tensor.sum().item()) or bool(torch.isfinite(tensor).all()):
+    if math.isfinite(tensor.sum(dtype=torch.float32 if tensor.dtype is torch.float16 else None).item()) or bool(
+        torch.isfinite(tensor).all()
+    ):
         return
     bad = int((~torch.isfinite(tensor)).sum())
     raise DivergedError(f"{bad} values of a tensor of shape {list(shape)} are NaN or infinite")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge.wire import tensors
 from ringtune.errors import DivergedError, FrameError
@@ -141,6 +144,39 @@ def test_tensors_float16_keeps_every_digit_whatever_the_size(power: int) -> None
     tensor = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(4)).to(torch.float16).to(torch.float32)
     came, _ = _round_trip(tensor * 2.0**power, None, "float16")
     assert torch.equal(came, tensor * 2.0**power)
+
+
+class _Made(TorchDispatchMode):
+    """Takes down the bytes of the largest tensor that torch makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        given = {part.untyped_storage().data_ptr() for part in args if isinstance(part, torch.Tensor)}
+        for made in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(made, torch.Tensor) and made.untyped_storage().data_ptr() not in given:
+                self.largest_bytes = max(self.largest_bytes, made.nbytes)
+        return found
+
+
+def test_tensors_float16_are_made_without_a_second_one_of_full_width() -> None:
+    """A link's thread holds what it was given and half as many bytes: what memory estimates count on."""
+    tensor = torch.randn(1, 512, 256)
+    with _Made() as made:
+        encoded = tensors.encode(tensor, None, "float16")
+    assert made.largest_bytes == encoded.payload_bytes == tensor.nbytes // 2
+
+
+def test_tensors_float16_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest element travels near 2^15, so that halves add up to infinity; that calls for no second look."""
+    encoded = tensors.encode(torch.rand(4, 64, 32), None, "float16")
+    monkeypatch.setattr(torch, "isfinite", None)
+    with _Made() as made:
+        tensors.decode(_payload(encoded), encoded.shape, "float16", 0, compute_dtype=torch.float16)
+    assert made.largest_bytes < encoded.payload_bytes
 
 
 @pytest.mark.parametrize("largest", [0.0, 2.0**-149, 2.0**-126, 2.0**127, torch.finfo(torch.float32).max])
