@@ -314,10 +314,12 @@ class NodeExecutor:
 
         Raises:
             IntegrityError: unreadable, of something else, or it does not fit this node's slice.
+            DivergedError: the head in it is not finite.
+            OSError: the content can't be read.
         """
         head = load_shard(data, self._trained(), self._hosted.optimizer, metadata, with_head=with_head)
         if head is not None:
-            self.load_head_blob(head)
+            self._owner(None)[0].load_blob(head, where="the head in the shard")
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         return self._hosted.blocks.parameters(self._slice.start, self._slice.stop)

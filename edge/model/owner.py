@@ -141,22 +141,25 @@ class OwnerParts:
         """
         return write_tensors(self._state().tensors())
 
-    def load_blob(self, data: Pieces) -> None:
+    def load_blob(self, data: Pieces, *, where: str = _HANDED_OVER) -> None:
         """Replace parameters, moments and step counts by those that ``to_blob`` of another owner gave.
 
         What is held of ``data`` in memory is let go of on the way.
+
+        Args:
+            data: the file.
+            where: names it in errors.
 
         Raises:
             IntegrityError: unreadable, or tensors with other names, shapes or types than a head of this run.
             DivergedError: numbers that are not finite.
         """
-        state, file = self._state(), TensorFile(data, where=_HANDED_OVER)
+        state, file = self._state(where), TensorFile(data, where=where)
         state.check(file)
         for name in file.infos:
             if not is_finite(file.tensor(name)):
                 raise DivergedError(
-                    f"the training diverged: {_HANDED_OVER} has {name} with numbers that are not finite; "
-                    f"{LOWER_THE_RATE}"
+                    f"the training diverged: {where} has {name} with numbers that are not finite; {LOWER_THE_RATE}"
                 )
         state.load(file)
 
@@ -165,13 +168,13 @@ class OwnerParts:
         if self._optimizer is not None:
             drop_state(self._optimizer)
 
-    def _state(self) -> TrainingState:
+    def _state(self, where: str = _HANDED_OVER) -> TrainingState:
         return TrainingState(
             self._travelling(),
             self.parameters,
             self._optimizer,
             prefixes=_PREFIXES,
-            where=_HANDED_OVER,
+            where=where,
             part="head",
         )
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from edge.shards.kept import KEPT, Kept
 from edge.shards.state_folder import LOCK_WAIT_S, RunShards, StateFolder
-from ringtune.errors import DataError, IntegrityError, StorageError, UsageError
+from ringtune.errors import DataError, DivergedError, IntegrityError, StorageError, UsageError
 from ringtune.files.pieces import Pieces
 from ringtune.rounds.checkpoint import Shard
 from ringtune.schedule.plan import Plan
@@ -89,6 +89,7 @@ class Saver:
 
         Raises:
             IntegrityError: the shard is missing, damaged, or of something else; names it.
+            DivergedError: the head in it is not finite; names it.
             DataError: this owner's rows are not those that the run began with.
         """
         shards = self.open()
@@ -101,8 +102,12 @@ class Saver:
         try:
             written = self._metadata(step) | ({"plan_digest": plan_digest} if plan_digest else {})
             executor.load_shard(content, written, with_head=with_head)
-        except IntegrityError as error:
-            raise IntegrityError(f"node {self._node}, {shards.path(step)}: {error}") from error
+        except (IntegrityError, DivergedError) as error:
+            raise type(error)(f"node {self._node}, {shards.path(step)}: {error}") from error
+        except OSError as error:  # the content is read from the disk a second time
+            raise IntegrityError(
+                f"node {self._node} can't read its shard {shards.path(step)}: {error.strerror}"
+            ) from error
 
     def keep_from(self, step: int) -> None:
         """Delete the shards of steps before ``step``."""

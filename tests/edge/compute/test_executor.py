@@ -410,6 +410,17 @@ def test_executor_hands_in_no_head_that_is_not_finite(model_folder: Path, tmp_pa
     executor.adapter_files(with_head=False)
 
 
+def test_executor_tells_a_head_on_the_disk_from_one_that_was_handed_over(model_folder: Path, tmp_path: Path) -> None:
+    """A shard whose head is not finite is refused as such: nobody handed this head over."""
+    job = ring.make_job(model_folder)
+    datasets = ring.make_datasets(job, model_folder, tmp_path, ("a",))
+    owner = ring.HandRing(ring.make_plan(job, datasets, TWO), job, model_folder, datasets).nodes["a"]
+    list(owner._owner(None)[0].head.parameters())[-1].data[0] = torch.inf
+    shard = Pieces.of(bytes(owner.shard({"node": "a"}, with_head=True)))
+    with pytest.raises(DivergedError, match=r"the head in the shard has param/.* not finite"):
+        owner.load_shard(shard, {"node": "a"}, with_head=True)
+
+
 def test_executor_head_blob_is_a_fixed_point(model_folder: Path, tmp_path: Path) -> None:
     """Loading a blob gives the same blob again, moments and step counts included."""
     job = ring.make_job(model_folder)

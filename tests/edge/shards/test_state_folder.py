@@ -14,7 +14,7 @@ from edge.agent_options import default_state
 from edge.shards.kept import FinishedRun, Kept
 from edge.shards.saver import Saver, ShardAsked, check_shards, open_saver
 from edge.shards.state_folder import StateFolder
-from ringtune.errors import BusyError, DataError, IntegrityError, StorageError, UsageError
+from ringtune.errors import BusyError, DataError, DivergedError, IntegrityError, StorageError, UsageError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.plan import Plan
 from tests.support.plans import make_plan
@@ -237,6 +237,32 @@ def test_saver_names_the_file_of_a_shard_that_does_not_fit(tmp_path: Path) -> No
     shard = saver.save(4, Picky(), with_head=False)
     with pytest.raises(IntegrityError, match=r"node a, .*step-4\.safetensors: the shard is of node 'b'"):
         saver.load(4, shard.sha256, Picky(), with_head=False)
+    saver.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (OSError(errno.EIO, "Input/output error"), IntegrityError, r"node a can't read .*step-4\.safetensors: Input"),
+        (DivergedError("not finite"), DivergedError, r"node a, .*step-4\.safetensors: not finite"),
+    ],
+)
+def test_saver_names_the_file_of_a_shard_that_can_not_be_gone_on_with(
+    tmp_path: Path, error: Exception, kind: type[Exception], message: str
+) -> None:
+    """The content is read from the disk while it is loaded: what fails then has a node and a path."""
+
+    class Failing(FakeModel):
+        """Finds the shard bad on the way."""
+
+        def load_shard(self, data: Pieces, metadata: Any, *, with_head: bool) -> None:
+            """Fail."""
+            raise error
+
+    saver = Saver(tmp_path, RUN, PLAN, "a")
+    shard = saver.save(4, Failing(), with_head=False)
+    with pytest.raises(kind, match=message):
+        saver.load(4, shard.sha256, Failing(), with_head=False)
     saver.close()
 
 
