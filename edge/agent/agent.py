@@ -33,6 +33,7 @@ from edge.run.reporter import Reporter
 from edge.run.shared_clock import SharedClock
 from edge.shards.saver import GoesOn, ShardAsked, check_shards, open_saver
 from edge.weights.borrow import Borrower
+from edge.wire.load import computing_lost_s_per_byte
 from edge.wire.probe import LinkRate, measure_link
 from ringtune.errors import FrameError, IntegrityError, RingTuneError
 from ringtune.files.chunks import MAX_ADAPTER_BYTES, write_files
@@ -131,13 +132,21 @@ class Agent:
             ConnectionFailedError: it can't be measured, or leaves this machine unencrypted; names both ends.
             DeadlineError: it took too long.
         """
-        me = self.check_private(target, address)
+        check_private(self._options, target, address)
+        me = self._options.name
         return measure_link(me, target, address, message_bytes=message_bytes, timeout_s=timeout_s, brief=brief)
 
-    def check_private(self, target: str, address: str) -> str:
-        """Refuse to send to a node of another machine unencrypted; return this node's name."""
+    def computing_lost_s_per_byte(
+        self, target: str, address: str, message_bytes: int, computing_s: float, *, timeout_s: float
+    ) -> float:
+        """Measure what messages to another node take from this node's computing; see ``edge.wire.load``.
+
+        Raises:
+            ConnectionFailedError: it can't be measured, or leaves this machine unencrypted; names both ends.
+        """
         check_private(self._options, target, address)
-        return self._options.name
+        me = self._options.name
+        return computing_lost_s_per_byte(me, target, address, message_bytes, computing_s, timeout_s=timeout_s)
 
     def prepare(
         self,

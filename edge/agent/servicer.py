@@ -13,19 +13,17 @@ import grpc
 
 from edge.measuring.timing_request import DEFAULT_BUDGET_S, TimingRequest
 from edge.shards.saver import GoesOn, ShardAsked
-from edge.wire.load import computing_lost_s_per_byte
 from edge.wire.probe import add_probe_sink
 from ringtune.files.chunks import cut_pieces
 from ringtune.rpc.codec import turn_from_proto
 from ringtune.rpc.connections import Server
-from ringtune.rpc.statuses import answer
+from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.rpc.weights_servicer import WeightsServicer
 from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2_grpc
 
 if TYPE_CHECKING:
     from edge.agent.agent import Agent
 
-# A stream of a peer holds a thread for a whole run; control calls need some beside them.
 _LONGEST_CALL_S = 3600.0
 
 
@@ -60,7 +58,17 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
     ) -> control_pb2.MeasureLinkReply:
         """Measure the link from this node to another one, or what messages to it take from this node's computing."""
         if request.computing_s:
-            return self._load_of(request, context)
+            lost_s = answer(
+                context,
+                lambda: self._agent.computing_lost_s_per_byte(
+                    request.target,
+                    request.address,
+                    request.message_bytes,
+                    request.computing_s,
+                    timeout_s=_left_s(context),
+                ),
+            )
+            return control_pb2.MeasureLinkReply(computing_lost_s_per_byte=lost_s)
         found = answer(
             context,
             lambda: self._agent.measure_link(
@@ -72,23 +80,6 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             ),
         )
         return control_pb2.MeasureLinkReply(**found._asdict())  # fields have the same names
-
-    def _load_of(
-        self, request: control_pb2.MeasureLinkRequest, context: grpc.ServicerContext
-    ) -> control_pb2.MeasureLinkReply:
-        name = answer(context, lambda: self._agent.check_private(request.target, request.address))
-        lost_s = answer(
-            context,
-            lambda: computing_lost_s_per_byte(
-                name,
-                request.target,
-                request.address,
-                request.message_bytes,
-                request.computing_s,
-                timeout_s=_left_s(context),
-            ),
-        )
-        return control_pb2.MeasureLinkReply(computing_lost_s_per_byte=lost_s)
 
     def Prepare(self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext) -> control_pb2.PrepareReply:
         """Build the slice that a plan gives this node, and open its links."""
@@ -144,8 +135,9 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
                 timeout_s=_left_s(context),
             ),
         )
-        for name, content in sorted(files.items()):
-            yield from cut_pieces(name, content)
+        # a file is read while it is sent
+        chunks = (chunk for name, content in sorted(files.items()) for chunk in cut_pieces(name, content))
+        yield from answer_stream(context, chunks)
 
     def Release(self, request: control_pb2.ReleaseRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Stop and forget a run."""

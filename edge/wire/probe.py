@@ -148,10 +148,11 @@ def measure_link(
         PeerLostError: the other node ended meanwhile.
     """
     deadline_s = time.monotonic() + timeout_s
-    size, effort = min(max(1, message_bytes), LONGEST_MESSAGE_BYTES), thoroughness(brief=brief)
+    effort = thoroughness(brief=brief)
 
     def opened(*, busy_target: bool = False) -> contextlib.closing[Probe]:
-        return contextlib.closing(Probe(address, size, deadline_s - time.monotonic(), effort, busy_target=busy_target))
+        left_s = deadline_s - time.monotonic()
+        return contextlib.closing(Probe(address, message_bytes, left_s, effort, busy_target=busy_target))
 
     try:
         with opened() as probe:

@@ -1,0 +1,76 @@
+"""Calls of an agent: one request, one call of the agent, one answer; every error keeps its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import grpc
+import pytest
+
+from edge.agent.servicer import AgentServicer
+from ringtune.errors import ConnectionFailedError, PlanError, RingTuneError
+from ringtune.files.pieces import Pieces
+from ringtune.rpc.statuses import error_of_status
+from ringtune.v1 import control_pb2
+
+
+class Context:
+    """A call that tells what it was ended with."""
+
+    def time_remaining(self) -> float:
+        """Some seconds."""
+        return 5.0
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        """Raise what the caller would read."""
+        raise error_of_status(code.name, details, peer="node a")
+
+
+class FakeAgent:
+    """Answers two calls."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.asked: list[Any] = []
+
+    def computing_lost_s_per_byte(self, *args: Any, timeout_s: float) -> float:
+        """Half a microsecond a byte."""
+        self.asked.append((*args, timeout_s))
+        return 5e-7
+
+    def collect(self, run_id: str, **_: Any) -> dict[str, Pieces]:
+        """A file whose second piece can't be read."""
+
+        def make() -> Iterator[bytes]:
+            yield b"begin"
+            raise self.error
+
+        return {"adapter.safetensors": Pieces(10, make)}
+
+
+def _servicer(error: Exception) -> tuple[AgentServicer, FakeAgent, Any]:
+    agent: Any = FakeAgent(error)
+    return AgentServicer(agent), agent, Context()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [(PlanError("no such tensor"), PlanError, "no such tensor"), (OSError("gone"), RingTuneError, "OSError: gone")],
+)
+def test_collect_keeps_the_form_of_an_error_while_it_streams(
+    error: Exception, kind: type[RingTuneError], message: str
+) -> None:
+    """Files are read while they are sent: what fails then is told as any other error of this node."""
+    servicer, _, context = _servicer(error)
+    with pytest.raises(kind, match=message):
+        list(servicer.Collect(control_pb2.CollectRequest(run_id="r"), context))
+
+
+def test_measuring_what_messages_take_is_one_call_of_the_agent() -> None:
+    """The agent checks the target and measures; the servicer passes the request's fields on."""
+    servicer, agent, context = _servicer(ConnectionFailedError(""))
+    request = control_pb2.MeasureLinkRequest(target="b", address="127.0.0.1:1", message_bytes=100, computing_s=2.0)
+    reply = servicer.MeasureLink(request, context)
+    assert reply.computing_lost_s_per_byte == pytest.approx(5e-7)
+    assert agent.asked == [("b", "127.0.0.1:1", 100, 2.0, 5.0)]
