@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ringtune.files.tables import table_rows
+from ringtune.jobs.split import even_share
 
 _TABLES = (".csv", ".jsonl")
 
@@ -24,4 +25,4 @@ def count_rows(path: Path | None, share: tuple[int, int]) -> int | None:
     if path is None or path.suffix.lower() not in _TABLES:
         return None
     count, (index, parts) = sum(1 for _ in table_rows(path, {})), share
-    return count * (index + 1) // parts - count * index // parts
+    return len(even_share(count, num_owners=parts, share=index))

@@ -23,7 +23,7 @@ from edge.data.texts import LabelledTexts
 from edge.data.tokens import Batch
 from ringtune.errors import DataError
 from ringtune.jobs.job import Job
-from ringtune.jobs.split import split_rows
+from ringtune.jobs.split import even_share, split_rows
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 from ringtune.schedule.batches import BatchStream, eval_rows
 from ringtune.schedule.course import Course
@@ -133,8 +133,7 @@ class OwnerDataset:
         if eval_path is not None:
             held_out = source.read(eval_path)
             skipped += held_out.skipped
-            count = len(held_out.rows)
-            chosen = range(count * share // num_owners, count * (share + 1) // num_owners)
+            chosen = even_share(len(held_out.rows), num_owners=num_owners, share=share)
             evaluation, eval_labels = _take(source, held_out.rows, held_out.labels, chosen, digest)
         if skipped:
             _LOG.warning("%s: %d rows have an answer that is not in their context; they are skipped", path, skipped)

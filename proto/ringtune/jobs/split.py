@@ -30,6 +30,14 @@ def split_alpha(split: str) -> float | None:
     return alpha
 
 
+def even_share(num_rows: int, *, num_owners: int, share: int) -> range:
+    """Rows of one even share; the shares cover all rows and differ by one row at most.
+
+    Example: share 1 of 4 of 10 rows has the rows [2, 5).
+    """
+    return range(num_rows * share // num_owners, num_rows * (share + 1) // num_owners)
+
+
 def split_rows(
     num_rows: int,
     *,
@@ -63,8 +71,7 @@ def split_rows(
     alpha = split_alpha(split)
     if alpha is None:
         order = RandomStream("split", seed).permutation(num_rows)
-        start, stop = (num_rows * index // num_owners for index in (share, share + 1))
-        return tuple(sorted(order[start:stop]))
+        return tuple(sorted(order[place] for place in even_share(num_rows, num_owners=num_owners, share=share)))
     if labels is None or len(labels) != num_rows:
         raise DataError(f"a dirichlet split needs the label of each of the {num_rows} rows")
     return _dirichlet_shares(labels, num_owners, alpha, seed)[share]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import DataError, JobError
-from ringtune.jobs.split import split_alpha, split_rows
+from ringtune.jobs.split import even_share, split_alpha, split_rows
 
 SEEDS = st.integers(0, 2**31)
 
@@ -99,3 +99,13 @@ def test_split_refuses_an_unknown_rule() -> None:
 def test_split_alpha_reads_the_concentration(split: str, alpha: float | None) -> None:
     """Two rules of splitting are known."""
     assert split_alpha(split) == alpha
+
+
+@pytest.mark.parametrize(("num_rows", "num_owners"), [(10, 4), (3, 5), (7, 1), (0, 2)])
+def test_even_shares_cover_all_rows_in_order_and_differ_by_one(num_rows: int, num_owners: int) -> None:
+    """Ten rows are shared by four as 2, 3, 2 and 3; of three rows two of five owners get none."""
+    shares = [even_share(num_rows, num_owners=num_owners, share=index) for index in range(num_owners)]
+    assert [row for share in shares for row in share] == list(range(num_rows))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    if (num_rows, num_owners) == (10, 4):
+        assert [len(share) for share in shares] == [2, 3, 2, 3]
