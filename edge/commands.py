@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edge.shards.kept import KEPT, KEPT_SIZE, Kept
 from ringtune import options
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ def node(
     ] = None,
     keep_days: Annotated[
         float, typer.Option(min=0.0, help="How many days the checkpoints of a finished run stay in --state.")
-    ] = 30.0,
+    ] = KEPT.days,
     keep_size: Annotated[
         str, typer.Option(metavar="SIZE", help="How much room those of all finished runs may take there.")
-    ] = "4GiB",
+    ] = KEPT_SIZE,
     cache: Annotated[
         Path | None,
         typer.Option(
@@ -87,7 +88,6 @@ def node(
     from edge.agent.process import run_agent
     from edge.agent_options import AgentOptions, default_cache, default_name, default_state, parse_share
     from edge.machine.libraries import require_libraries
-    from edge.shards.kept import Kept
     from edge.start_checks import check_start
     from ringtune.ids import check_node_name
     from ringtune.quantities import parse_bytes

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 
-from edge.model.saving import ADAPTER_FILE, saved_tensors
+from edge.model.saving import saved_tensors
 from edge.model.skeleton import Skeleton
 from edge.model.tensor_bytes import fill
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import FilePieces
 from ringtune.files.safetensors_stream import TensorFile
+from ringtune.models.result_files import ADAPTER_FILE
 
 
 def load_saved(skeleton: Skeleton, folder: Path, *, with_head: bool) -> None:

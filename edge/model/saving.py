@@ -22,11 +22,7 @@ from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.tensor_bytes import pieces_of
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import write_tensors
-
-ADAPTER_FILE = "adapter.safetensors"
-HEAD_FILE = "model_head.safetensors"
-CONFIG_FILE = "adapter_config.json"
-HEAD_CONFIG_FILE = "head_config.json"
+from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, HEAD_CONFIG_FILE, HEAD_FILE
 
 Tensors = dict[str, torch.Tensor]
 
@@ -47,7 +43,7 @@ def adapter_files(skeleton: Skeleton, *, without_blocks: Collection[int], with_h
         for name, tensors in saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head).items()
     }
     if with_head:
-        files[CONFIG_FILE] = Pieces.of(_adapter(skeleton)[1])
+        files[ADAPTER_CONFIG_FILE] = Pieces.of(_adapter(skeleton)[1])
         if HEAD_FILE in files:
             files[HEAD_CONFIG_FILE] = Pieces.of(_head(skeleton)[1])
     return files
@@ -71,7 +67,7 @@ def _trained_head(skeleton: Skeleton) -> Tensors:
 def _adapter(skeleton: Skeleton) -> tuple[Tensors, bytes]:
     from adapters.loading import AdapterLoader
 
-    return _saved(AdapterLoader(skeleton.model, use_safetensors=True), ADAPTER, CONFIG_FILE)
+    return _saved(AdapterLoader(skeleton.model, use_safetensors=True), ADAPTER, ADAPTER_CONFIG_FILE)
 
 
 def _head(skeleton: Skeleton) -> tuple[Tensors, bytes]:

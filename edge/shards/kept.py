@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ringtune.errors import UsageError
+from ringtune.quantities import parse_bytes
 
 _DAY_S: Final = 86_400.0
+KEPT_SIZE: Final = "4GiB"
+"""How much room finished runs may take where nobody says otherwise, as a user writes it."""
 
 
 class FinishedRun(NamedTuple):
@@ -33,7 +36,7 @@ class Kept:
     """
 
     days: float = 30.0
-    size_bytes: int = 4 << 30
+    size_bytes: int = parse_bytes(KEPT_SIZE)
 
     def __post_init__(self) -> None:
         """Refuse what is no time and no room."""
@@ -61,4 +64,4 @@ class Kept:
 
 
 KEPT: Final = Kept()
-"""What stays where nobody says otherwise: 30 days and 4 GiB."""
+"""What stays where nobody says otherwise."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
 from typing import Any
 
 import pytest
 
+from edge import commands
 from edge.agent_options import AgentOptions, advertised_address, bind_address, parse_share
+from edge.shards.kept import KEPT, KEPT_SIZE
 from ringtune.errors import ConnectionFailedError, UsageError
+from ringtune.quantities import parse_bytes
 from ringtune.rpc import addresses
 
 
@@ -114,3 +118,11 @@ def test_own_host_is_empty_or_an_address_of_the_network() -> None:
     """Loopback is nothing that another machine could call."""
     found = addresses.own_host()
     assert not found or not addresses.is_loopback(f"{found}:1")
+
+
+def test_what_a_node_keeps_by_default_is_said_once() -> None:
+    """The size is written as a user writes it, and reads as the bytes that hold where nobody says otherwise."""
+    options = inspect.signature(commands.node).parameters
+    assert options["keep_days"].default == KEPT.days
+    assert options["keep_size"].default == KEPT_SIZE
+    assert parse_bytes(KEPT_SIZE) == KEPT.size_bytes == 4 << 30

@@ -6,10 +6,15 @@ from typing import Final
 
 from ringtune.models.family import FROZEN_HEAD_TASKS
 
-ADAPTER_FILES: Final = ("adapter_config.json", "adapter.safetensors", "head_config.json", "model_head.safetensors")
+ADAPTER_CONFIG_FILE: Final = "adapter_config.json"
+ADAPTER_FILE: Final = "adapter.safetensors"
+HEAD_CONFIG_FILE: Final = "head_config.json"
+HEAD_FILE: Final = "model_head.safetensors"
+
+ADAPTER_FILES: Final = (ADAPTER_CONFIG_FILE, ADAPTER_FILE, HEAD_CONFIG_FILE, HEAD_FILE)
 """Every file that the AdapterHub folder of a run may have."""
 
-_HEAD_FILES: Final = ("head_config.json", "model_head.safetensors")
+_HEAD_FILES: Final = (HEAD_CONFIG_FILE, HEAD_FILE)
 
 
 def has_trained_head(task: str) -> bool:
