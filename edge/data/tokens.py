@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from array import array
 from collections.abc import Sequence
@@ -14,7 +15,8 @@ from ringtune.errors import ModelError
 from ringtune.files.pointers import is_lfs_pointer, pointer_advice
 
 _SETTINGS = "tokenizer_config.json"
-_TOKENIZER_FILES = ("tokenizer.json", _SETTINGS, "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model")
+_WHOLE, _PIECES = "tokenizer.json", "tokenizer.model"
+_TOKENIZER_FILES = (_WHOLE, _SETTINGS, "vocab.txt", "vocab.json", "merges.txt", _PIECES)
 _REASON_LENGTH = 300
 IGNORED = -100  # a label that does not count, as in torch.nn.functional.cross_entropy
 
@@ -121,7 +123,7 @@ def load_tokenizer(folder: Path) -> Any:
     """Load the tokenizer of a model folder, from local files only.
 
     Raises:
-        ModelError: there is none.
+        ModelError: there is none, or it needs a package that is missing.
     """
     from transformers import AutoTokenizer
 
@@ -130,9 +132,24 @@ def load_tokenizer(folder: Path) -> Any:
     _check_tokenizer_files(folder)
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except ImportError as error:
+        what = f"{folder}: its tokenizer needs a package that is missing ({_reason(error)})"
+        raise ModelError(f"{what}; install it") from error
     except Exception as error:  # the library of the tokenizers raises bare Exception for a damaged file
-        reason = " ".join(str(error).split())[:_REASON_LENGTH]
-        raise ModelError(f"{folder} has no tokenizer that can be read ({reason}); fetch the model again") from error
+        what = f"{folder} has no tokenizer that can be read ({_reason(error)})"
+        raise ModelError(f"{what}; {_remedy(folder)}") from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:_REASON_LENGTH]
+
+
+def _remedy(folder: Path) -> str:
+    """Tell what helps; the library says of a package that is missing to convert a file only that it failed."""
+    needs_package = (folder / _PIECES).is_file() and not (folder / _WHOLE).is_file()
+    if needs_package and importlib.util.find_spec("sentencepiece") is None:
+        return f"it has {_PIECES} without {_WHOLE}, which needs the package sentencepiece; install it"
+    return "fetch the model again"
 
 
 def _check_tokenizer_files(folder: Path) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from edge.data import tokens
 from edge.data.rows import OwnerDataset
 from edge.data.texts import read_rows
+from edge.data.tokens import load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.schedule.batches import BatchStream
 from ringtune.schedule.turns import Item, StepKind
@@ -96,6 +98,26 @@ def test_data_shares_cover_all_rows_once(model_folder: Path, tmp_path: Path) -> 
     texts = [text for dataset in datasets.values() for text in dataset._train._encoder._texts]  # type: ignore[attr-defined]
     labels = [label for dataset in datasets.values() for label in dataset._train._labels]  # type: ignore[attr-defined]
     assert sorted(zip(texts, labels, strict=True)) == sorted(tiny.make_rows(31, seed=1))
+
+
+def test_tokenizer_whose_package_is_missing_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To fetch the model again would not help: the package is named, however the library tells it."""
+    from transformers import AutoTokenizer
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ImportError("LlamaTokenizer requires the SentencePiece library")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AutoTokenizer, "from_pretrained", refuse)
+        with pytest.raises(
+            ModelError, match=r"needs a package that is missing \(LlamaTok.*SentencePiece.*; install it$"
+        ):
+            load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"pieces")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    monkeypatch.setattr(tokens.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="needs the package sentencepiece; install it$"):
+        load_tokenizer(tmp_path)
 
 
 def test_data_batch_is_what_the_tokenizer_pads(model_folder: Path, tmp_path: Path) -> None:
