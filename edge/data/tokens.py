@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from array import array
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -147,7 +147,7 @@ def _reason(error: Exception) -> str:
 def _remedy(folder: Path) -> str:
     """Tell what helps; the library says of a package that is missing to convert a file only that it failed."""
     needs_package = (folder / _PIECES).is_file() and not (folder / _WHOLE).is_file()
-    if needs_package and importlib.util.find_spec("sentencepiece") is None:
+    if needs_package and find_spec("sentencepiece") is None:
         return f"it has {_PIECES} without {_WHOLE}, which needs the package sentencepiece; install it"
     return "fetch the model again"
 

@@ -134,7 +134,7 @@ def _halve(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     exponent = min(MAX_EXPONENT, max(MIN_EXPONENT, exponent))
     half = torch.empty(tensor.shape, dtype=torch.float16)
     # at once, the product would be a second tensor of full width
-    for piece, out in zip(tensor.reshape(-1).split(_PIECE), half.view(-1).split(_PIECE), strict=True):
+    for piece, out in zip(torch.split(tensor.reshape(-1), _PIECE), torch.split(half.view(-1), _PIECE), strict=True):
         out.copy_(piece * 2.0**-exponent)
     return half, exponent
 

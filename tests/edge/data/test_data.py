@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from edge.data import tokens
 from edge.data.rows import OwnerDataset
 from edge.data.texts import read_rows
 from edge.data.tokens import load_tokenizer
@@ -115,8 +114,8 @@ def test_tokenizer_whose_package_is_missing_says_so(tmp_path: Path, monkeypatch:
             load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"pieces")
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
-    monkeypatch.setattr(tokens.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match="needs the package sentencepiece; install it$"):
+    monkeypatch.setattr("edge.data.tokens.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r"needs the package sentencepiece; install it$"):
         load_tokenizer(tmp_path)
 
 

@@ -146,11 +146,11 @@ def test_tensors_float16_keeps_every_digit_whatever_the_size(power: int) -> None
     assert torch.equal(came, tensor * 2.0**power)
 
 
-class _Made(TorchDispatchMode):
+class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Takes down the bytes of the largest tensor that torch makes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.largest_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
