@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -58,7 +59,7 @@ class Task(Protocol):
         """
 
 
-class _OneOutput:
+class _OneOutput(abc.ABC):
     """A task whose head computes all outputs of a micro-batch at once."""
 
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
@@ -68,9 +69,9 @@ class _OneOutput:
         outputs = BaseModelOutput(last_hidden_state=last_BTD)
         return self.evaluate(head(outputs, attention_mask=batch.mask, return_dict=True, **more), batch)
 
+    @abc.abstractmethod
     def evaluate(self, output: Any, batch: Batch) -> HeadCounts:
         """Compute loss and hits of a micro-batch from the head's output."""
-        raise NotImplementedError
 
 
 class SequenceClassification(_OneOutput):

@@ -134,3 +134,13 @@ def test_logits_of_a_small_vocabulary_are_computed_at_once(monkeypatch: pytest.M
     monkeypatch.delattr(heads, "token_loss")
     counts, _ = computed(torch.randn(ROWS, TOKENS, WIDTH), torch.randn(VOCAB, WIDTH), a_batch())
     assert counts.num_targets > 0
+
+
+def test_task_that_does_not_say_how_it_is_judged_can_not_be_made() -> None:
+    """It is told when the tasks are listed, not at the first loss of a run."""
+
+    class Unjudged(heads._OneOutput):
+        """A task without ``evaluate``."""
+
+    with pytest.raises(TypeError, match="evaluate"):
+        Unjudged()  # type: ignore[abstract]
