@@ -170,9 +170,9 @@ class OwnerParts:
 
     def _state(self, where: str = _HANDED_OVER) -> TrainingState:
         return TrainingState(
-            self._travelling(),
-            self.parameters,
-            self._optimizer,
+            values=self._travelling(),
+            parameters=self.parameters,
+            optimizer=self._optimizer,
             prefixes=_PREFIXES,
             where=where,
             part="head",

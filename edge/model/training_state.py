@@ -6,6 +6,7 @@ A head that is handed over and a shard of a checkpoint are such files; they diff
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -26,10 +27,11 @@ class Prefixes(NamedTuple):
     state: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingState:
     """What training goes on from: some tensors, and the optimizer state of those that train.
 
-    Args:
+    Attributes:
         values: the tensors by name; they are filled in place.
         parameters: those of them that the optimizer is over.
         optimizer: None if nothing trains.
@@ -38,29 +40,19 @@ class TrainingState:
         part: of a node that the state is of, in errors.
     """
 
-    def __init__(
-        self,
-        values: Mapping[str, torch.Tensor],
-        parameters: Mapping[str, torch.nn.Parameter],
-        optimizer: torch.optim.Optimizer | None,
-        *,
-        prefixes: Prefixes,
-        where: str,
-        part: str,
-    ) -> None:
-        self._values = values
-        self._parameters = parameters
-        self._optimizer = optimizer
-        self._prefixes = prefixes
-        self._where = where
-        self._what = part
+    values: Mapping[str, torch.Tensor]
+    parameters: Mapping[str, torch.nn.Parameter]
+    optimizer: torch.optim.Optimizer | None
+    prefixes: Prefixes
+    where: str
+    part: str
 
     def tensors(self) -> dict[str, TensorPieces]:
         """Return every tensor by its name in a file; a parameter that was never updated has no optimizer state."""
-        found = {f"{self._prefixes.value}{name}": pieces_of(value) for name, value in self._values.items()}
-        if self._optimizer is not None:
-            state = optimizer_tensors(self._optimizer, self._parameters)
-            found |= {f"{self._prefixes.state}{name}": pieces_of(value) for name, value in state.items()}
+        found = {f"{self.prefixes.value}{name}": pieces_of(value) for name, value in self.values.items()}
+        if self.optimizer is not None:
+            state = optimizer_tensors(self.optimizer, self.parameters)
+            found |= {f"{self.prefixes.state}{name}": pieces_of(value) for name, value in state.items()}
         return found
 
     def check(self, file: TensorFile, *, besides: tuple[str, ...] = ()) -> None:
@@ -74,17 +66,17 @@ class TrainingState:
             IntegrityError: tensors with other names, shapes or types.
         """
         own = {name: info for name, info in file.infos.items() if name not in besides}
-        given, state = self._part(own, self._prefixes.value), self._part(own, self._prefixes.state)
-        if given.keys() != self._values.keys() or len(given) + len(state) != len(own):
+        given, state = _named(own, self.prefixes.value), _named(own, self.prefixes.state)
+        if given.keys() != self.values.keys() or len(given) + len(state) != len(own):
             raise IntegrityError(
-                f"{self._where} has the tensors {sorted(own)[:3]}..., not those of this node's {self._what}"
+                f"{self.where} has the tensors {sorted(own)[:3]}..., not those of this node's {self.part}"
             )
         for name, info in given.items():
-            self._check_like(name, info, self._values[name])
+            self._check_like(name, info, self.values[name])
         for name, info in state.items():
-            parameter = self._parameters.get(name.rpartition("/")[0])
+            parameter = self.parameters.get(name.rpartition("/")[0])
             if parameter is None:
-                raise IntegrityError(f"{self._where} has state {name} of an unknown tensor")
+                raise IntegrityError(f"{self.where} has state {name} of an unknown tensor")
             if not name.endswith(_STEP):
                 self._check_like(name, info, parameter)
 
@@ -93,23 +85,25 @@ class TrainingState:
 
         What is held of the file in memory is let go of as soon as it was read.
         """
-        state = self._part(file.infos, self._prefixes.state)
-        targets = {f"{self._prefixes.value}{name}": value for name, value in self._values.items()}
-        if self._optimizer is not None:
+        state = _named(file.infos, self.prefixes.state)
+        targets = {f"{self.prefixes.value}{name}": value for name, value in self.values.items()}
+        if self.optimizer is not None:
             wanted = {name: (torch_dtype(info.dtype), info.shape) for name, info in state.items()}
-            room = room_for_state(self._optimizer, self._parameters, wanted)
-            targets |= {f"{self._prefixes.state}{name}": value for name, value in room.items()}
+            room = room_for_state(self.optimizer, self.parameters, wanted)
+            targets |= {f"{self.prefixes.state}{name}": value for name, value in room.items()}
         for name in file.infos:
             if name in targets:
                 fill(targets[name], file.tensor(name))
                 file.let_go_of(name)
 
-    def _part(self, infos: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorInfo]:
-        return {name.removeprefix(prefix): info for name, info in infos.items() if name.startswith(prefix)}
-
     def _check_like(self, name: str, info: TensorInfo, expected: torch.Tensor) -> None:
         if info.shape != tuple(expected.shape) or info.dtype != DTYPE_NAMES[expected.dtype]:
             raise IntegrityError(
-                f"{self._where} has {name} as {TORCH_DTYPES.get(info.dtype, info.dtype)} {list(info.shape)}, "
+                f"{self.where} has {name} as {TORCH_DTYPES.get(info.dtype, info.dtype)} {list(info.shape)}, "
                 f"expected {expected.dtype} {list(expected.shape)}"
             )
+
+
+def _named(infos: Mapping[str, TensorInfo], prefix: str) -> dict[str, TensorInfo]:
+    """Choose the tensors whose names begin so, by the rest of their names."""
+    return {name.removeprefix(prefix): info for name, info in infos.items() if name.startswith(prefix)}

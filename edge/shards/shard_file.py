@@ -86,7 +86,9 @@ def load_shard(
 
 
 def _state(parameters: Parameters, optimizer: torch.optim.Optimizer | None) -> TrainingState:
-    return TrainingState(parameters, parameters, optimizer, prefixes=_PREFIXES, where=_WHERE, part="slice")
+    return TrainingState(
+        values=parameters, parameters=parameters, optimizer=optimizer, prefixes=_PREFIXES, where=_WHERE, part="slice"
+    )
 
 
 def _check_metadata(file: TensorFile, metadata: Mapping[str, str]) -> None:
