@@ -69,6 +69,8 @@ class AgentRun:
         start: where the run goes on; by default its very beginning.
         saver: keeps shards of checkpoints; None = this node can't.
         clock: monotonic seconds.
+        worked: seconds that the calling thread's computing would have taken at the node's quota alone; stands at 0
+            where there is none.
     """
 
     def __init__(
