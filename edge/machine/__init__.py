@@ -1,1 +1,4 @@
-"""Ask and set up this device: processor, memory, threads, libraries."""
+"""Set up this device for an agent: memory, threads and libraries, torch among them.
+
+``ringtune.machine`` reads what a process may use, without torch, for agents and coordinator alike.
+"""

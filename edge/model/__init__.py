@@ -1,1 +1,4 @@
-"""The model on a device: the parts that a node hosts, and how they are run, trained and saved."""
+"""Run, train and save with torch the parts of a model that a node hosts.
+
+``ringtune.models`` tells what a model folder holds, without torch and without a tensor in memory.
+"""

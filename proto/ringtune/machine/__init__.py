@@ -1,1 +1,4 @@
-"""The processor and the memory that a process may use here: the one reader of limits, for agents and coordinator."""
+"""Read how much processor and memory a process may use here, without torch, for agents and coordinator.
+
+It is the one reader of limits. ``edge.machine`` sets a device up within them.
+"""

@@ -1,1 +1,4 @@
-"""What a model folder holds: families, shapes of tensors, adapter configurations."""
+"""Tell what a model folder holds, without torch: families, shapes of tensors, adapter configurations.
+
+``edge.model`` runs such a model.
+"""

@@ -1,1 +1,4 @@
-"""Base weights by digest: manifests, sources, and their messages."""
+"""Name base weights by digest, and say them in messages, for both ends of a fetch.
+
+``edge.weights`` fetches and keeps them. Nothing here opens a connection.
+"""
