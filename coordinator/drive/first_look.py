@@ -1,23 +1,29 @@
 """Refuse a job that no plan fits before anything is measured: sizes need no measurement.
 
 Nodes are asked twice. The first answers have sizes, rows and budgets, and what a forward keeps is computed from the
-model's sizes; only if a plan fits them are the nodes asked to time themselves, which builds a block and runs it.
+model's sizes; only if a plan fits them are the nodes asked to time themselves, which builds a block and runs it. The
+run is planned here with all that it may choose from, so nothing is refused that it could carry out.
+
+The nodes' answers, this look and their measurements share one wait (``runtime.wait_s``). The look takes no more than
+half of what the first answers leave of it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from coordinator.drive.planning import plan_run, run_profile
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.effort import Effort
-from coordinator.planner.make_plan import make_plan
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import DeadlineError, RingTuneError
 
 _LOG = logging.getLogger(__name__)
+_SHARE_OF_WAIT = 0.5
 
 
 class Looked(NamedTuple):
@@ -27,16 +33,25 @@ class Looked(NamedTuple):
 
 
 class FirstLook:
-    """The answers of all nodes before they measure.
+    """The answers of all nodes before they measure; made when the nodes are asked.
 
     Args:
         request: what is asked for.
         nodes: whose answers are awaited.
         on_done: takes the verdict; called from a thread of its own.
+        now_s: a monotonic clock.
     """
 
-    def __init__(self, request: RunRequest, nodes: tuple[str, ...], on_done: Callable[[Looked], None]) -> None:
+    def __init__(
+        self,
+        request: RunRequest,
+        nodes: tuple[str, ...],
+        on_done: Callable[[Looked], None],
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._request = request
+        self._now_s, self._end_s = now_s, now_s() + request.job.runtime.wait_s
         self._awaited = set(nodes)
         self._facts: dict[str, NodeFacts] = {}
         self._on_done = on_done
@@ -73,7 +88,7 @@ class FirstLook:
             self._on_done(Looked(None))
 
     def _plan(self) -> None:
-        job, evaluation = self._request.job, self._request.evaluation
-        facts = evaluation.narrow(self._facts) if evaluation else self._facts
-        effort = Effort(seconds=job.runtime.plan_s, is_cancelled=self._cancelled.is_set, judged_actions=0)
-        make_plan(job, facts, evaluation_only=evaluation is not None, effort=effort)
+        left_s = max(0.0, self._end_s - self._now_s())
+        seconds = min(self._request.job.runtime.plan_s, _SHARE_OF_WAIT * left_s)
+        effort = Effort(seconds=seconds, is_cancelled=self._cancelled.is_set, judged_actions=0)
+        plan_run(self._request, run_profile(self._request, self._facts), None, effort)

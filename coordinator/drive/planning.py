@@ -56,8 +56,14 @@ def run_profile(request: RunRequest, facts: Mapping[str, NodeFacts], links: tupl
     return Profile(nodes=tuple(facts[name] for name in sorted(facts)), links=links)
 
 
-def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, is_cancelled: Callable[[], bool]) -> Planned:
+def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, effort: Effort) -> Planned:
     """Plan a run as ``ringtune plan`` does, or carry out the given plan, or that of the run that goes on.
+
+    Args:
+        request: what is asked for.
+        profile: what it is planned with.
+        kept: the plan of the run that goes on; None = it begins.
+        effort: how hard to look.
 
     Raises:
         RingTuneError: no plan fits, or the given plan or profile is of another job.
@@ -72,7 +78,7 @@ def plan_run(request: RunRequest, profile: Profile, kept: Planned | None, is_can
         microbatches=request.choices.microbatches,
         wire_dtypes=request.choices.wire_dtypes,
         evaluation_only=request.evaluation is not None,
-        effort=Effort(seconds=job.runtime.plan_s, is_cancelled=is_cancelled),
+        effort=effort,
     )
     if request.profile is not None:
         check_given(request.profile, facts, job, planned.plan)
@@ -118,8 +124,9 @@ class PlanningThread:
         self._cancelled.set()
 
     def _plan(self, profile: Profile, kept: Planned | None) -> None:
+        effort = Effort(seconds=self._request.job.runtime.plan_s, is_cancelled=self._cancelled.is_set)
         try:
-            self._on_done(PlanReady(plan_run(self._request, profile, kept, self._cancelled.is_set), profile))
+            self._on_done(PlanReady(plan_run(self._request, profile, kept, effort), profile))
         except RingTuneError as error:
             self._on_done(rounds.PlanFailed(type(error).__name__, str(error)))
         except Exception as error:
