@@ -19,7 +19,7 @@ from coordinator.members.recruiting import machine_of
 from coordinator.members.registry import Member
 from ringtune.costs.assumed_links import with_assumed
 from ringtune.costs.measuring import Pair, hidden_bytes, link_rounds
-from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts
+from ringtune.costs.profile import LinkFacts, ModelFacts
 from ringtune.jobs.job import Job
 from ringtune.v1 import control_pb2
 
@@ -148,11 +148,10 @@ class LinkMeasuring:
 
 
 def remember(
-    links: Sequence[LinkFacts], addresses: Mapping[str, str], job: Job, nodes: Sequence[NodeFacts], cache: LinkCache
+    links: Sequence[LinkFacts], addresses: Mapping[str, str], job: Job, model: ModelFacts, cache: LinkCache
 ) -> None:
-    """Let the next run begin with links as a run or a measurement showed them."""
-    if nodes:
-        cache.put(links, addresses, hidden_bytes(job, nodes[0].model))
+    """Let the next run begin with links as the messages of a run or of a measurement showed them just now."""
+    cache.put(links, addresses, hidden_bytes(job, model))
 
 
 def link_of(pair: Pair, reply: control_pb2.MeasureLinkReply) -> LinkFacts:

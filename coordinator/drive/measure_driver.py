@@ -67,7 +67,7 @@ class MeasureDriver(Driver):
             self._emit(control_pb2.RunEvent(state="measuring links"))
             links = self._measure_links(hidden_bytes(request.job, facts[0].model))
             addresses = {member.node: member.address for member in self._chosen}
-            remember(links, addresses, request.job, facts, self._members.links)
+            remember(links, addresses, request.job, facts[0].model, self._members.links)
             facts = self._with_load(facts)
         profile = Profile(nodes=tuple(facts), links=links)
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))

@@ -425,9 +425,14 @@ class RunDriver(Driver):
             return
         if not self._request.plan_only:
             self._emit_profile(self._books)
-            profile = self._books.profile()
-            remember(profile.links, self._addresses, self._job, profile.nodes, self._members.links)
+            self._remember_links(self._books)
         self._books.close()
+
+    def _remember_links(self, books: RunBooks) -> None:
+        """Keep for the next run what this one's own transfers showed; the latencies of a given profile are not ours."""
+        if LinkMeasuring.is_wanted(self._request):
+            model = next(iter(self._facts.values())).model
+            remember(books.shown_links(), self._addresses, self._job, model, self._members.links)
 
     def _emit_profile(self, books: RunBooks) -> None:
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(books.profile().to_json())))

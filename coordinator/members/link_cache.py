@@ -1,7 +1,7 @@
 """Remember measured links between runs, for pairs of nodes at their addresses.
 
 A rate that is older than ``LONGEST_AGE_S`` is measured anew. Meanwhile the transfers of each run correct it, as the
-actions of a run correct the times of nodes.
+actions of a run correct the times of nodes. A link that a run hardly used keeps its age: nothing of it was seen anew.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LinkCache:
             )
 
     def put(self, links: Sequence[LinkFacts], addresses: Mapping[str, str], message_bytes: int) -> None:
-        """Remember links that were measured, or corrected by a run, just now; what is assumed is left out."""
+        """Remember links that were measured, or shown by a run, just now; what is assumed is left out."""
         with self._lock:
             for link in links:
                 if not link.is_assumed:

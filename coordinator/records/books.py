@@ -10,7 +10,7 @@ from coordinator.records.events import EventSink
 from coordinator.records.file_events import GrowingFile
 from coordinator.records.report import RunLedger
 from coordinator.records.trace_file import TraceText
-from ringtune.costs.profile import Profile
+from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.costs.recorded_times import RecordedProfile
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
@@ -38,6 +38,7 @@ class RunBooks:
     def __init__(self, plan: Plan, job: Job, profile: Profile, emit: EventSink, *, skipped_items: int = 0) -> None:
         self._plan = plan
         self._job = job
+        self._links = profile.links
         self._emit = emit
         self._ends_unix_s: dict[int, float] = {}
         self._trace_file: GrowingFile | None = None
@@ -90,6 +91,10 @@ class RunBooks:
     def profile(self) -> Profile:
         """Make a profile with the times that the run's actions took so far."""
         return self._recorded.profile()
+
+    def shown_links(self) -> tuple[LinkFacts, ...]:
+        """Only the links whose rates the run's own transfers showed so far."""
+        return self._recorded.links.shown(self._links)
 
     def note_end(self, seq: int, at_unix_s: float) -> None:
         """Remember when an item was done, for the line that the state machine logs next."""

@@ -38,13 +38,19 @@ class RecordedLinks:
 
     def links(self, known: Sequence[LinkFacts]) -> tuple[LinkFacts, ...]:
         """The known links with the rates that the run showed, where it showed another one."""
-        return tuple(self._corrected(link) for link in known)
+        return tuple(self._corrected(link) if self._is_shown(link) else link for link in known)
+
+    def shown(self, known: Sequence[LinkFacts]) -> tuple[LinkFacts, ...]:
+        """Only the known links of which the run's own transfers say a rate, with that rate."""
+        return tuple(self._corrected(link) for link in known if self._is_shown(link))
+
+    def _is_shown(self, link: LinkFacts) -> bool:
+        """Whether enough transfers of the run went over a link; one through a machine's memory is never shown."""
+        is_memory = link.is_assumed and link.rate_bytes_per_s >= LOOPBACK_BYTES_PER_S
+        return not is_memory and len(self._samples.get((link.source, link.target), ())) >= LEAST_SAMPLES
 
     def _corrected(self, link: LinkFacts) -> LinkFacts:
-        samples = self._samples.get((link.source, link.target), ())
-        is_memory = link.is_assumed and link.rate_bytes_per_s >= LOOPBACK_BYTES_PER_S
-        if len(samples) < LEAST_SAMPLES or is_memory:
-            return link
+        samples = self._samples[link.source, link.target]
         rates = [num_bytes / (seconds - min(link.latency_s, seconds / 2)) for num_bytes, seconds in samples]
         _, median, high = statistics.quantiles(rates, n=4, method="inclusive")
         if abs(high / link.rate_bytes_per_s - 1) <= _AGREES:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from ringtune.costs.assumed_links import loopback_link
@@ -56,3 +58,16 @@ def test_link_that_was_assumed_is_known_after_a_run() -> None:
     assumed = LinkFacts(source="a", target="b", rate_bytes_per_s=5.1e6, latency_s=0.002, is_assumed=True)
     (found,) = recorded(5e6).links((assumed,))
     assert not found.is_assumed and found.rate_bytes_per_s == 5.1e6
+
+
+def test_links_that_a_run_hardly_used_are_not_shown_by_it() -> None:
+    """Of three links one was used enough, and one agrees with its transfers: only those two say what they are now."""
+    links = recorded(5e6)
+    for _ in range(LEAST_SAMPLES):
+        links.add("b", "a", 200_000, 200_000 / 12e6 + KNOWN.latency_s)
+    for _ in range(LEAST_SAMPLES - 1):
+        links.add("a", "c", 200_000, 1.0)
+    known = (KNOWN, dataclasses.replace(KNOWN, source="b", target="a"), dataclasses.replace(KNOWN, target="c"))
+    shown = links.shown((*known, loopback_link("a", "d")))
+    assert shown == links.links(known)[:2]
+    assert shown[0].rate_bytes_per_s == pytest.approx(5e6, rel=0.01)

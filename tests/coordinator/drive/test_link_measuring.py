@@ -12,9 +12,11 @@ from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from coordinator.submit.outcome import Outcome
 from ringtune.costs.measuring import hidden_bytes
-from ringtune.costs.profile import LinkFacts
+from ringtune.costs.profile import LinkFacts, Profile
+from ringtune.costs.recorded_links import LEAST_SAMPLES
+from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
-from tests.support.fake_agents import MODEL, FakeCluster, job
+from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job
 
 HOSTS: dict[str, dict[str, Any]] = {name: {"host": f"127.0.0.{index}"} for index, name in enumerate("abcd", start=1)}
 
@@ -82,6 +84,52 @@ def test_run_with_a_given_profile_measures_no_link() -> None:
         asked = links_asked(cluster)
         run(cluster, profile=first.profile)
         assert links_asked(cluster) == asked
+
+
+def _with_transfers(agent: FakeAgent, turns: list[Turn]) -> None:
+    """Report the turns as done, and that the other node's messages came at 1 MB/s."""
+    request = agent.report(turns)
+    for _ in range(LEAST_SAMPLES):
+        request.transfers.add(source="b" if agent.node == "a" else "a", bytes=20_000, seconds=0.021)
+    agent.stub.Report(request, timeout=CALL_S)
+
+
+def test_links_that_a_run_does_not_use_grow_old_beside_it() -> None:
+    """Measured at 0 min and known at 50 to a run that sends nothing over them: at 61 min they are measured anew."""
+    now_s = [0.0]
+    with FakeCluster("a", "b", agents={name: HOSTS[name] for name in "ab"}) as cluster:
+        cluster.server.coordinator.links = LinkCache(lambda: now_s[0])
+        asked = []
+        for minutes in (0, 50, 61):
+            now_s[0] = 60.0 * minutes
+            run(cluster)
+            asked.append(len(links_asked(cluster)))
+    assert asked == [2, 2, 4]
+
+
+def test_links_that_a_run_uses_stay_young() -> None:
+    """The messages of the run at 50 min showed what they are, so at 61 min nothing is measured."""
+    now_s = [0.0]
+    agents = {name: {**HOSTS[name], "on_grant": _with_transfers} for name in "ab"}
+    with FakeCluster("a", "b", agents=agents) as cluster:
+        cluster.server.coordinator.links = LinkCache(lambda: now_s[0])
+        for minutes in (0, 50, 61):
+            now_s[0] = 60.0 * minutes
+            run(cluster)
+        assert links_asked(cluster) == ["a>b", "b>a"]
+
+
+def test_links_of_a_given_profile_are_not_known_to_the_next_run() -> None:
+    """Nobody here measured them, so a run without the profile asks for its own links."""
+    links = tuple(
+        LinkFacts(source=source, target=target, rate_bytes_per_s=7.0, latency_s=9.0) for source, target in ("ab", "ba")
+    )
+    agents = {name: {**HOSTS[name], "on_grant": _with_transfers} for name in "ab"}
+    with FakeCluster("a", "b", agents=agents) as cluster:
+        run(cluster, profile=Profile(nodes=(facts("a"), facts("b")), links=links))
+        assert links_asked(cluster) == []
+        run(cluster)
+        assert links_asked(cluster) == ["a>b", "b>a"]
 
 
 class Calls:
