@@ -112,27 +112,29 @@ def _chosen(drafts: Sequence[Draft], task: Task, *, alike: bool) -> Choice | Non
     found = [each for each in tried if each is not None]
     if not found:
         return None
+    choice = _best_of(found, task, alike=alike)
+    if is_single or choice.even:
+        return choice
+    best = choice.best
+    closer = searched(best.draft, task, task.clock.part(_SHARE_OF_SEARCHES), exact=True, known=best.ring)
+    if closer is None or closer.pool[0][0] >= best.job_s * (1 - 1e-9):
+        return choice
+    return _best_of([each for each in found if each.draft is not best.draft] + [closer], task, alike=alike)
+
+
+def _best_of(found: Sequence[Searched], task: Task, *, alike: bool) -> Choice:
+    """Choose the best ring of all searches, or the even one of the best ring's own draft where that is worth it."""
     candidates = _candidates(found)
-    even = _even(found[0]) if alike else None
-    if even is not None:
-        candidates = sorted([even, *(other for other in candidates if other.ring != even.ring)], key=_by_formula)
+    evens = [even for each in found if (even := _even(each)) is not None] if alike else []
+    pairs = [(even.ring, even.draft) for even in evens]
+    candidates = sorted([*evens, *(one for one in candidates if (one.ring, one.draft) not in pairs)], key=_by_formula)
     if task.effort.judged_actions:
         candidates = _judged(candidates, task)
-    if even is not None:
-        chosen_even = next(one for one in candidates if one.ring == even.ring and one.draft is even.draft)
-        if _is_worth_taking(chosen_even, candidates[0]):
-            others = tuple(other for other in candidates if other is not chosen_even)
-            return _choice(chosen_even, others, found, is_even=True)
     best = candidates[0]
-    if not is_single:
-        chosen = searched(best.draft, task, task.clock.part(_SHARE_OF_SEARCHES), exact=True, known=best.ring)
-        if chosen is not None and chosen.pool[0][0] < best.job_s * (1 - 1e-9):
-            found = [each for each in found if each.draft is not best.draft] + [chosen]
-            candidates = _candidates(found)
-            if task.effort.judged_actions:
-                candidates = _judged(candidates, task)
-            best = candidates[0]
-    return _choice(best, tuple(candidates[1:]), found)
+    even = next((one for one in candidates if one.draft is best.draft and (one.ring, one.draft) in pairs), None)
+    is_even = even is not None and _is_worth_taking(even, best)
+    chosen = even if even is not None and is_even else best
+    return _choice(chosen, tuple(one for one in candidates if one is not chosen), found, is_even=is_even)
 
 
 def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
@@ -243,9 +245,7 @@ def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:
     return [one for one in near if one in chosen]
 
 
-def _choice(
-    best: Candidate, others: tuple[Candidate, ...], found: Sequence[Searched], *, is_even: bool = False
-) -> Choice:
+def _choice(best: Candidate, others: tuple[Candidate, ...], found: Sequence[Searched], *, is_even: bool) -> Choice:
     each = next(each for each in found if each.draft is best.draft)
     return Choice(
         best=best,

@@ -110,6 +110,18 @@ def test_choice_takes_the_number_of_microbatches_that_the_simulator_prefers() ->
     assert best.choice.best.job_s < one.best.job_s
 
 
+@pytest.mark.parametrize("method", ["ringada", "pipeadapter"])
+def test_choice_among_alike_nodes_tries_every_number_of_microbatches_in_even_slices(method: str) -> None:
+    """Six alike nodes, six blocks: with 2 and 3 to choose from, it is the even plan of 3, and no slower than that."""
+    names = "abcdef"
+    nodes = tuple(device(name, num_blocks=6, tokens=TOKENS, rows=100 if name == "a" else 0) for name in names)
+    job, profile = wanted(train__method=method, train__batch_size=12), Profile(nodes=nodes)
+    both, three = (planned(job, profile, microbatches=numbers) for numbers in ((2, 3), (3,)))
+    assert both.choice is not None and both.choice.even
+    assert [(piece.node, piece.num_blocks) for piece in both.plan.placement.slices] == [(name, 1) for name in names]
+    assert both.plan == three.plan
+
+
 def test_choice_takes_the_smaller_wire_type_where_links_are_slow() -> None:
     """If it may, it halves the bytes."""
     assert planned(wanted(), ring(), wire_dtypes=("float32", "bfloat16")).plan.course.wire_dtype == "bfloat16"
