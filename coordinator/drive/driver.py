@@ -11,6 +11,7 @@ One thread does the work; whatever comes from another one is queued.
 
 from __future__ import annotations
 
+import abc
 import logging
 import queue
 import threading
@@ -44,8 +45,8 @@ TICK_S = 0.25
 _RELEASE_WAIT_S = 4.0
 
 
-class Driver:
-    """One piece of work that members do together, from its request to its last event.
+class Driver(abc.ABC):
+    """One piece of work that members do together, from its request to its last event; a subclass says which.
 
     Args:
         run_id: under which nodes keep what they have read, until they are released.
@@ -100,7 +101,7 @@ class Driver:
         """Ask for an end in order; work that can save nothing ends at once."""
         self.stop(reason)
 
-    def noted(self, step: int) -> None:
+    def noted(self, step: int) -> None:  # noqa: B027 - a measurement has no checkpoints
         """Hear that the submitter has the manifest of a checkpoint on disk; work without checkpoints ignores it."""
 
     def node_failed(self, node: str, error: RingTuneError) -> None:
@@ -150,15 +151,15 @@ class Driver:
             finally:
                 self._outbox.close()  # else the submitter would wait for ever
 
+    @abc.abstractmethod
     def _drive(self) -> RingTuneError | None:
         """Do the work; return the error with which it ended, None after success."""
-        raise NotImplementedError
 
     def _stopped(self, reason: str) -> str:
         """Add to the reason for which the work was stopped what is left of it."""
         return reason
 
-    def _finish_files(self) -> None:
+    def _finish_files(self) -> None:  # noqa: B027 - a measurement has none
         """Complete the files that grew while the work went on."""
 
     def _emit(self, event: control_pb2.RunEvent) -> None:
