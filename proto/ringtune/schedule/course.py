@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from ringtune.schedule.extent import Extent, Owner
 from ringtune.schedule.methods import Method, method_from_json
 from ringtune.schedule.operations import Operations
 from ringtune.schedule.owner_turns import EQUAL, TURNS
+from ringtune.schedule.placement import Slice
 from ringtune.schedule.units import EMBEDDING
 
 WIRE_DTYPES: Final = ("float32", "bfloat16", "float16", "int8", "float64")
@@ -133,6 +134,13 @@ class Course(Extent):
     def with_method(self, method: Method) -> Course:
         """The course with another method and all else as it is; the course itself for its own method."""
         return self if method is self.method else dataclasses.replace(self, method=method)
+
+    def fitted(self, slices: Sequence[Slice]) -> Course:
+        """The course on a ring with these slices, of which its method is told (``Method.fitted``).
+
+        Where the method's result does not depend on the ring, this is the course itself.
+        """
+        return self.with_method(self.method.fitted(slices))
 
     # ---- files ------------------------------------------------------------------------------------
 

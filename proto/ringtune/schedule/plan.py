@@ -53,12 +53,12 @@ class Plan:
     def of(course: Course, placement: Placement) -> Plan:
         """Make the plan of a course on one placement.
 
-        A method whose result depends on the ring is told the ring first (``Method.fitted``).
+        A method whose result depends on the ring is told the ring first (``Course.fitted``).
 
         Raises:
             PlanError: they do not fit.
         """
-        return Plan(course.with_method(course.method.fitted(placement.slices)), (placement,))
+        return Plan(course.fitted(placement.slices), (placement,))
 
     @property
     def placement(self) -> Placement:

@@ -49,6 +49,19 @@ def test_given_plan_is_carried_out_as_it_is() -> None:
     assert made.plan == plan and sorted(made.memory) == ["a", "b"]
 
 
+def test_given_plan_of_a_method_that_knows_its_ring_is_that_of_its_job() -> None:
+    """PipeAdapter counts the hosts above each block: the job's method is compared as it is on the plan's own ring."""
+    wanted = job(train__method="pipeadapter")
+    plan = given(wanted).plan
+    slices = tuple(
+        dataclasses.replace(piece, start=at, stop=to)
+        for piece, at, to in zip(plan.placement.slices, (0, 3), (3, 4), strict=True)
+    )
+    moved = Plan.of(plan.course, dataclasses.replace(plan.placement, slices=slices))
+    assert moved.course.method != plan.course.method
+    assert accept_plan(GivenPlan(plan=moved), wanted, two()).plan == moved
+
+
 def test_given_plan_reads_back_from_its_file(tmp_path: Path) -> None:
     """The file of the command, its line, and the bare plan of a run."""
     wanted = given()
@@ -123,7 +136,11 @@ def other_job(**changes: object) -> Callable[[GivenPlan, Job, dict[str, NodeFact
         (other_job(train__rounds=3), PlanError, r"num_steps = 8, the job says 12 \(train.rounds or train.max_steps\)"),
         (other_job(train__seed=3), PlanError, r"seed = 0, the job says 3"),
         (other_job(privacy__private_blocks=1), PlanError, "frozen_blocks = 0, the job says 1"),
-        (other_job(unfreeze__every_steps=3), PlanError, r"the job says .*\[unfreeze\]"),
+        (
+            other_job(unfreeze__every_steps=3),
+            PlanError,
+            r"method = .*, the job says .* \(train\.method, \[unfreeze\]\); change it, or plan anew",
+        ),
         (other_job(data__labels=["neg", "pos", "so"]), PlanError, r"labels = .* \(data.labels\)"),
     ],
 )
