@@ -1,5 +1,6 @@
 """The planner chooses which node hosts which blocks, so that the job takes least time within every node's memory.
 
-``ring_costs`` turns a profile into tables of seconds, ``step_time`` predicts a job from them, ``search_exact`` and
-``search_local`` look for the best ring, ``judge`` lets the simulator decide between the best few, ``explain`` says why.
+``predict.ring_costs`` turns a profile into tables of seconds, from which ``predict.step_time`` predicts a job.
+``search.exact`` and ``search.local_search`` look for the best ring by these predictions. ``predict.judge`` lets the
+simulator decide between the best few, and ``explain`` says why.
 """
