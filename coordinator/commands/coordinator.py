@@ -41,6 +41,7 @@ def coordinator(
     from coordinator.kept_runs.kept_runs import KeptRuns, default_folder
     from coordinator.screen.join_hints import reachable_address
     from coordinator.screen.output import make_progress
+    from coordinator.server.coordinator import Coordinator
     from coordinator.server.ending import Ending
     from coordinator.server.server import CoordinatorServer
     from ringtune.errors import InterruptedRunError
@@ -48,12 +49,20 @@ def coordinator(
     from ringtune.rpc.addresses import own_host
 
     keep_bytes = parse_bytes(keep_size)
-    with Ending() as ending, contextlib.ExitStack() as after, contextlib.ExitStack() as stack:
-        server = stack.enter_context(CoordinatorServer(bind, lease_s=lease_s, insecure=insecure))
-        folder = state or default_folder(server.address)
-        kept = after.enter_context(contextlib.closing(KeptRuns(folder, keep_days=keep_days, keep_bytes=keep_bytes)))
+    after = contextlib.ExitStack()
+
+    def keep_runs(coordinator: Coordinator, address: str) -> None:
+        """Before the first call is answered: a run that begins is kept, and a user is told of those that are."""
+        kept = KeptRuns(state or default_folder(address), keep_days=keep_days, keep_bytes=keep_bytes)
+        coordinator.kept = after.enter_context(contextlib.closing(kept))
+
+    with (
+        Ending() as ending,
+        after,
+        CoordinatorServer(bind, lease_s=lease_s, insecure=insecure, before=keep_runs) as server,
+    ):
         progress = make_progress(as_json=json, live=False)
-        server.coordinator.kept, server.coordinator.say = kept, progress.note
+        server.coordinator.say = progress.note
         progress.listening(server.address, reachable_address(server.address, own_host()))
         while not ending.wait():
             server.coordinator.say_who_is_lost()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 import grpc
@@ -25,6 +26,7 @@ class CoordinatorServer:
         bind: ``host:port``; port 0 = any free one.
         lease_s: a node that was not heard of for so long is lost.
         insecure: whether ``bind`` and the nodes may be beyond this machine, without encryption.
+        before: called with the coordinator and the address, which is taken, before the first call is answered.
 
     Attributes:
         coordinator: what is served.
@@ -35,7 +37,14 @@ class CoordinatorServer:
         ConnectionFailedError: the address can't be bound.
     """
 
-    def __init__(self, bind: str, *, lease_s: float, insecure: bool = False) -> None:
+    def __init__(
+        self,
+        bind: str,
+        *,
+        lease_s: float,
+        insecure: bool = False,
+        before: Callable[[Coordinator, str], object] = lambda coordinator, address: None,
+    ) -> None:
         require_private(bind, option="--bind", insecure=insecure)
         self.coordinator = Coordinator(lease_s=lease_s, insecure=insecure)
 
@@ -43,7 +52,7 @@ class CoordinatorServer:
             control_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorServicer(self.coordinator), server)
             weights_pb2_grpc.add_WeightsServicer_to_server(WeightsServicer(self.coordinator.offers), server)
 
-        self._server = Server(bind, add, max_calls=_MAX_CALLS)
+        self._server = Server(bind, add, max_calls=_MAX_CALLS, before=lambda address: before(self.coordinator, address))
         self.address = self._server.address
 
     def __enter__(self) -> CoordinatorServer:

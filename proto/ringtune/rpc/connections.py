@@ -40,6 +40,8 @@ class Server:
         max_workers: calls at a time; every incoming link holds one for as long as its run. Threads are started when
             they are needed, so a large number costs nothing.
         max_calls: calls that may wait or run, others are refused; None = any number.
+        before: called with the address, which is taken, before the first call is answered; calls wait for it. If it
+            raises, the address stays taken until the process ends.
 
     Attributes:
         address: with the port that was taken.
@@ -55,6 +57,7 @@ class Server:
         *,
         max_workers: int = MAX_WORKERS,
         max_calls: int | None = None,
+        before: Callable[[str], object] = lambda address: None,
     ) -> None:
         self._workers = Workers(max_workers, "ringtune-rpc")
         pool: Any = self._workers  # gRPC asks for a ThreadPoolExecutor, and calls its submit only
@@ -68,6 +71,7 @@ class Server:
                 f"can't listen on {address}: the port is in use or the host is not this machine's; take another --bind"
             ) from error
         self.address = join_address(host, self.port)
+        before(self.address)
         self._server.start()
 
     def stop(self, grace_s: float = 0.5, *, wait: bool = True) -> None:
