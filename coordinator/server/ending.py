@@ -6,10 +6,10 @@ import signal
 import threading
 import time
 from types import FrameType, TracebackType
-from typing import Any
 
 from coordinator.server.coordinator import Coordinator
 from ringtune.errors import FrameError
+from ringtune.machine.signals import handled
 
 SAVE_S = 60.0
 # Short: the kernel may hand a signal to any thread, and then nothing wakes this one, which runs the handlers.
@@ -18,7 +18,7 @@ _POLL_S = 0.1
 
 
 class Ending:
-    """Hears SIGINT, SIGTERM and SIGHUP while in its context; to be used in the main thread.
+    """Hears SIGINT, SIGTERM and SIGHUP while in its context, as ``handled`` does; to be used in the main thread.
 
     Attributes:
         by_ctrl_c: whether Ctrl-C was among the signals; the others are how a service is ended.
@@ -28,21 +28,18 @@ class Ending:
         self.by_ctrl_c = False
         self._count = 0
         self._asked = threading.Event()
-        self._before: dict[signal.Signals, Any] = {}
+        self._hearing = handled(self._on_signal)
 
     def __enter__(self) -> Ending:
-        """Install the handlers; SIGHUP stays ignored where it was, as under ``nohup``."""
-        hears = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-        wanted = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hears else [])]
-        self._before = {number: signal.signal(number, self._on_signal) for number in wanted}
+        """Install the handlers."""
+        self._hearing.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Install the handlers that were there before."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._hearing.__exit__(kind, error, traceback)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._count += 1

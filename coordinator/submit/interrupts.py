@@ -11,17 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
 
 from coordinator.submit.terminal import Terminal
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from ringtune.machine.signals import handled
 
 
 class Interrupts:
-    """Handles SIGINT, SIGTERM and SIGHUP while in its context; to be used in the main thread.
-
-    SIGHUP stays ignored where it was, so that ``nohup`` does what it is for.
+    """Handles SIGINT, SIGTERM and SIGHUP while in its context, as ``handled`` does; to be used in the main thread.
 
     Args:
         log: gets what is printed after the terminal was closed; None = nobody does.
@@ -29,23 +25,20 @@ class Interrupts:
 
     def __init__(self, log: Path | None = None) -> None:
         self._ask: Callable[[], None] | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._hearing = handled(self._on_signal)
         self._terminal = Terminal(log)
 
     def __enter__(self) -> Interrupts:
         """Install the handlers."""
         self._terminal.__enter__()
-        hears = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-        wanted = [number for number in _SIGNALS if hears or number != signal.SIGHUP]
-        self._before = {number: signal.signal(number, self._on_signal) for number in wanted}
+        self._hearing.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Install the handlers that were there before."""
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._hearing.__exit__(kind, error, traceback)
         self._terminal.__exit__(kind, error, traceback)
 
     @contextmanager

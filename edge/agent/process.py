@@ -32,6 +32,7 @@ from edge.weights.borrow import Borrower
 from ringtune import __version__
 from ringtune.errors import PeerLostError, RingTuneError
 from ringtune.machine.cores import usable_cores
+from ringtune.machine.signals import handled
 from ringtune.rpc.connections import open_channel
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -74,13 +75,15 @@ def run_agent(options: AgentOptions, *, on_joined: Callable[[str], object] = lam
     """
     keep_freed_memory()  # before there is a second thread, which would have a heap of its own
     ending = _Ending()
-    _listen(ending, options)
-    limit_library_threads(options.threads or usable_cores())
-    channel = open_channel(options.coordinator)
-    try:
-        return _serve(options, channel, ending, on_joined)
-    finally:
-        channel.close()
+    with handled(lambda number, _: ending.ask(128 + number, signal.Signals(number).name)):
+        if options.watch_parent:
+            threading.Thread(target=_watch_parent, args=(ending,), name="watch-parent", daemon=True).start()
+        limit_library_threads(options.threads or usable_cores())
+        channel = open_channel(options.coordinator)
+        try:
+            return _serve(options, channel, ending, on_joined)
+        finally:
+            channel.close()
 
 
 def _serve(options: AgentOptions, channel: grpc.Channel, ending: _Ending, on_joined: Callable[[str], object]) -> int:
@@ -135,17 +138,8 @@ def _exit_now(ending: _Ending) -> None:
     os._exit(ending.code)
 
 
-def _listen(ending: _Ending, options: AgentOptions) -> None:
-    """Turn signals and the end of the parent into an ending."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-            continue  # nohup
-        signal.signal(number, lambda got, _: ending.ask(128 + got, signal.Signals(got).name))
-    if options.watch_parent:
-        threading.Thread(target=_watch_parent, args=(ending,), name="watch-parent", daemon=True).start()
-
-
 def _watch_parent(ending: _Ending) -> None:
+    """Turn the end of the parent into an ending."""
     while True:
         try:
             if not os.read(0, 4096):
