@@ -75,6 +75,16 @@ def owner_indices(own: Sequence[int], num_turns: int) -> Iterator[int]:
         heapq.heapreplace(keys, (key + Fraction(2, own[index]), index))
 
 
+def latest_owners(own: Sequence[int], num_turns: int) -> tuple[int, ...]:
+    """The indices of the owners that have one of the first ``num_turns`` turns, in the order of their latest ones.
+
+    Example: with 40, 20 and 10 rows and five turns (a, b, a, c, a) they are b, c and a.
+    """
+    counts = zip(turn_counts(own, num_turns), own, strict=True)
+    keys = [(Fraction(2 * count - 1, weight), index) for index, (count, weight) in enumerate(counts) if count]
+    return tuple(index for _, index in sorted(keys))
+
+
 def turns_until_repeat(own: Sequence[int]) -> int:
     """Turns after which the order of the owners repeats itself: with 40, 20 and 10 rows, seven."""
     return sum(own) // math.gcd(*own)

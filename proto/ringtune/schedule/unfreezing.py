@@ -1,9 +1,12 @@
 """The rule of ``unfreeze.at = "auto"``: the next block is unfrozen when the loss has stopped improving.
 
 A pure fold over the mean losses of the finished train turns, in their order; no clock and no arrival order. The loss
-that is judged is the mean over one round (the last turn of every owner), because owners' data differ. It improves
-if it falls below the best one by more than ``min_improvement`` of that. After ``patience_steps`` steps without
-improvement, counted from the best loss or from the last unfreezing, one more block is unfrozen.
+that is judged is the mean over the last turn of every owner, because owners' data differ; where turns go by rows, each
+owner counts by its rows. It improves if it falls below the best one by more than ``min_improvement`` of that. After
+``patience_steps`` steps without improvement, counted from the best loss or from the last unfreezing, one more block is
+unfrozen. The first round only sets the best loss, and so does later the first turn of an owner with few rows: a mean
+over other owners can't be compared. A turn of an owner with fewer rows than the mean owner hardly moves the judged
+loss, so it counts as fewer steps.
 
 What the loss of turn t decides holds from turn t + 2 on: turn t + 1 is granted already while t trains, so that frozen
 blocks can work ahead. Three owners, turns of 10 steps, a patience of 20, and a loss that never improves ::
@@ -20,11 +23,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods.patience import TURNS_AHEAD, Patience
+from ringtune.schedule.owner_turns import latest_owners, next_owner, turn_counts, weights
+
+_WORST: Final = sys.float_info.max / 4  # a mean of such losses is finite, however it is rounded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +41,7 @@ class Unfreezing:
 
     Attributes:
         num_turns: train turns that are finished.
-        recent: mean losses of the last ones, at most one per owner.
+        recent: mean loss of the last turn of each owner that has had one, in the order of these turns.
         best: the best loss so far; None before the first whole round.
         waited_steps: steps without improvement that count.
         unfreeze_at: the decisions: at each of these steps, the first ones of turns, one more block is unfrozen.
@@ -51,22 +59,29 @@ class Unfreezing:
         A loss that is not a finite number counts as the worst.
         """
         patience = course.method.patience or Patience()
-        loss = loss if math.isfinite(loss) else sys.float_info.max
         turn, length = self.num_turns, course.local_iterations
-        recent = (*self.recent, loss)[-len(course.owners) :]
-        found = dataclasses.replace(self, num_turns=turn + 1, recent=recent)
-        if len(recent) < len(course.owners):
+        last = self._last_losses(course, min(loss, _WORST) if math.isfinite(loss) else _WORST)
+        found = dataclasses.replace(self, num_turns=turn + 1, recent=tuple(last.values()))
+        if turn + 1 < len(course.owners):
             return found
-        judged = math.fsum(value / len(recent) for value in recent)
-        if self.best is None or judged < self.best - patience.min_improvement * abs(self.best):
+        judged, is_first = _mean(course, last), len(last) > len(self.recent)
+        if self.best is None or is_first or judged < self.best - patience.min_improvement * abs(self.best):
             return dataclasses.replace(found, best=judged, waited_steps=0)
         if self.unfreeze_at and turn * length < self.unfreeze_at[-1]:
             return found
-        waited = self.waited_steps + min(length, course.num_steps - turn * length)
+        waited = self.waited_steps + _counted_steps(course, min(length, course.num_steps - turn * length), [*last][-1])
         step = (turn + TURNS_AHEAD) * length
         if waited < patience.patience_steps or len(self.unfreeze_at) >= _most(course) or step >= course.num_steps:
             return dataclasses.replace(found, waited_steps=waited)
         return dataclasses.replace(found, waited_steps=0, unfreeze_at=(*self.unfreeze_at, step))
+
+    def _last_losses(self, course: Course, loss: float) -> dict[int, float]:
+        """The loss of each owner's last turn after one more turn, by the owners' indices, the newest last."""
+        own = weights(course.owners, course.turns)
+        last = dict(zip(latest_owners(own, self.num_turns), self.recent, strict=True))
+        owner = next_owner(own, turn_counts(own, self.num_turns))
+        last.pop(owner, None)
+        return {**last, owner: loss}
 
     def holding(self, step: int) -> tuple[int, ...]:
         """The decisions that hold for a turn that begins at ``step``."""
@@ -79,7 +94,8 @@ class Unfreezing:
             PlanError: it is not; where the course leaves nothing to the run there is nothing to know.
         """
         num_turns = -(-step // course.local_iterations) if course.decides else 0
-        fits = self.num_turns == num_turns and len(self.recent) == min(num_turns, len(course.owners))
+        owners = latest_owners(weights(course.owners, course.turns), num_turns)
+        fits = self.num_turns == num_turns and len(self.recent) == len(owners)
         if not fits or any(at % course.local_iterations for at in self.unfreeze_at):
             raise PlanError(
                 f"what is known of the losses is of {self.num_turns} turns, step {step} comes after {num_turns}; the "
@@ -90,6 +106,19 @@ class Unfreezing:
 
 NOTHING_KNOWN = Unfreezing()
 """The knowledge at the beginning of a run, and where the course leaves nothing to the run."""
+
+
+def _mean(course: Course, last: Mapping[int, float]) -> float:
+    """The mean of the owners' last losses by what each owner counts."""
+    own = weights(course.owners, course.turns)
+    total = sum(own[owner] for owner in last)
+    return math.fsum(loss / (total / own[owner]) for owner, loss in last.items())
+
+
+def _counted_steps(course: Course, steps: int, owner: int) -> int:
+    """How many of the steps of an owner's turn count as waited: fewer where it counts less than the mean owner."""
+    own = weights(course.owners, course.turns)
+    return min(steps, steps * own[owner] * len(own) // sum(own))
 
 
 def _most(course: Course) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import PlanError
+from ringtune.schedule.course import Course
+from ringtune.schedule.owner_turns import latest_owners, owner_indices, weights
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
@@ -34,6 +38,15 @@ def auto_plan(
     )
 
 
+ROWS = st.lists(st.integers(1, 40), min_size=4, max_size=4)
+
+
+def with_turns_by_rows(plan: Plan, rows: Sequence[int]) -> Plan:
+    """The plan whose owners have so many rows, and as many turns."""
+    owners = zip(plan.course.owners, rows, strict=False)
+    return changed(plan, owners=tuple(dataclasses.replace(one, train_rows=own) for one, own in owners), turns="rows")
+
+
 PLANS = st.builds(
     auto_plan,
     st.integers(1, 4),
@@ -42,7 +55,7 @@ PLANS = st.builds(
     patience_steps=st.integers(1, 25),
     num_steps=st.integers(0, 200),
     min_improvement=st.sampled_from([0.0, 0.01, 0.5]),
-)
+).flatmap(lambda plan: st.one_of(st.just(plan), st.builds(with_turns_by_rows, st.just(plan), ROWS)))
 
 
 def test_unfreezing_table_of_the_docstring() -> None:
@@ -91,6 +104,46 @@ def test_unfreezing_judges_whole_rounds() -> None:
     assert unfreezing_after(auto_plan(1).course, hard_and_easy).unfreeze_at != ()
 
 
+def by_rows(*rows: int, **changes: object) -> Course:
+    """The course of owners with so many rows, whose turns go by rows."""
+    return with_turns_by_rows(auto_plan(len(rows), **changes), rows).course  # type: ignore[arg-type]
+
+
+def losses_of(course: Course, first: Sequence[float], fall: Callable[[int, int], float]) -> list[float]:
+    """The losses of all turns: an owner's first loss times what ``fall`` says of the turn and of its own turn."""
+    order = owner_indices(weights(course.owners, course.turns), 0)
+    counts, found = [0] * len(first), []
+    for turn in range(course.num_steps // course.local_iterations):
+        owner = next(order)
+        found.append(first[owner] * fall(turn, counts[owner]))
+        counts[owner] += 1
+    return found
+
+
+@pytest.mark.parametrize("first", [(1.0, 0.5, 0.5), (0.5, 1.0, 1.0)])
+@pytest.mark.parametrize("fall", [lambda turn, _: 0.97**turn, lambda _, own: 0.97**own], ids=["of_all", "of_its_own"])
+def test_unfreezing_by_rows_is_not_fooled_by_who_had_the_last_turns(
+    first: tuple[float, ...], fall: Callable[[int, int], float]
+) -> None:
+    """The owner of most rows has four turns before the others have one; every loss falls by 3 percent a turn."""
+    course = by_rows(800, 100, 100, num_steps=600)
+    assert unfreezing_after(course, losses_of(course, first, fall)).unfreeze_at == ()
+    plateau = unfreezing_after(course, losses_of(course, first, lambda turn, own: 1.0))
+    assert len(plateau.unfreeze_at) == 5
+
+
+def test_unfreezing_by_rows_begins_anew_with_the_first_turn_of_an_owner() -> None:
+    """An owner with few rows and a high loss joins the mean at its first turn: the loss has not got worse by that."""
+    course = by_rows(90, 10)
+    known = [
+        unfreezing_after(course, losses_of(course, (1.0, 9.0), lambda turn, own: 0.97**turn)[:count])
+        for count in (5, 6)
+    ]
+    assert [len(entry.recent) for entry in known] == [1, 2]
+    assert known[1].best is not None and known[0].best is not None and known[1].best > known[0].best
+    assert known[1].waited_steps == 0
+
+
 def test_unfreezing_of_a_diverged_run_goes_on() -> None:
     """A loss that is no number is no improvement, and what is known stays a number that JSON has."""
     found = unfreezing_after(auto_plan().course, [1.0, math.nan, math.inf, math.nan])
@@ -123,10 +176,14 @@ def test_unfreezing_decisions_are_only_ever_added(plan: Plan, losses: list[float
 
 @given(PLANS, LOSSES)
 def test_unfreezing_is_never_sooner_than_without_any_improvement(plan: Plan, losses: list[float]) -> None:
-    """The plan that memory is checked for is the deepest at every step, and a constant loss gives it exactly."""
+    """The plan that memory is checked for is the deepest at every step, and a constant loss gives it exactly.
+
+    Exactly where turns are equal; by rows it may come later.
+    """
     num_turns = -(-plan.course.num_steps // plan.course.local_iterations)
     soonest = plan.soonest()
-    assert plan.decided(unfreezing_after(plan.course, [1.0] * num_turns).unfreeze_at) == soonest
+    constant = plan.decided(unfreezing_after(plan.course, [1.0] * num_turns).unfreeze_at)
+    assert constant == soonest or plan.course.turns == "rows"
     found = plan.decided(unfreezing_after(plan.course, losses[:num_turns]).unfreeze_at)
     assert all(depth(found.course, step) <= depth(soonest.course, step) for step in range(plan.course.num_steps))
 
@@ -173,3 +230,11 @@ def test_unfreezing_is_not_asked_for_where_the_plan_settles_it() -> None:
     assert StartPoint.of(plan.course, step=4).unfreezing is NOTHING_KNOWN
     with pytest.raises(PlanError, match="of another run"):
         Unfreezing(num_turns=2, recent=(1.0,)).check(plan.course, 4)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 60))
+def test_latest_owners_are_those_of_the_order(rows: list[int], num_turns: int) -> None:
+    """Without walking through the turns, in the order of the last one of each."""
+    order = [owner for owner, _ in zip(owner_indices(rows, 0), range(num_turns), strict=False)]
+    latest = dict.fromkeys(reversed(order))
+    assert latest_owners(rows, num_turns) == tuple(reversed(latest))
