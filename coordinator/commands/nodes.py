@@ -17,9 +17,9 @@ def nodes(
 ) -> None:
     """List the nodes of a coordinator."""
     from coordinator.screen.node_list import node_lines, node_table
-    from coordinator.submit.client import Client
+    from coordinator.submit.connection import Connection
 
-    with Client(coordinator, insecure=insecure) as client:
+    with Connection(coordinator, insecure=insecure) as client:
         members = client.nodes()
     for line in node_lines(members) if json else node_table(members, coordinator):
         typer.echo(line)

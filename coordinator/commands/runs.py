@@ -20,9 +20,9 @@ def runs(
 ) -> None:
     """List the runs that a coordinator keeps: state, steps, the step of the newest checkpoint, and who started it."""
     from coordinator.screen.run_list import run_lines, run_table
-    from coordinator.submit.client import Client
+    from coordinator.submit.connection import Connection
 
-    with Client(coordinator, insecure=insecure) as client:
+    with Connection(coordinator, insecure=insecure) as client:
         records = client.runs()
     for line in run_lines(records) if json else run_table(records):
         typer.echo(line)
@@ -39,7 +39,7 @@ def logs(
 
     Ctrl-C ends this command, not the run.
     """
-    from coordinator.submit.client import Client
+    from coordinator.submit.connection import Connection
     from coordinator.submit.find_run import find_run, only_run
     from coordinator.submit.run_log import show_events, show_file
 
@@ -47,7 +47,7 @@ def logs(
     if found.place is not None and found.folder is not None and found.place.is_local:
         show_file(found.folder, found.place, follow=follow)
         return
-    with Client(found.coordinator, insecure=insecure) as client:
+    with Connection(found.coordinator, insecure=insecure) as client:
         run_id = found.run_id or only_run(client.runs(), lambda _: True, "run").run_id
         show_events(client, run_id, follow=follow, as_json=json)
 
@@ -70,7 +70,7 @@ def fetch(
     import dataclasses
     import json as json_module
 
-    from coordinator.submit.client import Client
+    from coordinator.submit.connection import Connection
     from coordinator.submit.fetching import fetch_run
     from coordinator.submit.find_run import find_run, only_run
     from ringtune.errors import UsageError
@@ -78,7 +78,7 @@ def fetch(
     found = find_run(run, coordinator)
     if found.place is not None and found.place.is_local:
         raise UsageError(f"{run} is the folder of a local run: its files are there already")
-    with Client(found.coordinator, insecure=insecure) as client:
+    with Connection(found.coordinator, insecure=insecure) as client:
         records = {record.run_id: record for record in client.runs()}
         run_id = (
             found.run_id
@@ -110,14 +110,14 @@ def stop(
     """Stop a run after the turns that are under way, with a checkpoint from which it can go on."""
     import json as json_module
 
-    from coordinator.submit.client import Client
+    from coordinator.submit.connection import Connection
     from coordinator.submit.find_run import find_run
     from coordinator.submit.stopping import stop_run
     from ringtune.errors import ConnectionFailedError, UsageError
 
     found = find_run(run, coordinator)
     try:
-        with Client(found.coordinator, insecure=insecure) as client:
+        with Connection(found.coordinator, insecure=insecure) as client:
             ended = stop_run(client, found.run_id, now=now, wait_s=wait_s)
     except ConnectionFailedError as error:
         if found.place is None or not found.place.is_local:

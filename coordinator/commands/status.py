@@ -17,9 +17,9 @@ def status(
 ) -> None:
     """Show the run that a coordinator drives: phase, step, loss, and every node with its state."""
     from coordinator.screen.status_text import status_json, status_lines
-    from coordinator.submit.client import Client
+    from coordinator.submit.connection import Connection
 
-    with Client(coordinator, insecure=insecure) as client:
+    with Connection(coordinator, insecure=insecure) as client:
         found = client.status()
     for line in [status_json(found)] if json else status_lines(found, coordinator):
         typer.echo(line)

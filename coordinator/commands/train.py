@@ -56,11 +56,12 @@ def train(
     terminal (SIGHUP) count as Ctrl-C: all end with exit code 130. The run can be resumed.
     """
     from coordinator.commands.overrides import parse_changes
+    from coordinator.drive.requests import RunRequest
     from coordinator.planner.alternatives import read_choices
     from coordinator.planner.given_plan import read_given_plan, require_members
     from coordinator.planner.given_profile import read_profile
     from coordinator.run_folder.checkpoints import find_resume
-    from coordinator.submit.client import Client
+    from coordinator.submit.connection import Connection
     from coordinator.submit.fetching import bring_up_to_date
     from coordinator.submit.local_nodes import node_name
     from coordinator.submit.submission import Submission, follow_run, submit_and_leave
@@ -87,21 +88,20 @@ def train(
         require_members(given_plan.plan, [node_name(index, local) for index in range(local)])
     notes: list[str] = []
     if resume and out is not None and coordinator:
-        with Client(coordinator, insecure=insecure) as client:
+        with Connection(coordinator, insecure=insecure) as client:
             notes += filter(None, [bring_up_to_date(client, out)])
     start = find_resume(out, wanted, notes.append) if resume and out is not None else None
-    submission = Submission(
+    request = RunRequest(
         job=wanted,
-        local=local,
-        coordinator=coordinator,
-        insecure=insecure,
         num_nodes=local or nodes,
         join_s=join_s,
         resume=start,
         profile=given,
         plan=given_plan,
         choices=choices,
-        replace=replace or resume,
+    )
+    submission = Submission(
+        request=request, local=local, coordinator=coordinator, insecure=insecure, replace=replace or resume
     )
     if detach:
         submit_and_leave(submission, out, sys.argv[1:], as_json=json)

@@ -60,9 +60,9 @@ class RunRequest(NamedTuple):
     """
 
     job: Job
-    plan_only: bool
-    num_nodes: int
-    join_s: float
+    plan_only: bool = False
+    num_nodes: int = 0
+    join_s: float = 60.0
     evaluation: Evaluation | None = None
     resume: Resume | None = None
     profile: Profile | None = None

@@ -11,20 +11,16 @@ from pathlib import Path
 import grpc
 
 from coordinator.drive.driver import Driver
+from coordinator.drive.request_codec import run_request_from_proto
 from coordinator.drive.requests import Evaluation, MeasureRequest, RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.members.member_codec import entry_of, member_of
-from coordinator.planner.alternatives import Choices
-from coordinator.planner.given_plan import GivenPlan
-from coordinator.records.events import read_object
 from coordinator.records.run_clock import now_unix_s
 from coordinator.server.coordinator import Coordinator
 from ringtune import __version__
-from ringtune.costs.profile import Profile
 from ringtune.files.chunks import MAX_ADAPTER_BYTES, write_files
 from ringtune.jobs.job import parse_job
 from ringtune.models.result_files import result_files
-from ringtune.rounds.checkpoint import Resume
 from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -78,7 +74,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
 
     def Run(self, request: control_pb2.RunRequest, context: grpc.ServicerContext) -> Iterator[control_pb2.RunEvent]:
         """Start a run and follow it; unless it is kept, the run stops if nobody follows it any more."""
-        driver = answer(context, lambda: self._coordinator.run(_run_request(request)))
+        driver = answer(context, lambda: self._coordinator.run(run_request_from_proto(request)))
         kept = self._coordinator.keeps(driver.run_id)
         if kept is None:
             yield from _follow(driver, context)
@@ -155,22 +151,6 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
         return self._coordinator.run(
             RunRequest(job=job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)
         )
-
-
-def _run_request(request: control_pb2.RunRequest) -> RunRequest:
-    given = request.profile_json
-    return RunRequest(
-        job=parse_job(request.job_toml, source="the submitted job"),
-        plan_only=request.plan_only,
-        num_nodes=request.num_nodes,
-        join_s=request.join_s,
-        resume=Resume.parse(request.resume_json) if request.resume_json else None,
-        profile=Profile.from_json(read_object(given, "the profile")) if given else None,
-        plan=GivenPlan.from_json(read_object(request.plan_json, "the plan")) if request.plan_json else None,
-        choices=Choices(tuple(request.microbatches), tuple(request.wire_dtypes)),
-        submitted_by=request.submitted_by,
-        is_rehearsal=request.rehearsal,
-    )
 
 
 def _measure_request(request: control_pb2.MeasureRequest) -> MeasureRequest:

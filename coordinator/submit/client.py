@@ -2,53 +2,42 @@
 
 from __future__ import annotations
 
-import getpass
-import json
 import logging
-import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
-from coordinator.kept_runs.record import RunRecord
+from coordinator.drive.request_codec import run_request_to_proto
+from coordinator.drive.requests import RunRequest
 from coordinator.planner.alternatives import NO_CHOICES, Choices
-from coordinator.planner.given_plan import GivenPlan
 from coordinator.records.events import EventSink
 from coordinator.run_folder.event_files import EventFiles
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
+from coordinator.submit.connection import CALL_S, Connection, who_submits
 from coordinator.submit.interrupts import Interrupts
 from coordinator.submit.outcome import Outcome
 from coordinator.submit.rehearsing import Rehearsing
 from coordinator.submit.shown_events import ShownEvents
 from ringtune.costs.profile import Profile
 from ringtune.costs.rehearsal import rehearsal_of, rehearsal_steps, rehearsed
-from ringtune.errors import ConnectionFailedError, IntegrityError, InterruptedRunError, RingTuneError, UsageError
+from ringtune.errors import IntegrityError, InterruptedRunError, RingTuneError, UsageError
 from ringtune.files.chunks import cut_folder
-from ringtune.hints import hint, hint_to_start_coordinator
+from ringtune.hints import hint
 from ringtune.jobs.job import Job
 from ringtune.models.result_files import result_files
-from ringtune.rounds.checkpoint import Resume
-from ringtune.rpc.addresses import require_private
-from ringtune.rpc.connections import open_channel
-from ringtune.rpc.statuses import error_of_call
-from ringtune.rpc.versions import require_compatible
 from ringtune.schedule.plan import Plan
-from ringtune.v1 import control_pb2, control_pb2_grpc
+from ringtune.v1 import control_pb2
 
-T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-CONNECT_S = 5.0
-_CALL_S = 10.0
 _DRAINING = "stopping after the turns that are under way, with a checkpoint; Ctrl-C again stops at once"
 _NOTHING_YET = "stopping; nothing is being trained now, so no checkpoint is added"
 
 
-class Client:
-    """A connection to a coordinator of a compatible version, checked when it is made.
+class Client(Connection):
+    """A connection to a coordinator through which runs are submitted and followed.
 
     Args:
         address: ``host:port``.
@@ -64,74 +53,24 @@ class Client:
     """
 
     def __init__(self, address: str, *, insecure: bool = False) -> None:
-        require_private(address, option="--coordinator", insecure=insecure)
-        self.address = address
+        super().__init__(address, insecure=insecure)
         self.goes_on = False
-        self._channel = open_channel(address)
-        self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
-        try:
-            grpc.channel_ready_future(self._channel).result(timeout=CONNECT_S)
-        except grpc.FutureTimeoutError as error:
-            self.close()
-            raise ConnectionFailedError(
-                f"no coordinator answers at {address} (waited {CONNECT_S:g} s); start it there with "
-                f"'{hint_to_start_coordinator(address)}', or correct --coordinator"
-            ) from error
-        try:
-            require_compatible(f"coordinator {address}", self.status().version)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
-
-    def __enter__(self) -> Client:
-        """Return the client."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the connection."""
-        self.close()
-
-    def nodes(self) -> list[control_pb2.NodeEntry]:
-        """List the coordinator's members."""
-        return list(self._checked(lambda: self._stub.Nodes(control_pb2.Empty(), timeout=_CALL_S)).nodes)
-
-    def status(self) -> control_pb2.StatusReply:
-        """Ask where the run stands, and for the members."""
-        return self._checked(lambda: self._stub.Status(control_pb2.Empty(), timeout=_CALL_S))
 
     def run(
         self,
-        job: Job,
+        request: RunRequest,
         *,
         progress: Progress,
         folder: RunFolder | None,
-        plan_only: bool = False,
-        num_nodes: int = 0,
-        join_s: float = 60.0,
-        resume: Resume | None = None,
-        profile: Profile | None = None,
-        plan: GivenPlan | None = None,
-        choices: Choices = NO_CHOICES,
         interrupts: Interrupts | None = None,
         sinks: Sequence[EventSink] = (),
     ) -> Outcome:
         """Start a run, or go on with one, and follow it to its end.
 
         Args:
-            job: what is wanted; its paths have to be right on the nodes.
+            request: what is wanted; the job's paths have to be right on the nodes.
             progress: where it is shown.
             folder: where its files go; None = nowhere.
-            plan_only: stop after planning.
-            num_nodes: wait until so many nodes have joined; 0 = take those that are there.
-            join_s: how long to wait for them, seconds.
-            resume: what to go on from; None = begin.
-            profile: times to plan with; None = the nodes measure.
-            plan: to carry out as it is; None = the coordinator plans.
-            choices: what the planner may choose from.
             interrupts: asks the run to end in order at the first Ctrl-C; None = Ctrl-C ends it at once.
             sinks: further readers of the run's events.
 
@@ -139,51 +78,21 @@ class Client:
             InterruptedRunError: Ctrl-C.
             RingTuneError: whatever the run failed with.
         """
-        request = _run_request(
-            job,
-            plan_only=plan_only,
-            num_nodes=num_nodes,
-            join_s=join_s,
-            resume=resume,
-            profile=profile,
-            plan=plan,
-            choices=choices,
-        )
-        outcome = Outcome(job)
+        outcome = Outcome(request.job)
         files = [EventFiles(folder, on_saved=self._note_saved)] if folder is not None else []
         with (interrupts or Interrupts()).asking(lambda: self._drain(outcome, progress)):
-            # no deadline: a run may take days; keepalive sees a dead coordinator
-            self._follow_run(self._stub.Run(request), outcome, *files, ShownEvents(progress, outcome), *sinks)
+            self._follow_run(self._submit(request), outcome, *files, ShownEvents(progress, outcome), *sinks)
         return outcome
 
-    def start(
-        self,
-        job: Job,
-        *,
-        num_nodes: int,
-        join_s: float,
-        resume: Resume | None,
-        profile: Profile | None,
-        plan: GivenPlan | None = None,
-        choices: Choices = NO_CHOICES,
-    ) -> str:
-        """Start a run that nobody follows, and return its id as soon as it trains; see ``run``.
+    def start(self, request: RunRequest) -> str:
+        """Start a run that nobody follows, and return its id as soon as it trains.
 
         Raises:
             InterruptedRunError: Ctrl-C before it trains.
             RingTuneError: the coordinator keeps no runs, or the run failed before it trained.
         """
-        request = _run_request(
-            job,
-            num_nodes=num_nodes,
-            join_s=join_s,
-            resume=resume,
-            profile=profile,
-            plan=plan,
-            choices=choices,
-        )
-        call = self._stub.Run(request)
-        outcome = Outcome(job)
+        call = self._submit(request)
+        outcome = Outcome(request.job)
         try:
             self._checked(lambda: _hear_until(call, outcome, lambda: outcome.phase == "training"))
             return outcome.run_id
@@ -193,6 +102,10 @@ class Client:
             raise InterruptedRunError("stopped before it trained; nothing is saved") from error
         finally:
             call.cancel()
+
+    def _submit(self, request: RunRequest) -> Any:
+        """Begin the call of a run; it has no deadline: a run may take days, and keepalive sees a dead coordinator."""
+        return self._stub.Run(run_request_to_proto(request._replace(submitted_by=who_submits())))
 
     def _follow_run(self, call: Any, outcome: Outcome, *sinks: EventSink) -> None:
         try:
@@ -222,54 +135,6 @@ class Client:
         return (
             f"Run {run_id} goes on without this command; follow it with '{words[0]}', fetch its files with '{words[1]}'"
         )
-
-    # ---- runs that the coordinator keeps ----------------------------------------------------------
-
-    def runs(self) -> list[RunRecord]:
-        """List the runs that the coordinator keeps, oldest first.
-
-        Raises:
-            RingTuneError: it keeps none, or can't be asked.
-        """
-        reply = self._checked(lambda: self._stub.Runs(control_pb2.Empty(), timeout=_CALL_S))
-        return [RunRecord.parse(run.record_json) for run in reply.runs]
-
-    def events(self, run_id: str, *, wait: bool, whole: bool, with_files: bool) -> Iterator[control_pb2.RunEvent]:
-        """Yield the events of a run that the coordinator keeps.
-
-        Args:
-            run_id: of the run.
-            wait: until it is over; else those that are there.
-            whole: first those of the runs that it goes on with.
-            with_files: whether pieces of result files are among them.
-
-        Raises:
-            RingTuneError: there is no such run, or the connection is lost.
-        """
-        request = control_pb2.FollowRequest(run_id=run_id, wait=wait, without_files=not with_files, whole=whole)
-        call = self._stub.Follow(request)  # no deadline: a run may take days
-        try:
-            yield from call
-        except grpc.RpcError as error:
-            raise error_of_call(error, peer=f"coordinator {self.address}") from error
-        finally:
-            call.cancel()
-
-    def fetched(self, run_id: str) -> None:
-        """Tell the coordinator that all events of a run are here; one that does not hear it keeps them for longer."""
-        try:
-            self._stub.Fetched(control_pb2.RunRef(run_id=run_id), timeout=_CALL_S)
-        except grpc.RpcError as error:
-            _LOG.info("the coordinator did not hear that run %s was fetched: %s", run_id, error)
-
-    def stop_run(self, run_id: str, reason: str, *, now: bool) -> None:
-        """Ask for the end of a run: after the turns that are under way and with a checkpoint, or at once.
-
-        Raises:
-            RingTuneError: it is over, or the coordinator can't be asked.
-        """
-        request = control_pb2.DrainRequest(run_id=run_id, reason=reason, now=now)
-        self._checked(lambda: self._stub.Drain(request, timeout=_CALL_S))
 
     def measure(
         self,
@@ -331,20 +196,11 @@ class Client:
         num_blocks = profile.nodes[0].model.num_blocks
         short = rehearsal_of(job, num_blocks)
         sink = Rehearsing(rehearsal_steps(job, num_blocks), self._end_rehearsal)
-        request = _run_request(
-            short,
-            num_nodes=num_nodes,
-            join_s=join_s,
-            resume=None,
-            profile=profile,
-            plan=None,
-            choices=NO_CHOICES,
-            is_rehearsal=True,
-        )
+        request = RunRequest(job=short, num_nodes=num_nodes, join_s=join_s, profile=profile, is_rehearsal=True)
         outcome = Outcome(short)
         progress.note("rehearsing: some steps whose results are thrown away")
         try:
-            self._follow(self._stub.Run(request), outcome, sink)
+            self._follow(self._submit(request), outcome, sink)
         except RingTuneError as error:
             if isinstance(error.__cause__, KeyboardInterrupt):
                 raise
@@ -370,15 +226,8 @@ class Client:
         Raises:
             RingTuneError: whatever inspecting or planning failed with.
         """
-        came = self.run(
-            job,
-            progress=Progress(),
-            folder=None,
-            plan_only=True,
-            num_nodes=num_nodes,
-            join_s=join_s,
-            choices=choices,
-        )
+        request = RunRequest(job=job, plan_only=True, num_nodes=num_nodes, join_s=join_s, choices=choices)
+        came = self.run(request, progress=Progress(), folder=None)
         if came.plan is None or came.profile is None:
             raise IntegrityError("the coordinator sent no plan; use one version on all machines")
         return came.plan, came.profile, "; ".join(came.notes)
@@ -387,14 +236,14 @@ class Client:
         progress.note(_DRAINING if outcome.phase == "training" else _NOTHING_YET)
         request = control_pb2.DrainRequest(run_id=outcome.run_id, reason="stopped by the user")
         try:
-            self._stub.Drain(request, timeout=_CALL_S)
+            self._stub.Drain(request, timeout=CALL_S)
         except grpc.RpcError as error:
             _LOG.info("the coordinator was not asked to end the run: %s", error)
             progress.note("the coordinator can't be asked to end the run; Ctrl-C again stops at once")
 
     def _note_saved(self, run_id: str, step: int) -> None:
         """Tell the coordinator that the manifest of ``step`` is on disk; nobody waits for the answer."""
-        self._stub.Noted.future(control_pb2.CheckpointNoted(run_id=run_id, step=step), timeout=_CALL_S)
+        self._stub.Noted.future(control_pb2.CheckpointNoted(run_id=run_id, step=step), timeout=CALL_S)
 
     def evaluate(self, job: Job, *, owner: str, saved: Path, progress: Progress) -> Outcome:
         """Evaluate a saved adapter on the nodes, and follow the evaluation to its end.
@@ -426,48 +275,6 @@ class Client:
         finally:
             call.cancel()
         return outcome
-
-    def _checked(self, call: Callable[[], T]) -> T:
-        try:
-            return call()
-        except grpc.RpcError as error:
-            raise error_of_call(error, peer=f"coordinator {self.address}") from error
-
-
-def _run_request(
-    job: Job,
-    *,
-    num_nodes: int,
-    join_s: float,
-    resume: Resume | None,
-    profile: Profile | None,
-    plan: GivenPlan | None,
-    choices: Choices,
-    plan_only: bool = False,
-    is_rehearsal: bool = False,
-) -> control_pb2.RunRequest:
-    return control_pb2.RunRequest(
-        job_toml=job.to_toml(),
-        plan_only=plan_only,
-        num_nodes=num_nodes,
-        join_s=join_s,
-        resume_json=resume.to_text() if resume else "",
-        profile_json=json.dumps(profile.to_json()) if profile else "",
-        plan_json=json.dumps(plan.to_json()) if plan else "",
-        microbatches=choices.microbatches,
-        wire_dtypes=choices.wire_dtypes,
-        submitted_by=who_submits(),
-        rehearsal=is_rehearsal,
-    )
-
-
-def who_submits() -> str:
-    """Return ``user@host`` of this process, for the list of runs."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container without a name for its user
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 def _hear_until(call: Any, outcome: Outcome, is_enough: Callable[[], bool]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from coordinator.run_folder.folder import LOG
 from coordinator.run_folder.place import RunPlace, read_place
-from coordinator.submit.client import Client
+from coordinator.submit.connection import Connection
 from coordinator.submit.exit_errors import exit_error
 from ringtune.errors import DeadlineError, RingTuneError, UsageError
 from ringtune.hints import hint
@@ -76,7 +76,7 @@ def _start(log: Path, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
 
 def _trains(place: RunPlace) -> bool:
     try:
-        with Client(place.coordinator) as client:
+        with Connection(place.coordinator) as client:
             status = client.status().run
     except RingTuneError:  # it has ended meanwhile
         return False

@@ -11,13 +11,13 @@ from coordinator.run_folder.event_files import EventFiles
 from coordinator.run_folder.fetched_folder import fetched_folder
 from coordinator.run_folder.place import RunPlace, read_place
 from coordinator.run_folder.saved_run import read_json
-from coordinator.submit.client import Client
+from coordinator.submit.connection import Connection
 from ringtune.errors import BusyError, IntegrityError, UsageError
 from ringtune.hints import hint
 from ringtune.v1 import control_pb2
 
 
-def fetch_run(client: Client, record: RunRecord, out: Path, *, replace: bool) -> None:
+def fetch_run(client: Connection, record: RunRecord, out: Path, *, replace: bool) -> None:
     """Write what a coordinator keeps of a run into a folder, and tell it that this was done.
 
     A run that goes on another one gets the files of both, as if one submitter had followed them. Of a run that is
@@ -45,7 +45,7 @@ def fetch_run(client: Client, record: RunRecord, out: Path, *, replace: bool) ->
     client.fetched(record.run_id)
 
 
-def bring_up_to_date(client: Client, out: Path) -> str:
+def bring_up_to_date(client: Connection, out: Path) -> str:
     """Fetch what a run has done since its folder was written, before it is gone on with.
 
     Returns:

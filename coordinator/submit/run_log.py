@@ -11,7 +11,7 @@ import typer
 from coordinator.run_folder.folder import LOG
 from coordinator.run_folder.place import RunPlace
 from coordinator.screen.output import make_progress
-from coordinator.submit.client import Client
+from coordinator.submit.connection import Connection
 from coordinator.submit.outcome import Outcome
 from coordinator.submit.shown_events import ShownEvents
 from ringtune.errors import UsageError
@@ -21,7 +21,7 @@ _POLL_S = 0.5
 _PIECE_BYTES = 1 << 16
 
 
-def show_events(client: Client, run_id: str, *, follow: bool, as_json: bool) -> None:
+def show_events(client: Connection, run_id: str, *, follow: bool, as_json: bool) -> None:
     """Show the events of a run as the command shows them that follows it from its start.
 
     Args:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from coordinator.submit.client import Client, who_submits
+from coordinator.submit.connection import Connection, who_submits
 from ringtune.errors import ConnectionFailedError, DeadlineError, UsageError
 from ringtune.v1 import control_pb2
 
 _POLL_S = 0.2
 
 
-def stop_run(client: Client, run_id: str, *, now: bool, wait_s: float) -> str:
+def stop_run(client: Connection, run_id: str, *, now: bool, wait_s: float) -> str:
     """Stop a run and wait until it is over.
 
     Args:
@@ -34,7 +34,7 @@ def stop_run(client: Client, run_id: str, *, now: bool, wait_s: float) -> str:
     return _end_of(client, driven.run_id, wait_s)
 
 
-def _end_of(client: Client, run_id: str, wait_s: float) -> str:
+def _end_of(client: Connection, run_id: str, wait_s: float) -> str:
     deadline_s = time.monotonic() + wait_s
     status = control_pb2.RunStatus()
     while time.monotonic() < deadline_s:

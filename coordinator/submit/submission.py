@@ -12,8 +12,7 @@ from pathlib import Path
 
 import typer
 
-from coordinator.planner.alternatives import Choices
-from coordinator.planner.given_plan import GivenPlan
+from coordinator.drive.requests import RunRequest
 from coordinator.records.events import EventSink
 from coordinator.run_folder.checkpoints import RunCheckpoints
 from coordinator.run_folder.folder import LOG, RunFolder
@@ -23,10 +22,7 @@ from coordinator.submit.client import Client
 from coordinator.submit.detached import lines_of_detached, start_in_background
 from coordinator.submit.interrupts import Interrupts
 from coordinator.submit.local_ring import local_ring
-from ringtune.costs.profile import Profile
 from ringtune.errors import DivergedError, RingTuneError
-from ringtune.jobs.job import Job
-from ringtune.rounds.checkpoint import Resume
 from ringtune.v1 import control_pb2
 
 
@@ -35,29 +31,17 @@ class Submission:
     """What is to be trained, and where.
 
     Attributes:
-        job: what is wanted.
+        request: what is wanted.
         local: nodes to start on this machine; 0 = those of ``coordinator``.
         coordinator: ``host:port``; empty with ``local``.
         insecure: whether it may be on another machine, without encryption.
-        num_nodes: wait until so many nodes have joined; 0 = take those that are there.
-        join_s: how long to wait for them, seconds.
-        resume: what to go on from; None = begin.
-        profile: times to plan with; None = the nodes measure.
-        plan: to be carried out; None = the coordinator plans.
-        choices: what the planner may choose.
         replace: whether the files of a run in the folder may be removed.
     """
 
-    job: Job
+    request: RunRequest
     local: int
     coordinator: str
     insecure: bool
-    num_nodes: int
-    join_s: float
-    resume: Resume | None
-    profile: Profile | None
-    plan: GivenPlan | None
-    choices: Choices
     replace: bool
 
 
@@ -78,7 +62,7 @@ def follow_run(
     """
     with (
         Interrupts(log=out / LOG) as interrupts,
-        RunFolder(out, replace=asked.replace, resume=asked.resume is not None) as folder,
+        RunFolder(out, replace=asked.replace, resume=asked.request.resume is not None) as folder,
         make_progress(as_json=as_json) as progress,
     ):
         for note in notes:
@@ -88,15 +72,9 @@ def follow_run(
             with _ring(asked, folder) as client:
                 try:
                     client.run(
-                        asked.job,
+                        asked.request,
                         progress=progress,
                         folder=folder,
-                        num_nodes=asked.num_nodes,
-                        join_s=asked.join_s,
-                        resume=asked.resume,
-                        profile=asked.profile,
-                        plan=asked.plan,
-                        choices=asked.choices,
                         interrupts=interrupts,
                         sinks=[_place_writer(out, client.address, asked)],
                     )
@@ -113,9 +91,9 @@ def follow_run(
 def _ring(asked: Submission, folder: RunFolder) -> AbstractContextManager[Client]:
     if not asked.local:
         return Client(asked.coordinator, insecure=asked.insecure)
-    plan = asked.resume.plan if asked.resume else None
+    plan = asked.request.resume.plan if asked.request.resume else None
     states = folder.checkpoints.node_states()
-    return local_ring(asked.job, asked.local, logs=folder.path / "logs", states=states, goes_on=plan)
+    return local_ring(asked.request.job, asked.local, logs=folder.path / "logs", states=states, goes_on=plan)
 
 
 def _place_writer(out: Path, address: str, asked: Submission) -> EventSink:
@@ -159,17 +137,9 @@ def submit_and_leave(asked: Submission, out: Path | None, arguments: Sequence[st
 def _submit(asked: Submission, out: Path | None) -> RunPlace:
     with Client(asked.coordinator, insecure=asked.insecure) as client:
         if out is not None:
-            with RunFolder(out, replace=asked.replace, resume=asked.resume is not None):
+            with RunFolder(out, replace=asked.replace, resume=asked.request.resume is not None):
                 pass
-        run_id = client.start(
-            asked.job,
-            num_nodes=asked.num_nodes,
-            join_s=asked.join_s,
-            resume=asked.resume,
-            profile=asked.profile,
-            plan=asked.plan,
-            choices=asked.choices,
-        )
+        run_id = client.start(asked.request)
         place = _place(run_id, client.address, asked)
         if out is not None:
             place.write(out)

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from coordinator.submit import client
+from coordinator.submit import connection
 from ringtune import cli
 from ringtune.errors import CapacityError, ConnectionFailedError, JobError, UsageError, all_errors
 
@@ -156,8 +156,8 @@ def test_cli_needs_to_know_where_to_train(tmp_path: Path) -> None:
 @pytest.mark.promise("6 every wait ends")
 def test_cli_unknown_coordinator_is_an_error_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens there: exit code 3 after the connect deadline, which is seconds."""
-    assert client.CONNECT_S <= 5.0
-    monkeypatch.setattr(client, "CONNECT_S", 0.2)
+    assert connection.CONNECT_S <= 5.0
+    monkeypatch.setattr(connection, "CONNECT_S", 0.2)
     result = CliRunner().invoke(cli.app, ["nodes", "--coordinator", "127.0.0.1:9"])
     assert result.exit_code == ConnectionFailedError.exit_code
     assert "no coordinator answers at 127.0.0.1:9 (waited 0.2 s)" in result.stderr

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from coordinator.drive import link_measuring
+from coordinator.drive.requests import RunRequest
 from coordinator.members.link_cache import LONGEST_AGE_S, LinkCache
 from coordinator.members.registry import Member
 from coordinator.screen.progress import Progress
@@ -24,7 +25,8 @@ HOSTS: dict[str, dict[str, Any]] = {name: {"host": f"127.0.0.{index}"} for index
 def run(cluster: FakeCluster, **options: Any) -> Outcome:
     """Run the small job on every node."""
     with Client(cluster.server.address) as client:
-        return client.run(job(), progress=Progress(), folder=None, num_nodes=len(cluster.agents), **options)
+        request = RunRequest(job=job(), num_nodes=len(cluster.agents), **options)
+        return client.run(request, progress=Progress(), folder=None)
 
 
 def links_asked(cluster: FakeCluster) -> list[str]:

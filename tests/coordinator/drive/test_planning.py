@@ -91,7 +91,7 @@ def test_run_says_that_the_clock_cut_its_plan(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(planning, "make_plan", cut)
     notes = Notes()
     with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
-        client.run(job(), progress=notes, folder=None, num_nodes=2)
+        client.run(RunRequest(job=job(), num_nodes=2), progress=notes, folder=None)
     assert [text for text in notes.texts if text.startswith("planning was cut after 60 s")]
 
 

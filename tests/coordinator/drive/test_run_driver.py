@@ -49,9 +49,11 @@ def run(cluster: FakeCluster, folder: Path | None = None, *, num_nodes: int = 2,
     """Submit the small job and follow it to its end."""
     with Client(cluster.server.address) as client:
         if folder is None:
-            return client.run(job(**changes), progress=Progress(), folder=None, num_nodes=num_nodes, join_s=0.5)
+            return client.run(
+                RunRequest(job=job(**changes), num_nodes=num_nodes, join_s=0.5), progress=Progress(), folder=None
+            )
         with RunFolder(folder) as files:
-            return client.run(job(**changes), progress=Progress(), folder=files, num_nodes=num_nodes)
+            return client.run(RunRequest(job=job(**changes), num_nodes=num_nodes), progress=Progress(), folder=files)
 
 
 def test_run_writes_the_whole_folder(tmp_path: Path) -> None:
@@ -96,7 +98,7 @@ def test_run_tells_further_readers_what_it_tells_its_submitter() -> None:
     with FakeCluster("a", "b") as cluster:
         cluster.server.coordinator.sinks.append(there.append)
         with Client(cluster.server.address) as client:
-            client.run(job(), progress=Progress(), folder=None, num_nodes=2, sinks=(here.append,))
+            client.run(RunRequest(job=job(), num_nodes=2), progress=Progress(), folder=None, sinks=(here.append,))
     assert there == here
     kinds = [event.WhichOneof("event") for event in there]
     assert [kinds[0], kinds[1], kinds[-1]] == ["run_id", "job_toml", "done"]
@@ -196,7 +198,7 @@ def test_run_says_what_it_trains_on_and_how_long_before_it_trains(tmp_path: Path
     """In the opening lines and in the report: two owners of ten rows, eight steps of four; and the predicted time."""
     stream = io.StringIO()
     with FakeCluster("a", "b") as cluster, RunFolder(tmp_path) as folder, Client(cluster.server.address) as client:
-        client.run(job(train__turns="rows"), progress=PlainProgress(stream), folder=folder)
+        client.run(RunRequest(job=job(train__turns="rows")), progress=PlainProgress(stream), folder=folder)
     lines = stream.getvalue().splitlines()
     opening = lines[: lines.index("training ...")]
     assert "trains 8 steps in 2 rounds (turns of 2 steps, by rows): 20 of 20 rows (100%), 1.6 passes" in opening
@@ -257,7 +259,7 @@ def test_run_trace_is_valid_json(tmp_path: Path) -> None:
 def test_run_plan_only_prepares_nobody() -> None:
     """Asked for a plan, the coordinator inspects (once for sizes, once for times), plans and releases."""
     with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
-        came = client.run(job(), progress=Progress(), folder=None, plan_only=True)
+        came = client.run(RunRequest(job=job(), plan_only=True), progress=Progress(), folder=None)
         logs = [agent.log for agent in cluster.agents.values()]
     assert came.plan is not None
     assert [(piece.node, piece.start, piece.stop) for piece in came.plan.placement.slices] == [("a", 0, 2), ("b", 2, 4)]
@@ -406,7 +408,7 @@ def test_run_that_is_cancelled_releases_every_node() -> None:
 
         def follow() -> None:
             try:
-                client.run(job(), progress=Progress(), folder=None, num_nodes=2)
+                client.run(RunRequest(job=job(), num_nodes=2), progress=Progress(), folder=None)
             except RingTuneError as error:
                 ended.append(error)
 

@@ -80,7 +80,7 @@ def test_run_status_is_answered_by_a_coordinator() -> None:
         before = client.status()
         assert (before.version, before.HasField("run")) == (__version__, False)
         assert status_lines(before, client.address)[0] == "no run yet"
-        client.run(job(), progress=Progress(), folder=None)
+        client.run(RunRequest(job=job()), progress=Progress(), folder=None)
         value = json.loads(status_json(client.status()))
     run = value["run"]
     assert (run["phase"], run["is_over"], run["message"]) == ("done", True, "")

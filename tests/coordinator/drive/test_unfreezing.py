@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.drive.requests import RunRequest
 from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.plan_text import plan_text, table_text
@@ -27,7 +28,7 @@ JOB = job(train__max_steps=24, train__checkpoint_every=12, unfreeze__at="auto", 
 def run(cluster: FakeCluster, out: Path, *, resume: Resume | None = None) -> None:
     """Run the job, or go on with it."""
     with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
-        client.run(JOB, progress=Progress(), folder=folder, resume=resume)
+        client.run(RunRequest(job=JOB, resume=resume), progress=Progress(), folder=folder)
 
 
 @pytest.fixture

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from coordinator.drive.requests import RunRequest
 from coordinator.planner.alternatives import Choices
 from coordinator.planner.given_plan import GivenPlan, accept_plan, read_given_plan, require_members
 from coordinator.planner.make_plan import make_plan
+from coordinator.records.events import EventSink
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
@@ -162,10 +164,10 @@ def test_members_of_a_local_ring_are_checked_before_any_is_started() -> None:
 # ---- the whole way ---------------------------------------------------------------------------------
 
 
-def trained_plan(folder: Path, cluster: FakeCluster, **options: Any) -> Plan:
+def trained_plan(folder: Path, cluster: FakeCluster, *sinks: EventSink, **options: Any) -> Plan:
     """The plan that a run on the cluster says that it carried out."""
     with Client(cluster.server.address) as client, RunFolder(folder) as files:
-        client.run(job(), progress=Progress(), folder=files, join_s=0.5, **options)
+        client.run(RunRequest(job=job(), join_s=0.5, **options), progress=Progress(), folder=files, sinks=sinks)
     return Plan.from_json(json.loads((folder / "plan.json").read_text()))
 
 
@@ -174,7 +176,7 @@ def test_run_carries_a_given_plan_out(tmp_path: Path) -> None:
     wanted = given(microbatches=(1,), wire_dtypes=("float16",))
     notes: list[str] = []
     with FakeCluster("a", "b", "c") as cluster:
-        found = trained_plan(tmp_path, cluster, plan=wanted, sinks=(lambda event: notes.append(event.note),))
+        found = trained_plan(tmp_path, cluster, lambda event: notes.append(event.note), plan=wanted)
         assert "inspect" not in cluster.agents["c"].log
     assert found == wanted.plan
     assert "not in the given plan, so their rows are not trained on: c" in notes

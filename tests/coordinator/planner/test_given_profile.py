@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.drive.requests import RunRequest
 from coordinator.planner.given_profile import read_profile, with_given_times
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
@@ -34,7 +35,7 @@ def measured(name: str, **changes: Any) -> NodeFacts:
 def train(cluster: FakeCluster, folder: Path, profile: Profile, **changes: object) -> Profile:
     """A run with a given profile; gives the one that it leaves."""
     with Client(cluster.server.address) as client, RunFolder(folder) as files:
-        client.run(job(**changes), progress=Progress(), folder=files, num_nodes=2, profile=profile)
+        client.run(RunRequest(job=job(**changes), num_nodes=2, profile=profile), progress=Progress(), folder=files)
     return read_profile(folder / "profile.json")
 
 
@@ -93,7 +94,7 @@ def test_run_without_a_profile_asks_nodes_to_measure_beside_their_neighbours(tmp
     """Both are on this machine and will compute at the same time; a run takes a second for it, not four."""
     with FakeCluster("a", "b") as cluster:
         with Client(cluster.server.address) as client:
-            client.run(job(), progress=Progress(), folder=None, num_nodes=2)
+            client.run(RunRequest(job=job(), num_nodes=2), progress=Progress(), folder=None)
         asked = [agent.inspected for agent in cluster.agents.values()]
     assert [(one.measure, one.neighbours, one.fresh) for one in asked] == [(True, 1, False)] * 2
     assert all(0 < one.measure_s <= 1 for one in asked)

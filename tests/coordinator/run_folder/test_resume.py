@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.drive.requests import RunRequest
 from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
@@ -42,7 +43,7 @@ def run(
 ) -> Outcome:
     """Run the job, or go on with it."""
     with RunFolder(out, resume=resume is not None) as folder, Client(cluster.server.address) as client:
-        return client.run(JOB, progress=notes or Progress(), folder=folder, resume=resume, **more)
+        return client.run(RunRequest(job=JOB, resume=resume, **more), progress=notes or Progress(), folder=folder)
 
 
 @pytest.fixture
@@ -152,7 +153,9 @@ def test_coordinator_checks_what_a_submitter_wants_to_go_on_from(stopped: Path) 
     resume = find_resume(stopped, JOB, print)
     with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
         with pytest.raises(PlanError, match="of another job"):
-            client.run(JOB.with_overrides({"train.seed": 9}), progress=Progress(), folder=None, resume=resume)
+            client.run(
+                RunRequest(job=JOB.with_overrides({"train.seed": 9}), resume=resume), progress=Progress(), folder=None
+            )
         assert cluster.agents["a"].log == []
 
 
@@ -184,7 +187,7 @@ def test_drained_run_ends_with_a_checkpoint_and_its_own_exit_code(tmp_path: Path
             Client(cluster.server.address) as client,
             pytest.raises(InterruptedRunError, match="stopped by the user, with a checkpoint") as stopped,
         ):
-            client.run(wanted, progress=Progress(), folder=folder, interrupts=interrupts)
+            client.run(RunRequest(job=wanted), progress=Progress(), folder=folder, interrupts=interrupts)
     (step,) = RunCheckpoints(tmp_path).steps()
     assert str(stopped.value) == f"stopped by the user, with a checkpoint of step {step}"
     assert 0 < step < 200
@@ -209,7 +212,7 @@ def test_run_that_is_stopped_before_it_trains_claims_no_checkpoint(tmp_path: Pat
             Client(cluster.server.address) as client,
             pytest.raises(InterruptedRunError, match=r"^stopped by the user; there is no checkpoint$"),
         ):
-            client.run(JOB, progress=notes, folder=folder, num_nodes=2, interrupts=interrupts)
+            client.run(RunRequest(job=JOB, num_nodes=2), progress=notes, folder=folder, interrupts=interrupts)
     assert notes.texts == ["stopping; nothing is being trained now, so no checkpoint is added"]
 
 
@@ -226,7 +229,7 @@ def go_on(out: Path, wanted: Job, *, notes: Notes | None = None, **more: Any) ->
     resume = find_resume(out, wanted, (notes or Notes()).note)
     with FakeCluster("a", "b", **more) as cluster, Client(cluster.server.address) as client:
         with RunFolder(out, resume=resume is not None) as folder:
-            client.run(wanted, progress=notes or Progress(), folder=folder, resume=resume)
+            client.run(RunRequest(job=wanted, resume=resume), progress=notes or Progress(), folder=folder)
         return cluster
 
 
@@ -276,7 +279,7 @@ def test_coordinator_takes_no_other_job_for_a_longer_one(done: Path) -> None:
     for wrong in (replace(resume, lengths=()), replace(resume, lengths=(Length(rounds=7),))):
         with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client:
             with pytest.raises(PlanError, match="of another job"):
-                client.run(wanted, progress=Progress(), folder=None, resume=wrong)
+                client.run(RunRequest(job=wanted, resume=wrong), progress=Progress(), folder=None)
             assert cluster.agents["a"].log == []
 
 
@@ -292,7 +295,7 @@ def test_last_turn_that_was_cut_short_is_done_again_to_its_end(tmp_path: Path) -
     """Its checkpoint is within a turn of the longer run, so the one before it counts."""
     short = JOB.with_overrides({"train.max_steps": 7})
     with FakeCluster("a", "b") as cluster, Client(cluster.server.address) as client, RunFolder(tmp_path) as folder:
-        client.run(short, progress=Progress(), folder=folder)
+        client.run(RunRequest(job=short), progress=Progress(), folder=folder)
     assert RunCheckpoints(tmp_path).steps() == (7, 6)
     notes = Notes()
     cluster = go_on(tmp_path, JOB.with_overrides({"train.max_steps": 10}), notes=notes)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from coordinator.drive.requests import RunRequest
 from coordinator.members.registry import Member, Registry
 from coordinator.screen.progress import Progress
 from coordinator.server import coordinator as module
@@ -65,12 +66,12 @@ def test_coordinator_says_when_runs_begin_and_how_they_end() -> None:
     with FakeCluster("a", "b") as cluster:
         cluster.server.coordinator.say = said.append
         with Client(cluster.server.address) as client:
-            client.run(job(), progress=Progress(), folder=None, num_nodes=2)
-            client.run(job(), progress=Progress(), folder=None, num_nodes=2, plan_only=True)
+            client.run(RunRequest(job=job(), num_nodes=2), progress=Progress(), folder=None)
+            client.run(RunRequest(job=job(), num_nodes=2, plan_only=True), progress=Progress(), folder=None)
     with FakeCluster("a", agents={"a": {"fails_at": {"inspect": ModelError("no such model")}}}) as cluster:
         cluster.server.coordinator.say = said.append
         with Client(cluster.server.address) as client, pytest.raises(RingTuneError, match="no such model"):
-            client.run(job(), progress=Progress(), folder=None, num_nodes=1)
+            client.run(RunRequest(job=job(), num_nodes=1), progress=Progress(), folder=None)
     patterns = [
         r"run r\S+ of model started by \S+@\S+",
         r"run r\S+ done: 8 steps in .*",

@@ -160,6 +160,6 @@ def test_server_stays_on_this_machine() -> None:
 @pytest.mark.promise("6 every wait ends")
 def test_client_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address where nobody listens is an error within the connect deadline."""
-    monkeypatch.setattr("coordinator.submit.client.CONNECT_S", 0.2)
+    monkeypatch.setattr("coordinator.submit.connection.CONNECT_S", 0.2)
     with pytest.raises(ConnectionFailedError, match=r"no coordinator answers at 127\.0\.0\.1:9"):
         Client("127.0.0.1:9")

@@ -11,6 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from coordinator.drive.requests import RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.kept_runs.kept_runs import KeptRuns
 from coordinator.kept_runs.record import RunRecord
@@ -27,6 +28,7 @@ from coordinator.submit.interrupts import Interrupts
 from coordinator.submit.run_log import show_events
 from coordinator.submit.stopping import stop_run
 from ringtune.errors import BusyError, ConnectionFailedError, InterruptedRunError, StorageError, UsageError
+from ringtune.jobs.job import Job
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, steps_of
@@ -68,9 +70,9 @@ def ended(client: Client, run_id: str) -> RunRecord:
     return next(record for record in client.runs() if record.run_id == run_id)
 
 
-def start(client: Client, wanted: object = JOB) -> str:
+def start(client: Client, wanted: Job = JOB) -> str:
     """Submit and leave."""
-    return client.start(wanted, num_nodes=2, join_s=5.0, resume=None, profile=None)  # type: ignore[arg-type]
+    return client.start(RunRequest(job=wanted, num_nodes=2, join_s=5.0))
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -83,7 +85,7 @@ def test_run_goes_on_when_nobody_follows_it_and_is_fetched_whole(tmp_path: Path)
     """The folder is that of a run that was followed; only then may the coordinator drop the books."""
     with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
         with RunFolder(tmp_path / "followed") as folder:
-            client.run(JOB, progress=Progress(), folder=folder, num_nodes=2)
+            client.run(RunRequest(job=JOB, num_nodes=2), progress=Progress(), folder=folder)
         record = ended(client, start(client))
         assert (record.state, record.steps_done, record.num_steps, record.is_fetched) == ("done", 8, 8, False)
         assert [entry.is_fetched for entry in client.runs()] == [True, False]
@@ -135,7 +137,7 @@ def test_run_survives_the_connection_of_its_submitter(tmp_path: Path) -> None:
             RunFolder(tmp_path / "out") as folder,
             pytest.raises(ConnectionFailedError) as lost,
         ):
-            client.run(LONG, progress=Progress(), folder=folder, num_nodes=2, sinks=(cut,))
+            client.run(RunRequest(job=LONG, num_nodes=2), progress=Progress(), folder=folder, sinks=(cut,))
         assert client.goes_on
         gate.open.set()
         with Client(cluster.server.address) as again:
@@ -157,7 +159,7 @@ def test_full_disk_of_the_submitter_does_not_end_the_run(tmp_path: Path) -> None
 
     with keeping(tmp_path / "kept") as cluster, Client(cluster.server.address) as client:
         with RunFolder(tmp_path / "out") as folder, pytest.raises(StorageError, match="goes on without this command"):
-            client.run(JOB, progress=Progress(), folder=folder, num_nodes=2, sinks=(full,))
+            client.run(RunRequest(job=JOB, num_nodes=2), progress=Progress(), folder=folder, sinks=(full,))
         (record,) = client.runs()
         assert ended(client, record.run_id).state == "done"
 
@@ -182,7 +184,7 @@ def test_full_disk_of_the_coordinator_ends_the_run_with_its_checkpoints(
         cluster.server.coordinator.sinks.append(fill)
         gate.open.set()
         with RunFolder(tmp_path / "out") as folder, pytest.raises(StorageError, match="No space left"):
-            client.run(LONG, progress=Progress(), folder=folder, num_nodes=2)
+            client.run(RunRequest(job=LONG, num_nodes=2), progress=Progress(), folder=folder)
     assert RunCheckpoints(tmp_path / "out").steps()[0] == 2
     assert find_resume(tmp_path / "out", LONG, print) is not None
 
@@ -208,7 +210,7 @@ def test_run_is_stopped_from_outside_and_goes_on_where_it_was(tmp_path: Path) ->
         resume = find_resume(tmp_path / "first", short, print)
         gate.open.clear()
         gate.reached.clear()
-        second = client.start(short, num_nodes=0, join_s=5.0, resume=resume, profile=None)
+        second = client.start(RunRequest(job=short, num_nodes=0, join_s=5.0, resume=resume))
         assert gate.reached.wait(CALL_S)
         gate.open.set()
         client.stop_run(second, "enough", now=True)
@@ -271,7 +273,13 @@ def test_second_ctrl_c_ends_a_kept_run_at_once(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
         with RunFolder(tmp_path / "out") as folder, pytest.raises(InterruptedRunError):
-            client.run(JOB, progress=Progress(), folder=folder, num_nodes=2, interrupts=interrupts, sinks=(stop,))
+            client.run(
+                RunRequest(job=JOB, num_nodes=2),
+                progress=Progress(),
+                folder=folder,
+                interrupts=interrupts,
+                sinks=(stop,),
+            )
         (record,) = client.runs()
         assert ended(client, record.run_id).state == "stopped"
         gate.open.set()

@@ -1,0 +1,145 @@
+"""A connection to a coordinator: who is there, what it drives, and the runs that it keeps."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Self, TypeVar
+
+import grpc
+
+from coordinator.kept_runs.record import RunRecord
+from ringtune.errors import ConnectionFailedError
+from ringtune.hints import hint_to_start_coordinator
+from ringtune.rpc.addresses import require_private
+from ringtune.rpc.connections import open_channel
+from ringtune.rpc.statuses import error_of_call
+from ringtune.rpc.versions import require_compatible
+from ringtune.v1 import control_pb2, control_pb2_grpc
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+CONNECT_S = 5.0
+CALL_S = 10.0
+"""Deadline of a call that is answered at once."""
+
+
+class Connection:
+    """A connection to a coordinator of a compatible version, checked when it is made.
+
+    Args:
+        address: ``host:port``.
+        insecure: whether it may be on another machine, without encryption.
+
+    Attributes:
+        address: as given.
+
+    Raises:
+        UsageError: the address is no address, or leaves this machine without ``insecure``; or the versions differ.
+        ConnectionFailedError: nobody answers there within a few seconds.
+    """
+
+    def __init__(self, address: str, *, insecure: bool = False) -> None:
+        require_private(address, option="--coordinator", insecure=insecure)
+        self.address = address
+        self._channel = open_channel(address)
+        self._stub = control_pb2_grpc.CoordinatorStub(self._channel)
+        try:
+            grpc.channel_ready_future(self._channel).result(timeout=CONNECT_S)
+        except grpc.FutureTimeoutError as error:
+            self.close()
+            raise ConnectionFailedError(
+                f"no coordinator answers at {address} (waited {CONNECT_S:g} s); start it there with "
+                f"'{hint_to_start_coordinator(address)}', or correct --coordinator"
+            ) from error
+        try:
+            require_compatible(f"coordinator {address}", self.status().version)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        """Return the connection."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connection."""
+        self.close()
+
+    def nodes(self) -> list[control_pb2.NodeEntry]:
+        """List the coordinator's members."""
+        return list(self._checked(lambda: self._stub.Nodes(control_pb2.Empty(), timeout=CALL_S)).nodes)
+
+    def status(self) -> control_pb2.StatusReply:
+        """Ask where the run stands, and for the members."""
+        return self._checked(lambda: self._stub.Status(control_pb2.Empty(), timeout=CALL_S))
+
+    # ---- runs that the coordinator keeps ----------------------------------------------------------
+
+    def runs(self) -> list[RunRecord]:
+        """List the runs that the coordinator keeps, oldest first.
+
+        Raises:
+            RingTuneError: it keeps none, or can't be asked.
+        """
+        reply = self._checked(lambda: self._stub.Runs(control_pb2.Empty(), timeout=CALL_S))
+        return [RunRecord.parse(run.record_json) for run in reply.runs]
+
+    def events(self, run_id: str, *, wait: bool, whole: bool, with_files: bool) -> Iterator[control_pb2.RunEvent]:
+        """Yield the events of a run that the coordinator keeps.
+
+        Args:
+            run_id: of the run.
+            wait: until it is over; else those that are there.
+            whole: first those of the runs that it goes on with.
+            with_files: whether pieces of result files are among them.
+
+        Raises:
+            RingTuneError: there is no such run, or the connection is lost.
+        """
+        request = control_pb2.FollowRequest(run_id=run_id, wait=wait, without_files=not with_files, whole=whole)
+        call = self._stub.Follow(request)  # no deadline: a run may take days
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            raise error_of_call(error, peer=f"coordinator {self.address}") from error
+        finally:
+            call.cancel()
+
+    def fetched(self, run_id: str) -> None:
+        """Tell the coordinator that all events of a run are here; one that does not hear it keeps them for longer."""
+        try:
+            self._stub.Fetched(control_pb2.RunRef(run_id=run_id), timeout=CALL_S)
+        except grpc.RpcError as error:
+            _LOG.info("the coordinator did not hear that run %s was fetched: %s", run_id, error)
+
+    def stop_run(self, run_id: str, reason: str, *, now: bool) -> None:
+        """Ask for the end of a run: after the turns that are under way and with a checkpoint, or at once.
+
+        Raises:
+            RingTuneError: it is over, or the coordinator can't be asked.
+        """
+        request = control_pb2.DrainRequest(run_id=run_id, reason=reason, now=now)
+        self._checked(lambda: self._stub.Drain(request, timeout=CALL_S))
+
+    def _checked(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            raise error_of_call(error, peer=f"coordinator {self.address}") from error
+
+
+def who_submits() -> str:
+    """Return ``user@host`` of this process, for the list of runs."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
