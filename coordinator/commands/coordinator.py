@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,10 @@ def coordinator(
     keep_size: Annotated[
         str, typer.Option(metavar="SIZE", help="What all runs may take; one that nobody fetched stays all the same.")
     ] = "10GiB",
+    keep_unfetched_days: Annotated[
+        float | None,
+        typer.Option(metavar="DAYS", min=0, help="How long a run stays that nobody fetches. Default: for ever."),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Listen for nodes and jobs until stopped with Ctrl-C, SIGTERM or SIGHUP; a run is saved before.
@@ -53,7 +58,12 @@ def coordinator(
 
     def keep_runs(coordinator: Coordinator, address: str) -> None:
         """Before the first call is answered: a run that begins is kept, and a user is told of those that are."""
-        kept = KeptRuns(state or default_folder(address), keep_days=keep_days, keep_bytes=keep_bytes)
+        kept = KeptRuns(
+            state or default_folder(address),
+            keep_days=keep_days,
+            keep_bytes=keep_bytes,
+            keep_unfetched_days=math.inf if keep_unfetched_days is None else keep_unfetched_days,
+        )
         coordinator.kept = after.enter_context(contextlib.closing(kept))
 
     with (

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import shutil
 import threading
@@ -45,15 +46,24 @@ class KeptRuns:
         folder: made if it is missing.
         keep_days: how long the books of a run stay after they were fetched.
         keep_bytes: how much all books may take; those that nobody has fetched are never dropped for it.
+        keep_unfetched_days: how long books stay that nobody fetches; infinite = for ever.
 
     Raises:
         BusyError: another coordinator has the folder.
         StorageError: it can't be made or written.
     """
 
-    def __init__(self, folder: Path, *, keep_days: float = KEEP_DAYS, keep_bytes: int = KEEP_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep_days: float = KEEP_DAYS,
+        keep_bytes: int = KEEP_BYTES,
+        keep_unfetched_days: float = math.inf,
+    ) -> None:
         self.folder = folder
         self._keep_days, self._keep_bytes = keep_days, keep_bytes
+        self._keep_unfetched_days = keep_unfetched_days
         self._lock = threading.Lock()
         self._readers: Counter[str] = Counter()
         self._runs: dict[str, KeptRun] = {}
@@ -174,21 +184,24 @@ class KeptRuns:
     # ---- room -------------------------------------------------------------------------------------
 
     def prune(self) -> tuple[str, ...]:
-        """Drop books that were fetched and are too old, or more than may be kept; return whose."""
-        records = self.records().values()
+        """Drop books that are too old, and those that were fetched if they are too many; return whose."""
+        records = self.records()
         with self._lock:
             busy = {name for name, count in self._readers.items() if count}
             names = to_drop(
-                records,
+                records.values(),
                 now_unix_s=time.time(),
                 keep_days=self._keep_days,
                 keep_bytes=self._keep_bytes,
+                keep_unfetched_days=self._keep_unfetched_days,
                 busy=busy,
             )
             for name in names:
                 self._runs.pop(name).close()
         for name in names:
             shutil.rmtree(self.folder / _RUNS / name, ignore_errors=True)
+            if records[name].has_books and not records[name].is_fetched:
+                _LOG.warning("run %s is dropped: nobody fetched it for %g days", name, self._keep_unfetched_days)
         return names
 
 

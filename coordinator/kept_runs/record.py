@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -141,19 +142,26 @@ def chain_of(records: Mapping[str, RunRecord], run_id: str) -> tuple[RunRecord, 
 
 
 def to_drop(
-    records: Iterable[RunRecord], *, now_unix_s: float, keep_days: float, keep_bytes: int, busy: Collection[str] = ()
+    records: Iterable[RunRecord],
+    *,
+    now_unix_s: float,
+    keep_days: float,
+    keep_bytes: int,
+    keep_unfetched_days: float = math.inf,
+    busy: Collection[str] = (),
 ) -> tuple[str, ...]:
-    """Choose the runs whose books are dropped, oldest first: only those that were fetched, by age, then by size.
+    """Choose the runs whose books are dropped, oldest first: by age, and those that were fetched by size too.
 
     A run of which there is nothing to fetch, because it ended before its plan, counts as fetched. The runs that one
     run goes on with stay as long as it does. Example: with 7 days, a run that was fetched and ended 8 days ago goes;
-    one that nobody has fetched stays.
+    one that nobody has fetched stays for ``keep_unfetched_days``.
 
     Args:
         records: of all runs.
         now_unix_s: wall clock.
         keep_days: how long to keep what was fetched.
         keep_bytes: how much all runs may take; what was not fetched is never dropped for it.
+        keep_unfetched_days: how long to keep what nobody has fetched; infinite = for ever.
         busy: runs that somebody reads now.
     """
     families: dict[str, list[RunRecord]] = {}
@@ -163,15 +171,12 @@ def to_drop(
     dropped: list[str] = []
     for family in sorted(families.values(), key=lambda family: max(record.ended_unix_s for record in family)):
         names = [record.run_id for record in family]
-        if not all(_may_go(record) for record in family) or set(names) & set(busy):
+        if any(record.state == "running" for record in family) or set(names) & set(busy):
             continue
-        is_old = now_unix_s - max(record.ended_unix_s for record in family) > keep_days * _DAY_S
-        if is_old or left_bytes > keep_bytes:
+        is_fetched = all(record.is_fetched or not record.has_books for record in family)
+        days = keep_days if is_fetched else keep_unfetched_days
+        is_old = now_unix_s - max(record.ended_unix_s for record in family) > days * _DAY_S
+        if is_old or (is_fetched and left_bytes > keep_bytes):
             left_bytes -= sum(record.size_bytes for record in family)
             dropped += sorted(names)
     return tuple(dropped)
-
-
-def _may_go(record: RunRecord) -> bool:
-    is_over = record.state != "running"
-    return is_over and (record.is_fetched or not record.has_books)

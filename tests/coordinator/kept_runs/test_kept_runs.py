@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -165,6 +166,23 @@ def test_books_that_were_fetched_go_when_their_time_is_over(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="is not kept here"):
         list(kept.events(ONE, wait=False))
     kept.close()
+
+
+def test_books_that_nobody_fetches_go_with_a_line_if_their_time_is_set(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next coordinator names the run; without a time for them they stay."""
+    before = KeptRuns(tmp_path)
+    run = before.begin(record(), on_saved=nobody)
+    run(PLAN)
+    run(DONE)
+    before.close()
+    for days, names in ((math.inf, [ONE]), (0.0, [])):
+        again = KeptRuns(tmp_path, keep_unfetched_days=days)
+        assert list(again.records()) == names
+        again.close()
+    assert f"run {ONE} is dropped: nobody fetched it for 0 days" in caplog.text
+    assert not (tmp_path / "runs").exists()
 
 
 def test_folder_has_one_coordinator_at_a_time(tmp_path: Path) -> None:

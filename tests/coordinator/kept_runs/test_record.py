@@ -90,6 +90,16 @@ def test_books_that_nobody_fetched_are_never_dropped() -> None:
     assert to_drop([old, nothing, running], now_unix_s=NOW_S, keep_days=7, keep_bytes=0) == (TWO,)
 
 
+def test_books_that_nobody_fetches_go_after_their_own_time_if_one_is_set() -> None:
+    """Example: with 60 days the run of 90 days ago goes; size alone drops neither, and one that goes on stays."""
+    old = ended(ONE, days_ago=90, is_fetched=False, size_bytes=1000)
+    young = ended(TWO, days_ago=30, is_fetched=False, size_bytes=1000)
+    running = record(THREE, num_steps=8)
+    runs = [old, young, running]
+    assert to_drop(runs, now_unix_s=NOW_S, keep_days=7, keep_bytes=0, keep_unfetched_days=60) == (ONE,)
+    assert to_drop(runs, now_unix_s=NOW_S, keep_days=7, keep_bytes=0, keep_unfetched_days=60, busy={ONE}) == ()
+
+
 def test_books_go_by_age_then_by_size_oldest_first() -> None:
     """Example: 8 days with 7 kept; and of two young ones the older one, until what is left fits."""
     runs = [ended(ONE, days_ago=8, size_bytes=10), ended(TWO, days_ago=2, size_bytes=10), ended(THREE, size_bytes=10)]
