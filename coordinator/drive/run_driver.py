@@ -12,36 +12,29 @@ One thread touches the state machine and the books. All decisions are the state 
 from __future__ import annotations
 
 import json
-import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 
 from coordinator.drive.answers import Answer, Facts, Files, NodePrepared, Reported, read_facts
 from coordinator.drive.checkpointing import Checkpointing, Noted
 from coordinator.drive.driver import Driver
-from coordinator.drive.first_look import FirstLook, Looked
-from coordinator.drive.link_measuring import LinkAnswer, LinkMeasuring, remember
-from coordinator.drive.planning import PlanningThread, PlanReady
+from coordinator.drive.first_look import Looked
+from coordinator.drive.link_measuring import LinkAnswer
+from coordinator.drive.plan_making import PlanMaking
+from coordinator.drive.planning import PlanReady
 from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
+from coordinator.drive.results import Results
 from coordinator.members.recruiting import Members, num_neighbours, unused_owners
-from coordinator.members.registry import Member
 from coordinator.planner.job_time import JobTime
 from coordinator.planner.make_plan import Planned
 from coordinator.records.books import RunBooks
-from coordinator.records.events import read_object
-from coordinator.records.file_events import send_file
-from coordinator.records.result_files import adapter_folder
 from coordinator.records.run_clock import now_unix_s
-from ringtune.costs.profile import LinkFacts, NodeFacts
 from ringtune.costs.rehearsal import SKIPPED_ITEMS
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
-from ringtune.files.durable import storage_errors
 from ringtune.files.pieces import Pieces
-from ringtune.models.result_files import result_files
 from ringtune.rounds import rounds
 from ringtune.v1 import control_pb2
 
@@ -69,21 +62,18 @@ class RunDriver(Driver):
         self._request = request
         runtime = request.job.runtime
         self._rounds = rounds.Rounds(None, plan_only=request.plan_only, plan_s=runtime.plan_s, wait_s=runtime.wait_s)
-        self._planning = PlanningThread(request, self._queue.put)
         self._checkpoints = Checkpointing(run_id, request.job, request.resume)
+        self._making = PlanMaking(
+            request, self._checkpoints, members.links, put=self._queue.put, emit=self._emit, enter=self._enter
+        )
         self._reports = Reports(self._checkpoints)
-        self._first_look: FirstLook | None = None
-        self._chosen: tuple[Member, ...] = ()
-        self._facts: Mapping[str, NodeFacts] = {}
-        self._measuring: LinkMeasuring | None = None
+        self._results = Results()
         self._timers: dict[str, float] = {}
         self._addresses: dict[str, str] = {}
         self._neighbours: dict[str, int] = {}
         self._planned: Planned | None = None
         self._books: RunBooks | None = None
         self._predicted: JobTime | None = None
-        self._files: dict[str, dict[str, Pieces]] = {}
-        self._collected: tempfile.TemporaryDirectory[str] | None = None
         self._phase = ("joining", self._started_s)
         self._phases_s: dict[str, float] = {}
         self._released: list[Future[None]] = []
@@ -126,11 +116,9 @@ class RunDriver(Driver):
         if unused:
             names = ", ".join(unused)
             self._emit(control_pb2.RunEvent(note=f"not in the given plan, so their rows are not trained on: {names}"))
-        self._chosen = members
         self._addresses = {member.node: member.address for member in members}
         self._neighbours = num_neighbours(members)
-        if FirstLook.is_wanted(request):
-            self._first_look = FirstLook(request, tuple(self._addresses), self._queue.put)
+        self._making.begin(members, self._calls)
         self._feed(rounds.Started(tuple(sorted(self._addresses))))
         try:
             while self._finish is None:
@@ -140,9 +128,7 @@ class RunDriver(Driver):
                 self._fire_timers()
                 self._check_leases()
         finally:
-            self._planning.cancel()
-            if self._first_look is not None:
-                self._first_look.cancel()
+            self._making.cancel()
         if self._finish.error:
             return error_from_name(self._finish.error, self._finish.message)
         self._hand_results_in()
@@ -161,34 +147,35 @@ class RunDriver(Driver):
                     self._books.ledger.nodes[node].hosted_bytes = hosted_bytes
                 self._feed(rounds.Prepared(node))
             case Files(node, files):
-                self._files[node] = files
+                self._results.take(node, files)
                 self._feed(rounds.Collected(node))
             case PlanReady():
                 self._on_plan(entry)
             case Looked(error):
                 self._on_first_look(error)
             case LinkAnswer():
-                self._on_link(entry)
+                self._making.take_link(entry)
             case Noted(step):
                 self._let_go_of_shards(step)
             case _:
                 self._feed(entry)
 
     def _on_facts(self, entry: Facts) -> None:
-        if self._first_look is None:
+        facts = read_facts(entry)
+        if self._making.is_looking:
+            self._making.look_at(facts)
+        else:
             self._checkpoints.note_states(entry.node, entry.shards)
-            self._feed(rounds.Inspected(entry.node, read_facts(entry)))
-            return
-        self._first_look.take(read_facts(entry))
+            self._feed(rounds.Inspected(entry.node, facts))
 
     def _on_first_look(self, error: RingTuneError | None) -> None:
         """Let the nodes measure themselves, or end a run for which no plan is possible."""
-        self._first_look = None
+        self._making.end_look()
         if error is not None:
             self._feed(rounds.PlanFailed(type(error).__name__, str(error)))
             return
         for node in sorted(self._addresses):
-            self._inspect(node, measure=True)
+            self._inspect(node)
 
     def _on_report(self, request: control_pb2.ReportRequest) -> None:
         if self._books is None:
@@ -221,10 +208,9 @@ class RunDriver(Driver):
             case rounds.EnterPhase(phase):
                 self._enter(phase)
             case rounds.Inspect(node):
-                self._inspect(node, measure=self._request.needs_times and self._first_look is None)
+                self._inspect(node)
             case rounds.MakePlan(facts):
-                self._facts = facts
-                self._measure_links()
+                self._making.plan(facts)
             case rounds.Prepare(node, plan):
                 plan_json, addresses = json.dumps(plan.to_json()), {name: self._addresses[name] for name in plan.nodes}
                 self._calls[node].prepare(
@@ -243,7 +229,7 @@ class RunDriver(Driver):
                     self._calls[node].grant(turns, keep_from_step=self._checkpoints.keep_from_step)
             case rounds.Collect(node, with_head, with_private):
                 self._calls[node].collect(
-                    self._folder_of(node),
+                    self._results.folder_of(node),
                     with_head=with_head,
                     with_private=with_private,
                     timeout_s=wait_s,
@@ -267,10 +253,10 @@ class RunDriver(Driver):
                 if self._books is not None:
                     self._books.log(command)
 
-    def _inspect(self, node: str, *, measure: bool) -> None:
+    def _inspect(self, node: str) -> None:
         self._calls[node].inspect(
             self._job_toml,
-            measure=measure,
+            measure=self._making.needs_times,
             timeout_s=self._job.runtime.wait_s,
             on_result=self._put_facts(node),
             extend=lambda request: self._ask_more(node, request),
@@ -299,21 +285,6 @@ class RunDriver(Driver):
     def _put_hosted(self, node: str) -> Callable[[int], None]:
         return lambda hosted_bytes: self._queue.put(NodePrepared(node, hosted_bytes))
 
-    def _folder_of(self, node: str) -> Path:
-        """Make an empty folder for what a node sends in the end.
-
-        Raises:
-            StorageError: the temporary folder has no room.
-        """
-        with storage_errors(Path("any temporary folder")):
-            place = tempfile.gettempdir()
-        with storage_errors(Path(place)):
-            if self._collected is None:
-                self._collected = tempfile.TemporaryDirectory(prefix="ringtune-", dir=place, ignore_cleanup_errors=True)
-            folder = Path(self._collected.name) / node
-            folder.mkdir()
-            return folder
-
     def _put_files(self, node: str) -> Callable[[dict[str, Pieces]], None]:
         return lambda files: self._queue.put(Files(node, files))
 
@@ -328,43 +299,6 @@ class RunDriver(Driver):
             self._books.begin(now_unix_s())
         if phase not in ("done", "failed"):
             self._emit(control_pb2.RunEvent(state=phase))
-
-    def _measure_links(self) -> None:
-        """Measure the links that the run may use, if it is planned with times of its own; then plan."""
-        if not LinkMeasuring.is_wanted(self._request):
-            self._plan(())
-            return
-        model, cache = next(iter(self._facts.values())).model, self._members.links
-        self._measuring = LinkMeasuring(self._chosen, self._calls, self._job, model, cache=cache, put=self._queue.put)
-        if not self._measuring.is_done:
-            self._enter("measuring links")
-        self._measuring.go_on()
-        self._plan_with_links()
-
-    def _on_link(self, answer: LinkAnswer) -> None:
-        if self._measuring is not None:
-            self._measuring.take(answer)
-            self._plan_with_links()
-
-    def _plan_with_links(self) -> None:
-        """Begin to plan once every link that is asked about is known."""
-        measuring = self._measuring
-        if measuring is None or not measuring.is_done:
-            return
-        self._measuring = None
-        self._enter("planning")
-        if measuring.note:
-            self._emit(control_pb2.RunEvent(note=measuring.note))
-        self._plan(measuring.links())
-
-    def _plan(self, links: tuple[LinkFacts, ...]) -> None:
-        """Begin to plan beside this thread, and tell the submitter what the plan is made with."""
-        try:
-            profile = self._planning.start(self._facts, self._checkpoints, links)
-        except RingTuneError as error:
-            self._queue.put(rounds.PlanFailed(type(error).__name__, str(error)))
-        else:
-            self._emit(control_pb2.RunEvent(profile_json=json.dumps(profile.to_json())))
 
     def _on_plan(self, made: PlanReady) -> None:
         """Tell the submitter the plan, open the books, and go on with the run."""
@@ -397,13 +331,10 @@ class RunDriver(Driver):
         """Send adapter and report of the run to the submitter, merged from what the nodes sent."""
         if self._request.plan_only or self._books is None:
             return
-        for node, files in self._files.items():
-            totals = read_object(bytes(files.get("totals.json", Pieces.of(b""))), f"totals.json of node {node}")
+        for node, totals in self._results.totals():
             self._books.ledger.add_totals(node, totals)
         if self._request.evaluation is None:
-            names = result_files(self._job.model.task)
-            for name, content in sorted(adapter_folder(self._files, names).items()):
-                send_file(f"adapter/{name}", content, self._emit)
+            self._results.send_adapter(self._job.model.task, self._emit)
         report = self._books.ledger.report(
             run_id=self.run_id,
             wall_s=time.monotonic() - self._started_s,
@@ -419,20 +350,13 @@ class RunDriver(Driver):
 
     def _finish_files(self) -> None:
         """Send the profile that the run itself showed, however the run ended, and the ends of growing files."""
-        if self._collected is not None:
-            self._collected.cleanup()
+        self._results.drop()
         if self._books is None:
             return
         if not self._request.plan_only:
             self._emit_profile(self._books)
-            self._remember_links(self._books)
+            self._making.remember(self._books.shown_links())
         self._books.close()
-
-    def _remember_links(self, books: RunBooks) -> None:
-        """Keep for the next run what this one's own transfers showed; the latencies of a given profile are not ours."""
-        if LinkMeasuring.is_wanted(self._request):
-            model = next(iter(self._facts.values())).model
-            remember(books.shown_links(), self._addresses, self._job, model, self._members.links)
 
     def _emit_profile(self, books: RunBooks) -> None:
         self._emit(control_pb2.RunEvent(profile_json=json.dumps(books.profile().to_json())))
