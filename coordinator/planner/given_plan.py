@@ -23,7 +23,9 @@ from ringtune.schedule.plan import Plan
 
 _CHOSEN = frozenset({"microbatches", "wire_dtype", "owners"})
 _JOB_KEYS = {
-    "num_steps": "train.rounds or train.max_steps",
+    "num_steps": "train.rounds, train.epochs or train.max_steps",
+    "num_blocks": "model.path",
+    "hidden_size": "model.path",
     "labels": "data.labels",
     "method": "train.method, [unfreeze]",
     "frozen_blocks": "privacy.private_blocks",

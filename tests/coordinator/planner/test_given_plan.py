@@ -116,6 +116,13 @@ def other_model(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Ch
     return plan, wanted, {name: dataclasses.replace(node, model=model) for name, node in nodes.items()}
 
 
+def bare_of_another_width(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
+    """The plan of a run, which names no model, and nodes with a wider one."""
+    model = dataclasses.replace(MODEL, hidden_size=2 * MODEL.hidden_size)
+    wider = {name: dataclasses.replace(node, model=model) for name, node in nodes.items()}
+    return GivenPlan(plan=plan.plan), wanted, wider
+
+
 def little_memory(plan: GivenPlan, wanted: Job, nodes: dict[str, NodeFacts]) -> Changed:
     """Node a has one byte."""
     return plan, wanted, {**nodes, "a": facts("a", memory_bytes=1)}
@@ -133,9 +140,10 @@ def other_job(**changes: object) -> Callable[[GivenPlan, Job, dict[str, NodeFact
         (new_owner, DataError, "node b has 10 training and 5 evaluation rows, the plan says 0 and 0"),
         (lost_node, PlanError, "the plan is for the nodes a, b; b not among a, c"),
         (other_model, ModelError, "the plan is for model abab.*, the nodes have cdcd"),
+        (bare_of_another_width, PlanError, r"hidden_size = 8, the job says 16 \(model.path\)"),
         (little_memory, CapacityError, "node a needs .* but has 1 B"),
         (other_job(train__batch_size=8), PlanError, r"batch_size = 4, the job says 8 \(train.batch_size\)"),
-        (other_job(train__rounds=3), PlanError, r"num_steps = 8, the job says 12 \(train.rounds or train.max_steps\)"),
+        (other_job(train__rounds=3), PlanError, r"the job says 12 \(train.rounds, train.epochs or train.max_steps\)"),
         (other_job(train__seed=3), PlanError, r"seed = 0, the job says 3"),
         (other_job(privacy__private_blocks=1), PlanError, "frozen_blocks = 0, the job says 1"),
         (
