@@ -104,8 +104,8 @@ def _read_csv(path: Path, file: Iterable[str]) -> Iterator[Record]:
     reader = csv.reader(file, strict=True)
     header: list[str] = []
     try:
-        header = next(reader, [])
-        _check_header(path, header)
+        header = next((cells for cells in reader if cells), [])
+        _check_header(path, header, reader.line_num)
         for cells in reader:
             if not cells:
                 continue
@@ -130,18 +130,18 @@ def _csv_problem(problem: str) -> str:
     return problem
 
 
-def _check_header(path: Path, header: Sequence[str]) -> None:
+def _check_header(path: Path, header: Sequence[str], line: int) -> None:
     """Refuse columns that stand twice, and a header that is separated by something else than commas."""
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None:
-        raise DataError(f"{path}, line 1 has the column {twice!r} twice; rename one of them")
+        raise DataError(f"{path}, line {line} has the column {twice!r} twice; rename one of them")
     if len(header) != 1:
         return
     if "\0" in header[0]:
-        raise DataError(f"{path}, line 1: {_csv_problem('NUL')}")
+        raise DataError(f"{path}, line {line}: {_csv_problem('NUL')}")
     for separator, name in ((";", "semicolons (;)"), ("\t", "tabs"), ("|", "bars (|)")):
         if separator in header[0]:
-            raise DataError(f"{path}, line 1 is separated by {name}; save it with commas between the columns")
+            raise DataError(f"{path}, line {line} is separated by {name}; save it with commas between the columns")
 
 
 def _read_jsonl(path: Path, file: Iterable[str]) -> Iterator[Record]:
