@@ -138,15 +138,15 @@ def each_cell(
         Results in the order of ``cells``.
 
     Raises:
-        UsageError: no such backend or number of workers.
+        UsageError: no such backend or number of workers, or a package is not installed.
         ConnectionFailedError: nobody answers at the address.
-        RingTuneError: a package is not installed, or a worker died.
+        RingTuneError: a worker died.
     """
     check_workers(jobs, backend, cluster)
     if backend == "loky" and 1 in (jobs, len(cells)):
         yield from map(task, cells)
         return
-    joblib = _import("joblib", "joblib", "joblib")
+    joblib = _import("joblib", "joblib")
     workers = min(jobs, len(cells)) if jobs > 0 else jobs
     with _backend(joblib, backend, workers, cluster):
         one_by_one = {"return_as": "generator"} if backend == "loky" else {}
@@ -208,7 +208,7 @@ def _backend(joblib: Any, backend: str, workers: int, cluster: str) -> Iterator[
         with _loky(joblib):
             yield
         return
-    module = _import(_MODULES[backend], _PACKAGES[backend], _PACKAGES[backend])
+    module = _import(_MODULES[backend], _PACKAGES[backend])
     if backend == "dask":
         logging.getLogger("distributed").setLevel(logging.WARNING)
         local = {"n_workers": workers if workers > 0 else None, "threads_per_worker": 1, "dashboard_address": ":0"}
@@ -239,8 +239,10 @@ def _connected(backend: str, cluster: str, connect: Callable[[], Any]) -> Any:
         raise ConnectionFailedError(f"can't use {where}: {error}; start it, or see --cluster") from error
 
 
-def _import(module: str, package: str, what: str) -> Any:
+def _import(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UsageError(f"this sweep needs the package {package!r}; pip install '{what}', or give --jobs 1") from error
+        raise UsageError(
+            f"this sweep needs the package {package!r}; pip install '{package}', or give --backend loky --jobs 1"
+        ) from error

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from ringtune.errors import ConnectionFailedError, RingTuneError, UsageError
+from ringtune.errors import ConnectionFailedError, UsageError
 from sim.sweep import Axis, each_cell, grid, parse_axis, run_cells
 
 
@@ -155,10 +155,12 @@ def test_run_cells_refuse_an_unknown_backend() -> None:
 def test_run_cells_name_the_package_that_is_missing(
     module: str, options: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is computed with another backend instead."""
+    """Nothing is computed with another backend instead; what the message advises does without the package."""
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(RingTuneError, match=message):
+    with pytest.raises(UsageError, match=message) as caught:
         run_cells(join, CELLS, **options)  # type: ignore[arg-type]
+    assert "or give --backend loky --jobs 1" in str(caught.value)
+    assert run_cells(join, CELLS, backend="loky", jobs=1) == [join(cell) for cell in CELLS]
 
 
 @pytest.mark.parametrize(("backend", "module"), [("dask", "distributed"), ("ray", "ray")])
