@@ -25,14 +25,13 @@ from typing import NamedTuple
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.recorded_links import RecordedLinks
 from ringtune.costs.seconds import padded_size, work_points
-from ringtune.costs.work_times import Work, WorkTable, WorkTime
+from ringtune.costs.work_times import BLOCK_WORKS, Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Scope
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import lowest_units
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING
 
-_BLOCK_WORKS = (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST, Work.BACKWARD)
 LEAST_SAMPLES = 5
 KEPT_SAMPLES = 2000
 """How many of the newest samples are kept for each kind of work on each node."""
@@ -213,7 +212,7 @@ class RecordedProfile:
         return dataclasses.replace(
             facts,
             work_times=kept,
-            has_messages=facts.has_messages or (is_wall and any(work in changed for work in _BLOCK_WORKS)),
+            has_messages=facts.has_messages or (is_wall and any(work in changed for work in BLOCK_WORKS)),
             block_forward_s=of_block(Work.FORWARD, facts.block_forward_s),
             block_graph_s=of_block(Work.GRAPH, facts.block_graph_s),
             block_backward_s=of_block(Work.BACKWARD, facts.block_backward_s),

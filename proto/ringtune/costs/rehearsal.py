@@ -8,11 +8,13 @@ what the rehearsal's actions took, as a run corrects them for the next one.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
+from collections.abc import Mapping
 from typing import Final
 
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.costs.work_times import Work, WorkTable, WorkTime
+from ringtune.costs.work_times import BLOCK_WORKS, Work, WorkTable, WorkTime
 from ringtune.jobs.job import Job
 
 SKIPPED_ITEMS: Final = 4
@@ -73,13 +75,16 @@ def rehearsed(before: Profile, after: Profile) -> Profile:
         ``after``, in which each work that a node did not do takes longer by the median ratio of those that did it.
     """
     known, ratios = before.by_name, dict[str, list[float]]()
-    for node in after.nodes:
-        for work, ratio in _ratios(known[node.node], node).items():
-            ratios.setdefault(work, []).append(ratio)
+    own = [_ratios(known[node.node], node) for node in after.nodes]
+    for work, ratio in itertools.chain.from_iterable(found.items() for found in own):
+        ratios.setdefault(work, []).append(ratio)
     medians = {work: statistics.median(found) for work, found in ratios.items()}
     with_messages = any(node.has_messages for node in after.nodes)
-    nodes = tuple(_corrected(known[node.node], node, medians, with_messages=with_messages) for node in after.nodes)
-    return dataclasses.replace(after, nodes=nodes)
+    missing = [{work: ratio for work, ratio in medians.items() if work not in found} for found in own]
+    nodes = zip(after.nodes, missing, strict=True)
+    return dataclasses.replace(
+        after, nodes=tuple(_corrected(node, lacks, with_messages=with_messages) for node, lacks in nodes)
+    )
 
 
 def _ratios(before: NodeFacts, after: NodeFacts) -> dict[str, float]:
@@ -99,22 +104,18 @@ def _ratios(before: NodeFacts, after: NodeFacts) -> dict[str, float]:
 _SAME: Final = 1e-9
 
 
-def _corrected(before: NodeFacts, after: NodeFacts, medians: dict[str, float], *, with_messages: bool) -> NodeFacts:
-    """The facts of a node in which works that it did not rehearse are corrected by the medians of the others."""
-    missing = {work: ratio for work, ratio in medians.items() if work not in _ratios(before, after)}
+def _corrected(node: NodeFacts, missing: Mapping[str, float], *, with_messages: bool) -> NodeFacts:
+    """The facts of a node in which works that it did not rehearse take longer by these ratios of the others."""
     if not missing:
-        return after
+        return node
     return dataclasses.replace(
-        after,
-        work_times=tuple(_scaled(point, missing.get(point.work, 1.0)) for point in after.work_times),
-        has_messages=after.has_messages or (with_messages and any(work in missing for work in _BLOCKS)),
-        block_forward_s=after.block_forward_s * missing.get(Work.FORWARD, 1.0),
-        block_graph_s=after.block_graph_s * missing.get(Work.GRAPH, 1.0),
-        block_backward_s=after.block_backward_s * missing.get(Work.BACKWARD, 1.0),
+        node,
+        work_times=tuple(_scaled(point, missing.get(point.work, 1.0)) for point in node.work_times),
+        has_messages=node.has_messages or (with_messages and any(work in missing for work in BLOCK_WORKS)),
+        block_forward_s=node.block_forward_s * missing.get(Work.FORWARD, 1.0),
+        block_graph_s=node.block_graph_s * missing.get(Work.GRAPH, 1.0),
+        block_backward_s=node.block_backward_s * missing.get(Work.BACKWARD, 1.0),
     )
-
-
-_BLOCKS: Final = (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST, Work.BACKWARD)
 
 
 def _scaled(point: WorkTime, ratio: float) -> WorkTime:

@@ -11,6 +11,7 @@ import bisect
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from ringtune.errors import InvalidInputError, PlanError
 
@@ -32,6 +33,10 @@ class Work(enum.StrEnum):
     DECODE = "decode"  # and back
     HAND_OVER = "hand_over"  # head and moments to bytes and back, once a turn
     SAVE = "save"  # a shard to the disk, once a checkpoint
+
+
+BLOCK_WORKS: Final = (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST, Work.BACKWARD)
+"""Works whose times, where a run recorded them, have in them what messages took of the node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import pytest
 
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.rehearsal import SKIPPED_ITEMS, rehearsal_of, rehearsal_steps, rehearsed
-from ringtune.costs.work_times import Work, WorkTable
+from ringtune.costs.work_times import Work, WorkTable, WorkTime
 from ringtune.jobs.job import Job, Model, Privacy, Train, Unfreeze
 from ringtune.schedule.methods import method_names
 from ringtune.schedule.versions import depth
@@ -76,6 +77,20 @@ def test_rehearsed_corrects_nodes_that_hosted_nothing_as_the_others() -> None:
     assert found.nodes[:2] == after.nodes[:2]
     assert forward_s(found.nodes[2]) == pytest.approx(2.5 * forward_s(c))
     assert found.nodes[2].block_forward_s == pytest.approx(2.5 * c.block_forward_s)
+
+
+def test_rehearsed_looks_up_each_node_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once for each work of each node: a table sorts all points."""
+    before = profile_of(PLAN)
+    made: list[str] = []
+
+    def table(points: Iterable[WorkTime], *, where: str) -> WorkTable:
+        made.append(where)
+        return WorkTable(points, where=where)
+
+    monkeypatch.setattr("ringtune.costs.rehearsal.WorkTable", table)
+    rehearsed(before, dataclasses.replace(before, nodes=tuple(slower(node, 2.0) for node in before.nodes)))
+    assert made == ["node a", "node b", "node c"]
 
 
 def test_rehearsed_leaves_a_profile_that_nothing_corrected() -> None:
