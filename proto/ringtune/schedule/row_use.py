@@ -73,7 +73,6 @@ def _use(course: Course, owner: Owner, steps: int) -> RowUse:
     more = {stream.batch_id(index) for index in range(passes * stream.num_batches, steps)}
     first, last, twice = 0 in more, stream.num_batches - 1 in more, stream.num_batches * size - owner.train_rows
     used = owner.train_rows if passes else rest * size - (twice if first and last else 0)
-    least = passes + (len(more) == stream.num_batches)
     most = passes + bool(more)
     if twice:
         most = max(most, 2 * passes + first + last)
@@ -83,6 +82,6 @@ def _use(course: Course, owner: Owner, steps: int) -> RowUse:
         batch_rows=size,
         steps=steps,
         used_rows=used,
-        least=least,
+        least=passes,
         most=most,
     )
