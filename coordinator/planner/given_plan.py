@@ -18,6 +18,7 @@ from ringtune import __version__
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import DataError, ModelError, PlanError
 from ringtune.jobs.job import Job
+from ringtune.rpc.versions import is_compatible
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 
@@ -89,7 +90,7 @@ def read_given_plan(path: Path) -> GivenPlan:
 
 
 def _check_version(given: GivenPlan) -> None:
-    if given.version and given.version.split(".")[:2] != __version__.split(".")[:2]:
+    if given.version and not is_compatible(given.version):
         raise PlanError(f"it was made by ringtune {given.version}, this is {__version__}; {_ANEW}")
 
 

@@ -20,6 +20,7 @@ import tomli_w
 
 from ringtune.errors import JobError
 from ringtune.jobs.job import Job
+from ringtune.jobs.misplaced import section_class
 
 _KINDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
@@ -74,7 +75,7 @@ def describe_job() -> tuple[SectionFacts, ...]:
 
 
 def _section(name: str, hint: Any) -> SectionFacts:
-    cls = next(kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind))
+    cls = section_class(hint)
     text = inspect.getdoc(cls) or ""
     meanings = _attributes(text)
     hints = typing.get_type_hints(cls)
@@ -86,7 +87,7 @@ def _section(name: str, hint: Any) -> SectionFacts:
             allowed=_allowed(f"{name}.{field.name}", hints[field.name], field.default),
             meaning=meanings[field.name],
         )
-        for field in dataclasses.fields(typing.cast(Any, cls))
+        for field in dataclasses.fields(cls)
     )
     return SectionFacts(name=name, meaning=_sentence(text.split("\n\n")[0].partition(":")[2]), keys=keys)
 

@@ -13,12 +13,15 @@ from ringtune.errors import JobError
 def sections_of(job: type[Any]) -> dict[str, frozenset[str]]:
     """The keys of each section of a job's dataclass."""
     hints = typing.get_type_hints(job)
-    found = {}
-    for field in dataclasses.fields(job):
-        kinds = (hints[field.name], *typing.get_args(hints[field.name]))
-        section = next(kind for kind in kinds if dataclasses.is_dataclass(kind))
-        found[field.name] = frozenset(each.name for each in dataclasses.fields(section))
-    return found
+    return {
+        field.name: frozenset(key.name for key in dataclasses.fields(section_class(hints[field.name])))
+        for field in dataclasses.fields(job)
+    }
+
+
+def section_class(hint: Any) -> Any:
+    """The dataclass of a section, of the type of a job's field: the type itself, or what it has beside None."""
+    return next(kind for kind in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(kind))
 
 
 def refuse_misplaced(job: type[Any], tables: Mapping[str, object]) -> None:

@@ -12,7 +12,8 @@ from ringtune.errors import JobError
 from ringtune.files.strict import nearest
 from ringtune.jobs.split import split_alpha
 from ringtune.models.adapter_config import parse_adapter_config
-from ringtune.models.family import TASKS
+from ringtune.models.family import MOST_BLOCKS, TASKS
+from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import WIRE_DTYPES
 from ringtune.schedule.methods import method_class
 from ringtune.schedule.methods.patience import MIN_IMPROVEMENT, PATIENCE_STEPS
@@ -27,7 +28,6 @@ MOST_STEPS = 1_000_000
 
 MOST_TOKENS = 1 << 20
 MOST_OWNERS = 4096
-MOST_BLOCKS = 4096
 MOST_THREADS = 1024
 LEAST_TOKENS = 3
 """Fewest tokens of a row: one of the text between the two that mark its ends."""
@@ -226,7 +226,7 @@ class Train:
         if self.epochs is None:
             rounds, length = self.rounds or DEFAULT_ROUNDS, f"train.rounds = {self.rounds}"
         else:
-            steps_of_pass = sum(-(-count // self.batch_size) for count in rows)
+            steps_of_pass = sum(num_batches(count, self.batch_size) for count in rows)
             rounds = math.ceil(Fraction(repr(self.epochs)) * steps_of_pass / steps_of_round)
             length = f"train.epochs = {self.epochs}, which are {rounds} rounds"
         steps = rounds * steps_of_round

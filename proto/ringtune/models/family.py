@@ -24,6 +24,9 @@ CLASS_TASKS = (CLASSIFICATION, IMAGE_CLASSIFICATION)
 FROZEN_HEAD_TASKS = (CAUSAL_LM,)
 """Tasks whose head is the pretrained model's own, which never trains."""
 
+MOST_BLOCKS = 4096
+"""Most blocks of a model that can be planned."""
+
 LM_HEAD = "lm_head.weight"
 """The decoder of a causal language model, in every file that has one of its own."""
 

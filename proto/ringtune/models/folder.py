@@ -17,10 +17,9 @@ from typing import Any
 from ringtune.errors import ModelError
 from ringtune.files.pointers import is_lfs_pointer, pointer_advice
 from ringtune.models.families import FAMILIES, family_named
-from ringtune.models.family import ConfigKey, Dimensions
+from ringtune.models.family import MOST_BLOCKS, ConfigKey, Dimensions
 from ringtune.models.tensors import CONFIG_FILE, StoredTensor, base_name, read_headers, select_tensors
 
-MOST_BLOCKS = 4096
 _MAX_CONFIG_BYTES = 1_000_000
 _RUNS_CODE = {
     "auto_map": "it names code to run",

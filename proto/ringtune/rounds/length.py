@@ -10,15 +10,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ringtune.errors import IntegrityError, InvalidInputError, JobError
 from ringtune.files.strict import read_dataclass
 from ringtune.jobs.job import Job
+from ringtune.jobs.sections import LENGTHS
 from ringtune.rounds.job_changes import job_digest
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 
-LENGTH_KEYS = ("train.epochs", "train.max_steps", "train.rounds")
+LENGTH_KEYS: Final = tuple(f"train.{name}" for name in LENGTHS)
+"""Keys of a job that say how long its run is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

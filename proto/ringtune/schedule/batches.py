@@ -12,6 +12,11 @@ from ringtune.errors import DataError
 from ringtune.schedule.random_stream import RandomStream
 
 
+def num_batches(rows: int, batch_size: int) -> int:
+    """How many batches so many rows are; the last one need not be full."""
+    return -(-rows // batch_size)
+
+
 class BatchStream:
     """An owner's endless sequence of training batches.
 
@@ -35,7 +40,7 @@ class BatchStream:
             raise DataError(f"batch_size is {batch_size}, it has to be at least 1")
         self.num_rows = num_rows
         self.batch_size = min(batch_size, num_rows)
-        self.num_batches = -(-num_rows // self.batch_size)
+        self.num_batches = num_batches(num_rows, batch_size)
         self._seed = seed
         self._owner = owner
         self._latest: tuple[int, tuple[int, ...]] = (-1, ())  # a pass and its order; replaced as one, threads share it

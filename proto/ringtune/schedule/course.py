@@ -15,7 +15,7 @@ from typing import Any, Final
 from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.files.strict import read_dataclass
-from ringtune.schedule.batches import BatchStream
+from ringtune.schedule.batches import BatchStream, num_batches
 from ringtune.schedule.extent import Extent, Owner
 from ringtune.schedule.methods import Method, method_from_json
 from ringtune.schedule.operations import Operations
@@ -94,7 +94,7 @@ class Course(Extent):
 
     def eval_batches(self, owner: Owner) -> int:
         """How many evaluation batches one owner has; the last batch may be short."""
-        return -(-owner.eval_rows // self.batch_size)
+        return num_batches(owner.eval_rows, self.batch_size)
 
     def operations_of(self, owner: str, batch: int) -> tuple[str, ...]:
         """The rows of the operation table for an owner's batch at this position of its stream; empty = all full."""
@@ -215,7 +215,7 @@ def _check(course: Course) -> None:
     if EMBEDDING in course.method.reach(course):
         raise PlanError(f"the method {course.method.name} trains the embedding, which no node can do yet")
     if course.operations is not None:
-        batches = {owner.node: -(-owner.train_rows // course.batch_size) for owner in course.owners}
+        batches = {owner.node: num_batches(owner.train_rows, course.batch_size) for owner in course.owners}
         course.operations.check(num_blocks=course.num_blocks, microbatches=course.microbatches, batches=batches)
 
 
