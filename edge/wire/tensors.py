@@ -128,13 +128,14 @@ def _halve(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
     Example: with a largest element of 1e-8, which is 0.67 * 2^-26, all are multiplied by 2^41; the exponent is -41.
     """
-    low, high = torch.aminmax(tensor)
+    flat = tensor.reshape(-1)
+    low, high = torch.aminmax(flat)
     largest = max(-low.item(), high.item())
     exponent = math.frexp(largest)[1] - _HALF_EXPONENT if 0.0 < largest < math.inf else 0
     exponent = min(MAX_EXPONENT, max(MIN_EXPONENT, exponent))
     half = torch.empty(tensor.shape, dtype=torch.float16)
     # at once, the product would be a second tensor of full width
-    for piece, out in zip(torch.split(tensor.reshape(-1), _PIECE), torch.split(half.view(-1), _PIECE), strict=True):
+    for piece, out in zip(torch.split(flat, _PIECE), torch.split(half.view(-1), _PIECE), strict=True):
         out.copy_(piece * 2.0**-exponent)
     return half, exponent
 
@@ -199,11 +200,11 @@ def _check_finite(tensor: torch.Tensor, shape: Sequence[int]) -> None:
     """Refuse a tensor with NaN or infinite values.
 
     A finite sum has finite terms only, so each term is looked at only where the sum is not finite (it may overflow).
-    A sum of halves overflows for nearly every tensor, so it is made in float32.
+    Halves would nearly always overflow, and torch adds them up in a copy of twice the width, so their extremes tell it:
+    a NaN is both of them.
     """
-    if math.isfinite(tensor.sum(dtype=torch.float32 if tensor.dtype is torch.float16 else None).item()) or bool(
-        torch.isfinite(tensor).all()
-    ):
+    found = torch.aminmax(tensor) if tensor.dtype is torch.float16 else (tensor.sum(),)
+    if all(math.isfinite(number.item()) for number in found) or bool(torch.isfinite(tensor).all()):
         return
     bad = int((~torch.isfinite(tensor)).sum())
     raise DivergedError(f"{bad} values of a tensor of shape {list(shape)} are NaN or infinite")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge.wire import tensors
@@ -174,9 +175,19 @@ def test_tensors_float16_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     """The largest element travels near 2^15, so that halves add up to infinity; that calls for no second look."""
     encoded = tensors.encode(torch.rand(4, 64, 32), None, "float16")
     monkeypatch.setattr(torch, "isfinite", None)
-    with _Made() as made:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         tensors.decode(_payload(encoded), encoded.shape, "float16", 0, compute_dtype=torch.float16)
-    assert made.largest_bytes < encoded.payload_bytes
+    assert max(event.self_cpu_memory_usage for event in seen.key_averages()) < encoded.payload_bytes
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 1500, 5999])
+def test_tensors_float16_with_one_bad_value_are_refused(bad: float, place: int) -> None:
+    """Wherever it lies in the tensor."""
+    tensor = torch.rand(3, 50, 40)
+    tensor.view(-1)[place] = bad
+    with pytest.raises(DivergedError, match=r"values of a tensor of shape \[3, 50, 40\] are NaN or infinite"):
+        _round_trip(tensor, None, "float16")
 
 
 @pytest.mark.parametrize("largest", [0.0, 2.0**-149, 2.0**-126, 2.0**127, torch.finfo(torch.float32).max])
