@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from coordinator.records.events import read_object
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import Pieces
+from ringtune.files.strict import read_object
 from ringtune.v1 import control_pb2
 
 

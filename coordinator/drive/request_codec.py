@@ -10,8 +10,8 @@ import json
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.alternatives import Choices
 from coordinator.planner.given_plan import GivenPlan
-from coordinator.records.events import read_object
 from ringtune.costs.profile import Profile
+from ringtune.files.strict import read_object
 from ringtune.jobs.job import parse_job
 from ringtune.rounds.checkpoint import Resume
 from ringtune.v1 import control_pb2

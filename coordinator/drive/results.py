@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coordinator.records.events import EventSink, read_object
+from coordinator.records.events import EventSink
 from coordinator.records.file_events import send_file
 from coordinator.records.result_files import adapter_folder
 from ringtune.files.durable import storage_errors
 from ringtune.files.pieces import Pieces
+from ringtune.files.strict import read_object
 from ringtune.models.result_files import result_files
 
 _TOTALS = "totals.json"

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from coordinator.records.events import read_object
 from coordinator.records.step_lines import LastStep
+from ringtune.files.strict import read_object
 from ringtune.v1 import control_pb2
 
 _FIGURES = ("round", "initiator", "depth", "loss")

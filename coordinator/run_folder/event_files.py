@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from coordinator.records.events import read_object
 from coordinator.run_folder.folder import RunFolder
+from ringtune.files.strict import read_object
 from ringtune.rounds.checkpoint import CheckpointManifest
 from ringtune.v1 import control_pb2
 

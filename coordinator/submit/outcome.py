@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from coordinator.planner.make_plan import plan_memory
-from coordinator.records.events import read_object
 from ringtune.costs.profile import Profile
 from ringtune.errors import ConnectionFailedError, RingTuneError, error_from_name
+from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2

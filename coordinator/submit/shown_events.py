@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.records.events import read_object
 from coordinator.screen.progress import Progress
 from coordinator.submit.outcome import Outcome
+from ringtune.files.strict import read_object
 from ringtune.v1 import control_pb2
 
 

@@ -149,9 +149,3 @@ class ActiveRun:
         self.executor = self.run = self.reporter = self.saver = None
         self.links.clear()
         give_memory_back()
-
-
-def blocks_text(plan: Plan, node: str) -> str:
-    """Write which blocks a node hosts: ``[2, 4)``, or ``none``."""
-    piece = plan.slice_of(node)
-    return f"[{piece.start}, {piece.stop})" if piece.num_blocks else "none"

@@ -20,24 +20,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge.agent.active_run import ActiveRun, blocks_text
+from edge.agent.active_run import ActiveRun
 from edge.agent.open_links import check_private, open_links
+from edge.agent.preparing import build_slice, start_loop
 from edge.agent.torch_side import Workshop
 from edge.agent_options import AgentOptions
 from edge.machine import memory_budget
 from edge.machine.threads import ComputeThread
 from edge.measuring.timing_request import TimingRequest
 from edge.run.loop import AgentRun
-from edge.run.partners import Link
-from edge.run.reporter import Reporter
 from edge.run.shared_clock import SharedClock
-from edge.shards.saver import GoesOn, ShardAsked, check_shards, open_saver
+from edge.shards.saver import GoesOn, ShardAsked, check_shards
 from edge.weights.borrow import Borrower
 from edge.wire.load import computing_lost_s_per_byte
 from edge.wire.probe import LinkRate, measure_link
-from ringtune.errors import FrameError, IntegrityError, RingTuneError
+from ringtune.errors import FrameError, RingTuneError
 from ringtune.files.chunks import MAX_ADAPTER_BYTES, write_files
 from ringtune.files.pieces import Pieces
+from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job, parse_job
 from ringtune.models.result_files import result_files
 from ringtune.schedule.plan import Plan
@@ -173,12 +173,13 @@ class Agent:
         """
         deadline_s = time.monotonic() + timeout_s
         self._release_other("")
-        plan, job = _plan(plan_json), self._job(run_id, job_toml)
+        plan = Plan.from_json(read_object(plan_json, "the plan that came"))
+        job = self._job(run_id, job_toml)
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
         name, files = self._options.name, result_files(job.model.task)
         with self._lock:
             self._active = active = ActiveRun(run_id, name, epoch, plan, start, files, clock=self._clock)
-        _LOG.info("run %s begins, blocks %s", run_id, blocks_text(plan, name))
+        _LOG.info("run %s begins, blocks %s", run_id, plan.slice_of(name).text)
         try:
             if self.models is not None:
                 job = self.models.for_run(run_id, job, plan, timeout_s=deadline_s - time.monotonic())
@@ -300,66 +301,33 @@ class Agent:
     def _build(self, active: ActiveRun, job: Job, deadline_s: float, goes_on: GoesOn | None) -> None:
         def work() -> None:
             active.check_wanted()
-            memory_budget.reset_peak()
             workshop = self._workshop()
-            # before the slice is built: peers that are faster may open their links meanwhile
-            workshop.expect(self._ring, active, job)
-            if active.cancelled.is_set():
-                self._ring.forget(active)
-                active.check_wanted()
             data_run, dataset = self._data
-            active.executor = workshop.build(
-                self._options, job, active.plan, dataset if data_run == active.run_id else None
+            build_slice(
+                active,
+                job,
+                self._options,
+                workshop=workshop,
+                ring=self._ring,
+                dataset=dataset if data_run == active.run_id else None,
+                goes_on=goes_on,
+                deadline_s=deadline_s,
             )
-            first_run = goes_on.run_id if goes_on else active.run_id
-            active.saver = open_saver(
-                self._options.state,
-                active.plan,
-                active.node,
-                first_run,
-                is_resumed=goes_on is not None,
-                kept=self._options.kept,
-                rows=active.executor.rows_digest(first_run),
-                timeout_s=deadline_s - time.monotonic(),
-            )
-            if goes_on is not None and active.saver is not None:
-                held_head = goes_on.holder == active.node
-                active.saver.load(
-                    goes_on.shard.step,
-                    goes_on.shard.sha256,
-                    active.executor,
-                    with_head=held_head,
-                    plan_digest=goes_on.plan_digest,
-                )
 
         left_s = deadline_s - time.monotonic()
         self._compute.call(work, timeout_s=left_s, what=f"node {self._options.name} to build its slice")
 
     def _start(self, active: ActiveRun, job: Job) -> None:
-        active.reporter = Reporter(
-            run_id=active.run_id,
-            node=self._options.name,
-            num_blocks=active.plan.course.num_blocks,
-            send=self._report,
+        start_loop(
+            active,
+            job,
+            workshop=self._workshop(),
+            ring=self._ring,
+            compute=self._compute,
+            report=self._report,
             on_refused=lambda reason: self._end(active, reason),
             clock=self._clock,
         )
-        links: dict[str, Link] = active.links
-        active.run = AgentRun(
-            plan=active.plan,
-            node=self._options.name,
-            executor=active.executor,
-            links=links,
-            ack=self._ring.ack,
-            done_before=self._ring.done_before,
-            reports=active.reporter,
-            wait_s=job.runtime.wait_s,
-            record=job.runtime.record,
-            start=active.start,
-            saver=active.saver,
-            worked=self._workshop().working_clock(active.executor),
-        )
-        self._compute.submit(active.run.loop)
 
     # ---- the end of a run -------------------------------------------------------------------------
 
@@ -406,11 +374,3 @@ class Agent:
         job = parse_job(job_toml, source=f"the job of run {run_id}")
         path = self._options.model
         return job.with_overrides({"model.path": str(path)}) if path is not None else job
-
-
-def _plan(plan_json: str) -> Plan:
-    try:
-        value = json.loads(plan_json)
-    except ValueError as error:
-        raise IntegrityError(f"the plan that came is not JSON: {error}; use one version on all machines") from error
-    return Plan.from_json(value)

@@ -1,4 +1,4 @@
-"""Reading dictionaries (TOML or JSON) into frozen dataclasses without guessing.
+"""Read dictionaries (TOML or JSON) into frozen dataclasses without guessing.
 
 A misspelt key, a missing key and a wrong type are errors that say where, what was expected and what was
 found. Nothing is converted, except a whole number where a float is asked for.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import json
 import math
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
-from ringtune.errors import InvalidInputError
+from ringtune.errors import IntegrityError, InvalidInputError
 
 T = TypeVar("T")
 
@@ -29,6 +30,25 @@ _TYPE_NAMES = {
     dict: "a table",
     type(None): "nothing",
 }
+
+
+def read_object(content: str | bytes, what: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Args:
+        content: its text.
+        what: for the message.
+
+    Raises:
+        IntegrityError: ``content`` is no JSON object.
+    """
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"{what} is not JSON: {error}; use one version on all machines") from error
+    if not isinstance(value, dict):
+        raise IntegrityError(f"{what} is not a JSON object; use one version on all machines")
+    return value
 
 
 def read_dataclass(

@@ -29,6 +29,11 @@ class Slice:
         """How many blocks the slice holds."""
         return self.stop - self.start
 
+    @property
+    def text(self) -> str:
+        """Which blocks the slice holds, in words: ``[2, 4)``, or ``none``."""
+        return f"[{self.start}, {self.stop})" if self.num_blocks else "none"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:

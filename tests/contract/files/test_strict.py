@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from ringtune.errors import InvalidInputError, PlanError
-from ringtune.files.strict import describe_value, nearest, read_dataclass
+from ringtune.errors import IntegrityError, InvalidInputError, PlanError
+from ringtune.files.strict import describe_value, nearest, read_dataclass, read_object
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,3 +78,13 @@ def test_nearest_names_one_or_all() -> None:
     """A near miss gets one suggestion, anything else the whole list."""
     assert nearest("sead", ["seed", "text"]) == "did you mean 'seed'?"
     assert nearest("q", ["seed", "text"]) == "known here: seed, text"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [("{", "is not JSON"), ("[" * 10**5, "is not JSON"), ("[1]", "is not a JS")]
+)
+def test_strict_object_of_a_message_is_one_or_an_error_of_ours(content: str, why: str) -> None:
+    """What another machine sent is named, with the remedy; no depth of it is a bug here."""
+    assert read_object('{"a": 1}', "the plan") == read_object(b'{"a": 1}', "the plan") == {"a": 1}
+    with pytest.raises(IntegrityError, match=f"the plan {why}.*; use one version on all machines"):
+        read_object(content, "the plan")

@@ -310,11 +310,12 @@ def test_agent_refuses_calls_for_a_run_that_it_does_not_have(ring: TwoAgents) ->
     [
         ({"addresses": {"a": "127.0.0.1:1"}}, ConnectionFailedError),
         ({"addresses": {**ADDRESSES, "b": "10.0.0.7:1"}}, ConnectionFailedError),
-        ({"plan_json": "{"}, RingTuneError),
+        ({"plan_json": "{"}, IntegrityError),
+        ({"plan_json": "[]"}, IntegrityError),
         ({"plan_json": json.dumps({**PLAN.to_json(), "seed": 1})}, PlanError),
         ({"plan_json": json.dumps({**PLAN.to_json(), "course": changed(PLAN, seed=1).course.to_json()})}, PlanError),
     ],
-    ids=["no address", "address beyond this machine", "not JSON", "unknown key", "another digest"],
+    ids=["no address", "address beyond this machine", "not JSON", "no object", "unknown key", "another digest"],
 )
 def test_agent_refuses_a_plan_that_it_can_not_follow(
     ring: TwoAgents, options: dict[str, Any], error: type[Exception]
