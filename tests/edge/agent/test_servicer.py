@@ -16,14 +16,18 @@ from ringtune.v1 import control_pb2
 
 
 class Context:
-    """A call that tells what it was ended with."""
+    """A call that tells whether it was ended with a status, and raises what the caller would read."""
+
+    def __init__(self) -> None:
+        self.is_ended = False
 
     def time_remaining(self) -> float:
         """Some seconds."""
         return 5.0
 
     def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
-        """Raise what the caller would read."""
+        """End it."""
+        self.is_ended = True
         raise error_of_status(code.name, details, peer="node a")
 
 
@@ -65,6 +69,7 @@ def test_collect_keeps_the_form_of_an_error_while_it_streams(
     servicer, _, context = _servicer(error)
     with pytest.raises(kind, match=message):
         list(servicer.Collect(control_pb2.CollectRequest(run_id="r"), context))
+    assert context.is_ended
 
 
 def test_measuring_what_messages_take_is_one_call_of_the_agent() -> None:
