@@ -101,11 +101,9 @@ def _count(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator
     yield sum(len(message) for message in messages).to_bytes(8, "little")
 
 
-def serve(plan: Plan, *, as_agent: bool) -> None:
-    """Serve both ends until stdin closes; prints the address."""
-    torch.set_num_threads(1)
-    if as_agent:
-        keep_freed_memory()
+@contextlib.contextmanager
+def serving(plan: Plan) -> Iterator[str]:
+    """Serve both ends in this process; gives their address."""
     servicer = RingServicer()
     bare: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(_count)
 
@@ -118,11 +116,22 @@ def serve(plan: Plan, *, as_agent: bool) -> None:
     server = Server("127.0.0.1:0", add)
     expected = RunExpectation(run_id="bench", epoch=1, plan=plan, digest=plan.digest, node="b")
     servicer.expect(expected, _AckingSink(servicer))
-    sys.stdout.write(server.address + "\n")
-    sys.stdout.flush()
-    sys.stdin.read()
-    servicer.forget()
-    server.stop()
+    try:
+        yield server.address
+    finally:
+        servicer.forget()
+        server.stop()
+
+
+def serve(plan: Plan, *, as_agent: bool) -> None:
+    """Serve both ends until stdin closes; prints the address."""
+    torch.set_num_threads(1)
+    if as_agent:
+        keep_freed_memory()
+    with serving(plan) as address:
+        sys.stdout.write(address + "\n")
+        sys.stdout.flush()
+        sys.stdin.read()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,203 @@
+"""What the benchmarks call their figures, and when they fail; nothing is measured here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deploy.testbed.capabilities import MissingCapability
+from ringtune.schedule.plan import Plan
+from tests.bench import convergence, memory, paper_table, predictions, ring, sim
+from tests.support.plans import make_plan
+from tests.support.profiles import node
+
+BENCHES = sorted(
+    f"tests.bench.{path.stem}"
+    for path in Path(sim.__file__).parent.glob("*.py")
+    if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+)
+Figures = dict[str, Any]
+
+
+@pytest.mark.parametrize("name", [*BENCHES, "tests.bench.bad_input.__main__"])
+def test_bench_explains_itself(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its module loads, and ``--help`` prints its options."""
+    module = importlib.import_module(name)
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert ended.value.code == 0
+    assert "usage:" in capsys.readouterr().out
+
+
+# ---- what is compared with what --------------------------------------------------------------------
+
+
+def peak_bytes(plan: Plan) -> int:
+    """Another figure for each method and number of micro-batches."""
+    return {"single": 7, "pipeadapter": 100, "ringada": 1000}[plan.course.method.name] * plan.course.microbatches
+
+
+def test_memory_over_single_divides_runs_of_equal_microbatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RingAda with 4 micro-batches over Single with 4: Single with more of them holds fewer activations too."""
+    seen: list[tuple[str, int, int]] = []
+
+    def predict(plan: Plan, profile: object, **changes: object) -> SimpleNamespace:
+        course = plan.course
+        seen.append((course.method.name, course.microbatches, course.num_steps))
+        size = peak_bytes(plan) * (2 if changes else 3)
+        nodes = [SimpleNamespace(peak_memory_bytes=1), SimpleNamespace(peak_memory_bytes=size)]
+        return SimpleNamespace(train_s=float(course.microbatches), bubble_share=0.0, nodes=nodes, depths=())
+
+    monkeypatch.setattr(paper_table, "predict", predict)
+    facts = node(paper_table.plan_of("single", 1, hosts=1, owners=1), paper_table.BOARDS[0])
+    found = paper_table.table(facts)
+    for count in paper_table.MICROBATCHES:
+        assert found[f"memory_over_single_{count}"] == 1000 / 7
+        assert found[f"memory_over_single_resident_{count}"] == 1000 / 7
+        runs = found["runs"]
+        assert runs[f"single-{count}"]["memory_touched_bytes"] == 2 * 7 * count
+        assert runs[f"ringada-{count}"]["memory_resident_bytes"] == 3 * 1000 * count
+    assert {steps for *_, steps in seen} == {paper_table.STEPS}, "speed-ups compare equal numbers of steps"
+
+
+def test_one_board_has_all_rows_and_no_link() -> None:
+    """Single's time is that of a board that waits for nobody: it owns the rows of all owners and hosts all blocks."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "c"], train_rows=10, num_steps=6)
+    alone = convergence.on_one_board(plan)
+    assert alone.nodes == ("a",)
+    assert [(owner.node, owner.train_rows, owner.eval_rows) for owner in alone.course.owners] == [("a", 20, 0)]
+    assert [(piece.node, piece.start, piece.stop) for piece in alone.placement.slices] == [("a", 0, 4)]
+    assert alone.course.num_steps == plan.course.num_steps
+
+
+# ---- when a benchmark fails ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", sim.TARGETS)
+def test_reason_in_place_of_a_figure_misses_its_target(key: str) -> None:
+    """What could not be measured is not reached; the bound itself is."""
+    sign, bound = sim.TARGETS[key]
+    beyond = bound * (1.01 if sign == "<=" else 0.99)
+    assert not sim.is_reached(key, "not measured: no network namespaces")
+    assert not sim.is_reached(key, None)
+    assert sim.is_reached(key, bound) and not sim.is_reached(key, beyond)
+    assert "MISSED" in sim.verdict(key, "not measured: no root")
+
+
+def figures_at(targets: dict[str, tuple[str, float]], **changes: object) -> Figures:
+    """Every target reached, but for the changes."""
+    return {**{key: bound for key, (_, bound) in targets.items()}, **changes}
+
+
+def main_of_sim(patch: pytest.MonkeyPatch, out: Path, figures: Figures, **parts: Callable[..., Figures]) -> int:
+    """Run ``tests.bench.sim`` with parts that give these figures, but for those that are given."""
+    known: Figures = {
+        **dict.fromkeys(paper_table.SHOWN, 0.0),
+        "planner_over_even": 1.0,
+        "microbatch_speedup_measured": 1.0,
+    }
+    known |= {"confirmed_depths": {}, "planner_over_even_on_boards": [], **figures}
+    known |= {f"short_rows_speedup_{kind}": 1.0 for kind in ("simulated", "measured")}
+
+    def part(found: Figures, **options: object) -> Figures:
+        return known
+
+    for name in ("actions_per_s", "paper", "planning", "times", "microbatches", "depths", "planned_boards"):
+        patch.setattr(sim, name, parts.get(name, part))
+    patch.setattr(sim, "OUT", out)
+    patch.setattr("sys.argv", ["sim"])
+    return sim.main()
+
+
+def main_of_ring(patch: pytest.MonkeyPatch, out: Path, figures: Figures) -> int:
+    """Run ``tests.bench.ring`` with one part that gives these figures."""
+    patch.setattr(ring, "PARTS", {"all": lambda workspace: dict(figures)})
+    patch.setattr(ring, "prepare", lambda *arguments: None)
+    patch.setattr(ring, "demo_cache", lambda: None)
+    patch.setattr(ring, "OUT", out)
+    patch.setattr("sys.argv", ["ring"])
+    return ring.main()
+
+
+MAINS = {"sim": (main_of_sim, sim.TARGETS), "ring": (main_of_ring, ring.TARGETS)}
+
+
+@pytest.mark.parametrize("name", MAINS)
+def test_bench_ends_with_1_on_a_miss_and_with_0_if_all_is_reached(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each target alone decides; the file says which were missed."""
+    main, targets = MAINS[name]
+    assert main(monkeypatch, tmp_path, figures_at(targets)) == 0
+    for key, (sign, bound) in targets.items():
+        bad = bound + 1 if sign == "<=" else bound - 1
+        assert main(monkeypatch, tmp_path, figures_at(targets, **{key: bad})) == 1
+        (line,) = json.loads((tmp_path / f"{name}.json").read_text())["missed"]
+        assert line.startswith(key)
+
+
+def test_simulation_bench_without_a_testbed_ends_with_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Figures that need boards hold the reason, and count as missed."""
+
+    def missing(*arguments: object, **options: object) -> Figures:
+        raise MissingCapability("no root")
+
+    timed = {f"{method}_time_error" for method in sim.STEPS}
+    others = {key: bound for key, bound in figures_at(sim.TARGETS).items() if key not in timed}
+    assert main_of_sim(monkeypatch, tmp_path, others, times=missing) == 1
+    found = json.loads((tmp_path / "sim.json").read_text())
+    assert set(found["missed"]) == timed
+    assert {found[key] for key in timed} == {"not measured: no root"}
+
+
+def memory_figures(**changes: object) -> Figures:
+    """One model's three runs, as they have to be."""
+    good: Figures = {
+        "free": {"exit_code": 0, "boards": {"board-0": {"error": 0.10}}},
+        "limited": {"exit_code": 0, "kills": 0},
+        "refused": {"exit_code": 6, "kills": 0},
+    }
+    return {**good, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"free": {"exit_code": 0, "boards": {"board-0": {"error": -0.11}}}}, "board-0"),
+        ({"limited": {"exit_code": 0, "kills": 1}}, "limited"),
+        ({"limited": {"exit_code": 4, "kills": 0}}, "limited"),
+        ({"refused": {"exit_code": 0, "kills": 0}}, "refused"),
+        ({"free": {"exit_code": 4}}, "free"),
+    ],
+)
+def test_memory_bench_names_what_is_missed(changes: Figures, word: str) -> None:
+    """A board that is off, a board that died, a run that was not refused."""
+    assert memory.missed(memory_figures()) == []
+    assert word in " ".join(memory.missed(memory_figures(**changes)))
+
+
+@pytest.fixture
+def row() -> Callable[..., predictions.Row]:
+    """One run and its prediction, 4 % too short."""
+
+    def make(**changes: Any) -> predictions.Row:
+        values = {"ring": "slow", "method": "ringada", "basis": "own", "steps": 10, "measured_s": 100.0}
+        return predictions.Row(**{**values, "predicted_s": 96.0, **changes})
+
+    return make
+
+
+def test_predictions_bench_judges_median_and_worst_of_each_basis(row: Callable[..., predictions.Row]) -> None:
+    """Rows of the profile from before the change are shown only; a run that is too short is a miss."""
+    good = [row(), row(), row(predicted_s=109.0), row(basis="old", predicted_s=50.0), row(basis="measure")]
+    assert predictions.misses(good, least_s=60.0) == []
+    assert "median" in " ".join(predictions.misses([*good, row(predicted_s=107.0), row(predicted_s=107.0)], least_s=60))
+    assert "worst" in " ".join(predictions.misses([*good, row(basis="measure", predicted_s=89.0)], least_s=60.0))
+    assert "took only 59" in " ".join(predictions.misses([row(measured_s=59.0, predicted_s=59.0)], least_s=60.0))
