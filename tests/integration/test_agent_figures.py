@@ -17,12 +17,18 @@ from tests.support.cluster import START_S
 from tests.support.processes import source_environment
 
 MOST_ADDED_BYTES = 30_000_000
+MOST_ADDED_WITH_KERNELS_BYTES = 55_000_000
+"""Of the slice and of the kernels that an idle agent has run once: 47.3 MB when this was written."""
+
 MOST_JOIN_S = 2.0
 
 
 @pytest.mark.promise("7 bounded memory")
 def test_slice_of_two_blocks_adds_at_most_30_mb(minilm_shaped: Path) -> None:
-    """Two of MiniLM's six blocks and one forward of 4 x 64 tokens, in resident bytes over those of an idle agent."""
+    """Two of MiniLM's six blocks and one forward of 4 x 64 tokens, in resident bytes over those of an idle agent.
+
+    An idle agent has run the kernels of a block, so what they take is bounded too: nothing moves from here to there.
+    """
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-m", "tests.support.slice_memory", str(minilm_shaped)],
         env=source_environment(),
@@ -37,6 +43,7 @@ def test_slice_of_two_blocks_adds_at_most_30_mb(minilm_shaped: Path) -> None:
     assert found["is_finite"]
     assert found["hosted_bytes"] > 14_000_000, "two real blocks"
     assert found["hosted_bytes"] < found["added_bytes"] <= MOST_ADDED_BYTES, found
+    assert found["added_bytes"] < found["added_with_kernels_bytes"] <= MOST_ADDED_WITH_KERNELS_BYTES, found
 
 
 def test_agent_is_a_member_within_2_s() -> None:
