@@ -6,9 +6,12 @@ takes is measured by ``python -m tests.bench.faults``.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,11 +22,13 @@ from edge.wire import frames, tensors
 from edge.wire.frames import Hello
 from ringtune.schedule.actions import TensorKey
 from ringtune.v1 import ring_pb2
-from tests.support.cluster import Cluster, Follower
+from tests.support.cluster import Cluster, Follower, Outcome
+from tests.support.meddler import Meddler
 
 pytestmark = pytest.mark.slow
 
 WAIT_S = 20.0
+OTHER_RUN = "r20200101-000000-00000000"
 LONG = {"train__max_steps": 4000, "train__local_iterations": 50}
 
 
@@ -95,8 +100,7 @@ def test_fault_stuttering_node_changes_nothing(cluster: Cluster) -> None:
     over.set()
     helper.join(WAIT_S)
     assert found.is_done, found.message
-    for name in ("adapter/adapter.safetensors", "adapter/model_head.safetensors"):
-        assert found.files[name] == wanted.files[name]
+    assert_equal_results(found, wanted)
 
 
 def test_fault_user_stops_the_run(cluster: Cluster) -> None:
@@ -109,7 +113,7 @@ def test_fault_user_stops_the_run(cluster: Cluster) -> None:
     assert cluster.run(cluster.job()).is_done
 
 
-def test_fault_forged_frames_are_refused_and_the_run_goes_on(cluster: Cluster) -> None:
+def test_fault_forged_links_are_refused_and_the_run_goes_on(cluster: Cluster) -> None:
     """Garbage, another run, a stranger, a second node-0: refused with a reason; the result is untouched."""
     wanted = cluster.run(cluster.job(train__max_steps=300, train__local_iterations=10))
     follower = cluster.follow(cluster.job(train__max_steps=300, train__local_iterations=10))
@@ -125,17 +129,62 @@ def test_fault_forged_frames_are_refused_and_the_run_goes_on(cluster: Cluster) -
     )
     address = f"127.0.0.1:{cluster.ports['node-2']}"
     assert refusal(address, [b"\xff\xfe garbage"])
-    assert refusal(address, [replace(good, run_id="r20200101-000000-00000000").message()])
+    assert refusal(address, [replace(good, run_id=OTHER_RUN).message()])
     assert refusal(address, [replace(good, digest="0" * 64).message()])
     assert refusal(address, [replace(good, source="mallory").message()])
-    assert refusal(address, [good.message(), *forged_tensor(good)])
+    assert "has a link to node node-2 already" in refusal(address, [good.message(), *forged_tensor(good)])
     assert follower.wait().is_done, outcome.message
+    assert_equal_results(outcome, wanted)
+
+
+def test_fault_forged_frames_on_an_open_link_are_refused(tmp_path: Path) -> None:
+    """A frame between those of a member: it changes no bit; a member that learns of its refusal ends the run."""
+    cluster = Cluster(tmp_path, owners=["node-0"], hosts=["node-1"])
+    meddler = Meddler(cluster.ports["node-1"])
+    cluster.advertised["node-1"] = meddler.port
+    job = cluster.job(train__max_steps=30)
+    with contextlib.closing(meddler), cluster.listening():
+        wanted = cluster.run(job)
+        assert wanted.is_done and not meddler.refusals, wanted.message
+        meddler.forge, meddler.keeps_refusals = forged_at(20), True
+        found = cluster.run(job)
+        assert found.is_done, found.message
+        assert_equal_results(found, wanted)
+        old, other_run, other_node = meddler.refusals
+        assert "is of a turn that is none of turns" in old
+        assert f"a frame of run '{OTHER_RUN}' came from node 'node-0'" in other_run
+        assert "says it is from node 'node-1', the link is node node-0's" in other_node
+
+        meddler.forge, meddler.keeps_refusals = forged_at(20), False
+        failed = cluster.run(job)
+        assert failed.error == "FrameError"
+        assert "node node-1 refused a frame of node node-0: " in failed.message
+        cluster.wait_idle(*cluster.names)
+
+
+def forged_at(seq: int) -> Callable[[ring_pb2.FrameHeader], list[bytes]]:
+    """Three forged frames before the first one of an item: of an item long done, of another run, of another node."""
+    forged: list[bytes] = []
+
+    def forge(header: ring_pb2.FrameHeader) -> list[bytes]:
+        if header.seq != seq or forged:
+            return []
+        good = Hello(run_id=header.run_id, epoch=header.plan_epoch, source="node-0", digest="", wire_dtype="float64")
+        for forger in (good, replace(good, run_id=OTHER_RUN), replace(good, source="node-1")):
+            forged.extend(forged_tensor(forger))
+        return forged
+
+    return forge
+
+
+def assert_equal_results(found: Outcome, wanted: Outcome) -> None:
+    """Adapter and head are equal in every bit."""
     for name in ("adapter/adapter.safetensors", "adapter/model_head.safetensors"):
-        assert outcome.files[name] == wanted.files[name]
+        assert found.files[name] == wanted.files[name]
 
 
 def forged_tensor(hello: Hello) -> list[bytes]:
-    """A hidden state of infinities for the item that is due next."""
+    """A hidden state of infinities, of an item that is long done."""
     encoded = tensors.encode(torch.full((4, 8, 32), float("inf"), dtype=torch.float64), None, "float64")
     return list(frames.messages(frames.tensor_header(hello, TensorKey("h", 1, 0, 1), encoded), encoded.parts))
 
