@@ -19,7 +19,7 @@ def split_address(address: str, *, option: str) -> tuple[str, int]:
         UsageError: ``address`` is not of the form ``host:port``.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
+    if not host or not port.isdigit() or int(port) > 65535 or set(host) & set("/ "):
         raise UsageError(f"{option} {address!r} is not HOST:PORT, e.g. 127.0.0.1:7070")
     return host.strip("[]"), int(port)
 
