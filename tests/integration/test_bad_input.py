@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from tests.bench.bad_input.all_cases import all_cases
-from tests.bench.bad_input.answers import Workshop, problems
+from tests.bench.bad_input.answers import Answer, Workshop, problems
 from tests.bench.bad_input.case import Case
 
 LEAST_CASES = 300
@@ -27,6 +28,20 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 def test_there_are_enough_cases() -> None:
     """Jobs, rows, models, command lines and folders; each name once."""
     assert len({case.name for case in CASES}) == len(CASES) >= LEAST_CASES
+
+
+def test_every_case_says_what_its_answer_is_about() -> None:
+    """Otherwise any error of the same exit code would do: an option that has another name, a file that is not there."""
+    assert not [case.name for case in CASES if not case.says]
+
+
+def test_case_that_the_parser_refuses_is_a_problem() -> None:
+    """Negative control: a misspelt option gets the right exit code, and is noticed all the same."""
+    line = "error: No such option: --lease-s (did you mean --lease?); see 'ringtune coordinator --help'"
+    case = Case(name="lease", arguments=("coordinator", "--lease-s", "0"), code=2, says=("--lease",))
+    (found,) = problems(case, Answer(code=2, output="", errors=line))
+    assert found.startswith("the parser refuses it")
+    assert not problems(replace(case, says=("no such option",)), Answer(code=2, output="", errors=line))
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

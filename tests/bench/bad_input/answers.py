@@ -45,6 +45,18 @@ ENDING_S: Final = 5.0
 PROCESSES: Final = ("coordinator", "node", "doctor")
 
 
+PARSER_SAYS: Final = (
+    "no such option",
+    "no such command",
+    "is called",
+    "unexpected extra argument",
+    "missing argument",
+    "missing option",
+    "requires an argument",
+)
+"""What the parser says of a command line that it can't read: a case of something else never got to what it is about."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """What came back.
@@ -113,7 +125,7 @@ class Workshop:
             self._run = self._folder / "run"
             self._node = self._start_node(undo, server)
             made = self._answer_here(
-                ("train", "job.toml", "--local", "1", "--out", str(self._run)), self._place("first")
+                ("train", "job.toml", "--local", "2", "--out", str(self._run)), self._place("first")
             )
             if made.code:
                 raise RuntimeError(f"the run that all cases share ended with {made.code}: {made.errors}")
@@ -136,7 +148,8 @@ class Workshop:
             names = {"run": str(self._run), "coordinator": self._coordinator, "node": self._node}
             typed = tuple(word.format(**names) if word.startswith("{") else word for word in case.arguments)
             run = _answer_of_process if typed[0] in PROCESSES else self._answer_here
-            found = run(typed, place)
+            with _not_installed(case.without):
+                found = run(typed, place)
             _wait_for_threads(processes)
             new = sorted(name for name in _files(place.folder) - before if name.split("/")[0] not in case.leaves)
             left = [f"file {name}" for name in new]
@@ -210,6 +223,17 @@ def _typed(arguments: tuple[str, ...]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _not_installed(packages: tuple[str, ...]) -> Iterator[None]:
+    """Let imports of these packages fail in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+            patch.delitem(sys.modules, name)
+        for package in packages:
+            patch.setitem(sys.modules, package, None)
+        yield
+
+
+@contextlib.contextmanager
 def _deadline() -> Iterator[None]:
     """Raise in the main thread after ``ANSWER_S``."""
 
@@ -273,5 +297,6 @@ def problems(case: Case, answer: Answer) -> list[str]:
         found.append("a traceback")
     said = errors[-1].lower() if errors else ""
     found += [f"{word!r} is not said" for word in case.says if word.lower() not in said]
+    found += [f"the parser refuses it: {said}" for words in PARSER_SAYS if words in said and words not in case.says]
     found += [f"left: {name}" for name in answer.left]
     return found

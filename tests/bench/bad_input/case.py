@@ -76,6 +76,7 @@ class Case:
         says: texts that the error line has, whatever the case of their letters.
         prepare: writes what is wrong.
         leaves: names that may be new in the folder afterwards.
+        without: packages that are not installed where the command runs.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Case:
     says: tuple[str, ...]
     prepare: Callable[[Place], object] = field(default=nothing)
     leaves: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
 
 
 PLAN = ("plan", "job.toml", "--assume", "2")

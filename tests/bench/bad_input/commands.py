@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.bench.bad_input.case import BASE_JOB, PLAN, Case, Place, command_case
+import os
+import threading
+import time
+
+from tests.bench.bad_input.case import BASE_JOB, PLAN, TRAIN, Case, Place, command_case
+from tests.support.processes import agents_below
 
 COMMANDS = (
     "coordinator",
@@ -18,51 +23,81 @@ COMMANDS = (
     "what-if",
     "doctor",
 )
-ADDRESSES = {
-    "http://127.0.0.1:7070": 2,
-    "127.0.0.1": 2,
-    "127.0.0.1:": 2,
-    "127.0.0.1:x": 2,
-    "127.0.0.1:99999": 2,
-    "127.0.0.1:-1": 2,
-    ":7070": 2,
-    "": 2,
-    "no such host:7070": 2,
-    "192.0.2.1:7070": 2,  # another machine without --insecure
-    "127.0.0.1:9": 3,
-}
+NO_ADDRESSES = (
+    "http://127.0.0.1:7070",
+    "127.0.0.1",
+    "127.0.0.1:",
+    "127.0.0.1:x",
+    "127.0.0.1:99999",
+    "127.0.0.1:-1",
+    ":7070",
+    "",
+    "no such host:7070",
+)
 HUGE_GRID = ("--sweep", "*.compute=1:2:100000", "--sweep", "link.*.*.rate=1e6:2e6:100000")
+DIVERGING = tuple(
+    word
+    for setting in ("train.learning_rate=1000", "train.weight_decay=10", "train.rounds=20")
+    for word in ("--set", setting)
+)
+KILL_S = 30.0
 JOB_ARGUMENTS = ("train", "job.toml", "--out", "out")
 
 
 def cases() -> list[Case]:
     """All of them."""
     found = [
-        command_case(f"{name}: an unknown option", name, "--no-such", code=2, says=("--no-such",)) for name in COMMANDS
+        command_case(f"{name}: an unknown option", name, "--no-such", code=2, says=("no such option", "--no-such"))
+        for name in COMMANDS
     ]
     found += [
-        command_case(f"nodes: address {address!r}", "nodes", "--coordinator", address, code=code)
-        for address, code in ADDRESSES.items()
+        command_case(
+            f"nodes: address {address!r}",
+            "nodes",
+            "--coordinator",
+            address,
+            code=2,
+            says=("--coordinator", "host:port"),
+        )
+        for address in NO_ADDRESSES
     ]
     found += [
-        command_case(f"{name}: no arguments", name, code=2)
+        command_case(f"{name}: no arguments", name, code=2, says=("missing argument",))
         for name in ("eval", "export", "plan", "sim", "train", "what-if")
     ]
-    found += _train() + _plan() + _others() + _folders()
+    found += _train() + _training() + _plan() + _others() + _folders()
     return found
 
 
 def _train() -> list[Case]:
     return [
-        command_case("an unknown command", "trian", "job.toml", code=2, says=("train",)),
+        command_case("an unknown command", "trian", "job.toml", code=2, says=("no such command", "train")),
         command_case("train without --out", "train", "job.toml", "--local", "1", code=2, says=("--out",)),
         command_case("train nowhere", *JOB_ARGUMENTS, code=2, says=("--local",)),
-        command_case("train here and there", *JOB_ARGUMENTS, "--local", "1", "--coordinator", "127.0.0.1:9", code=2),
+        command_case(
+            "train here and there",
+            *JOB_ARGUMENTS,
+            "--local",
+            "1",
+            "--coordinator",
+            "127.0.0.1:9",
+            code=2,
+            says=("--local", "--coordinator"),
+        ),
         command_case("train --local -1", *JOB_ARGUMENTS, "--local", "-1", code=2, says=("--local",)),
         command_case("train --local x", *JOB_ARGUMENTS, "--local", "x", code=2, says=("--local",)),
         command_case("train --local 100000", *JOB_ARGUMENTS, "--local", "100000", code=6, says=("--local",)),
         command_case("train --join-s -1", *JOB_ARGUMENTS, "--local", "1", "--join-s", "-1", code=2, says=("--join-s",)),
-        command_case("train --replace --resume", *JOB_ARGUMENTS, "--local", "1", "--replace", "--resume", code=2),
+        command_case(
+            "train --replace --resume",
+            *JOB_ARGUMENTS,
+            "--local",
+            "1",
+            "--replace",
+            "--resume",
+            code=2,
+            says=("--replace", "--resume"),
+        ),
         command_case(
             "train --set without =", *JOB_ARGUMENTS, "--local", "1", "--set", "train.seed", code=2, says=("=",)
         ),
@@ -70,13 +105,40 @@ def _train() -> list[Case]:
             "train --set of no section", *JOB_ARGUMENTS, "--local", "1", "--set", "seed=1", code=2, says=("seed",)
         ),
         command_case("train --resume of nothing", *JOB_ARGUMENTS, "--local", "1", "--resume", code=2, says=("out",)),
-        command_case("train --profile of nothing", *JOB_ARGUMENTS, "--local", "1", "--profile", "no.json", code=5),
-        command_case("train --profile of rows", *JOB_ARGUMENTS, "--local", "1", "--profile", "train.csv", code=5),
+        command_case(
+            "train --profile of nothing",
+            *JOB_ARGUMENTS,
+            "--local",
+            "1",
+            "--profile",
+            "no.json",
+            code=5,
+            says=("no.json", "ringtune measure"),
+        ),
+        command_case(
+            "train --profile of rows",
+            *JOB_ARGUMENTS,
+            "--local",
+            "1",
+            "--profile",
+            "train.csv",
+            code=5,
+            says=("train.csv", "ringtune measure"),
+        ),
         command_case(
             "train at a node", *JOB_ARGUMENTS, "--coordinator", "{node}", code=3, says=("node", "coordinator")
         ),
+        command_case("nodes beyond here", "nodes", "--coordinator", "192.0.2.1:7070", code=2, says=("--insecure",)),
+        command_case("nodes where nobody is", "nodes", "--coordinator", "127.0.0.1:9", code=3, says=("127.0.0.1:9",)),
         command_case("nodes at a node", "nodes", "--coordinator", "{node}", code=3, says=("node", "coordinator")),
-        command_case("train where nobody is", *JOB_ARGUMENTS, "--coordinator", "127.0.0.1:9", code=3),
+        command_case(
+            "train where nobody is",
+            *JOB_ARGUMENTS,
+            "--coordinator",
+            "127.0.0.1:9",
+            code=3,
+            says=("127.0.0.1:9", "ringtune coordinator"),
+        ),
         command_case(
             "train without nodes",
             *JOB_ARGUMENTS,
@@ -87,8 +149,42 @@ def _train() -> list[Case]:
             "--join-s",
             "0",
             code=4,
+            says=("3 nodes", "0 have joined"),
         ),
     ]
+
+
+def _training() -> list[Case]:
+    """Runs that begin well, and do not end so."""
+    return [
+        Case(
+            name="a training that diverges",
+            arguments=(*TRAIN, *DIVERGING),
+            code=1,
+            says=("diverged at step", "train.learning_rate"),
+            leaves=("out",),
+        ),
+        Case(
+            name="a node that is killed",
+            arguments=(*TRAIN, "--set", "train.rounds=10000"),
+            code=4,
+            says=("node-0", "sigkill", "--resume"),
+            prepare=_kill_soon,
+            leaves=("out",),
+        ),
+    ]
+
+
+def _kill_soon(place: Place) -> None:
+    """Kill the node of a run of this process as soon as the run has a step."""
+
+    def kill() -> None:
+        deadline_s, metrics = time.monotonic() + KILL_S, place.folder / "out" / "metrics.jsonl"
+        while not (metrics.is_file() and metrics.stat().st_size) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        agents_below(os.getpid())["node-0"].kill()
+
+    threading.Thread(target=kill, name="kill-soon").start()
 
 
 def _plan() -> list[Case]:
@@ -96,12 +192,19 @@ def _plan() -> list[Case]:
         command_case("plan --assume -2", "plan", "job.toml", "--assume", "-2", code=2, says=("--assume",)),
         command_case("plan --assume 10^7", "plan", "job.toml", "--assume", "10000000", code=2, says=("--assume",)),
         command_case("plan --memory much", *PLAN, "--memory", "much", code=2, says=("much",)),
-        command_case("plan --memory -1", *PLAN, "--memory", "-1", code=2),
+        command_case("plan --memory -1", *PLAN, "--memory", "-1", code=2, says=("'-1'", "size")),
         command_case("plan --memory 1KiB", *PLAN, "--memory", "1KiB", code=6, says=("KiB",)),
         command_case("plan --microbatches 0", *PLAN, "--microbatches", "0", code=2, says=("microbatches",)),
         command_case("plan --microbatches x", *PLAN, "--microbatches", "x", code=2, says=("microbatches",)),
         command_case("plan --wire float8", *PLAN, "--wire", "float8", code=2, says=("float8",)),
-        command_case("plan --profile and --assume", *PLAN, "--profile", "{run}/profile.json", code=2),
+        command_case(
+            "plan --profile and --assume",
+            *PLAN,
+            "--profile",
+            "{run}/profile.json",
+            code=2,
+            says=("--assume", "profile"),
+        ),
     ]
 
 
@@ -122,29 +225,80 @@ def _others() -> list[Case]:
         command_case("what-if of compute 0", *what_if, "--change", "node-0.compute=0", code=5, says=("compute",)),
         command_case("what-if of compute nan", *what_if, "--change", "node-0.compute=nan", code=5, says=("compute",)),
         command_case(
-            "what-if of a link to nowhere", *what_if, "--change", "link.node-0.pi.rate=1e6", code=5, says=("pi",)
+            "what-if of a link to nowhere",
+            *what_if,
+            "--change",
+            "link.node-0.pi.rate=1e6",
+            code=5,
+            says=("pi", "node-1"),
         ),
         command_case(
-            "what-if of a link from nowhere", *what_if, "--change", "link.pi.node-0.rate=1e6", code=5, says=("pi",)
+            "what-if of a link from nowhere",
+            *what_if,
+            "--change",
+            "link.pi.node-0.rate=1e6",
+            code=5,
+            says=("pi", "node-1"),
         ),
-        command_case("what-if of a link to itself", *what_if, "--change", "link.node-0.node-0.rate=1e6", code=5),
+        command_case(
+            "what-if of a link to itself",
+            *what_if,
+            "--change",
+            "link.node-0.node-0.rate=1e6",
+            code=5,
+            says=("link.node-0.node-0",),
+        ),
         command_case("what-if of a negative rate", *what_if, "--change", "link.*.*.rate=-1", code=5, says=("rate",)),
         command_case(
             "what-if of a negative latency", *what_if, "--change", "link.*.*.latency=-1", code=5, says=("latency",)
         ),
         command_case("what-if --drop of an unknown node", *what_if, "--drop", "pi", code=5, says=("pi",)),
-        command_case("what-if --drop of the only node", *what_if, "--drop", "node-0", "--drop", "node-1", code=5),
+        command_case(
+            "what-if --drop of the only node",
+            *what_if,
+            "--drop",
+            "node-0",
+            "--drop",
+            "node-1",
+            code=5,
+            says=("--drop", "node-1"),
+        ),
         command_case("what-if --add without --like", *what_if, "--add", "pi", code=2, says=("--like",)),
         command_case(
-            "what-if --like of an unknown node", *what_if, "--add", "a", "--like", "b", "--replan", "job.toml", code=5
+            "what-if --like of an unknown node",
+            *what_if,
+            "--add",
+            "a",
+            "--like",
+            "b",
+            "--replan",
+            "job.toml",
+            code=5,
+            says=("--like", "node-0"),
         ),
-        command_case("what-if --csv without --sweep", *what_if, "--change", "*.compute=2", "--csv", "a.csv", code=2),
+        command_case(
+            "what-if --csv without --sweep",
+            *what_if,
+            "--change",
+            "*.compute=2",
+            "--csv",
+            "a.csv",
+            code=2,
+            says=("--csv", "--sweep"),
+        ),
         command_case(
             "what-if of a huge sweep", *what_if, "--sweep", "*.compute=1:2:10000000000", code=2, says=("cells",)
         ),
         command_case("what-if of a huge grid", *what_if, *HUGE_GRID, code=2, says=("cells",)),
         command_case("what-if of an empty sweep", *what_if, "--sweep", "*.compute=", code=2, says=("compute",)),
         command_case("what-if of a sweep of words", *what_if, "--sweep", "*.compute=a,b", code=5, says=("compute",)),
+        Case(
+            name="what-if --sweep without joblib",
+            arguments=(*what_if, "--sweep", "*.compute=1,2"),
+            code=2,
+            says=("'joblib'", "pip install"),
+            without=("joblib",),
+        ),
         command_case(
             "what-if --backend", *what_if, "--sweep", "*.compute=1,2", "--backend", "slurm", code=2, says=("slurm",)
         ),
@@ -164,23 +318,100 @@ def _others() -> list[Case]:
         ),
         command_case("export of nothing", "export", "none", "--out", "given", code=2, says=("none",)),
         command_case("export of a model", "export", "model", "--out", "given", code=2, says=("model",)),
-        command_case("export --base-model", "export", "{run}", "--out", "given", "--base-model", "a/b/c", code=2),
+        command_case(
+            "export --base-model",
+            "export",
+            "{run}",
+            "--out",
+            "given",
+            "--base-model",
+            "a/b/c",
+            code=2,
+            says=("a/b/c", "--base-model"),
+        ),
         command_case("measure nowhere", "measure", "job.toml", "--save", "p.json", code=2, says=("--local",)),
-        command_case("measure --local 0", "measure", "job.toml", "--save", "p.json", "--local", "0", code=2),
+        command_case(
+            "measure --local 0", "measure", "job.toml", "--save", "p.json", "--local", "0", code=2, says=("--local",)
+        ),
         command_case(
             "coordinator at another machine", "coordinator", "--bind", "0.0.0.0:0", code=2, says=("--insecure",)
         ),
-        command_case("coordinator at a bad address", "coordinator", "--bind", "here", code=2),
+        command_case("coordinator at a bad address", "coordinator", "--bind", "here", code=2, says=("--bind", "here")),
         command_case("coordinator at a taken port", "coordinator", "--bind", "{coordinator}", code=3, says=("port",)),
-        command_case("coordinator --lease-s 0", "coordinator", "--lease-s", "0", code=2),
-        command_case("node with a bad name", "node", "--coordinator", "{coordinator}", "--name", "A b", code=2),
-        command_case("node with a bad share", "node", "--coordinator", "{coordinator}", "--share", "4/4", code=2),
-        command_case("node with bad memory", "node", "--coordinator", "{coordinator}", "--memory", "x", code=2),
-        command_case("node with a bad device", "node", "--coordinator", "{coordinator}", "--device", "tpu", code=2),
-        command_case("node without a coordinator", "node", "--coordinator", "127.0.0.1:9", "--join-s", "0", code=3),
-        command_case("node with no rows", "node", "--coordinator", "{coordinator}", "--data", "none.csv", code=5),
-        command_case("node with no model", "node", "--coordinator", "{coordinator}", "--model", "none", code=5),
-        command_case("node with threads", "node", "--coordinator", "{coordinator}", "--threads", "-1", code=2),
+        command_case("coordinator --lease 0", "coordinator", "--lease", "0", code=2, says=("--lease", "0.1")),
+        command_case(
+            "node with a bad name", "node", "--coordinator", "{coordinator}", "--name", "A b", code=2, says=("A b",)
+        ),
+        command_case(
+            "node with a bad share",
+            "node",
+            "--coordinator",
+            "{coordinator}",
+            "--share",
+            "4/4",
+            code=2,
+            says=("--share", "4/4"),
+        ),
+        command_case(
+            "node with bad memory",
+            "node",
+            "--coordinator",
+            "{coordinator}",
+            "--memory",
+            "x",
+            code=2,
+            says=("'x'", "size"),
+        ),
+        command_case(
+            "node with a bad device",
+            "node",
+            "--coordinator",
+            "{coordinator}",
+            "--device",
+            "tpu",
+            code=2,
+            says=("--device", "tpu"),
+        ),
+        command_case(
+            "node without a coordinator",
+            "node",
+            "--coordinator",
+            "127.0.0.1:9",
+            "--join-s",
+            "0",
+            code=3,
+            says=("127.0.0.1:9",),
+        ),
+        command_case(
+            "node with no rows",
+            "node",
+            "--coordinator",
+            "{coordinator}",
+            "--data",
+            "none.csv",
+            code=5,
+            says=("--data", "none.csv"),
+        ),
+        command_case(
+            "node with no model",
+            "node",
+            "--coordinator",
+            "{coordinator}",
+            "--model",
+            "none",
+            code=5,
+            says=("--model", "none"),
+        ),
+        command_case(
+            "node with threads",
+            "node",
+            "--coordinator",
+            "{coordinator}",
+            "--threads",
+            "-1",
+            code=2,
+            says=("--threads", "-1"),
+        ),
     ]
 
 

@@ -22,6 +22,7 @@ CSV: dict[str, tuple[str | bytes, tuple[str, ...]]] = {
     "one class": ("text,label\nw1,good\nw2,good\n" * 1 + "w3,good\n" * 6, ("class",)),
     "latin-1": ("text,label\nw1 \xe9,good\nw2,bad\n".encode("latin-1"), ("utf-8",)),
     "UTF-16": (("text,label\n" + GOOD).encode("utf-16"), ("utf-8",)),
+    "a byte order mark and an empty label": ("\ufefftext,label\nw1,good\nw2,\n", ("line 3", "label")),
     "zeros": (bytes(1000), ("line",)),
     "bytes": (bytes(range(256)) * 4, ("utf-8",)),
     "a cell of 20 MB": ("text,label\n" + "w1 " * 7_000_000 + ",good\nw2,bad\n", ("line 2", "characters")),
@@ -42,6 +43,7 @@ JSONL: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "a missing key": ('{"text": "w1"}\n', ("line 1", "label")),
     "deep nesting": ("[" * 100_000 + "\n", ("line 1",)),
+    "a byte order mark and a wrong line": ('\ufeff{"text": "w1", "label": "good"}\n3\n', ("line 2", "object")),
     "null": ("null\n", ("line 1", "object")),
     "a duplicate key": ('{"text": "w1", "text": "w2", "label": "good"}\n', ("line 1", "twice")),
 }

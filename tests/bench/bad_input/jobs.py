@@ -110,6 +110,7 @@ NOT_TOML = {
     "JSON": ('{"model": {"path": "model"}}', "toml"),
     "YAML": ("model:\n  path: model\n", "toml"),
     "a python file": ("import os\n", "toml"),
+    "a byte order mark before a wrong key": ("\ufeff" + BASE_JOB + "seeds = 3\n", "train.seeds"),
     "deep nesting": ("a = " + "[" * 3000, "toml"),
 }
 
@@ -191,6 +192,6 @@ def _sections() -> list[Case]:
         job_case("train.labels", "rounds = 1", 'rounds = 1\nlabels = ["a", "b"]', "train.labels", "[data]"),
         job_case("a key before the sections", "[model]", "seed = 3\n[model]", "seed", "[train]"),
         job_case("train.dtype", "rounds = 1", 'rounds = 1\ndtype = "int8"', "train.dtype"),
-        job_case("batch above the rows", "batch_size = 8", "batch_size = 20000000", code=6),
+        job_case("a batch that fits nowhere", "batch_size = 8", "batch_size = 20000000", "train.batch_size", code=6),
         job_case("labels for a language model", '"model"', '"model"\ntask = "causal-lm"', "task"),
     ]
