@@ -33,6 +33,14 @@ def ringtune(*arguments: str | Path) -> Result:
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 
 
+def asked(*arguments: str | Path) -> dict[str, Any]:
+    """The JSON line of an answer."""
+    result = ringtune("what-if", *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    value: dict[str, Any] = json.loads(result.stdout)
+    return value
+
+
 def write_json(path: Path, value: dict[str, Any], change: Change | None = None) -> Path:
     """A JSON file, with a change to its content; NaN is written as Python writes it."""
     value = json.loads(json.dumps(value))
