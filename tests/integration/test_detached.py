@@ -21,6 +21,7 @@ from tests.support.killing import NODES, write_inputs
 from tests.support.processes import RUN_S, agents_below, run_ringtune, start_ringtune
 
 POLL_S = 0.05
+LEASE_S = RUN_S  # these agents send no heartbeats, and commands take their time on a busy machine
 
 
 def wait_for_steps(out: Path, count: int) -> None:
@@ -88,7 +89,7 @@ def test_detached_run_that_is_refused_is_an_error_of_its_command(tmp_path: Path)
 
 def start_coordinator(state: Path) -> tuple[subprocess.Popen[str], str]:
     """A coordinator that keeps its runs there, and its address."""
-    process = start_ringtune("coordinator", "--bind", "127.0.0.1:0", "--state", state, "--json")
+    process = start_ringtune("coordinator", "--bind", "127.0.0.1:0", "--state", state, "--lease", LEASE_S, "--json")
     assert process.stdout is not None
     return process, json.loads(process.stdout.readline())["address"]
 
@@ -99,7 +100,7 @@ def test_coordinator_that_is_killed_finds_its_runs_again(tmp_path: Path) -> None
     job = tmp_path / "job.toml"
     job.write_text(
         '[model]\npath = "model"\n[train]\nbatch_size = 4\nmicrobatches = 2\nmax_length = 8\n'
-        "local_iterations = 2\nrounds = 2\ncheckpoint_every = 2\n"
+        f"local_iterations = 2\nrounds = 2\ncheckpoint_every = 2\n[runtime]\nlease_s = {LEASE_S}\n"
     )
     state = tmp_path / "state"
     process, address = start_coordinator(state)
