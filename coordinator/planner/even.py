@@ -3,7 +3,8 @@
 Measured times of equal machines differ by some percent from start to start. A plan that followed them would differ
 each time, and gain nothing. So where no link between them was measured nodes count as alike if they report the same
 hardware, or if their blocks' times differ by no more than ``ALIKE``; then all get the times of the middle one. Among
-alike nodes the even split is taken unless another is predicted to be faster than it by more than ``WORTH``.
+alike nodes the even split is taken unless another, with the same micro-batches and wire dtype, is predicted to be
+faster than it by more than ``WORTH``.
 """
 
 from __future__ import annotations
