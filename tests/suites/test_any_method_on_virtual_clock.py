@@ -21,13 +21,13 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table
 from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.units import Units
-from ringtune.schedule.validate import validate_table
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.suites.test_memory_on_virtual_clock import WEIGHTLESS, peak_waiting
 from tests.support import reference
 from tests.support.plans import changed, random_plan
 from tests.support.torch_ring import Case, distance, make_carrier, write_inputs
+from tests.support.validate import validate_table
 
 
 @dataclass(frozen=True)

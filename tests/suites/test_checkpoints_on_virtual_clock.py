@@ -11,10 +11,10 @@ from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
-from ringtune.schedule.validate import validate_table
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support.plans import make_plan, random_plan
+from tests.support.validate import validate_table
 
 THREE = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
 

@@ -29,7 +29,6 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table, format_table, parse_table
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from ringtune.schedule.units import Units
-from ringtune.schedule.validate import validate_table
 from ringtune.schedule.versions import depth, weight_version
 from sim.prediction import predict
 from sim.ring import VirtualRing
@@ -40,6 +39,7 @@ from tests.support.plans import make_plan as plan_by_hand
 from tests.support.profiles import all_pairs, profile_of
 from tests.support.reference import inputs_of, targets_of, whole_model
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, shard_metadata, write_inputs
+from tests.support.validate import validate_table
 
 Slices = tuple[tuple[str, int, int], ...]
 NUM_BLOCKS = 6

@@ -25,13 +25,13 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.spans import Span
 from ringtune.schedule.table import build_table, format_action, format_table, parse_action, parse_table
 from ringtune.schedule.turns import turn_sequence
-from ringtune.schedule.validate import validate_table
 from sim.prediction import Prediction, predict
 from sim.recorded import read_trace
 from sim.ring import VirtualRing
 from tests.support.plans import make_plan
 from tests.support.profiles import all_pairs, profile_of
 from tests.support.torch_ring import Case, TorchCarrier, make_carrier, write_inputs
+from tests.support.validate import validate_table
 
 SLICES = [("a", 0, 2), ("b", 2, 4)]
 

@@ -14,12 +14,12 @@ from ringtune.schedule.operations import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table
 from ringtune.schedule.turns import items, turn_sequence
-from ringtune.schedule.validate import validate_table
 from ringtune.schedule.versions import forward_version, in_flight
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.suites.test_ring_on_virtual_clock import run_with_random_delays, weight_changes
 from tests.support.plans import changed, make_plan, random_plan
+from tests.support.validate import validate_table
 
 THREE = [("a", 0, 2), ("b", 2, 4), ("c", 4, 6)]
 COMPUTED = (Op.EMBED, Op.FORWARD, Op.HEAD, Op.BACKWARD, Op.UPDATE)

@@ -15,11 +15,11 @@ from ringtune.schedule.methods import Everything
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table
 from ringtune.schedule.turns import Item, StepKind, Turn, items, turn_sequence
-from ringtune.schedule.validate import validate_table
 from ringtune.schedule.versions import trained
 from sim.ring import VirtualRing
 from sim.ring_result import Message, RingResult
 from tests.support.plans import changed, make_plan, random_plan
+from tests.support.validate import validate_table
 
 FOUR_HOSTS = [("a", 0, 1), ("b", 1, 3), ("c", 3, 3), ("d", 3, 6)]
 

@@ -17,12 +17,12 @@ from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.table import build_table, format_table, parse_table
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
-from ringtune.schedule.validate import validate_table
 from ringtune.schedule.versions import depth, unfreezing_steps
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.unfreezing import unfreezing_after
+from tests.support.validate import validate_table
 
 THREE = [("a", 0, 2), ("b", 2, 3), ("c", 3, 4)]
 

@@ -10,8 +10,8 @@ from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, Scope, ops
 from ringtune.schedule.table import build_table, format_action, format_table, parse_action, parse_table
 from ringtune.schedule.turns import turn_sequence
-from ringtune.schedule.validate import validate_table
 from tests.support.plans import make_plan, random_plan
+from tests.support.validate import validate_table
 
 TWO_HOSTS = [("a", 0, 2), ("b", 2, 4)]
 ONE_STEP = make_plan(TWO_HOSTS, ["c"], num_steps=1, every_steps=1, microbatches=1, eval_rows=0)

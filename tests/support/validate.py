@@ -1,6 +1,8 @@
-"""Checks whether a table of actions carries turns out correctly.
+"""Checks whether a table of actions carries turns out correctly: of the lowering, and of what a ring really did.
 
-A refusal prints the whole table with the bad cell marked.
+A plan that is read from a file has no table of its own: the table follows from course and placement, whose rules are
+checked as they are read. So the lowering is what can be wrong, and tests check it for any plan. A refusal prints the
+whole table with the bad cell marked.
 
 Precedent: the validator of torch.distributed.pipelining.
 """
