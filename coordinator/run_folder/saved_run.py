@@ -75,8 +75,10 @@ def _how_to_go_on(folder: Path) -> str:
     """Say what to do about a run that did not end well: go on from its newest checkpoint, if there is one."""
     steps = RunCheckpoints(folder).steps()
     if not steps:
-        return f"the run was stopped before its first checkpoint, repeat it: {_trains(folder, '--replace')}"
-    return f"the run was stopped and is saved up to step {steps[0]}, go on with it: {_trains(folder, '--resume')}"
+        none = "the run has not ended and has no checkpoint yet"
+        return f"{none}; if it was stopped, repeat it: {_trains(folder, '--replace')}"
+    saved = f"the run has not ended, it is saved up to step {steps[0]}"
+    return f"{saved}; if it was stopped, go on with it: {_trains(folder, '--resume')}"
 
 
 def _trains(folder: Path, option: str) -> str:

@@ -53,7 +53,8 @@ def plan_text(
     course = plan.course
     lines = [
         f"{course.method.name}, {course.num_blocks} blocks, {course.num_steps} steps of {course.batch_size} rows in "
-        f"{course.microbatches} micro-batches, {source}, digest {plan.digest[:12]}"
+        f"{course.microbatches} micro-batch{'es' if course.microbatches > 1 else ''}, {course.wire_dtype} on the wire, "
+        f"{source}, digest {plan.digest[:12]}"
     ]
     lines += [note] if note else []
     lines += _nodes(plan, memory, budgets or {})

@@ -94,6 +94,7 @@ def test_agent_options_bind_without_a_way_may_be_tried_again(monkeypatch: pytest
             raise OSError(101, "Network is unreachable")
 
     monkeypatch.setattr(socket, "socket", NoNetwork)
+    monkeypatch.setattr(socket, "if_nameindex", list)
     with pytest.raises(ConnectionFailedError, match=r"no way to 10\.0\.0\.1: Network is unreachable"):
         bind_address(options(coordinator="10.0.0.1:7000", insecure=True))
     assert addresses.own_host() == ""
@@ -112,6 +113,26 @@ def test_agent_options_refuse_an_address_that_no_peer_reaches(changes: dict[str,
     with pytest.raises(UsageError, match=f"{option} .*this machine only.*leave {option} out, or give --bind"):
         options(coordinator="10.0.0.1:7000", insecure=True, **changes)
     options(coordinator="10.0.0.1:7000", insecure=True, bind="127.0.0.1:0", advertise="10.0.0.7:9")
+
+
+def test_own_host_of_a_network_without_a_router_is_that_of_its_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two boards on one switch have no way to anywhere else; their coordinator still names itself."""
+    held = {b"lo": "127.0.0.1", b"eth0": "192.168.1.10"}
+
+    def no_way(host: str, port: int) -> str:
+        raise ConnectionFailedError("no way")
+
+    def ioctl(_: object, request: int, name: bytes) -> bytes:
+        assert request == 0x8915
+        found = held.get(name.rstrip(b"\0"))
+        if found is None:
+            raise OSError(99, "Cannot assign requested address")
+        return bytes(20) + socket.inet_aton(found)
+
+    monkeypatch.setattr(addresses, "address_towards", no_way)
+    monkeypatch.setattr(addresses.fcntl, "ioctl", ioctl)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "down0"), (3, "eth0")])
+    assert addresses.own_host() == "192.168.1.10"
 
 
 def test_own_host_is_empty_or_an_address_of_the_network() -> None:

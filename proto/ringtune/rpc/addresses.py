@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import ipaddress
 import socket
+import struct
+from collections.abc import Iterator
 
 from ringtune.errors import ConnectionFailedError, UsageError
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what a user may ask for
 # Addresses of private networks and of documentation: nothing is sent to them, only the way there is looked up.
+_SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 _FAR_AWAY = ("192.0.2.1", "10.255.255.254", "192.168.255.254", "172.31.255.254")
 
 
@@ -63,7 +68,10 @@ def address_towards(host: str, port: int) -> str:
 
 
 def own_host() -> str:
-    """Find this machine's address on its network; empty if it is on none."""
+    """Find this machine's address on its network; empty if it is on none.
+
+    A network without a router has no way to anywhere else: there the first interface with an address counts.
+    """
     for host in _FAR_AWAY:
         try:
             found = address_towards(host, 9)
@@ -71,7 +79,16 @@ def own_host() -> str:
             continue
         if not is_loopback(join_address(found, 9)):
             return found
-    return ""
+    return next((one for one in _interface_addresses() if not is_loopback(join_address(one, 9))), "")
+
+
+def _interface_addresses() -> Iterator[str]:
+    """IPv4 addresses of this machine's interfaces; one without an address is left out."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                yield socket.inet_ntoa(found[20:24])
 
 
 def require_private(address: str, *, option: str, insecure: bool) -> None:

@@ -209,6 +209,12 @@ def run(tmp_path: Path, profile: Any, *options: str) -> Result:
     )
 
 
+def test_command_says_what_was_chosen(tmp_path: Path) -> None:
+    """Whoever lets the planner choose sees in the first line what it took."""
+    first = run(tmp_path, ring().to_json(), "--microbatches", "1", "--wire", "bfloat16").output.splitlines()[0]
+    assert "in 1 micro-batch, bfloat16 on the wire" in first
+
+
 def test_command_plans_from_a_profile_and_explains(tmp_path: Path) -> None:
     """Text for people; one JSON line whose plan reads back, with the reasons beside it."""
     text = run(tmp_path, ring().to_json(), "--explain", "--table").output

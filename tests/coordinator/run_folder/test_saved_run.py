@@ -46,15 +46,19 @@ def test_saved_run_without_an_adapter_is_refused(
 
 
 def test_saved_run_that_was_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
-    """From its newest checkpoint if there is one; else it has to be repeated."""
+    """From its newest checkpoint if there is one; else it has to be repeated. A run under way looks the same."""
     folder = write_run(tmp_path / "run")
     (folder / "adapter/adapter.safetensors").unlink()
     again = f"ringtune train {folder}/job.toml --out {folder}"
-    with pytest.raises(InvalidInputError, match=f"before its first checkpoint, repeat it: {again} --replace"):
+    with pytest.raises(
+        InvalidInputError, match=f"has no checkpoint yet; if it was stopped, repeat it: {again} --replace"
+    ):
         read_run(folder)
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints/step-6.json").write_text("{}")
-    with pytest.raises(InvalidInputError, match=f"is saved up to step 6, go on with it: {again} --resume"):
+    with pytest.raises(
+        InvalidInputError, match=f"saved up to step 6; if it was stopped, go on with it: {again} --resume"
+    ):
         read_run(folder)
 
 
