@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import inspect
 import socket
 from typing import Any
@@ -130,7 +131,7 @@ def test_own_host_of_a_network_without_a_router_is_that_of_its_interface(monkeyp
         return bytes(20) + socket.inet_aton(found)
 
     monkeypatch.setattr(addresses, "address_towards", no_way)
-    monkeypatch.setattr(addresses.fcntl, "ioctl", ioctl)
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "down0"), (3, "eth0")])
     assert addresses.own_host() == "192.168.1.10"
 
