@@ -7,8 +7,18 @@ Three rings of boards with links of 10 to 1000 Mbit/s and quotas of 0.2 to 0.6 c
 rows      what predicts what                                                    |predicted / measured - 1|
 ========= ===================================================================== ==========================
 measure   ``ringtune measure`` alone predicts a run of each method              median 5 %, worst 10 %
-own       after the links changed, a run's own profile predicts the next run    median 5 %, worst 10 %
+own       after something changed, a run's own profile predicts the next run    median 5 %, worst 10 %
 ========= ===================================================================== ==========================
+
+What changed, while the agents go on:
+
+===== =========== ================================================================================
+ring  method      change
+===== =========== ================================================================================
+slow  ringada     all links have 40 Mbit/s
+mixed pipeadapter all links have 40 Mbit/s
+fast  single      the board with the most cores, which hosts all blocks, has 0.8 cores in place of 0.6
+===== =========== ================================================================================
 
 Measured is the time from the first action to the end of the last one. Runs have as many steps as take the wanted
 seconds by the prediction, so a run that comes out far too short is a miss as well.
@@ -21,19 +31,21 @@ import dataclasses
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from coordinator.demo.fetch import demo_cache
 from coordinator.demo.workspace import prepare
 from coordinator.planner.make_plan import make_plan
+from deploy.testbed import groups
 from deploy.testbed.boards import Board, Layout
 from deploy.testbed.capabilities import find_capabilities
 from deploy.testbed.network import UPLINK, shaping_commands
 from deploy.testbed.shell import call
 from ringtune.costs.profile import Profile
 from ringtune.jobs.job import load_job
+from sim.changes import with_speed
 from sim.prediction import predict
 from tests.bench.jobs import write_job
 from tests.bench.testbed_runs import ON_BOARDS, Bed, MissingCapability, boards_of, on_boards, read_profile
@@ -42,7 +54,7 @@ OUT = Path("build/bench")
 METHODS = ("ringada", "pipeadapter", "single")
 MEDIAN, WORST = 0.05, 0.10
 RUN_S, LEAST_S = 70.0, 60.0
-CHANGED_MBIT = 40.0
+CHANGED_MBIT, CHANGED_CORES = 40.0, 0.8
 _PROBED_STEPS = 60
 
 
@@ -121,41 +133,59 @@ class Bench:
         say(line_of(row))
         return row, timed.folder / "profile.json"
 
-    def measured_rows(self, methods: Sequence[str]) -> tuple[list[Row], Path]:
-        """For each method: measure its job, then run it; also return the profile that was measured last."""
-        rows = []
-        measured = self._bed.measure(self.job("ringada", _PROBED_STEPS)) if not methods else Path()
+    def measured_rows(self, methods: Sequence[str]) -> tuple[list[Row], dict[str, Path]]:
+        """For each method: measure its job, then run it; also return the profiles that were measured."""
+        rows, measured = [], {}
         for method in methods:
-            measured = self._bed.measure(self.job(method, _PROBED_STEPS))
-            steps = self.steps(method, read_profile(measured))
-            rows.append(self.row(method, measured, basis="measure", steps=steps)[0])
+            measured[method] = self.measure(method)
+            steps = self.steps(method, read_profile(measured[method]))
+            rows.append(self.row(method, measured[method], basis="measure", steps=steps)[0])
         return rows, measured
 
-    def changed_rows(self, layout: Layout, measured: Path) -> list[Row]:
-        """Change all links, run with the old profile, and predict the next run from that run's own profile."""
-        change_links(layout, CHANGED_MBIT)
-        changed = self._ring._replace(mbit_per_s=(CHANGED_MBIT,) * len(layout.boards))
-        steps = self.steps("ringada", _with_rates(read_profile(measured), changed))
-        old, own = self.row("ringada", measured, basis="old", steps=steps)
+    def measure(self, method: str) -> Path:
+        """Measure the job of a method."""
+        return self._bed.measure(self.job(method, _PROBED_STEPS))
+
+    def changed_rows(self, layout: Layout, measured: Mapping[str, Path]) -> list[Row]:
+        """Make the ring's change, run with the old profile, predict the next run from that run's own profile."""
+        method, change = CHANGES[self._ring.name]
+        before = measured.get(method) or self.measure(method)
+        steps = self.steps(method, change(layout, read_profile(before)))
+        old, own = self.row(method, before, basis="old", steps=steps)
         kept = own.with_name("profile-own.json")
         kept.write_bytes(own.read_bytes())
-        return [old, self.row("ringada", kept, basis="own", steps=steps)[0]]
+        return [old, self.row(method, kept, basis="own", steps=steps)[0]]
 
 
-def _with_rates(profile: Profile, ring: Ring) -> Profile:
-    """The profile with the links that the ring has now, to choose a number of steps by."""
-    rate = min(ring.mbit_per_s) * 125_000
+def change_links(layout: Layout, profile: Profile) -> Profile:
+    """Give every board another rate in both directions, while its agent runs; expect what the profile then would be."""
+    rate = CHANGED_MBIT * 125_000
+    _, shaper = find_capabilities().choose(layout)
+    for index, board in enumerate(layout.boards):
+        for namespace, device in ((layout.namespace(board), UPLINK), (layout.hub, f"p{index}")):
+            for command in shaping_commands(namespace, device, rate, board.latency_s, shaper):
+                call(tuple("replace" if word == "add" else word for word in command))
     links = tuple(dataclasses.replace(link, rate_bytes_per_s=rate) for link in profile.links)
     return dataclasses.replace(profile, links=links)
 
 
-def change_links(layout: Layout, mbit_per_s: float) -> None:
-    """Give every board another rate in both directions, while its agent runs."""
-    _, shaper = find_capabilities().choose(layout)
-    for index, board in enumerate(layout.boards):
-        for namespace, device in ((layout.namespace(board), UPLINK), (layout.hub, f"p{index}")):
-            for command in shaping_commands(namespace, device, mbit_per_s * 125_000, board.latency_s, shaper):
-                call(tuple("replace" if word == "add" else word for word in command))
+def change_board(layout: Layout, profile: Profile) -> Profile:
+    """Give the board with the most cores more, while its agent runs; expect what the profile then would be."""
+    mounts, _ = find_capabilities().choose(layout)
+    board = max(layout.boards, key=lambda each: each.cpu_cores)
+    groups.apply(groups.board_settings(mounts, layout, dataclasses.replace(board, cpu_cores=CHANGED_CORES)))
+    nodes = tuple(
+        with_speed(node, CHANGED_CORES / board.cpu_cores) if node.node == board.name else node for node in profile.nodes
+    )
+    return dataclasses.replace(profile, nodes=nodes)
+
+
+CHANGES: dict[str, tuple[str, Callable[[Layout, Profile], Profile]]] = {
+    "slow": ("ringada", change_links),
+    "mixed": ("pipeadapter", change_links),
+    "fast": ("single", change_board),
+}
+"""What changes in each ring, and the method whose runs see it."""
 
 
 def layout_of(ring: Ring) -> Layout:

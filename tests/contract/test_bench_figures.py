@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from deploy.testbed import groups
 from deploy.testbed.capabilities import MissingCapability
 from ringtune.schedule.plan import Plan
 from tests.bench import convergence, memory, paper_table, predictions, ring, sim
 from tests.support.plans import make_plan
-from tests.support.profiles import node
+from tests.support.profiles import node, profile_of
 
 BENCHES = sorted(
     f"tests.bench.{path.stem}"
@@ -201,3 +202,33 @@ def test_predictions_bench_judges_median_and_worst_of_each_basis(row: Callable[.
     assert "median" in " ".join(predictions.misses([*good, row(predicted_s=107.0), row(predicted_s=107.0)], least_s=60))
     assert "worst" in " ".join(predictions.misses([*good, row(basis="measure", predicted_s=89.0)], least_s=60.0))
     assert "took only 59" in " ".join(predictions.misses([row(measured_s=59.0, predicted_s=59.0)], least_s=60.0))
+
+
+def test_predictions_bench_changes_every_ring_for_another_method() -> None:
+    """Links twice and a board once: a run's own profile is judged with each method."""
+    assert set(predictions.CHANGES) == {ring.name for ring in predictions.RINGS}
+    assert sorted(method for method, _ in predictions.CHANGES.values()) == sorted(predictions.METHODS)
+    assert {change for _, change in predictions.CHANGES.values()} == {
+        predictions.change_links,
+        predictions.change_board,
+    }
+
+
+def test_predictions_bench_changes_the_board_that_hosts_all_blocks_of_single(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The board of most cores gets more of them, and its times are expected to shrink; the others stay."""
+    (fast,) = [ring for ring in predictions.RINGS if predictions.CHANGES[ring.name][1] is predictions.change_board]
+    written: list[groups.Setting] = []
+    mounts = groups.GroupMounts(version=2, cpu=Path("/groups"), memory=Path("/groups"))
+    here = SimpleNamespace(choose=lambda layout: (mounts, None))
+    monkeypatch.setattr(predictions, "find_capabilities", lambda: here)
+    monkeypatch.setattr(groups, "apply", written.extend)
+    layout = predictions.layout_of(fast)
+    names = [board.name for board in layout.boards]
+    before = profile_of(make_plan([(name, at, at + 1) for at, name in enumerate(names)], names, num_blocks=4))
+    after = predictions.change_board(layout, before)
+    board = names[fast.cores.index(max(fast.cores))]
+    assert {setting.path.parent.name for setting in written} == {f"board-{board}"}
+    assert written[0].path.name == "cpu.max" and written[0].text == "8000 10000"
+    for name in names:
+        ratio = before.by_name[name].block_forward_s / after.by_name[name].block_forward_s
+        assert ratio == pytest.approx(0.8 / 0.6 if name == board else 1.0)
