@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -50,7 +51,6 @@ def measure(
     from coordinator.commands.overrides import parse_changes
     from coordinator.screen.output import make_progress
     from coordinator.screen.profile_text import profile_json, profile_text
-    from coordinator.screen.progress import Progress
     from coordinator.submit.client import Client
     from coordinator.submit.local_ring import local_ring
     from ringtune.errors import UsageError
@@ -66,7 +66,8 @@ def measure(
     if save is not None:
         check_writable(save)
     ring = local_ring(wanted, local) if local else Client(coordinator, insecure=insecure)
-    with Progress() if json else make_progress(as_json=False, live=False) as progress, ring as client:
+    told = sys.stderr if json else sys.stdout  # JSON is alone on the standard output
+    with make_progress(as_json=False, live=False, stream=told) as progress, ring as client:
         found = client.measure(
             wanted,
             progress=progress,

@@ -18,7 +18,7 @@ from coordinator.screen.profile_text import profile_text
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.costs.work_times import WorkTime
-from ringtune.errors import StorageError, UsageError
+from ringtune.errors import PeerLostError, StorageError, UsageError
 from tests.support.fake_agents import JOB_TEXT, FakeCluster, facts, job
 
 HEAD = WorkTime(work="head", rows=2, tokens=8, median_s=0.0025, low_s=0.0025, high_s=0.0025, samples=3)
@@ -74,7 +74,7 @@ def test_measure_command_prints_tables_and_writes_the_profile(job_file: str, tmp
     assert "a -> b" in shown.output and f"the profile is in {out}" in shown.output
     found = read_profile(out)
     assert [node.node for node in found.nodes] == ["a", "b"] and len(found.links) == 2
-    (event,) = [json.loads(line) for line in lines.output.splitlines()]
+    (event,) = [json.loads(line) for line in lines.stdout.splitlines()]
     assert event["event"] == "profile"
     assert Profile.from_json(event["profile"]) == dataclasses.replace(found, links=())
 
@@ -88,6 +88,19 @@ def test_measure_command_passes_its_options_on(job_file: str) -> None:
     assert done.exit_code == 0, done.output
     assert [(one.neighbours, one.fresh) for one in asked] == [(0, True)] * 2
     assert all("max_length = 4" in one.job_toml for one in asked)
+
+
+def test_measure_command_saves_what_it_measured_if_the_rehearsal_fails(job_file: str, tmp_path: Path) -> None:
+    """Also with --json somebody is told: on the standard error, beside the profile."""
+    out = tmp_path / "profile.json"
+    with FakeCluster("a", "b", agents={"b": {"fails_at": {"prepare": PeerLostError("gone")}}}) as cluster:
+        done = CliRunner().invoke(
+            app, [job_file, "--coordinator", cluster.server.address, "--save", str(out), "--json"]
+        )
+    assert done.exit_code == 0, done.output
+    assert Profile.from_json(json.loads(done.stdout)["profile"]) == read_profile(out)
+    (line,) = [line for line in done.stderr.splitlines() if "rehearsal failed" in line]
+    assert "gone" in line
 
 
 @pytest.mark.parametrize(
