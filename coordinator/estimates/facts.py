@@ -15,7 +15,7 @@ from ringtune.costs.data_memory import data_bytes
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import NodeFacts
 from ringtune.jobs.job import Job
-from ringtune.jobs.split import split_rows
+from ringtune.jobs.split import even_share, split_rows
 
 _DEFAULT_NODES = 2
 
@@ -85,8 +85,8 @@ def _share(job: Job, train: RowCounts, held_out: RowCounts, index: int, num_owne
         split=job.data.split,
         labels=train.labels or None,
     )
-    first, last = (len(held_out.examples) * part // num_owners for part in (index, index + 1))
-    return _taken(train, mine), _taken(held_out, range(first, last))
+    theirs = even_share(len(held_out.examples), num_owners=num_owners, share=index)
+    return _taken(train, mine), _taken(held_out, theirs)
 
 
 def _taken(counts: RowCounts, rows: Iterable[int]) -> RowCounts:
