@@ -1,0 +1,68 @@
+"""What a decoder's head takes at its peak, measured in a process of its own: ``python -m tests.support.head_memory``.
+
+Prints one line of JSON: by how much the resident memory rose in forward and backward of a micro-batch. The process has
+done one before, so that what is loaded at first use is there.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from typing import Any
+
+import torch
+
+from edge.data.tokens import Batch
+from edge.machine.memory_budget import give_memory_back, peak_rss_bytes, reset_peak, rss_bytes
+from edge.model.heads import CausalLanguageModel
+from edge.model.owner import OwnerParts
+from ringtune.jobs.job import Train
+
+ROWS, TOKENS, WIDTH, VOCAB = 4, 128, 16, 32_000
+
+
+class Decoder(torch.nn.Module):
+    """Logits of every token from a frozen table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Linear(WIDTH, VOCAB, bias=False).requires_grad_(False)
+
+    def get_output_embeddings(self) -> torch.nn.Linear:
+        """The table, as AdapterHub's heads give it."""
+        return self.table
+
+    def forward(self, outputs: Any, **_: Any) -> types.SimpleNamespace:
+        """As AdapterHub's heads answer."""
+        return types.SimpleNamespace(logits=self.table(outputs.last_hidden_state))
+
+
+def make_parts() -> OwnerParts:
+    """An owner with nothing but a decoder."""
+    family = types.SimpleNamespace(finish=lambda base, hidden, batch: (hidden, {}))
+    skeleton: Any = types.SimpleNamespace(base=None, family=family)
+    return OwnerParts(skeleton, Decoder(), CausalLanguageModel(), Train())
+
+
+def make_batch() -> Batch:
+    """Tokens that predict each other."""
+    ids = torch.arange(ROWS * TOKENS).reshape(ROWS, TOKENS) % VOCAB
+    labels = ids.clone()
+    labels[:, 0] = -100
+    return Batch(ids=ids, mask=torch.ones_like(ids), token_type_ids=torch.zeros_like(ids), labels=labels)
+
+
+def main() -> None:
+    """Measure and print."""
+    torch.set_num_threads(1)
+    parts, batch, hidden = make_parts(), make_batch(), torch.randn(ROWS, TOKENS, WIDTH)
+    for _ in range(2):  # the first time loads kernels and their work space, which stay
+        give_memory_back()
+        reset_peak()
+        before = rss_bytes()
+        parts.train_step(hidden, batch, num_targets=ROWS * (TOKENS - 1), at=(0, 0))
+    print(json.dumps({"rise_bytes": peak_rss_bytes() - before}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
