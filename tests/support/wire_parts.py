@@ -15,11 +15,11 @@ import torch
 
 from edge.wire import frames, tensors
 from edge.wire.frames import Ack, Hello
-from edge.wire.link import OutLink
+from edge.wire.link import METHOD, OutLink
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.errors import RingTuneError
 from ringtune.files.pieces import Pieces
-from ringtune.rpc.connections import Server
+from ringtune.rpc.connections import Server, open_channel
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.plan import Plan
@@ -279,3 +279,13 @@ def wire_proxy(target: str) -> Iterator[WireProxy]:
         yield made
     finally:
         made.stop()
+
+
+def raw_acks(node: Receiver, messages: list[bytes]) -> list[ring_pb2.Ack]:
+    """Send messages as they are, then end; the answers."""
+    channel = open_channel(node.address)
+    try:
+        method: Any = channel.stream_stream(METHOD, response_deserializer=ring_pb2.Ack.FromString)
+        return list(method(iter(messages), timeout=WAIT_S))
+    finally:
+        channel.close()
