@@ -127,7 +127,7 @@ class LocalNodes:
         self._on_exit = on_exit
         self._names = tuple(names) or tuple(node_name(index, setup.num_nodes) for index in range(setup.num_nodes))
         self._options = tuple(options)
-        self._states = states
+        self._states = states.absolute() if states else None
         threads = str(setup.threads)
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         self._template = AgentTemplate(logs / "template.log", environment)

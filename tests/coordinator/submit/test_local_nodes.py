@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.submit import local_nodes
 from coordinator.submit.exit_errors import exit_error
-from coordinator.submit.local_nodes import LocalSetup, node_name
+from coordinator.submit.local_nodes import LocalNodes, LocalSetup, node_name
 from ringtune.errors import CapacityError, DataError, InvalidInputError, JobError, PeerLostError, UsageError
 from ringtune.machine.cores import usable_cores
 from ringtune.machine.memory import LIBRARY_BYTES, free_bytes
@@ -90,6 +90,17 @@ def test_local_names_sort_like_numbers() -> None:
     assert names == sorted(names)
     assert names[:2] == ["node-00", "node-01"]
     assert node_name(0, 1) == "node-0"
+
+
+def test_local_nodes_keep_their_parts_below_the_folder_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--out run`` means this command's folder, wherever the template of its nodes was started."""
+    monkeypatch.chdir(tmp_path)
+    setup = LocalSetup(num_nodes=1, num_owners=0, memory_bytes=GIB, threads=1)
+    nodes = LocalNodes(setup, job(), "127.0.0.1:1", logs=tmp_path, on_exit=lambda *_: None, states=Path("run/nodes"))
+    arguments = nodes._arguments(0, "node-0")
+    assert arguments[arguments.index("--state") + 1] == f"{tmp_path}/run/nodes/node-0"
 
 
 def test_exit_error_is_what_the_agent_printed() -> None:
