@@ -159,11 +159,12 @@ def test_simulation_bench_without_a_testbed_ends_with_1(monkeypatch: pytest.Monk
 
 
 def memory_figures(**changes: object) -> Figures:
-    """One model's three runs, as they have to be."""
+    """One model's four runs, as they have to be."""
     good: Figures = {
         "free": {"exit_code": 0, "boards": {"board-0": {"error": 0.10}}},
         "limited": {"exit_code": 0, "kills": 0},
         "refused": {"exit_code": 6, "kills": 0},
+        "found": {"exit_code": 6, "kills": 0},
     }
     return {**good, **changes}
 
@@ -175,6 +176,7 @@ def memory_figures(**changes: object) -> Figures:
         ({"limited": {"exit_code": 0, "kills": 1}}, "limited"),
         ({"limited": {"exit_code": 4, "kills": 0}}, "limited"),
         ({"refused": {"exit_code": 0, "kills": 0}}, "refused"),
+        ({"found": {"exit_code": 0, "kills": 0}}, "found"),
         ({"free": {"exit_code": 4}}, "free"),
     ],
 )
