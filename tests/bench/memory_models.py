@@ -7,26 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from docs.examples.fashion.prepare import CLASS_NAMES, OTHER_CLASSES
-from docs.examples.fashion.pretrain import Recipe
+from docs.examples.fashion.pretrain import Recipe, config_of
 
 
 def write_vit(folder: Path) -> Path:
     """Write the model of the image example with random weights."""
-    from transformers import ViTConfig, ViTForImageClassification
+    from transformers import ViTForImageClassification
 
-    recipe = Recipe()
-    ViTForImageClassification(
-        ViTConfig(
-            hidden_size=recipe.width,
-            intermediate_size=recipe.inner,
-            num_hidden_layers=recipe.num_blocks,
-            num_attention_heads=recipe.num_heads,
-            image_size=recipe.side,
-            patch_size=recipe.patch,
-            num_channels=1,
-            num_labels=len(OTHER_CLASSES),
-        )
-    ).save_pretrained(folder)
+    config = config_of(Recipe(), num_labels=len(OTHER_CLASSES))
+    ViTForImageClassification(config).save_pretrained(folder)
     return folder
 
 

@@ -121,13 +121,11 @@ def _threads_and_seed(recipe: Recipe) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _train(images: Array, labels: Array, recipe: Recipe, say: Callable[[str], None]) -> tuple[str, bytes]:
-    """``config.json`` and ``model.safetensors``."""
-    import torch
-    from safetensors.torch import save
-    from transformers import ViTConfig, ViTForImageClassification
+def config_of(recipe: Recipe, *, num_labels: int) -> Any:
+    """Make the configuration of the model."""
+    from transformers import ViTConfig
 
-    config = ViTConfig(
+    return ViTConfig(
         hidden_size=recipe.width,
         intermediate_size=recipe.inner,
         num_hidden_layers=recipe.num_blocks,
@@ -136,9 +134,18 @@ def _train(images: Array, labels: Array, recipe: Recipe, say: Callable[[str], No
         patch_size=recipe.patch,
         num_channels=1,
         initializer_range=recipe.initial_std,
-        num_labels=int(labels.max()) + 1,
+        num_labels=num_labels,
         architectures=["ViTForImageClassification"],
     )
+
+
+def _train(images: Array, labels: Array, recipe: Recipe, say: Callable[[str], None]) -> tuple[str, bytes]:
+    """``config.json`` and ``model.safetensors``."""
+    import torch
+    from safetensors.torch import save
+    from transformers import ViTForImageClassification
+
+    config = config_of(recipe, num_labels=int(labels.max()) + 1)
     model = ViTForImageClassification(config).train()
     pixels, targets = torch.from_numpy(images.copy())[:, None], torch.from_numpy(labels.astype(np.int64))
     steps_an_epoch = len(images) // recipe.batch
