@@ -46,6 +46,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_inputs(tmp_path_factory.mktemp("resume"))
 
 
+def case_of(folder: Path, changes: dict[str, object], **values: object) -> Case:
+    """A run of these values and changes, in turns of 2 steps."""
+    return Case(folder=folder, **{"local_iterations": 2, "eval_every": 5, **values, **changes})  # type: ignore[arg-type]
+
+
 def run(
     plan: Plan, carrier: TorchCarrier, seed: int, *, start: StartPoint | None = None, drain_at_s: float | None = None
 ) -> RingResult:
@@ -85,14 +90,7 @@ def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
 def test_resumed_run_gives_the_bits_of_the_whole_run_from_any_checkpoint(folder: Path, name: str) -> None:
     """Whichever checkpoint: adapters, head and evaluations are those of the run that was never stopped."""
     slices, changes = CASES[name]
-    values: dict[str, object] = {
-        "num_steps": 12,
-        "every_steps": 3,
-        "eval_every": 5,
-        "checkpoint_every": 3,
-        "local_iterations": 2,
-    }
-    case = Case(folder=folder, **{**values, **changes})  # type: ignore[arg-type]
+    case = case_of(folder, changes, num_steps=12, every_steps=3, checkpoint_every=3)
     plan = case.plan(slices)
     whole = make_carrier(case, plan)
     result = run(plan, whole, 0)
@@ -149,15 +147,8 @@ LONGER: dict[str, tuple[Slices, dict[str, object]]] = {
 def test_run_that_is_made_longer_gives_the_bits_of_the_longer_run(folder: Path, name: str) -> None:
     """From the last checkpoint of 8 steps to step 12: as if it had had 12 steps from the start."""
     slices, changes = LONGER[name]
-    values: dict[str, object] = {
-        "every_steps": 4,
-        "eval_every": 5,
-        "checkpoint_every": 4,
-        "local_iterations": 2,
-        "lr_schedule": "constant",
-    }
     short, long = (
-        Case(folder=folder, **{**values, **changes, "num_steps": steps})  # type: ignore[arg-type]
+        case_of(folder, changes, num_steps=steps, every_steps=4, checkpoint_every=4, lr_schedule="constant")
         for steps in (8, 12)
     )
     plan = short.plan(slices)
