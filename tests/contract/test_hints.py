@@ -78,7 +78,7 @@ def spans_of_pages() -> Iterator[tuple[str, str]]:
     """(page, code) of every `ringtune ...` that stands within a sentence of the documentation."""
     for page in PAGES:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-        for span in re.findall(r"`(ringtune [a-z][^`]*)`", text):
+        for span in re.findall(r"`(ringtune\s[a-z][^`]*)`", text):
             yield page.relative_to(ROOT).as_posix(), " ".join(span.split())
 
 
