@@ -1,7 +1,7 @@
 """Run cases in this process, one after the other, and judge the answers.
 
-Most commands run as the command line does but without a new interpreter; what would serve for ever if it were not
-refused (``coordinator``, ``node``) and ``doctor`` run as processes. Local nodes are forked from one template.
+Commands run as the command line does but without a new interpreter, unless a case has to be a process. A node that
+would begin to serve is a failure. Local nodes are forked from one template.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ import psutil
 import pytest
 
 from coordinator.server.server import CoordinatorServer
-from coordinator.submit import client, local_nodes
+from coordinator.submit import connection, local_nodes
 from coordinator.submit.agent_template import AgentTemplate
+from edge.agent import process
 from ringtune import cli
 from tests.bench.bad_input.case import BASE_JOB, Case, Place
 from tests.support import tiny
@@ -41,8 +42,6 @@ CONNECT_S: Final = 0.5
 
 ENDING_S: Final = 5.0
 """How long a thread may take to end after its command."""
-
-PROCESSES: Final = ("coordinator", "node", "doctor")
 
 
 PARSER_SAYS: Final = (
@@ -94,6 +93,11 @@ class _SharedTemplate:
         return getattr(self.shared, name)
 
 
+def _refuse_to_serve(options: object, *, on_joined: object) -> int:
+    """Stand in for a node of this process, which no wrong input may start."""
+    raise RuntimeError("the node was not refused")
+
+
 class Workshop:
     """A model, rows, a finished run, a coordinator and a node, shared by all cases.
 
@@ -117,7 +121,8 @@ class Workshop:
             _SharedTemplate.shared = template
             patch = undo.enter_context(pytest.MonkeyPatch.context())
             patch.setattr(local_nodes, "AgentTemplate", _SharedTemplate)
-            patch.setattr(client, "CONNECT_S", CONNECT_S)
+            patch.setattr(connection, "CONNECT_S", CONNECT_S)
+            patch.setattr(process, "run_agent", _refuse_to_serve)
             patch.setenv("XDG_STATE_HOME", str(self._folder / "state"))
             patch.setenv("XDG_CACHE_HOME", str(self._folder / "cache"))
             server = undo.enter_context(CoordinatorServer("127.0.0.1:0", lease_s=10.0))
@@ -147,7 +152,7 @@ class Workshop:
             processes = _processes()
             names = {"run": str(self._run), "coordinator": self._coordinator, "node": self._node}
             typed = tuple(word.format(**names) if word.startswith("{") else word for word in case.arguments)
-            run = _answer_of_process if typed[0] in PROCESSES else self._answer_here
+            run = _answer_of_process if case.is_process else self._answer_here
             with _not_installed(case.without):
                 found = run(typed, place)
             _wait_for_threads(processes)
@@ -211,6 +216,7 @@ def _typed(arguments: tuple[str, ...]) -> Iterator[None]:
 
     root = logging.getLogger()
     handlers, words = list(root.handlers), sys.argv
+    edge_level = logging.getLogger("edge").level
     signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     sys.argv = ["ringtune", *arguments]
     try:
@@ -218,6 +224,7 @@ def _typed(arguments: tuple[str, ...]) -> Iterator[None]:
     finally:
         sys.argv = words
         root.handlers = handlers
+        logging.getLogger("edge").setLevel(edge_level)
         for number, handler in signals.items():
             signal.signal(number, handler)
 

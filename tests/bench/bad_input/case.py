@@ -77,6 +77,7 @@ class Case:
         prepare: writes what is wrong.
         leaves: names that may be new in the folder afterwards.
         without: packages that are not installed where the command runs.
+        is_process: whether the command needs an interpreter of its own.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Case:
     prepare: Callable[[Place], object] = field(default=nothing)
     leaves: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    is_process: bool = False
 
 
 PLAN = ("plan", "job.toml", "--assume", "2")

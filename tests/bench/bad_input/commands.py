@@ -372,15 +372,12 @@ def _others() -> list[Case]:
             code=2,
             says=("--device", "tpu"),
         ),
-        command_case(
-            "node without a coordinator",
-            "node",
-            "--coordinator",
-            "127.0.0.1:9",
-            "--join-s",
-            "0",
+        Case(
+            name="node without a coordinator",
+            arguments=("node", "--coordinator", "127.0.0.1:9", "--join-s", "0"),
             code=3,
             says=("127.0.0.1:9",),
+            is_process=True,
         ),
         command_case(
             "node with no rows",
