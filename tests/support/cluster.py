@@ -115,9 +115,10 @@ class Follower:
                 outcome.is_done = True
 
 
-# below the ports that the system gives to whoever binds 0; each of several test processes has a thousand of its own
+# below the ports that the system gives to whoever binds 0; each of several test processes has a thousand of its own,
+# and begins somewhere in them, as the tests of another checkout have the same thousands
 _FIRST_PORT = 20_000 + 1000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_PORTS = itertools.cycle(range(_FIRST_PORT, _FIRST_PORT + 1000))
+_PORTS = itertools.cycle(_FIRST_PORT + (37 * os.getpid() + index) % 1000 for index in range(1000))
 
 
 class _SharedTemplate:
