@@ -82,7 +82,7 @@ def test_detached_run_that_is_refused_is_an_error_of_its_command(tmp_path: Path)
     """The error and its exit code are those of the run."""
     job = write_inputs(tmp_path)
     (tmp_path / "train.csv").unlink()
-    begun = run_ringtune("train", job, "--local", 3, "--out", tmp_path / "out", "--detach")
+    begun = run_ringtune("train", job, "--local", 2, "--out", tmp_path / "out", "--detach")
     assert begun.returncode == 5, begun.stdout
     assert "train.csv" in begun.stderr
 
