@@ -2,8 +2,8 @@
 
 The file is an object with ``traceEvents``; of those only two kinds matter here. ``process_name`` says which node a
 ``pid`` is, and a complete event (``"ph": "X"``) whose arguments have an ``action`` is one action, as
-``ringtune.schedule.table`` prints it, with ``ts`` and ``dur`` in microseconds. What a node sent or received is no
-compute and is left out.
+``ringtune.schedule.tables.words`` prints it, with ``ts`` and ``dur`` in microseconds. What a node sent or received is
+no compute and is left out.
 
 Source: Trace Event Format (Chrome), JSON object form.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError
 from ringtune.schedule.actions import Action, Op
-from ringtune.schedule.table import parse_action
+from ringtune.schedule.tables.words import parse_action
 
 _MICROS = 1e6
 _REMEDY = "copy the run's folder again, or train anew"

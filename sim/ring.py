@@ -15,10 +15,10 @@ from ringtune.costs.seconds import Rest
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.engine.node_engine import NodeEngine
+from ringtune.engine.spans import Span
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.spans import Span
 from ringtune.schedule.turns import StartPoint, Turn
 from sim.carrier import Carrier
 from sim.clock import VirtualClock

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ringtune.engine.handled import Handled
+from ringtune.engine.spans import Span
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, TensorKey
-from ringtune.schedule.spans import Span
 from ringtune.schedule.turns import Turn
 
 

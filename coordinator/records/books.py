@@ -12,12 +12,12 @@ from coordinator.records.report import RunLedger
 from coordinator.records.trace_file import TraceText
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.costs.recorded_times import RecordedProfile
+from ringtune.engine.spans import Span
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
 from ringtune.rounds import rounds
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.spans import Span
-from ringtune.schedule.table import parse_action
+from ringtune.schedule.tables.words import parse_action
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
 

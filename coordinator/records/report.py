@@ -16,12 +16,12 @@ from typing import Any
 from coordinator.records.step_lines import LastStep, shown
 from coordinator.records.training_facts import training_facts
 from ringtune import __version__
+from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Train
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.spans import Span
 from ringtune.schedule.turns import StepKind, Turn
 
 REPORT_SCHEMA = 1

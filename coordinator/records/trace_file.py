@@ -13,8 +13,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ringtune.schedule.spans import Span
-from ringtune.schedule.table import action_title, format_action
+from ringtune.engine.spans import Span
+from ringtune.schedule.tables.words import action_title, format_action
 
 _COMPUTE_THREAD, _FIRST_WIRE_THREAD = 1, 2
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from ringtune.jobs.labels import look_alikes
+from ringtune.rounds.row_use import RowUse, row_uses
 from ringtune.schedule.course import Course
 from ringtune.schedule.owner_turns import EQUAL
-from ringtune.schedule.row_use import RowUse, row_uses
 
 _FAR_APART = 1.5
 

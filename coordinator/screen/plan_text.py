@@ -17,7 +17,7 @@ from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import ops
 from ringtune.schedule.owner_turns import BY_ROWS
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import build_table, format_table
+from ringtune.schedule.tables.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.versions import depth, in_flight, is_stale
 

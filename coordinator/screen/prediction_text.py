@@ -9,11 +9,11 @@ from typing import Any
 from coordinator.records.trace_file import TraceText
 from coordinator.screen.text_table import table_lines
 from coordinator.what_if.prediction_inputs import MeasuredRun, measured_json
+from ringtune.engine.spans import Span
 from ringtune.errors import StorageError, UsageError
 from ringtune.files.durable import write_durably
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.spans import Span
 from sim.prediction import Prediction
 
 PREDICTION_FILE, TRACE_FILE = "prediction.json", "trace.json"

@@ -15,8 +15,8 @@ from ringtune.costs.memory import MemoryEstimate
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import PlanError, RingTuneError
 from ringtune.jobs.job import Job
+from ringtune.rounds.row_use import row_uses
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.row_use import row_uses
 from sim.changes import change_all, change_plan, change_profile, check_rows, plan_value, split_change
 from sim.limits import check_fits, memory_bounds
 from sim.members import add_node, drop_from_plan, drop_from_profile

@@ -16,12 +16,12 @@ from edge.run.loop import AgentRun
 from edge.run.reporter import Arrived, Reporter
 from edge.run.shared_clock import SharedClock
 from edge.shards.saver import Saver
+from ringtune.engine.spans import Span
 from ringtune.errors import DivergedError, FrameError, InterruptedRunError, RingTuneError, error_from_name
 from ringtune.files.pieces import Pieces
 from ringtune.models.result_files import ADAPTER_FILES
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.spans import Span
 from ringtune.schedule.turns import StartPoint
 
 if TYPE_CHECKING:

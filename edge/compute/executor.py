@@ -27,12 +27,12 @@ from edge.model.owner import OwnerParts
 from edge.model.saving import adapter_files
 from edge.model.versions import VersionStore
 from edge.shards.shard_file import load_shard, to_shard
+from ringtune.engine.diverged import LOWER_THE_RATE, diverged, may_diverge
 from ringtune.errors import DivergedError, PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.schedule.actions import Action, Op, TensorKey
-from ringtune.schedule.diverged import LOWER_THE_RATE, diverged, may_diverge
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
 

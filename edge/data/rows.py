@@ -25,9 +25,9 @@ from ringtune.errors import DataError
 from ringtune.jobs.job import Job
 from ringtune.jobs.split import even_share, split_rows
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
-from ringtune.schedule.batches import BatchStream, eval_rows
 from ringtune.schedule.course import Course
-from ringtune.schedule.random_stream import RandomStream
+from ringtune.schedule.rows.batches import BatchStream, eval_rows
+from ringtune.schedule.rows.random_stream import RandomStream
 from ringtune.schedule.turns import Item, StepKind
 
 _LOG = logging.getLogger(__name__)

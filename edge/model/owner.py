@@ -20,11 +20,11 @@ from edge.model.skeleton import Skeleton
 from edge.model.slice import set_mode
 from edge.model.tensor_bytes import is_finite
 from edge.model.training_state import Prefixes, TrainingState
+from ringtune.engine.diverged import LOWER_THE_RATE
 from ringtune.errors import DivergedError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, write_tensors
 from ringtune.jobs.job import Train
-from ringtune.schedule.diverged import LOWER_THE_RATE
 
 _PREFIXES = Prefixes(value="param/", state="state/")
 _HANDED_OVER = "the head that was handed over"

@@ -28,11 +28,11 @@ from edge.run.totals import Totals
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.engine.node_engine import NodeEngine
+from ringtune.engine.spans import Span
 from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.spans import Span
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 
 T = TypeVar("T")

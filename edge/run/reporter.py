@@ -19,10 +19,10 @@ from edge.run.recorder import record_line
 from edge.run.shared_clock import SharedClock
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
+from ringtune.engine.spans import Span
 from ringtune.rounds.checkpoint import Shard
 from ringtune.rpc.codec import numbers_to_proto
-from ringtune.schedule.spans import Span
-from ringtune.schedule.table import format_action
+from ringtune.schedule.tables.words import format_action
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)

@@ -17,9 +17,9 @@ import torch
 from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, in_words, key_of
 from edge.wire.known_turns import KnownTurns
 from edge.wire.tensors import MAX_EXPONENT, MIN_EXPONENT, wire_bytes
+from ringtune.engine.diverged import diverged
 from ringtune.errors import DivergedError, FrameError, RingTuneError
 from ringtune.schedule.actions import Op, Payload, TensorKey
-from ringtune.schedule.diverged import diverged
 from ringtune.schedule.lowering import Legs, links, way
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StartPoint, Turn, item_of

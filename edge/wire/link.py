@@ -25,12 +25,12 @@ import torch
 
 from edge.wire import frames, tensors
 from edge.wire.frames import Ack, Hello
+from ringtune.engine.spans import Span
 from ringtune.errors import ConnectionFailedError, PeerLostError, RingTuneError, error_from_name
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
 from ringtune.schedule.actions import Action, Op, TensorKey
-from ringtune.schedule.spans import Span
 from ringtune.v1 import ring_pb2
 
 _log = logging.getLogger(__name__)

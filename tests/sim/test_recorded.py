@@ -10,9 +10,9 @@ import pytest
 
 from coordinator.records.trace_file import TraceText
 from ringtune.costs.work_times import Work
+from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, RingTuneError
 from ringtune.schedule.actions import Action, Op
-from ringtune.schedule.spans import Span
 from ringtune.schedule.units import EMBEDDING
 from sim.prediction import predict
 from sim.recorded import Recording, read_trace

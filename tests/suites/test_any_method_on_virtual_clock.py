@@ -18,7 +18,7 @@ from ringtune.schedule.actions import Graph
 from ringtune.schedule.extent import Extent
 from ringtune.schedule.methods import Method
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import build_table
+from ringtune.schedule.tables.table import build_table
 from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.units import Units
 from sim.ring import VirtualRing

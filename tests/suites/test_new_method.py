@@ -26,7 +26,7 @@ from ringtune.schedule.actions import Op
 from ringtune.schedule.extent import Extent
 from ringtune.schedule.methods import Method, RingAda, base
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.tables.table import build_table, format_table, parse_table
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from ringtune.schedule.units import Units
 from ringtune.schedule.versions import depth, weight_version

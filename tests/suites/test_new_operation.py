@@ -18,12 +18,13 @@ import torch
 from coordinator.records.trace_file import TraceText
 from ringtune.costs.recorded_times import RecordedProfile
 from ringtune.costs.work_times import Work
+from ringtune.engine.spans import Span
 from ringtune.errors import PlanError
 from ringtune.schedule import lowering
 from ringtune.schedule.actions import Action, Graph, Leg, Op, Scope, Timing, ops
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.spans import Span
-from ringtune.schedule.table import build_table, format_action, format_table, parse_action, parse_table
+from ringtune.schedule.tables.table import build_table, format_table, parse_table
+from ringtune.schedule.tables.words import format_action, parse_action
 from ringtune.schedule.turns import turn_sequence
 from sim.prediction import Prediction, predict
 from sim.recorded import read_trace

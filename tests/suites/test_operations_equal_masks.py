@@ -20,9 +20,9 @@ import torch
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Op
-from ringtune.schedule.batches import BatchStream
 from ringtune.schedule.operations import FORWARD_ONLY, FULL, SHORTCUT, BatchOperations, Operations
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.rows.batches import BatchStream
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult

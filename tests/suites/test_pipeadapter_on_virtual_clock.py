@@ -12,7 +12,7 @@ from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.methods import Everything, PipeAdapter
 from ringtune.schedule.operations import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import build_table
+from ringtune.schedule.tables.table import build_table
 from ringtune.schedule.turns import items, turn_sequence
 from ringtune.schedule.versions import forward_version, in_flight
 from sim.ring import VirtualRing

@@ -13,7 +13,7 @@ from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.lowering import route
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import build_table
+from ringtune.schedule.tables.table import build_table
 from ringtune.schedule.turns import Item, StepKind, Turn, items, turn_sequence
 from ringtune.schedule.versions import trained
 from sim.ring import VirtualRing

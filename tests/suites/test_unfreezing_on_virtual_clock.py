@@ -15,7 +15,7 @@ from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import build_table, format_table, parse_table
+from ringtune.schedule.tables.table import build_table, format_table, parse_table
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
 from ringtune.schedule.versions import depth, unfreezing_steps
 from sim.ring import VirtualRing

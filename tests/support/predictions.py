@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from coordinator.records.trace_file import TraceText
 from ringtune import cli
 from ringtune.costs.profile import Profile
+from ringtune.engine.spans import Span
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.spans import Span
 from sim.prediction import Prediction, predict
 from tests.support.fake_agents import job
 from tests.support.plans import make_plan

@@ -16,7 +16,8 @@ from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import legs, lowest_units
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.table import Table, build_table, format_action, format_table, message_of, replay
+from ringtune.schedule.tables.table import Table, build_table, format_table, message_of, replay
+from ringtune.schedule.tables.words import format_action
 from ringtune.schedule.turns import Item, StartPoint, Turn, items
 from ringtune.schedule.versions import forward_version, weight_version
 

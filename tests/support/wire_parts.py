@@ -17,13 +17,13 @@ from edge.wire import frames, tensors
 from edge.wire.frames import Ack, Hello
 from edge.wire.link import METHOD, OutLink
 from edge.wire.server import RingServicer, RunExpectation
+from ringtune.engine.spans import Span
 from ringtune.errors import RingTuneError
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server, open_channel
 from ringtune.schedule.actions import TensorKey
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.spans import Span
 from ringtune.v1 import ring_pb2
 from tests.support.plans import changed, make_plan
 

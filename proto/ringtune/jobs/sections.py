@@ -13,12 +13,12 @@ from ringtune.files.strict import nearest
 from ringtune.jobs.split import split_alpha
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.family import MOST_BLOCKS, TASKS
-from ringtune.schedule.batches import num_batches
 from ringtune.schedule.course import WIRE_DTYPES
 from ringtune.schedule.methods import method_class
 from ringtune.schedule.methods.patience import MIN_IMPROVEMENT, PATIENCE_STEPS
 from ringtune.schedule.methods.ringada import EVERY_STEPS
 from ringtune.schedule.owner_turns import EQUAL, TURNS
+from ringtune.schedule.rows.batches import num_batches
 
 MODEL_DTYPES = ("float32", "float64")
 OPTIMIZERS = ("adamw", "sgd")

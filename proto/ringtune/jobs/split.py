@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 
 from ringtune.errors import DataError, JobError
-from ringtune.schedule.random_stream import RandomStream
+from ringtune.schedule.rows.random_stream import RandomStream
 
 
 def split_alpha(split: str) -> float | None:

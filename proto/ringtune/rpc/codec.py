@@ -1,6 +1,6 @@
 """Translates turns and numbers between the messages of the wire and the values of the rules.
 
-Actions travel as the words of :mod:`ringtune.schedule.table`. Nothing here trusts its input: what does not read as a
+Actions travel as words (:mod:`ringtune.schedule.tables.words`). Nothing here trusts its input: what does not read as a
 value raises :class:`~ringtune.errors.IntegrityError`.
 """
 

@@ -15,12 +15,12 @@ from typing import Any, Final
 from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.files.strict import read_dataclass
-from ringtune.schedule.batches import BatchStream, num_batches
 from ringtune.schedule.extent import Extent, Owner
 from ringtune.schedule.methods import Method, method_from_json
 from ringtune.schedule.operations import Operations
 from ringtune.schedule.owner_turns import EQUAL, TURNS
 from ringtune.schedule.placement import Slice
+from ringtune.schedule.rows.batches import BatchStream, num_batches
 from ringtune.schedule.units import EMBEDDING
 
 WIRE_DTYPES: Final = ("float32", "bfloat16", "float16", "int8", "float64")

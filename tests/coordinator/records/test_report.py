@@ -8,9 +8,9 @@ import math
 import pytest
 
 from coordinator.records.report import RunLedger, mean
+from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError
-from ringtune.schedule.spans import Span
-from ringtune.schedule.table import parse_action
+from ringtune.schedule.tables.words import parse_action
 from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.schedule.versions import depth
 from tests.support.fake_agents import job

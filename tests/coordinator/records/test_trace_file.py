@@ -9,8 +9,8 @@ import pytest
 
 from coordinator.records.books import RunBooks
 from coordinator.records.trace_file import TraceText
-from ringtune.schedule.spans import Span
-from ringtune.schedule.table import parse_action
+from ringtune.engine.spans import Span
+from ringtune.schedule.tables.words import parse_action
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import job
 from tests.support.plans import make_plan

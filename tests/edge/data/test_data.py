@@ -11,7 +11,7 @@ from edge.data.rows import OwnerDataset
 from edge.data.texts import read_rows
 from edge.data.tokens import load_tokenizer
 from ringtune.errors import DataError, ModelError
-from ringtune.schedule.batches import BatchStream
+from ringtune.schedule.rows.batches import BatchStream
 from ringtune.schedule.turns import Item, StepKind
 from tests.support import hand_ring as ring
 from tests.support import tiny

@@ -22,8 +22,8 @@ from ringtune.costs.profile import NodeFacts
 from ringtune.costs.work_times import Work, WorkTime
 from ringtune.errors import CapacityError
 from ringtune.jobs.job import Job
-from ringtune.schedule.batches import BatchStream, eval_rows
 from ringtune.schedule.extent import Owner
+from ringtune.schedule.rows.batches import BatchStream, eval_rows
 from ringtune.schedule.turns import StepKind, Turn, items
 from tests.support import hand_ring as ring
 from tests.support import tiny

@@ -11,10 +11,10 @@ import pytest
 
 from edge.run import reporter as rp
 from ringtune.engine.handled import Handled
+from ringtune.engine.spans import Span
 from ringtune.errors import DeadlineError, ModelError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.spans import Span
 from ringtune.schedule.turns import turn_sequence
 from tests.support.fakes import WAIT_S, FakeExecutor, FakeRing
 from tests.support.plans import make_plan

@@ -11,8 +11,8 @@ import pytest
 from edge.run import reporter as rp
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
+from ringtune.engine.spans import Span
 from ringtune.schedule.actions import Action, Op
-from ringtune.schedule.spans import Span
 from ringtune.v1 import control_pb2
 
 WAIT_S = 20.0

@@ -23,7 +23,7 @@ from ringtune.errors import (
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server, open_channel
 from ringtune.schedule.actions import Payload, TensorKey
-from ringtune.schedule.table import format_action
+from ringtune.schedule.tables.words import format_action
 from ringtune.v1 import ring_pb2
 from tests.support.plans import make_plan
 from tests.support.wire_parts import (

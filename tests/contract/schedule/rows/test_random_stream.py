@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtune.schedule.random_stream import RandomStream
+from ringtune.schedule.rows.random_stream import RandomStream
 
 
 def test_random_stream_gives_these_numbers_for_ever() -> None:

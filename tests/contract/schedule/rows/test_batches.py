@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import DataError
-from ringtune.schedule.batches import BatchStream, eval_rows
+from ringtune.schedule.rows.batches import BatchStream, eval_rows
 
 SEEDS = st.integers(0, 2**31)
 STREAM = {"num_rows": st.integers(1, 60), "batch_size": st.integers(1, 20), "seed": SEEDS}

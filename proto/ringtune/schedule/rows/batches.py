@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from ringtune.errors import DataError
-from ringtune.schedule.random_stream import RandomStream
+from ringtune.schedule.rows.random_stream import RandomStream
 
 
 def num_batches(rows: int, batch_size: int) -> int:

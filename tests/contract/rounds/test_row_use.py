@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from ringtune.schedule.batches import BatchStream
+from ringtune.rounds.row_use import row_uses
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.row_use import row_uses
+from ringtune.schedule.rows.batches import BatchStream
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from tests.support.plans import changed, make_plan, random_plan
 

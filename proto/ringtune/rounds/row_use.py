@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from ringtune.schedule.batches import BatchStream
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.owner_turns import turn_counts, weights
+from ringtune.schedule.rows.batches import BatchStream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,1 @@
+"""Which rows form which batch, drawn from the seed of the run."""

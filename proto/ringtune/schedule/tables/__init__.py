@@ -1,0 +1,1 @@
+"""Actions as words, and tables of them for people and tests."""
