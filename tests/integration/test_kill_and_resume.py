@@ -11,6 +11,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from coordinator.run_folder.checkpoints import RunCheckpoints
 from ringtune.errors import DataError, InterruptedRunError, UsageError
 from tests.support.killing import (
     LAUNCHER,
+    NODES,
     Killed,
     LocalRun,
     difference,
@@ -51,6 +53,9 @@ def test_run_that_is_killed_again_and_again_ends_with_the_same_result(whole: Who
         run.until_steps(steps)
         assert run.kill(victim) == victim
         assert run.wait() == code, run.errors()
+        if victim != LAUNCHER:
+            assert victim in run.errors()
+            assert (run.events[-1]["event"], run.events[-1]["error"]) == ("error", "PeerLostError")
         reached, going_on = going_on, RunCheckpoints(out).steps()[0]
         assert going_on > reached
     last = LocalRun(job, out, "--resume")  # at once: agents of the killed run may still be about to end
@@ -61,13 +66,17 @@ def test_run_that_is_killed_again_and_again_ends_with_the_same_result(whole: Who
 
 
 def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Path) -> None:
-    """Ctrl-C once: exit code 130, a checkpoint, the command; a damaged shard then costs only some steps."""
+    """Ctrl-C once: exit code 130, a checkpoint, the command, no process; a damaged shard then costs only some steps."""
     job, wanted = whole
     out = tmp_path / "out"
     run = LocalRun(job, out)
     run.until_steps(20)
+    processes = psutil.Process(run.process.pid).children(recursive=True)
+    assert len(processes) == len(NODES) + 1, "they and their template"
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == InterruptedRunError.exit_code
+    assert "Traceback" not in run.errors()
+    assert not [child for child in processes if child.is_running()]
     newest, before = RunCheckpoints(out).steps()
     assert newest >= 20
     (line,) = [note for note in run.notes() if note.startswith("saved up to step")]
@@ -89,18 +98,6 @@ def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Pat
     assert [part["steps"] for part in report["parts"]] == [before]
     assert (report["steps"], report["whole"]["steps"]) == (60 - before, 60)
     assert json.loads((out / "parts/1/trace.json").read_text())["traceEvents"], "what was done before the stop"
-
-
-def test_run_whose_terminal_is_closed_saves(whole: Whole, tmp_path: Path) -> None:
-    """SIGHUP once is Ctrl-C once: exit code 130 and a checkpoint from which the run goes on."""
-    job, _ = whole
-    run = LocalRun(job, tmp_path / "out")
-    run.until_steps(20)
-    run.process.send_signal(signal.SIGHUP)
-    assert run.wait() == InterruptedRunError.exit_code, run.errors()
-    newest = RunCheckpoints(tmp_path / "out").steps()[0]
-    assert newest >= 20
-    assert f"stopped by the user, with a checkpoint of step {newest}" in run.errors()
 
 
 def test_finished_run_is_made_longer(whole: Whole, tmp_path: Path) -> None:
