@@ -56,6 +56,7 @@ local_iterations = 2
 rounds = 2
 [runtime]
 wait_s = 20.0
+lease_s = 60.0
 """
 
 
@@ -302,11 +303,11 @@ class FakeCluster:
 
     Args:
         names: of the agents; joined at once.
-        lease_s: of the coordinator.
+        lease_s: of the coordinator; agents send no heartbeats, so it lasts for a test on a busy machine.
         agents: arguments of ``FakeAgent`` by name.
     """
 
-    def __init__(self, *names: str, lease_s: float = 10.0, agents: dict[str, dict[str, Any]] | None = None) -> None:
+    def __init__(self, *names: str, lease_s: float = 60.0, agents: dict[str, dict[str, Any]] | None = None) -> None:
         self.server = CoordinatorServer("127.0.0.1:0", lease_s=lease_s)
         options = agents or {}
         self.agents = {name: FakeAgent(name, self.server.address, **options.get(name, {})) for name in names}
