@@ -15,6 +15,7 @@ from ringtune.schedule.operations import BatchOperations, Operations
 from ringtune.schedule.owner_turns import TURNS
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 
 _OF_PLACEMENT = ("slices", "private_blocks", "credits", "epoch", "first_turn")
 
@@ -114,6 +115,12 @@ def changed(plan: Plan, **values: Any) -> Plan:
         of_course.setdefault("frozen_blocks", of_placement["private_blocks"])
     course = dataclasses.replace(plan.course, **of_course)
     return Plan.of(course, dataclasses.replace(plan.placement, **of_placement))
+
+
+def train_items(plan: Plan) -> list[Item]:
+    """All training items of a run, in order."""
+    turns = [turn for turn in turn_sequence(plan.course) if turn.kind is StepKind.TRAIN]
+    return [item for turn in turns for item in items(plan.course, turn)]
 
 
 def random_plan(rng: random.Random, *, with_operations: bool = False) -> Plan:
