@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tests.bench.bad_input import commands, data, jobs, models
+from tests.bench.bad_input import commands, data, folders, jobs, models, runs
 from tests.bench.bad_input.case import Case
 
 
 def all_cases() -> list[Case]:
     """Every case, in the order of its subject; names are unique."""
-    found = [*jobs.cases(), *data.cases(), *models.cases(), *commands.cases()]
+    found = [*jobs.cases(), *data.cases(), *models.cases(), *commands.cases(), *runs.cases(), *folders.cases()]
     names = [case.name for case in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:

@@ -1,4 +1,4 @@
-"""Command lines: options that there are not, that contradict each other, addresses and folders that can't be."""
+"""Command lines: options that contradict each other or do not exist, bad addresses, runs that do not end well."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from tests.bench.bad_input.case import BASE_JOB, PLAN, TRAIN, Case, Place, command_case
+from tests.bench.bad_input.case import PLAN, TRAIN, Case, Place, command_case
 from tests.support.processes import agents_below
 
 COMMANDS = (
@@ -34,7 +34,6 @@ NO_ADDRESSES = (
     "",
     "no such host:7070",
 )
-HUGE_GRID = ("--sweep", "*.compute=1:2:100000", "--sweep", "link.*.*.rate=1e6:2e6:100000")
 DIVERGING = tuple(
     word
     for setting in ("train.learning_rate=1000", "train.weight_decay=10", "train.rounds=20")
@@ -65,7 +64,7 @@ def cases() -> list[Case]:
         command_case(f"{name}: no arguments", name, code=2, says=("missing argument",))
         for name in ("eval", "export", "plan", "sim", "train", "what-if")
     ]
-    found += _train() + _training() + _plan() + _others() + _folders()
+    found += _train() + _training() + _plan() + _others()
     return found
 
 
@@ -209,126 +208,7 @@ def _plan() -> list[Case]:
 
 
 def _others() -> list[Case]:
-    sim, what_if = ("sim", "{run}"), ("what-if", "{run}")
     return [
-        command_case("sim of nothing", "sim", "none", code=2, says=("none",)),
-        command_case("sim of a job", "sim", "job.toml", code=2, says=("job.toml", "plan")),
-        command_case("sim of rows", "sim", "train.csv", code=2, says=("train.csv",)),
-        command_case("sim of a model", "sim", "model", code=2, says=("model",)),
-        command_case("sim --trace of nothing", *sim, "--trace", "none", code=2, says=("none",)),
-        command_case("sim --seed x", *sim, "--seed", "x", code=2, says=("--seed",)),
-        command_case("what-if nothing changes", *what_if, code=2, says=("--change",)),
-        command_case("what-if of nothing", "what-if", "none", "--change", "*.compute=2", code=2, says=("none",)),
-        command_case("what-if of an unknown node", *what_if, "--change", "pi.compute=2", code=5, says=("pi", "node-0")),
-        command_case("what-if of an unknown key", *what_if, "--change", "node-0.speed=2", code=5, says=("speed",)),
-        command_case("what-if without a value", *what_if, "--change", "node-0.compute", code=2, says=("=",)),
-        command_case("what-if of compute 0", *what_if, "--change", "node-0.compute=0", code=5, says=("compute",)),
-        command_case("what-if of compute nan", *what_if, "--change", "node-0.compute=nan", code=5, says=("compute",)),
-        command_case(
-            "what-if of a link to nowhere",
-            *what_if,
-            "--change",
-            "link.node-0.pi.rate=1e6",
-            code=5,
-            says=("pi", "node-1"),
-        ),
-        command_case(
-            "what-if of a link from nowhere",
-            *what_if,
-            "--change",
-            "link.pi.node-0.rate=1e6",
-            code=5,
-            says=("pi", "node-1"),
-        ),
-        command_case(
-            "what-if of a link to itself",
-            *what_if,
-            "--change",
-            "link.node-0.node-0.rate=1e6",
-            code=5,
-            says=("link.node-0.node-0",),
-        ),
-        command_case("what-if of a negative rate", *what_if, "--change", "link.*.*.rate=-1", code=5, says=("rate",)),
-        command_case(
-            "what-if of a negative latency", *what_if, "--change", "link.*.*.latency=-1", code=5, says=("latency",)
-        ),
-        command_case("what-if --drop of an unknown node", *what_if, "--drop", "pi", code=5, says=("pi",)),
-        command_case(
-            "what-if --drop of the only node",
-            *what_if,
-            "--drop",
-            "node-0",
-            "--drop",
-            "node-1",
-            code=5,
-            says=("--drop", "node-1"),
-        ),
-        command_case("what-if --add without --like", *what_if, "--add", "pi", code=2, says=("--like",)),
-        command_case(
-            "what-if --like of an unknown node",
-            *what_if,
-            "--add",
-            "a",
-            "--like",
-            "b",
-            "--replan",
-            "job.toml",
-            code=5,
-            says=("--like", "node-0"),
-        ),
-        command_case(
-            "what-if --csv without --sweep",
-            *what_if,
-            "--change",
-            "*.compute=2",
-            "--csv",
-            "a.csv",
-            code=2,
-            says=("--csv", "--sweep"),
-        ),
-        command_case(
-            "what-if of a huge sweep", *what_if, "--sweep", "*.compute=1:2:10000000000", code=2, says=("cells",)
-        ),
-        command_case("what-if of a huge grid", *what_if, *HUGE_GRID, code=2, says=("cells",)),
-        command_case("what-if of an empty sweep", *what_if, "--sweep", "*.compute=", code=2, says=("compute",)),
-        command_case("what-if of a sweep of words", *what_if, "--sweep", "*.compute=a,b", code=5, says=("compute",)),
-        Case(
-            name="what-if --sweep without joblib",
-            arguments=(*what_if, "--sweep", "*.compute=1,2"),
-            code=2,
-            says=("'joblib'", "pip install"),
-            without=("joblib",),
-        ),
-        command_case(
-            "what-if --backend", *what_if, "--sweep", "*.compute=1,2", "--backend", "slurm", code=2, says=("slurm",)
-        ),
-        command_case(
-            "what-if --plot as text", *what_if, "--sweep", "*.compute=1,2", "--plot", "a.txt", code=2, says=(".txt",)
-        ),
-        command_case("what-if --replan of nothing", *what_if, "--replan", "none.toml", code=5, says=("none.toml",)),
-        command_case("eval of nothing", "eval", "none", "--data", "eval.csv", code=2, says=("none",)),
-        command_case("eval of no rows", "eval", "{run}", "--data", "none.csv", code=5, says=("none.csv",)),
-        command_case("eval of a folder of rows", "eval", "{run}", "--data", "model", code=5, says=("model",)),
-        Case(
-            name="eval of a new label",
-            arguments=("eval", "{run}", "--data", "other.csv"),
-            code=5,
-            says=("neutral",),
-            prepare=lambda place: place.write("other.csv", "text,label\nw1,neutral\n"),
-        ),
-        command_case("export of nothing", "export", "none", "--out", "given", code=2, says=("none",)),
-        command_case("export of a model", "export", "model", "--out", "given", code=2, says=("model",)),
-        command_case(
-            "export --base-model",
-            "export",
-            "{run}",
-            "--out",
-            "given",
-            "--base-model",
-            "a/b/c",
-            code=2,
-            says=("a/b/c", "--base-model"),
-        ),
         command_case("measure nowhere", "measure", "job.toml", "--save", "p.json", code=2, says=("--local",)),
         command_case(
             "measure --local 0", "measure", "job.toml", "--save", "p.json", "--local", "0", code=2, says=("--local",)
@@ -410,63 +290,3 @@ def _others() -> list[Case]:
             says=("--threads", "-1"),
         ),
     ]
-
-
-def _unfinished(place: Place) -> None:
-    place.write("taken", "a file")
-    place.write("half/job.toml", BASE_JOB)
-    for name in ("plan.json", "profile.json"):
-        place.write(f"half/{name}", (place.run / name).read_bytes())
-
-
-def _cut(name: str) -> Case:
-    def prepare(place: Place) -> None:
-        for path in place.run.rglob("*"):
-            if path.is_file() and "logs" not in path.parts:
-                place.write(f"copy/{path.relative_to(place.run)}", path.read_bytes())
-        file = place.folder / "copy" / name
-        content = file.read_bytes()
-        end = content.index(b'"') + 2 if name == "job.toml" else len(content) // 2
-        place.write(f"copy/{name}", content[:end])
-
-    command: tuple[str, ...] = ("eval", "copy", "--data", "eval.csv")
-    if name.endswith("json"):
-        command = ("export", "copy", "--out", "given") if "adapter" in name else ("sim", "copy")
-    code = 5 if name == "job.toml" else 7
-    return Case(
-        name=f"a run with half of {name}", arguments=command, code=code, says=(name.split("/")[-1],), prepare=prepare
-    )
-
-
-def _folders() -> list[Case]:
-    sweep = ("what-if", "{run}", "--sweep", "*.compute=1,2")
-    measure = ("measure", "job.toml", "--local", "1")
-    halves = ("plan.json", "profile.json", "job.toml", "adapter/adapter.safetensors", "adapter/adapter_config.json")
-    return [
-        _folder("eval of an unfinished run", "half", 5, "eval", "half", "--data", "eval.csv"),
-        _folder("export of an unfinished run", "half", 5, "export", "half", "--out", "given"),
-        _folder("train --out is a file", "taken", 9, *_train_to("taken")),
-        _folder("train --out below a file", "taken", 9, *_train_to("taken/run")),
-        _folder("train --out where nobody writes", "/proc", 9, *_train_to("/proc/run")),
-        _folder("train --out of a finished run", "--replace", 2, *_train_to("{run}")),
-        _folder("export --out is a file", "taken", 2, "export", "{run}", "--out", "taken"),
-        _folder("export --out where nobody writes", "/proc", 9, "export", "{run}", "--out", "/proc/given"),
-        _folder("export --out is full", "model", 2, "export", "{run}", "--out", "model"),
-        _folder("measure --save where nobody writes", "/proc", 9, *measure, "--save", "/proc/p.json"),
-        _folder("measure --save is a folder", "model", 9, *measure, "--save", "model"),
-        _folder("sim --out where nobody writes", "/proc", 9, "sim", "{run}", "--out", "/proc/sim"),
-        _folder("sim --out is a file", "taken", 9, "sim", "{run}", "--out", "taken"),
-        _folder("what-if --csv where nobody writes", "/proc", 9, *sweep, "--csv", "/proc/a.csv"),
-        _folder("what-if --csv is a folder", "model", 9, *sweep, "--csv", "model"),
-        _folder("what-if --plot where nobody writes", "/proc", 9, *sweep, "--plot", "/proc/a.svg"),
-        *(_cut(name) for name in halves),
-    ]
-
-
-def _train_to(folder: str) -> tuple[str, ...]:
-    return ("train", "job.toml", "--local", "1", "--out", folder)
-
-
-def _folder(name: str, says: str, code: int, *arguments: str) -> Case:
-    """A command and the folders ``half`` (a run that did not end) and ``taken`` (a file)."""
-    return Case(name=name, arguments=arguments, code=code, says=(says,), prepare=_unfinished)
