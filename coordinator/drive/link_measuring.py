@@ -75,8 +75,7 @@ class LinkMeasuring:
     @staticmethod
     def is_wanted(request: RunRequest) -> bool:
         """Whether a run is planned with links of its own: nobody gave a profile or a plan."""
-        is_given = request.profile is not None or request.plan is not None or request.resume is not None
-        return not is_given and request.evaluation is None
+        return has_own_links(request) and request.plan is None and request.resume is None
 
     @property
     def is_done(self) -> bool:
@@ -145,6 +144,21 @@ class LinkMeasuring:
                 ]
                 waves += [wave] if wave else []
         return waves
+
+
+def has_own_links(request: RunRequest) -> bool:
+    """Whether the links of a run are those that its coordinator knows, and not those of a given profile."""
+    return request.profile is None and request.evaluation is None
+
+
+def remembered_links(
+    members: Sequence[Member], job: Job, model: ModelFacts, cache: LinkCache
+) -> tuple[LinkFacts, ...]:
+    """Every directed pair of the members without measuring any; none where no link between machines is known."""
+    addresses = {member.node: member.address for member in members}
+    machines = {member.node: machine_of(member) for member in members}
+    known = cache.find(addresses, hidden_bytes(job, model))
+    return with_assumed(tuple(addresses), machines, known) if known or len(set(machines.values())) == 1 else ()
 
 
 def remember(

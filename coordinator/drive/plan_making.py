@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from coordinator.drive.agent_calls import AgentCalls
 from coordinator.drive.checkpointing import Checkpointing
 from coordinator.drive.first_look import FirstLook, Looked
-from coordinator.drive.link_measuring import LinkAnswer, LinkMeasuring, remember
+from coordinator.drive.link_measuring import LinkAnswer, LinkMeasuring, has_own_links, remember, remembered_links
 from coordinator.drive.planning import PlanningThread, PlanReady
 from coordinator.drive.requests import RunRequest
 from coordinator.members.link_cache import LinkCache
@@ -90,12 +90,13 @@ class PlanMaking:
     # ---- links and plan ---------------------------------------------------------------------------
 
     def plan(self, facts: Mapping[str, NodeFacts]) -> None:
-        """Plan with the facts of all nodes; first measure the links that the run may use, if they are its own."""
+        """Plan with the facts of all nodes; first measure the links that the run may use, if it is planned by them."""
         self._facts = facts
-        if not LinkMeasuring.is_wanted(self._request):
-            self._plan_with(())
-            return
         job, model = self._request.job, next(iter(facts.values())).model
+        if not LinkMeasuring.is_wanted(self._request):
+            is_own = has_own_links(self._request)
+            self._plan_with(remembered_links(self._members, job, model, self._cache) if is_own else ())
+            return
         self._measuring = LinkMeasuring(self._members, self._calls, job, model, cache=self._cache, put=self._put)
         if not self._measuring.is_done:
             self._enter("measuring links")
@@ -138,6 +139,6 @@ class PlanMaking:
 
     def remember(self, shown: Sequence[LinkFacts]) -> None:
         """Keep for the next run what this one's transfers showed; the latencies of a given profile are not ours."""
-        if LinkMeasuring.is_wanted(self._request):
+        if has_own_links(self._request):
             addresses = {member.node: member.address for member in self._members}
             remember(shown, addresses, self._request.job, next(iter(self._facts.values())).model, self._cache)

@@ -9,6 +9,7 @@ from coordinator.drive import link_measuring
 from coordinator.drive.requests import RunRequest
 from coordinator.members.link_cache import LONGEST_AGE_S, LinkCache
 from coordinator.members.registry import Member
+from coordinator.planner.given_plan import GivenPlan
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from coordinator.submit.outcome import Outcome
@@ -86,6 +87,23 @@ def test_run_with_a_given_profile_measures_no_link() -> None:
         asked = links_asked(cluster)
         run(cluster, profile=first.profile)
         assert links_asked(cluster) == asked
+
+
+def test_run_with_a_given_plan_measures_no_link_and_has_those_that_are_known() -> None:
+    """Its plan is fixed, so nothing is asked for it; its profile is complete all the same where links are known."""
+    with FakeCluster("a", "b", agents={name: HOSTS[name] for name in "ab"}) as cluster:
+        first = run(cluster)
+        asked = links_asked(cluster)
+        assert first.plan is not None
+        assert first.profile is not None
+        given = run(cluster, plan=GivenPlan(plan=first.plan))
+        cluster.server.coordinator.links = LinkCache()
+        unknown = run(cluster, plan=GivenPlan(plan=first.plan))
+        assert links_asked(cluster) == asked
+    assert given.profile is not None
+    assert given.profile.links == first.profile.links != ()
+    assert unknown.profile is not None
+    assert unknown.profile.links == ()
 
 
 def _with_transfers(agent: FakeAgent, turns: list[Turn]) -> None:
