@@ -10,7 +10,7 @@ times. A forked agent has them from its first moment, and shares the memory unti
                            {"agent": 1, "code": -9}                                 ended; negative for a signal
 
 Each message is one packet on the socket that the template has as its standard input; the launcher writes them in
-``coordinator.submit.agent_template``. An agent gets what a process of its own would get: session, descriptors,
+``coordinator.submit.local.agent_template``. An agent gets what a process of its own would get: session, descriptors,
 variables, random numbers, exit code. When the socket ends, the launcher has ended: the agents end by themselves, and
 whoever does not is killed. When the template ends, however it does, the kernel kills its agents.
 

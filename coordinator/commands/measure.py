@@ -52,7 +52,7 @@ def measure(
     from coordinator.screen.output import make_progress
     from coordinator.screen.profile_text import profile_json, profile_text
     from coordinator.submit.client import Client
-    from coordinator.submit.local_ring import local_ring
+    from coordinator.submit.local.local_ring import local_ring
     from ringtune.errors import UsageError
     from ringtune.files.durable import check_writable, write_durably
     from ringtune.jobs.job import load_job

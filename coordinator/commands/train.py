@@ -63,7 +63,7 @@ def train(
     from coordinator.run_folder.checkpoints import find_resume
     from coordinator.submit.connection import Connection
     from coordinator.submit.fetching import bring_up_to_date
-    from coordinator.submit.local_nodes import node_name
+    from coordinator.submit.local.local_nodes import node_name
     from coordinator.submit.submission import Submission, follow_run, submit_and_leave
     from ringtune.errors import UsageError
     from ringtune.jobs.job import load_job

@@ -62,7 +62,7 @@ def what_if(
     """
     import json as json_module
 
-    from coordinator.screen.what_if_text import comparison_json, comparison_lines
+    from coordinator.screen.what_if.what_if_text import comparison_json, comparison_lines
     from coordinator.what_if.differences import difference_text, job_differences
     from coordinator.what_if.prediction_inputs import read_inputs, read_recorded
     from coordinator.what_if.what_if import WhatIf
@@ -138,9 +138,9 @@ def _sweep(
     import json as json_module
     import sys
 
-    from coordinator.screen.sweep_plot import check_plot, write_plot
-    from coordinator.screen.sweep_progress import shown_cells
-    from coordinator.screen.what_if_text import sweep_csv, sweep_lines, sweep_rows
+    from coordinator.screen.what_if.sweep_plot import check_plot, write_plot
+    from coordinator.screen.what_if.sweep_progress import shown_cells
+    from coordinator.screen.what_if.what_if_text import sweep_csv, sweep_lines, sweep_rows
     from ringtune.errors import InterruptedRunError
     from ringtune.files.durable import check_writable, write_durably
     from sim.sweep import check_workers, each_cell, grid, parse_axis

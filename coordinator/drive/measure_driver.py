@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from coordinator.drive.answers import Facts, read_facts
 from coordinator.drive.driver import TICK_S, Driver, raise_if_over
-from coordinator.drive.link_measuring import link_of, remember
+from coordinator.drive.plan_making.link_measuring import link_of, remember
 from coordinator.drive.requests import MeasureRequest
 from coordinator.members.recruiting import Members, machine_of, num_neighbours
 from coordinator.members.registry import Member

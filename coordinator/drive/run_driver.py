@@ -19,10 +19,10 @@ from concurrent.futures import Future
 from coordinator.drive.answers import Answer, Facts, Files, NodePrepared, Reported, read_facts
 from coordinator.drive.checkpointing import Checkpointing, Noted
 from coordinator.drive.driver import Driver
-from coordinator.drive.first_look import Looked
-from coordinator.drive.link_measuring import LinkAnswer
-from coordinator.drive.plan_making import PlanMaking
-from coordinator.drive.planning import PlanReady
+from coordinator.drive.plan_making.first_look import Looked
+from coordinator.drive.plan_making.link_measuring import LinkAnswer
+from coordinator.drive.plan_making.making import PlanMaking
+from coordinator.drive.plan_making.planning import PlanReady
 from coordinator.drive.reports import Reports
 from coordinator.drive.requests import RunRequest
 from coordinator.drive.results import Results

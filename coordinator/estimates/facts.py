@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from coordinator.estimates.row_counts import RowCounts, count_rows
-from coordinator.submit.local_nodes import LocalSetup, node_name
+from coordinator.submit.local.local_nodes import LocalSetup, node_name
 from ringtune.costs.data_memory import data_bytes
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import NodeFacts

@@ -16,7 +16,7 @@ from coordinator.run_folder.saved_run import SavedRun, evaluation_job
 from coordinator.screen.progress import Progress
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client
-from coordinator.submit.local_nodes import LocalNodes, LocalSetup
+from coordinator.submit.local.local_nodes import LocalNodes, LocalSetup
 from coordinator.submit.outcome import Outcome
 from ringtune.errors import BusyError, DeadlineError, IntegrityError, RingTuneError
 from ringtune.jobs.job import Job

@@ -21,7 +21,7 @@ from coordinator.screen.output import make_progress
 from coordinator.submit.client import Client
 from coordinator.submit.detached import lines_of_detached, start_in_background
 from coordinator.submit.interrupts import Interrupts
-from coordinator.submit.local_ring import local_ring
+from coordinator.submit.local.local_ring import local_ring
 from ringtune.errors import DivergedError, RingTuneError
 from ringtune.v1 import control_pb2
 

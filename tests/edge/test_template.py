@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from coordinator.submit.agent_template import AgentTemplate
+from coordinator.submit.local.agent_template import AgentTemplate
 from edge import template as module
 from ringtune.errors import RingTuneError
 from tests.support.processes import source_environment

@@ -24,7 +24,7 @@ from typing import Any
 from coordinator.drive.requests import RunRequest
 from coordinator.drive.run_driver import RunDriver
 from coordinator.server.server import CoordinatorServer
-from coordinator.submit.agent_template import AgentTemplate, ForkedAgent
+from coordinator.submit.local.agent_template import AgentTemplate, ForkedAgent
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume
 from ringtune.schedule.plan import Plan

@@ -26,8 +26,9 @@ import psutil
 import pytest
 
 from coordinator.server.server import CoordinatorServer
-from coordinator.submit import connection, local_nodes
-from coordinator.submit.agent_template import AgentTemplate
+from coordinator.submit import connection
+from coordinator.submit.local import local_nodes
+from coordinator.submit.local.agent_template import AgentTemplate
 from edge.agent import process
 from ringtune import cli
 from tests.bench.bad_input.case import BASE_JOB, Case, Place

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit.client import Client
-from coordinator.submit.local_nodes import LocalNodes, LocalSetup, node_name
+from coordinator.submit.local.local_nodes import LocalNodes, LocalSetup, node_name
 from ringtune.errors import UsageError
 from ringtune.jobs.job import Job
 from ringtune.schedule.plan import Plan

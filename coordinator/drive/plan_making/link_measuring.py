@@ -151,9 +151,7 @@ def has_own_links(request: RunRequest) -> bool:
     return request.profile is None and request.evaluation is None
 
 
-def remembered_links(
-    members: Sequence[Member], job: Job, model: ModelFacts, cache: LinkCache
-) -> tuple[LinkFacts, ...]:
+def remembered_links(members: Sequence[Member], job: Job, model: ModelFacts, cache: LinkCache) -> tuple[LinkFacts, ...]:
     """Every directed pair of the members without measuring any; none where no link between machines is known."""
     addresses = {member.node: member.address for member in members}
     machines = {member.node: machine_of(member) for member in members}

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from coordinator.submit.exit_errors import exit_error
+from coordinator.submit.local.exit_errors import exit_error
 from ringtune.errors import DeadlineError, RingTuneError, UsageError
 from ringtune.files.durable import storage_errors
 

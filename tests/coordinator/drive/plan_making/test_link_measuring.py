@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from coordinator.drive import link_measuring
+from coordinator.drive.plan_making import link_measuring
 from coordinator.drive.requests import RunRequest
 from coordinator.members.link_cache import LONGEST_AGE_S, LinkCache
 from coordinator.members.registry import Member

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.submit import agent_template
-from coordinator.submit.agent_template import AgentTemplate
+from coordinator.submit.local import agent_template
+from coordinator.submit.local.agent_template import AgentTemplate
 from ringtune.errors import DeadlineError, PeerLostError, StorageError, UsageError
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.drive import planning
-from coordinator.drive.first_look import FirstLook, Looked
+from coordinator.drive.plan_making import planning
+from coordinator.drive.plan_making.first_look import FirstLook, Looked
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.alternatives import Choices
 from coordinator.planner.given_plan import GivenPlan

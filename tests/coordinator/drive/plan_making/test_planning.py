@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.drive import planning
+from coordinator.drive.plan_making import planning
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.make_plan import Planned, make_plan
 from coordinator.screen.progress import Progress

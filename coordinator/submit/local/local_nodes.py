@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from coordinator.submit.agent_template import AgentTemplate, ForkedAgent
-from coordinator.submit.exit_errors import exit_error
+from coordinator.submit.local.agent_template import AgentTemplate, ForkedAgent
+from coordinator.submit.local.exit_errors import exit_error
 from ringtune.errors import CapacityError, JobError, RingTuneError, UsageError
 from ringtune.files.durable import make_folder, storage_errors
 from ringtune.jobs.job import Job

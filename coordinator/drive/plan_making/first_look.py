@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from coordinator.drive.planning import plan_run, run_profile
+from coordinator.drive.plan_making.planning import plan_run, run_profile
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.effort import Effort
 from ringtune.costs.profile import NodeFacts

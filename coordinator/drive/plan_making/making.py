@@ -15,9 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 from coordinator.drive.agent_calls import AgentCalls
 from coordinator.drive.checkpointing import Checkpointing
-from coordinator.drive.first_look import FirstLook, Looked
-from coordinator.drive.link_measuring import LinkAnswer, LinkMeasuring, has_own_links, remember, remembered_links
-from coordinator.drive.planning import PlanningThread, PlanReady
+from coordinator.drive.plan_making.first_look import FirstLook, Looked
+from coordinator.drive.plan_making.link_measuring import (
+    LinkAnswer,
+    LinkMeasuring,
+    has_own_links,
+    remember,
+    remembered_links,
+)
+from coordinator.drive.plan_making.planning import PlanningThread, PlanReady
 from coordinator.drive.requests import RunRequest
 from coordinator.members.link_cache import LinkCache
 from coordinator.members.registry import Member

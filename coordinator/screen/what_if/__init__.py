@@ -1,0 +1,1 @@
+"""Print and draw what-if studies and sweeps."""

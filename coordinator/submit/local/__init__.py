@@ -1,0 +1,1 @@
+"""Run nodes on this machine for one command: their template, their processes, and their ring."""
