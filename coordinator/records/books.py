@@ -61,7 +61,7 @@ class RunBooks:
         for traffic in request.traffic:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
         for transfer in request.transfers:
-            self._recorded.links.add(transfer.source, node, transfer.bytes, transfer.seconds)
+            self._recorded.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
         spans = list(self._spans(request))
         self.ledger.add_spans(node, spans)
         for span in filter(lambda span: span.is_compute, spans):

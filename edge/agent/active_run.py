@@ -85,7 +85,7 @@ class ActiveRun:
         now_s, before_s = self.clock.now_unix_s(), self._received_s.get(source, 0.0)
         self._received_s[source] = now_s
         if self.reporter is not None and self._wanted() is not None:
-            self.reporter.put(Arrived(source, num_bytes, max(0.0, now_s - max(sent_unix_s, before_s))))
+            self.reporter.put(Arrived(source, num_bytes, max(0.0, now_s - max(sent_unix_s, before_s)), now_s))
 
     def on_refused(self, source: str, error: RingTuneError) -> None:
         """Log that a frame of ``source`` was refused; the ring goes on."""

@@ -64,11 +64,15 @@ class Sent(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A message of so many payload bytes came from a peer, so many seconds after its sending or the one before it."""
+    """A message of so many payload bytes came from a peer, so many seconds after its sending or the one before it.
+
+    ``at_unix_s`` is when it came, on the coordinator's clock.
+    """
 
     source: str
     num_bytes: int
     seconds: float
+    at_unix_s: float
 
 
 class HeaderLine(NamedTuple):
@@ -237,8 +241,8 @@ class Reporter:
                 )
             case TurnDone(turn):
                 request.turns_done.append(turn)
-            case Arrived(source, num_bytes, seconds):
-                request.transfers.add(source=source, bytes=num_bytes, seconds=seconds)
+            case Arrived(source, num_bytes, seconds, at_unix_s):
+                request.transfers.add(source=source, bytes=num_bytes, seconds=seconds, at_unix_s=at_unix_s)
             case ShardSaved(turn, step, shard):
                 request.saved.add(turn=turn, step=step, sha256=shard.sha256, bytes=shard.size_bytes)
             case Failed(error, message, lost_peer) if not request.error:

@@ -159,14 +159,16 @@ class ReportRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ...) -> None: ...
 
 class Transfer(_message.Message):
-    __slots__ = ("source", "bytes", "seconds")
+    __slots__ = ("source", "bytes", "seconds", "at_unix_s")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     source: str
     bytes: int
     seconds: float
-    def __init__(self, source: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    at_unix_s: float
+    def __init__(self, source: _Optional[str] = ..., bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., at_unix_s: _Optional[float] = ...) -> None: ...
 
 class Saved(_message.Message):
     __slots__ = ("turn", "step", "sha256", "bytes")

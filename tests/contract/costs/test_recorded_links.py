@@ -18,7 +18,8 @@ def recorded(rate: float, *, samples: int = 40, waits: float = 0.5, num_bytes: i
     links = RecordedLinks()
     for index in range(samples):
         taken_s = num_bytes / rate
-        links.add("a", "b", num_bytes, KNOWN.latency_s + taken_s * (1 + (waits if index % 2 else 0.0)))
+        seconds = KNOWN.latency_s + taken_s * (1 + (waits if index % 2 else 0.0))
+        links.add("a", "b", num_bytes, seconds, at_s=10.0 * index + seconds)
     return links
 
 
@@ -63,11 +64,41 @@ def test_link_that_was_assumed_is_known_after_a_run() -> None:
 def test_links_that_a_run_hardly_used_are_not_shown_by_it() -> None:
     """Of three links one was used enough, and one agrees with its transfers: only those two say what they are now."""
     links = recorded(5e6)
-    for _ in range(LEAST_SAMPLES):
-        links.add("b", "a", 200_000, 200_000 / 12e6 + KNOWN.latency_s)
-    for _ in range(LEAST_SAMPLES - 1):
-        links.add("a", "c", 200_000, 1.0)
+    for index in range(LEAST_SAMPLES):
+        links.add("b", "a", 200_000, 200_000 / 12e6 + KNOWN.latency_s, at_s=1000.0 + index)
+    for index in range(LEAST_SAMPLES - 1):
+        links.add("a", "c", 200_000, 1.0, at_s=2000.0 + 10 * index)
     known = (KNOWN, dataclasses.replace(KNOWN, source="b", target="a"), dataclasses.replace(KNOWN, target="c"))
     shown = links.shown((*known, loopback_link("a", "d")))
     assert shown == links.links(known)[:2]
     assert shown[0].rate_bytes_per_s == pytest.approx(5e6, rel=0.01)
+
+
+def test_links_that_share_a_line_have_the_rate_of_the_line() -> None:
+    """Node a sends 200 kB to b and to c at a time over its 5 MB/s: each looks like 2.5, and is 5 when it is alone."""
+    links = RecordedLinks()
+    known = tuple(dataclasses.replace(KNOWN, target=target, latency_s=0.0) for target in "bc")
+    for index in range(20):
+        for link in known:
+            links.add("a", link.target, 200_000, 400_000 / 5e6, at_s=float(index))
+    assert [link.rate_bytes_per_s for link in links.links(known)] == [pytest.approx(5e6)] * 2
+
+
+def test_link_that_is_held_up_elsewhere_has_no_part_in_a_line() -> None:
+    """Node a sends to b at 8 MB/s and to c at 2 at a time: b might have had all 10, c could not."""
+    links = RecordedLinks()
+    known = tuple(dataclasses.replace(KNOWN, target=target, latency_s=0.0) for target in "bc")
+    for index in range(20):
+        links.add("a", "b", 800_000, 0.1, at_s=float(index))
+        links.add("a", "c", 200_000, 0.1, at_s=float(index))
+    assert [link.rate_bytes_per_s for link in links.links(known)] == [pytest.approx(10e6), pytest.approx(2e6)]
+
+
+def test_links_that_only_share_a_line_keep_their_rates() -> None:
+    """Each of two links of 12 MB/s had half of the line: together they carried what is known of either."""
+    links = RecordedLinks()
+    known = tuple(dataclasses.replace(KNOWN, source=source, latency_s=0.0) for source in "ac")
+    for index in range(20):
+        for link in known:
+            links.add(link.source, "b", 200_000, 400_000 / 11.8e6, at_s=float(index))
+    assert links.links(known) == known

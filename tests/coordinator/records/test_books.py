@@ -25,8 +25,8 @@ def test_books_correct_a_link_by_the_transfers_that_its_receiver_reports() -> No
     """Eight messages of 200 kB from a took 40 ms at b: the link from a to b carries 5 MB/s, the other one is left."""
     kept = books()
     request = control_pb2.ReportRequest(node="b")
-    for _ in range(LEAST_SAMPLES):
-        request.transfers.add(source="a", bytes=200_000, seconds=LINK.latency_s + 0.04)
+    for index in range(LEAST_SAMPLES):
+        request.transfers.add(source="a", bytes=200_000, seconds=LINK.latency_s + 0.04, at_unix_s=100.0 + index)
     kept.add_report(request)
     slower, same = kept.profile().links
     assert (slower.source, slower.target) == ("a", "b")

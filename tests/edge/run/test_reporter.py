@@ -173,8 +173,8 @@ def test_reporter_says_how_long_messages_took() -> None:
     """A message that arrived is a transfer of its source, with its bytes and seconds."""
     sender = ReportCalls()
     reporter = make_reporter(sender)
-    reporter.put(rp.Arrived("b", 1000, 0.25))
+    reporter.put(rp.Arrived("b", 1000, 0.25, 7.5))
     assert reporter.flush(WAIT_S)
     reporter.close()
-    found = [(each.source, each.bytes, each.seconds) for request in sender.requests for each in request.transfers]
-    assert found == [("b", 1000, 0.25)]
+    found = [each for request in sender.requests for each in request.transfers]
+    assert [(each.source, each.bytes, each.seconds, each.at_unix_s) for each in found] == [("b", 1000, 0.25, 7.5)]

@@ -109,8 +109,10 @@ def test_run_with_a_given_plan_measures_no_link_and_has_those_that_are_known() -
 def _with_transfers(agent: FakeAgent, turns: list[Turn]) -> None:
     """Report the turns as done, and that the other node's messages came at 1 MB/s."""
     request = agent.report(turns)
-    for _ in range(LEAST_SAMPLES):
-        request.transfers.add(source="b" if agent.node == "a" else "a", bytes=20_000, seconds=0.021)
+    for index in range(LEAST_SAMPLES):
+        request.transfers.add(
+            source="b" if agent.node == "a" else "a", bytes=20_000, seconds=0.021, at_unix_s=100.0 + index
+        )
     agent.stub.Report(request, timeout=CALL_S)
 
 
