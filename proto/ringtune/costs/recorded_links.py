@@ -5,8 +5,8 @@ stands in a message's way besides the link (a processor that computes) makes it 
 that of the quicker messages: a quarter of them were quicker still.
 
 Where messages of several links share the line of a node, all of them look slow, and the simulator would let them
-share it once more. TCP shares a line evenly: a link that had about as much of it as any other link could have had all that the
-line carried while it was busy (``busy_ends``); one that had far less was held up elsewhere::
+share it once more. TCP shares a line evenly: a link that had about as much of it as any other link could have had all
+that the line carried while it was busy (``busy_ends``); one that had far less was held up elsewhere::
 
     a -> b 2.5 MB/s, a -> c 2.5: 5 for each, alone        a -> b 8 MB/s, a -> c 2: 10 for b, but 2 for c
 
