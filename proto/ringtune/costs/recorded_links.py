@@ -45,8 +45,10 @@ class RecordedLinks:
         self._samples: dict[tuple[str, str], deque[_Message]] = {}
 
     def add(self, source: str, target: str, num_bytes: int, seconds: float, *, at_s: float) -> None:
-        """Add one message that came at ``at_s``; a small or quick one, or one whose time is no number, is left out."""
-        if num_bytes >= LEAST_BYTES and LEAST_S <= seconds < math.inf and math.isfinite(at_s):
+        """Add one message that came at ``at_s``; a small or quick one, or one whose times are no times, is left out."""
+        has_times = LEAST_S <= seconds < math.inf and math.isfinite(at_s)
+        # so far from any clock that the message would have begun when it ended
+        if num_bytes >= LEAST_BYTES and has_times and at_s - seconds / 2 < at_s:
             kept = self._samples.setdefault((source, target), deque(maxlen=KEPT_SAMPLES))
             kept.append(_Message(num_bytes, seconds, at_s))
 

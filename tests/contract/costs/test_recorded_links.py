@@ -74,6 +74,15 @@ def test_links_that_a_run_hardly_used_are_not_shown_by_it() -> None:
     assert shown[0].rate_bytes_per_s == pytest.approx(5e6, rel=0.01)
 
 
+@pytest.mark.parametrize("at_s", [1e17, -1e300, 1e300, float("inf"), float("nan")])
+def test_links_leave_out_messages_at_no_time(at_s: float) -> None:
+    """A node reports a time so far away that the seconds of its message are lost in it: its links stay."""
+    links = RecordedLinks()
+    for _ in range(40):
+        links.add("a", "b", 200_000, 0.05, at_s=at_s)
+    assert links.links((KNOWN,)) == (KNOWN,)
+
+
 def test_links_that_share_a_line_have_the_rate_of_the_line() -> None:
     """Node a sends 200 kB to b and to c at a time over its 5 MB/s: each looks like 2.5, and is 5 when it is alone."""
     links = RecordedLinks()
