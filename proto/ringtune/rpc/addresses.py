@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from ringtune.errors import ConnectionFailedError, UsageError
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what a user may ask for
-# Addresses of private networks and of documentation: nothing is sent to them, only the way there is looked up.
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
+# Addresses of private networks and of documentation: nothing is sent to them, only the way there is looked up.
 _FAR_AWAY = ("192.0.2.1", "10.255.255.254", "192.168.255.254", "172.31.255.254")
 
 
