@@ -20,7 +20,7 @@ def job_digest(job: Job) -> str:
     A key that versions before did not have is left out where it says what these did, so that digests last.
     """
     keys = _result_keys(job)
-    return json_digest({name: value for name, value in keys.items() if _LATER.get(name) != value})
+    return json_digest({name: value for name, value in keys.items() if name not in _LATER or value != _LATER[name]})
 
 
 def changed_keys(before: Job, now: Job) -> tuple[str, ...]:
