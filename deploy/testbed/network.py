@@ -27,7 +27,7 @@ _BURST_S, _LEAST_BURST_BYTES = 0.004, 16 << 10
 PAYLOAD_SHARE = 1448 / 1514
 # Boards have cubic, which is reno on links as short as these (RFC 9438, section 4.3); every kernel has reno. The
 # machine's own may be bbr, which probes for a rate of its own: streams that come and go leave part of a link unused.
-_CONGESTION_CONTROL: Command = ("sysctl", "-q", "-w", "net.ipv4.tcp_congestion_control=reno")
+_CONGESTION_CONTROL: Command = ("sh", "-c", "echo reno > /proc/sys/net/ipv4/tcp_congestion_control")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

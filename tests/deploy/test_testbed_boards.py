@@ -158,7 +158,7 @@ def test_links_are_made_inside_the_namespaces() -> None:
 def test_boards_have_the_congestion_control_of_boards() -> None:
     """Whatever this machine has: streams that come and go share a slow link otherwise under its bbr."""
     entered = [command for command in network.build_commands(AB, TBF) if command[0] == "nsenter"]
-    assert {command[-1] for command in entered} == {"net.ipv4.tcp_congestion_control=reno"}
+    assert {command[-1] for command in entered} == {"echo reno > /proc/sys/net/ipv4/tcp_congestion_control"}
 
 
 def test_latency_comes_before_the_rate() -> None:
