@@ -49,7 +49,7 @@ class Items:
 
     def granted(self, turn: Turn) -> None:
         """Note the items of a turn."""
-        course = self._course.decided(turn.unfreeze_at)
+        course = self._course.decided(turn.unfreeze_at, turn.operations)
         for item in items(course, turn):
             units, lowest = trained(course, item.kind, item.step), lowest_units(course, item)
             key = (item.owner, item.kind, units, lowest, item.rows)

@@ -115,7 +115,7 @@ class NodeExecutor:
 
     def grant(self, turn: Turn) -> None:
         """Open the items of a turn; no action of an item can run before."""
-        course = self._course.decided(turn.unfreeze_at)
+        course = self._course.decided(turn.unfreeze_at, turn.operations)
         for item in items(course, turn):
             self._items[item.seq] = OpenItem.of(course, item)
 

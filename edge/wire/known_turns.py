@@ -47,7 +47,7 @@ class KnownTurns:
 
     def granted(self, turn: Turn) -> None:
         """Take a turn that the coordinator granted; turns are granted in order."""
-        known = Known(turn, self._plan.decided(turn.unfreeze_at))
+        known = Known(turn, self._plan.decided(turn.unfreeze_at, turn.operations))
         with self._lock:
             self._derive(turn.index)
             at = turn.index - self._forgotten

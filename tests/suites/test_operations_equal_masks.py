@@ -20,7 +20,8 @@ import torch
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Op
-from ringtune.schedule.operations import FORWARD_ONLY, FULL, SHORTCUT, BatchOperations, Operations
+from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT
+from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.rows.batches import BatchStream
 from ringtune.schedule.turns import StepKind, items, turn_sequence

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.methods import Everything, PipeAdapter
-from ringtune.schedule.operations import BatchOperations, Operations
+from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.table import build_table
 from ringtune.schedule.turns import items, turn_sequence

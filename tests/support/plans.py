@@ -11,7 +11,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.methods import Everything, Method, PipeAdapter, RingAda, Single
 from ringtune.schedule.methods.patience import MIN_IMPROVEMENT, PATIENCE_STEPS, Patience
-from ringtune.schedule.operations import BatchOperations, Operations
+from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.owner_turns import TURNS
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan

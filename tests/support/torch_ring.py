@@ -19,7 +19,7 @@ from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
-from ringtune.schedule.operations import Operations
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn

@@ -288,7 +288,7 @@ def _waiting(course: Course, share: Share, lowest: int, flying: int) -> int:
     is_bottom = share.start == share.private_blocks and share.start < share.stop
     embeds_ahead = share.credits * (share.above + 1) if share.is_owner and is_bottom else 0
     # own micro-batches between the frozen blocks of the top slice and those with a graph; see ``engine.flows``
-    feeds_head = share.start < share.stop and (not share.above or course.operations is not None)
+    feeds_head = share.start < share.stop and (not share.above or course.may_skip)
     below_head = share.credits if share.is_owner and feeds_head and not embeds_ahead else 0
     return moved + (1 if moved else 0) + embeds_ahead + below_head
 
@@ -299,14 +299,14 @@ def _hidden_links(course: Course, share: Share) -> int:
     is_host, is_top = share.start < share.stop, share.above == 0
     is_bottom = share.start == share.private_blocks
     count = 0
-    if is_host and course.operations is not None:  # any slice may be passed by
+    if is_host and course.may_skip:  # any slice may be passed by
         count += share.below + others + share.above + others
     elif is_host:
         count += (others if is_bottom else 1) + (others if is_top else 1)
     if share.is_owner:
-        is_alone = course.operations is None
+        is_alone = not course.may_skip
         count += (0 if is_host and is_bottom and is_alone else 1) + (0 if is_host and is_top and is_alone else 1)
-        if course.operations is not None:  # the first and the last slice of a micro-batch may be any
+        if course.may_skip:  # the first and the last slice of a micro-batch may be any
             count += 2 * (share.below + share.above)
     return count
 
@@ -325,12 +325,12 @@ def _gradients(course: Course, share: Share, lowest: int, flying: int) -> int:
     count = 0
     if is_host and share.stop > lowest:
         links = others if is_top else 1
-        if course.operations is not None:
+        if course.may_skip:
             links = share.above + others
         count += links * flying
     if is_host and share.start > lowest:
-        count += (share.below if course.operations is not None else 1) * below(share.above + 2)
-    if share.is_owner and course.head > lowest and not (is_host and is_top and course.operations is None):
+        count += (share.below if course.may_skip else 1) * below(share.above + 2)
+    if share.is_owner and course.head > lowest and not (is_host and is_top and not course.may_skip):
         count += below(1)
     return count
 

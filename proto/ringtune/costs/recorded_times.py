@@ -86,7 +86,7 @@ class RecordedProfile:
 
     def granted(self, turn: Turn) -> None:
         """Note a granted turn: actions of its items count from now on."""
-        course = self._course.decided(turn.unfreeze_at)
+        course = self._course.decided(turn.unfreeze_at, turn.operations)
         for item in items(course, turn):
             if item.seq < self._skipped_items:
                 continue

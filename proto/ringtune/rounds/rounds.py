@@ -258,7 +258,7 @@ class Rounds:
     # ---- training ---------------------------------------------------------------------------------
 
     def _depth(self, turn: Turn, step: int) -> int:
-        return depth(self._made_plan.course.decided(turn.unfreeze_at), step)
+        return depth(self._made_plan.course.decided(turn.unfreeze_at, turn.operations), step)
 
     def _grant_ahead(self, commands: list[Command]) -> None:
         granted: list[Turn] = []

@@ -17,7 +17,9 @@ from ringtune.files.digests import json_digest
 from ringtune.files.strict import read_dataclass
 from ringtune.schedule.extent import Extent, Owner
 from ringtune.schedule.methods import Method, method_from_json
-from ringtune.schedule.operations import Operations
+from ringtune.schedule.operations.choice import Choice
+from ringtune.schedule.operations.codes import block_row
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.owner_turns import EQUAL, TURNS
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.rows.batches import BatchStream, num_batches
@@ -42,7 +44,8 @@ class Course(Extent):
         labels: agreed class names, sorted.
         seed: of the run.
         turns: one of ``owner_turns.TURNS``: whose train turn comes when.
-        operations: what each block does for each micro-batch; None = everything is full.
+        operations: what each subnet does for each micro-batch; None = everything is full.
+        choice: how the run chooses such tables itself; None = it does not. Each turn then carries the table that holds.
     """
 
     method: Method
@@ -57,6 +60,7 @@ class Course(Extent):
     seed: int = 0
     turns: str = EQUAL
     operations: Operations | None = None
+    choice: Choice | None = None
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -97,10 +101,28 @@ class Course(Extent):
         return num_batches(owner.eval_rows, self.batch_size)
 
     def operations_of(self, owner: str, batch: int) -> tuple[str, ...]:
+        """What whole blocks do for an owner's batch at this position of its stream; empty = all full.
+
+        Returns:
+            For each micro-batch one code for each block; see ``operations.codes.block_code``.
+        """
+        subnets = self.operations.subnets if self.operations else 1
+        return tuple(block_row(row, subnets) for row in self.subnet_operations_of(owner, batch))
+
+    def subnet_operations_of(self, owner: str, batch: int) -> tuple[str, ...]:
         """The rows of the operation table for an owner's batch at this position of its stream; empty = all full."""
         if self.operations is None:
             return ()
-        return _rows_of(self).get((owner, _stream(self, owner).batch_id(batch)), ())
+        return _rows_of(self.operations).get((owner, self.batch_id(owner, batch)), ())
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether a micro-batch may pass blocks by: there are operation tables, or the run will choose some."""
+        return self.operations is not None or self.choice is not None
+
+    def batch_id(self, owner: str, batch: int) -> int:
+        """The id of an owner's batch at this position of its stream of training batches."""
+        return _stream(self, owner).batch_id(batch)
 
     # ---- decisions --------------------------------------------------------------------------------
 
@@ -112,17 +134,20 @@ class Course(Extent):
         """
         return self.method.patience is not None
 
-    def decided(self, steps: tuple[int, ...]) -> Course:
-        """The course in which the run's decisions are settled: more trains from each of ``steps`` on.
+    def decided(self, steps: tuple[int, ...], operations: Operations | None = None) -> Course:
+        """The course in which the run's decisions are settled.
 
-        ``steps`` are those of ``Turn.unfreeze_at``. Without any, this is the course itself.
+        Without any decision, this is the course itself. Equal decisions give one object.
 
-        Equal steps give one object.
+        Args:
+            steps: more trains from each of them on (``Turn.unfreeze_at``).
+            operations: the table that was chosen (``Turn.operations``).
 
         Raises:
-            PlanError: the method leaves nothing to the run, or the steps break a rule.
+            PlanError: the method leaves nothing to the run, the steps break a rule, the course chooses no tables, or
+                the table does not fit it.
         """
-        return _decided(self, steps) if steps else self
+        return _decided(self, steps, operations) if steps or operations is not None else self
 
     def soonest(self) -> Course:
         """The course of the earliest decisions possible: no run of this course trains more at any step.
@@ -147,16 +172,20 @@ class Course(Extent):
     def to_json(self) -> dict[str, Any]:
         """Write the course as a JSON-able table.
 
-        ``operations`` is left out where it is None, and ``turns`` where they are equal, so that the digests of
-        courses without them last.
+        ``operations`` and ``choice`` are left out where they are None, and ``turns`` where they are equal, so that the
+        digests of courses without them last.
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["method"] = self.method.to_json()
         value["owners"] = [dataclasses.asdict(owner) for owner in self.owners]
         if self.turns == EQUAL:
             del value["turns"]
-        operations = value.pop("operations")
-        return value if operations is None else {**value, "operations": dataclasses.asdict(operations)}
+        for name in ("operations", "choice"):
+            if value[name] is None:
+                del value[name]
+            else:
+                value[name] = value[name].to_json()
+        return value
 
     @staticmethod
     def from_json(value: object) -> Course:
@@ -165,8 +194,12 @@ class Course(Extent):
         Raises:
             PlanError: a field is missing or unknown, or a rule is broken.
         """
-        method = method_from_json(value.get("method")) if isinstance(value, Mapping) else None
-        return read_dataclass(Course, value, where="course", error=PlanError, given={"method": method})
+        given: dict[str, object] = {"method": None}
+        if isinstance(value, Mapping):
+            given["method"] = method_from_json(value.get("method"))
+            if value.get("operations") is not None:
+                given["operations"] = Operations.from_json(value["operations"], where="course.operations")
+        return read_dataclass(Course, value, where="course", error=PlanError, given=given)
 
     @property
     def digest(self) -> str:
@@ -182,13 +215,18 @@ def _parts(rows: int, microbatches: int) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _decided(course: Course, steps: tuple[int, ...]) -> Course:
-    return course.with_method(course.method.decided(steps))
+def _decided(course: Course, steps: tuple[int, ...], operations: Operations | None) -> Course:
+    method = course.method.decided(steps) if steps else course.method
+    if operations is None:
+        return course.with_method(method)
+    if course.choice is None:
+        raise PlanError("a turn has a table of operations, but the course of its run chooses none")
+    return dataclasses.replace(course, method=method, operations=operations)
 
 
 @functools.lru_cache(maxsize=64)
-def _rows_of(course: Course) -> dict[tuple[str, int], tuple[str, ...]]:
-    return course.operations.by_batch() if course.operations else {}
+def _rows_of(operations: Operations) -> dict[tuple[str, int], tuple[str, ...]]:
+    return operations.by_batch()
 
 
 @functools.lru_cache(maxsize=256)
@@ -214,7 +252,17 @@ def _check(course: Course) -> None:
     course.method.check(course)
     if EMBEDDING in course.method.reach(course):
         raise PlanError(f"the method {course.method.name} trains the embedding, which no node can do yet")
+    if course.choice is not None and len(course.choice.capacities) not in (1, course.num_blocks):
+        raise PlanError(
+            f"operations have {len(course.choice.capacities)} capacities, it has to be one for all or one for each of "
+            f"{course.num_blocks} blocks"
+        )
     if course.operations is not None:
+        if course.choice is not None and course.choice.subnets != course.operations.subnets:
+            raise PlanError(
+                f"a table of {course.operations.subnets} subnets a block is of another plan, whose blocks have "
+                f"{course.choice.subnets}"
+            )
         batches = {owner.node: num_batches(owner.train_rows, course.batch_size) for owner in course.owners}
         course.operations.check(num_blocks=course.num_blocks, microbatches=course.microbatches, batches=batches)
 

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
 from ringtune.schedule.course import Course
-from ringtune.schedule.operations import FULL, SHORTCUT
+from ringtune.schedule.operations.codes import FULL, SHORTCUT
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StartPoint, StepKind, hand_overs
 from ringtune.schedule.units import EMBEDDING, Range, Units
@@ -228,6 +228,9 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
     pairs: set[tuple[str, str]] = set()
     for owner in (owner.node for owner in plan.course.owners):
         path = route(plan, owner)
+        if plan.course.choice is not None:  # a table that is not chosen yet may pass any slices by
+            nodes = [owner, *(part.node for part in path)]
+            pairs.update((source, target) for source in nodes for target in nodes)
         for row in _rows(plan.course, owner):
             up = [part.node for part in path if set(row[part.start : part.stop]) != {SHORTCUT}]
             down = [part.node for part in path if FULL in row[part.start : part.stop]]
@@ -241,5 +244,5 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
 
 def _rows(course: Course, owner: str) -> set[str]:
     """The rows of operations that micro-batches of ``owner`` may have; all full is always among them."""
-    entries = course.operations.batches if course.operations else ()
-    return {FULL * course.num_blocks, *(row for entry in entries if entry.owner == owner for row in entry.rows)}
+    rows = course.operations.block_rows() if course.operations else frozenset()
+    return {FULL * course.num_blocks, *(row for name, row in rows if name == owner)}

@@ -16,6 +16,7 @@ from ringtune.files.digests import json_digest
 from ringtune.files.strict import check_keys
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Placement, Slice
 
 SCHEMA: Final = 2
@@ -79,17 +80,15 @@ class Plan:
         """The owner entry of ``node``, or None if it has no data."""
         return self.course.owner(node)
 
-    def decided(self, steps: tuple[int, ...]) -> Plan:
+    def decided(self, steps: tuple[int, ...], operations: Operations | None = None) -> Plan:
         """The plan of the course in which the run's decisions are settled; see ``Course.decided``.
 
-        Without any ``steps``, this is the plan itself.
-
-        Equal steps give one object.
+        Without any decision, this is the plan itself. Equal decisions give one object.
 
         Raises:
-            PlanError: the course leaves nothing to the run, or the steps break a rule.
+            PlanError: the course leaves nothing to the run, or the decisions break a rule.
         """
-        return _decided(self, steps) if steps else self
+        return _decided(self, steps, operations) if steps or operations is not None else self
 
     def soonest(self) -> Plan:
         """The plan of the course with the earliest decisions possible; see ``Course.soonest``.
@@ -156,8 +155,8 @@ def _without_digest(value: object) -> object:
 
 
 @functools.lru_cache(maxsize=256)
-def _decided(plan: Plan, steps: tuple[int, ...]) -> Plan:
-    return Plan(plan.course.decided(steps), plan.placements)
+def _decided(plan: Plan, steps: tuple[int, ...], operations: Operations | None) -> Plan:
+    return Plan(plan.course.decided(steps, operations), plan.placements)
 
 
 def _check(plan: Plan) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.owner_turns import next_owner, owner_indices, turn_counts, turns_until_repeat, weights
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 
@@ -62,6 +63,7 @@ class Turn:
         first_batch: index of its first batch in the owner's own stream of batches.
         unfreeze_at: all decisions of the run that hold for it, if the course leaves them to the run; whoever works
             on the turn goes by ``course.decided`` of them.
+        operations: the table that holds for it, if the course leaves tables to the run; None as long as there is none.
     """
 
     index: int
@@ -73,6 +75,7 @@ class Turn:
     first_step: int
     first_batch: int
     unfreeze_at: tuple[int, ...] = ()
+    operations: Operations | None = None
 
     @property
     def end_step(self) -> int:
@@ -283,6 +286,7 @@ def _next_turn(
         first_step=first_step,
         first_batch=first_batch,
         unfreeze_at=last.unfreeze_at if last else (),
+        operations=last.operations if last else None,
     )
 
 

@@ -20,7 +20,7 @@ from ringtune.schedule.lowering import (
     way,
 )
 from ringtune.schedule.methods import RingAda
-from ringtune.schedule.operations import BatchOperations, Operations
+from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StartPoint, StepKind
 from ringtune.schedule.versions import trained

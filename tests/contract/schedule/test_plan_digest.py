@@ -15,7 +15,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.methods import Everything, PipeAdapter, RingAda
 from ringtune.schedule.methods.patience import Patience
-from ringtune.schedule.operations import BatchOperations, Operations
+from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from tests.support.plans import changed, make_plan, random_plan

@@ -1,0 +1,1 @@
+"""Operation tables: which subnet does what for which micro-batch, and how such tables are chosen."""

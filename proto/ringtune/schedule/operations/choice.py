@@ -1,0 +1,133 @@
+"""How a run chooses its operation tables: which scores, under which capacities, and how often anew.
+
+The run gathers scores in a pass without updates, the coordinator solves the knapsacks, and the table that comes out is
+a decision of the run: it holds from the next turn on, each turn carries it, and the books have it.
+
+Source: D2FT, section II-A.3 (scores) and II-B (capacities C^pf and C^po of each subnet's device).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ringtune.errors import PlanError
+
+
+class Score(enum.StrEnum):
+    """What a subnet counts for a micro-batch; w are its weights, g their gradients for that micro-batch."""
+
+    FISHER = "fisher"  # sum of g * g
+    WEIGHT_MAGNITUDE = "weight-magnitude"  # sum of |w|, the same for every micro-batch
+    GRADIENT_MAGNITUDE = "gradient-magnitude"  # sum of |g|
+    TAYLOR = "taylor"  # sum of |g * w|
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether it takes a backward to know it."""
+        return self is not Score.WEIGHT_MAGNITUDE
+
+
+class Policy(enum.StrEnum):
+    """What makes a table of scores."""
+
+    STANDARD = "standard"  # everything is full
+    TWO_STAGE = "two-stage"  # D2FT, Algorithm 1: full operations first, forward-only ones among the rest
+    JOINT = "joint"  # one multiple-choice knapsack over both
+    RANDOM = "random"  # so many operations of each kind, anywhere
+    MAGNITUDE = "magnitude"  # subnets of small weights are passed by for all micro-batches
+    MAGNITUDE_GRADIENT = "magnitude-gradient"  # so are subnets of small weights and gradients
+
+    @property
+    def is_pruning(self) -> bool:
+        """Whether it passes whole subnets by, for all micro-batches of a while."""
+        return self in (Policy.MAGNITUDE, Policy.MAGNITUDE_GRADIENT)
+
+
+PRUNING_STEPS: Final = 16
+"""Steps after which the pruning policies choose anew (D2FT, section III-A)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockCapacity:
+    """What the subnets of one block may do for the micro-batches of one batch, each of them by itself.
+
+    Attributes:
+        full: seconds, or any other measure, of full operations: C^pf.
+        forward_only: the same of forward-only operations: C^po.
+        forward: cost of a forward for one row, c^f.
+        backward: cost of a backward for one row, c^b.
+    """
+
+    full: float
+    forward_only: float
+    forward: float
+    backward: float
+
+    def __post_init__(self) -> None:
+        """Refuse what is no cost or capacity."""
+        values = dataclasses.astuple(self)
+        if not all(math.isfinite(value) and value >= 0 for value in values) or self.forward + self.backward <= 0:
+            raise PlanError(f"capacities and costs have to be at least 0 and finite, not {list(values)}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """How a run chooses its operation tables.
+
+    Attributes:
+        policy: a value of ``Policy``.
+        subnets: of each block.
+        capacities: of each block, from block 0 on; one for all blocks if there is one.
+        backward_score: a value of ``Score``, by which full operations are chosen.
+        forward_score: a value of ``Score``, by which forward-only operations are chosen.
+        score_scale: what a forward score counts against a backward score where both are chosen together.
+        refresh_steps: a table is chosen anew at the first turn after so many steps; 0 = once, before training.
+        by_slice: whether all blocks of a slice have the same operations, so that a slice can be passed by.
+    """
+
+    policy: str
+    subnets: int
+    capacities: tuple[BlockCapacity, ...]
+    backward_score: str = Score.WEIGHT_MAGNITUDE.value
+    forward_score: str = Score.FISHER.value
+    score_scale: float = 1.0
+    refresh_steps: int = 0
+    by_slice: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse an unknown policy or score, and numbers that can't be meant."""
+        for name, value, known in (
+            ("policy", self.policy, Policy),
+            ("backward_score", self.backward_score, Score),
+            ("forward_score", self.forward_score, Score),
+        ):
+            if value not in set(known):
+                raise PlanError(f"operations.{name} = {value!r} is not one of {', '.join(known)}")
+        if self.subnets < 1 or self.refresh_steps < 0 or not self.capacities:
+            raise PlanError("operations need at least one subnet a block, one capacity, and no negative refresh_steps")
+        if not (math.isfinite(self.score_scale) and self.score_scale > 0):
+            raise PlanError(f"operations.score_scale is {self.score_scale}, it has to be above 0")
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """The scores that have to be gathered; none where the policy asks for none."""
+        match Policy(self.policy):
+            case Policy.STANDARD | Policy.RANDOM:
+                return ()
+            case Policy.MAGNITUDE:
+                return (Score.WEIGHT_MAGNITUDE,)
+            case Policy.MAGNITUDE_GRADIENT:
+                return (Score.WEIGHT_MAGNITUDE, Score.GRADIENT_MAGNITUDE)
+        return tuple(dict.fromkeys((Score(self.backward_score), Score(self.forward_score))))
+
+    def capacity(self, block: int) -> BlockCapacity:
+        """The capacity of one block's subnets."""
+        return self.capacities[block] if len(self.capacities) > 1 else self.capacities[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the choice as a JSON-able table."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,144 @@
+"""Operation tables: what each subnet of each block does for each micro-batch of each batch.
+
+Embedding and head are always full. A table speaks of train items only; evaluations and scores run every block. It is
+keyed by (owner, batch id), so that a batch meets the same operations in every pass over the rows. For a model of four
+blocks with one subnet each and two micro-batches::
+
+    owner a, batch 0:   1131   micro-batch 0 passes block 2 by
+                        1211   micro-batch 1 runs block 1 without a graph
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringtune.errors import PlanError
+from ringtune.files.digests import json_digest
+from ringtune.files.strict import check_keys, read_value
+from ringtune.schedule.operations.codes import CODES, block_row
+from ringtune.schedule.operations.packing import pack, unpack
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchOperations:
+    """The operations of one batch.
+
+    Attributes:
+        owner: whose batch.
+        batch_id: which of its batches (``BatchStream.batch_id``).
+        rows: per micro-batch the codes of all subnets, from block 0 on.
+    """
+
+    owner: str
+    batch_id: int
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operations:
+    """A table of operations; a batch that it does not name is all full.
+
+    Attributes:
+        batches: each batch once.
+        subnets: of each block; 1 = a block is one subnet.
+    """
+
+    batches: tuple[BatchOperations, ...] = ()
+    subnets: int = 1
+    _hash: int = field(default=0, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Compute the hash once: a table is part of a course, which is in the key of many caches."""
+        object.__setattr__(self, "_hash", hash((self.batches, self.subnets)))
+
+    def __hash__(self) -> int:
+        """The hash of all fields, computed once."""
+        return self._hash
+
+    def check(self, *, num_blocks: int, microbatches: int, batches: Mapping[str, int]) -> None:
+        """Refuse a table that does not fit so many blocks, micro-batches, and batches of each owner.
+
+        Raises:
+            PlanError: a batch twice, an unknown owner, or a row of another length or with another code.
+        """
+        if self.subnets < 1:
+            raise PlanError(f"operations have {self.subnets} subnets a block, it has to be at least 1")
+        length, seen = num_blocks * self.subnets, set()
+        for entry in self.batches:
+            name = f"operations of batch {entry.batch_id} of owner {entry.owner}"
+            if (entry.owner, entry.batch_id) in seen:
+                raise PlanError(f"{name} stand twice")
+            seen.add((entry.owner, entry.batch_id))
+            if not 0 <= entry.batch_id < batches.get(entry.owner, 0):
+                known = ", ".join(f"{owner} with {count}" for owner, count in batches.items())
+                raise PlanError(f"{name} are of no batch of this run, whose owners have batches: {known}")
+            if len(entry.rows) != microbatches:
+                raise PlanError(f"{name} are for {len(entry.rows)} micro-batches, a batch has {microbatches}")
+            for row in entry.rows:
+                if len(row) != length or not CODES.issuperset(row):
+                    raise PlanError(f"{name} have a row {row!r}, it has to be {length} of {', '.join(sorted(CODES))}")
+
+    def by_batch(self) -> dict[tuple[str, int], tuple[str, ...]]:
+        """The rows of each batch, by (owner, batch id)."""
+        return {(entry.owner, entry.batch_id): entry.rows for entry in self.batches}
+
+    def block_rows(self) -> frozenset[tuple[str, str]]:
+        """Every (owner, row of whole blocks) that the table has."""
+        return _block_rows(self)
+
+    # ---- files ------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the table as a JSON-able one: a batch is its owner, its id, its micro-batches and packed codes."""
+        batches = [
+            [
+                entry.owner,
+                entry.batch_id,
+                len(entry.rows),
+                len(entry.rows[0]) if entry.rows else 0,
+                pack("".join(entry.rows)),
+            ]
+            for entry in self.batches
+        ]
+        return {"subnets": self.subnets, "batches": batches}
+
+    @staticmethod
+    def from_json(value: object, *, where: str = "operations") -> Operations:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: a field is missing or unknown, or codes are not readable.
+        """
+        if not isinstance(value, Mapping):
+            raise PlanError(f"{where} has to be a table; plan anew")
+        check_keys(value, ("subnets", "batches"), where=where, error=PlanError)
+        subnets = read_value(int, value.get("subnets"), where=f"{where}.subnets", error=PlanError)
+        entries = value.get("batches")
+        if not isinstance(entries, list):
+            raise PlanError(f"{where}.batches has to be a list; plan anew")
+        return Operations(
+            subnets=subnets,
+            batches=tuple(_batch(entry, f"{where}.batches[{at}]") for at, entry in enumerate(entries)),
+        )
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON form."""
+        return json_digest(self.to_json())
+
+
+@functools.lru_cache(maxsize=64)
+def _block_rows(table: Operations) -> frozenset[tuple[str, str]]:
+    return frozenset((entry.owner, block_row(row, table.subnets)) for entry in table.batches for row in entry.rows)
+
+
+def _batch(value: object, where: str) -> BatchOperations:
+    match value:
+        case [str(owner), int(batch_id), int(count), int(length), str(packed)] if min(count, length) > 0:
+            codes = unpack(packed, count * length)
+            rows = tuple(codes[at : at + length] for at in range(0, len(codes), length))
+            return BatchOperations(owner=owner, batch_id=batch_id, rows=rows)
+    raise PlanError(f"{where} is not [owner, batch id, micro-batches, codes of each, packed codes]; plan anew")
