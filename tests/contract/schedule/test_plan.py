@@ -263,7 +263,7 @@ def _tamper(value: dict[str, Any], path: str, new: object) -> dict[str, Any]:
         ("course.method.name", "magic", "method = 'magic' is not one of"),
         ("course.method.every_step", 3, "unknown key 'method.every_step'; did you mean 'every_steps'?"),
         ("course.method.auto", "never", "method.auto has to be a table, but is the text 'never'"),
-        ("course.operations", {"batches": 3}, "operations.batches has to be a list"),
+        ("course.operations", {"subnets": 1, "batches": 3}, "operations.batches has to be a list"),
         ("placements", 3, "the plan has no list of placements"),
         ("schema", 1, f"plan schema 1 is not {SCHEMA}; make it anew with 'ringtune plan'"),
     ],

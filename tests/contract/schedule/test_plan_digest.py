@@ -15,6 +15,7 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.methods import Everything, PipeAdapter, RingAda
 from ringtune.schedule.methods.patience import Patience
+from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
@@ -40,6 +41,11 @@ def test_plan_of_any_shape_survives_json(seed: int) -> None:
 
 
 OPERATIONS = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1131", "1211")),))
+CHOICE = Choice(
+    policy="two-stage",
+    subnets=2,
+    capacities=(BlockCapacity(full=3.0, forward_only=0.8, forward=0.4, backward=0.6),),
+)
 OTHER: dict[str, Any] = {
     "method": Everything(),
     "num_blocks": 5,
@@ -56,6 +62,7 @@ OTHER: dict[str, Any] = {
     "seed": 1,
     "frozen_blocks": 1,
     "operations": OPERATIONS,
+    "choice": CHOICE,
     "turns": "rows",
     "owners": (Owner(node="b", train_rows=10, eval_rows=3), Owner(node="a", train_rows=10, eval_rows=3)),
     "slices": (Slice(node="a", start=0, stop=1), Slice(node="b", start=1, stop=4)),

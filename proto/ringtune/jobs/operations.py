@@ -1,0 +1,61 @@
+"""``[operations]``: which subnets do what for which micro-batch, and how that is chosen (D2FT)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringtune.errors import JobError
+from ringtune.schedule.operations.choice import Policy, Score
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperationsSettings:
+    """``[operations]``: which subnets do what for which micro-batch.
+
+    Attributes:
+        policy: what chooses the operations; standard = everything is full.
+        heads: attention heads of one subnet, which has as large a share of the feed-forward rows; 0 = a whole block
+            is one subnet.
+        by_slice: whether all blocks of a node have the same operations, so that it can be passed by.
+        compute: share of the compute of a run in which everything is full, above 0 and at most 1.
+        full: instead of ``compute``: of how many micro-batches of a batch each subnet does forward and backward.
+        forward_only: with ``full``: of how many more it does the forward only.
+        balance: whether nodes get unequal counts, so that all are busy for the same time in a step.
+        backward_score: by what full operations are chosen.
+        forward_score: by what forward-only operations are chosen.
+        score_scale: what a forward score counts against a backward score, with policy joint.
+        refresh_rounds: scores and operations are gathered and chosen anew after so many rounds; 0 = once, at the start.
+    """
+
+    policy: str = Policy.STANDARD.value
+    heads: int = 1
+    by_slice: bool = False
+    compute: float | None = None
+    full: int | None = None
+    forward_only: int | None = None
+    balance: bool = False
+    backward_score: str = Score.WEIGHT_MAGNITUDE.value
+    forward_score: str = Score.FISHER.value
+    score_scale: float = 1.0
+    refresh_rounds: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range, and two ways of saying how much is done."""
+        for name, value, known in (
+            ("policy", self.policy, Policy),
+            ("backward_score", self.backward_score, Score),
+            ("forward_score", self.forward_score, Score),
+        ):
+            if value not in set(known):
+                raise JobError(f"operations.{name} = {value!r} is not one of {', '.join(known)}")
+        for name in ("heads", "full", "forward_only", "refresh_rounds"):
+            if (getattr(self, name) or 0) < 0:
+                raise JobError(f"operations.{name} is {getattr(self, name)}, it has to be at least 0")
+        if self.compute is not None and not 0 < self.compute <= 1:
+            raise JobError(f"operations.compute is {self.compute}, it has to be above 0 and at most 1")
+        if self.compute is not None and (self.full is not None or self.forward_only is not None):
+            raise JobError("operations.compute and operations.full both say how much is done; keep one")
+        if self.forward_only is not None and self.full is None:
+            raise JobError("operations.forward_only needs operations.full; add it, 0 if nothing shall be full")
+        if not 0 < self.score_scale < float("inf"):
+            raise JobError(f"operations.score_scale is {self.score_scale}, it has to be above 0 and finite")
