@@ -48,21 +48,20 @@ def measure(
     """
     import json as json_module
 
-    from coordinator.commands.overrides import parse_changes
+    from coordinator.commands.overrides import changed_job
     from coordinator.screen.output import make_progress
     from coordinator.screen.profile_text import profile_json, profile_text
     from coordinator.submit.client import Client
     from coordinator.submit.local.local_ring import local_ring
     from ringtune.errors import UsageError
     from ringtune.files.durable import check_writable, write_durably
-    from ringtune.jobs.job import load_job
 
     if bool(local) == bool(coordinator):
         raise UsageError("give one of --local N and --coordinator HOST:PORT")
     if nodes and local:
         raise UsageError("--nodes is for --coordinator; --local says how many nodes there are")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
-    wanted = load_job(job).with_overrides(parse_changes(change or []))
+    wanted = changed_job(job, change or [])
     if save is not None:
         check_writable(save)
     ring = local_ring(wanted, local) if local else Client(coordinator, insecure=insecure)

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tomllib
 from collections.abc import Iterable
+from pathlib import Path
 
 from ringtune.errors import UsageError
+from ringtune.jobs.given_table import with_table_read
+from ringtune.jobs.job import Job, load_job
+
+
+def changed_job(path: Path, changes: Iterable[str]) -> Job:
+    """Read a job file and change it; a file that ``--set operations.table=FILE`` names is read too.
+
+    Raises:
+        JobError: of the file, or of a changed value.
+        UsageError: a change is not ``KEY=VALUE``.
+    """
+    job = load_job(path).with_overrides(parse_changes(changes))
+    return dataclasses.replace(job, operations=with_table_read(job.operations, Path.cwd()))
 
 
 def parse_changes(changes: Iterable[str]) -> dict[str, object]:

@@ -47,7 +47,7 @@ def plan(
     otherwise sizes come from the model's files, nodes are taken as equal, and the time is a rough guess. Where rows
     depend on the tokenizer (question answering, plain text) they are estimated, and the plan says so.
     """
-    from coordinator.commands.overrides import parse_changes
+    from coordinator.commands.overrides import changed_job
     from coordinator.planner.alternatives import read_choices
     from coordinator.planner.explain import explain as explained
     from coordinator.planner.given_plan import GivenPlan
@@ -57,10 +57,9 @@ def plan(
     from ringtune import __version__
     from ringtune.errors import UsageError
     from ringtune.files.durable import check_writable, write_durably
-    from ringtune.jobs.job import load_job
     from ringtune.quantities import parse_bytes
 
-    wanted = load_job(job).with_overrides(parse_changes(change or []))
+    wanted = changed_job(job, change or [])
     choices = read_choices(microbatches, wire_dtypes, batch_size=wanted.train.batch_size)
     if coordinator and profile:
         raise UsageError("give one of --coordinator and --profile: nodes that are asked, or nodes measured before")

@@ -55,7 +55,7 @@ def train(
     Ctrl-C once ends the run after the turns that are under way, with a checkpoint; twice at once. SIGTERM and a closed
     terminal (SIGHUP) count as Ctrl-C: all end with exit code 130. The run can be resumed.
     """
-    from coordinator.commands.overrides import parse_changes
+    from coordinator.commands.overrides import changed_job
     from coordinator.drive.requests import RunRequest
     from coordinator.planner.alternatives import read_choices
     from coordinator.planner.given_plan import read_given_plan, require_members
@@ -66,7 +66,6 @@ def train(
     from coordinator.submit.local.local_nodes import node_name
     from coordinator.submit.submission import Submission, follow_run, submit_and_leave
     from ringtune.errors import UsageError
-    from ringtune.jobs.job import load_job
 
     if bool(local) == bool(coordinator):
         raise UsageError("give one of --local N and --coordinator HOST:PORT")
@@ -80,7 +79,7 @@ def train(
         raise UsageError("--resume goes on with the run's own plan; leave out --plan, --microbatches and --wire")
     if out is None and (local or resume or not detach):
         raise UsageError("give --out DIR, the folder for the run's files")
-    wanted = load_job(job).with_overrides(parse_changes(change or []))
+    wanted = changed_job(job, change or [])
     choices = read_choices(microbatches, wire_dtypes, batch_size=wanted.train.batch_size)
     given = read_profile(profile) if profile else None
     given_plan = read_given_plan(plan) if plan else None

@@ -27,6 +27,7 @@ from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
 from ringtune.costs.seconds import CourseCosts, check_profile
 from ringtune.errors import DataError, ModelError, PeerLostError, PlanError
+from ringtune.jobs.given_table import given_table
 from ringtune.jobs.job import Job
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import Course
@@ -281,6 +282,8 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     )
     if not owners:
         raise DataError("no node has training rows; give at least one its file with --data")
+    if job.operations.is_chosen:
+        raise PlanError("operations.policy is not carried out yet; use 'standard', or give operations.table")
     train, private_blocks = job.train, job.privacy.private_blocks
     course = Course(
         method=job.method,
@@ -299,6 +302,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         seed=train.seed,
         turns=train.turns,
         frozen_blocks=private_blocks,
+        operations=given_table(job.operations),
     )
     return Draft(course=course, private_blocks=private_blocks)
 

@@ -34,9 +34,17 @@ _BESIDES: Mapping[str, Mapping[str, object]] = {
     "train.microbatches": {"train.batch_size": 1024},
     "unfreeze.patience_steps": {"unfreeze.at": "auto"},
     "unfreeze.min_improvement": {"unfreeze.at": "auto"},
+    "operations.policy": {"operations.compute": 0.6},
+    "operations.compute": {"operations.policy": "two-stage"},
+    "operations.full": {"operations.policy": "two-stage"},
+    "operations.forward_only": {"operations.policy": "two-stage", "operations.full": 0},
 }
 _IN_WORDS_ELSEWHERE = ("adapter.config",)
-_ASKED_OTHERWISE = {"train.microbatches": "1 to train.batch_size"}
+_ASKED_OTHERWISE = {
+    "train.microbatches": "1 to train.batch_size",
+    "operations.full": "0 to train.microbatches",
+    "operations.forward_only": "0 to what operations.full leaves of train.microbatches",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,18 +16,23 @@ import tomli_w
 
 from ringtune.errors import JobError
 from ringtune.files.strict import check_keys, read_dataclass
+from ringtune.jobs.given_table import with_table_read
 from ringtune.jobs.job_text import parse_tables, read_job_text
 from ringtune.jobs.later import refuse_unsupported
 from ringtune.jobs.misplaced import refuse_misplaced
+from ringtune.jobs.operations import OperationsSettings
+from ringtune.jobs.operations_checks import check_operations
 from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.methods import Method, method_class, method_names
+from ringtune.schedule.operations.choice import Policy
 
 __all__ = [
     "Adapter",
     "Data",
     "Job",
     "Model",
+    "OperationsSettings",
     "Privacy",
     "Runtime",
     "Train",
@@ -45,6 +50,8 @@ _CLEARS = {
     **{f"train.{name}": tuple(other for other in LENGTHS if other != name) for name in LENGTHS},
     "unfreeze.every_steps": ("at", "patience_steps", "min_improvement"),
     "unfreeze.at": ("every_steps", "patience_steps", "min_improvement"),
+    "operations.compute": ("full", "forward_only"),
+    "operations.full": ("compute",),
 }
 
 
@@ -59,11 +66,13 @@ class Job:
     unfreeze: Unfreeze | None = None
     wire: Wire = field(default_factory=Wire)
     privacy: Privacy = field(default_factory=Privacy)
+    operations: OperationsSettings = field(default_factory=OperationsSettings)
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
         """Refuse settings of another method, and keys that the task has no use for."""
         self._check_method_sections()
+        check_operations(self.operations, train=self.train, privacy=self.privacy)
         if self.model.task in CLASS_TASKS:
             return
         if self.data.labels:
@@ -113,7 +122,8 @@ class Job:
         Args:
             overrides: dotted keys as in the file, e.g. ``{"train.seed": 1}``. Setting one of
                 ``train.rounds``, ``train.epochs`` and ``train.max_steps`` clears the others; so does one form of
-                ``unfreeze``. Another method leaves the settings of this one behind.
+                ``unfreeze`` and of ``operations``. Another method leaves the settings of this one behind, and so does
+                the policy standard.
 
         Raises:
             JobError: unknown key, wrong type, out of range; the same rules as in the file.
@@ -126,6 +136,8 @@ class Job:
         for name in overrides.keys() & _CLEARS.keys():
             for other in _CLEARS[name]:
                 tables.get(name.partition(".")[0], {}).pop(other, None)
+        if overrides.get("operations.policy") == Policy.STANDARD:
+            tables["operations"] = {}
         for name, value in overrides.items():
             section, _, key = name.partition(".")
             check_keys([section], [entry.name for entry in dataclasses.fields(Job)], where="", error=JobError)
@@ -186,10 +198,14 @@ def _of_its_method(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_absolute_paths(job: Job, folder: Path) -> Job:
-    """The job with ``model.path``, ``data.train`` and ``data.eval`` made absolute, relative to ``folder``."""
+    """The job with ``model.path``, ``data.train`` and ``data.eval`` made absolute, relative to ``folder``.
+
+    ``operations.table`` is read, because a job is carried out where its file is not.
+    """
     model = dataclasses.replace(job.model, path=_absolute(job.model.path, folder))
     train, evaluate = _absolute(job.data.train, folder), _absolute(job.data.eval, folder)
-    return dataclasses.replace(job, model=model, data=dataclasses.replace(job.data, train=train, eval=evaluate))
+    data = dataclasses.replace(job.data, train=train, eval=evaluate)
+    return dataclasses.replace(job, model=model, data=data, operations=with_table_read(job.operations, folder))
 
 
 def _absolute(path: str, folder: Path) -> str:

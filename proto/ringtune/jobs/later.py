@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ringtune.errors import JobError
 
-_LATER_SECTIONS = ("memory", "hift", "operations", "offload")
+_LATER_SECTIONS = ("memory", "hift", "offload")
 _LATER_VALUES = {
     "train.method": ("hift",),
 }

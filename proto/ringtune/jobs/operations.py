@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ringtune.errors import JobError
+from ringtune.jobs.sections import MOST_STEPS
 from ringtune.schedule.operations.choice import Policy, Score
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperationsSettings:
-    """``[operations]``: which subnets do what for which micro-batch.
+    """``[operations]``: which subnets do what for which micro-batch; full is forward-only where a block does not train.
 
     Attributes:
         policy: what chooses the operations; standard = everything is full.
@@ -25,6 +26,7 @@ class OperationsSettings:
         forward_score: by what forward-only operations are chosen.
         score_scale: what a forward score counts against a backward score, with policy joint.
         refresh_rounds: scores and operations are gathered and chosen anew after so many rounds; 0 = once, at the start.
+        table: instead of all other keys: the file ``operations.json`` of a run, whose operations this run repeats.
     """
 
     policy: str = Policy.STANDARD.value
@@ -38,6 +40,7 @@ class OperationsSettings:
     forward_score: str = Score.FISHER.value
     score_scale: float = 1.0
     refresh_rounds: int = 0
+    table: str = ""
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and two ways of saying how much is done."""
@@ -51,6 +54,8 @@ class OperationsSettings:
         for name in ("heads", "full", "forward_only", "refresh_rounds"):
             if (getattr(self, name) or 0) < 0:
                 raise JobError(f"operations.{name} is {getattr(self, name)}, it has to be at least 0")
+        if self.refresh_rounds > MOST_STEPS:
+            raise JobError(f"operations.refresh_rounds is {self.refresh_rounds}, it has to be at most {MOST_STEPS:,}")
         if self.compute is not None and not 0 < self.compute <= 1:
             raise JobError(f"operations.compute is {self.compute}, it has to be above 0 and at most 1")
         if self.compute is not None and (self.full is not None or self.forward_only is not None):
@@ -59,3 +64,17 @@ class OperationsSettings:
             raise JobError("operations.forward_only needs operations.full; add it, 0 if nothing shall be full")
         if not 0 < self.score_scale < float("inf"):
             raise JobError(f"operations.score_scale is {self.score_scale}, it has to be above 0 and finite")
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the run chooses its operations, so that they are neither given nor all full."""
+        return self.policy != Policy.STANDARD
+
+    @property
+    def is_any(self) -> bool:
+        """Whether anything may be less than full: operations are chosen or given."""
+        return self.is_chosen or bool(self.table)
+
+    def changed(self) -> tuple[str, ...]:
+        """The keys that have another value than their default."""
+        return tuple(entry.name for entry in fields(self) if getattr(self, entry.name) != entry.default)

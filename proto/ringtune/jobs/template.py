@@ -27,6 +27,7 @@ _COMMON = (
     "train.seed",
     "unfreeze.every_steps",
     "wire.dtype",
+    "operations.policy",
 )
 _WIDTH = 112
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
 from ringtune.files.digests import json_digest
-from ringtune.jobs.job import Job
+from ringtune.jobs.job import Job, OperationsSettings
 from ringtune.schedule.owner_turns import EQUAL
 
 _MOST_TOLD = 5
-_LATER: Final = {"train.turns": EQUAL}
+_MOST_CHARACTERS = 200
+_LATER: Final = {
+    "train.turns": EQUAL,
+    **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
+}
 """Keys that came later, each with the value that stands for what a run did before."""
 
 
@@ -42,7 +47,8 @@ def describe_changes(before: Job, now: Job) -> str:
 
 
 def _value(keys: Mapping[str, object], name: str) -> str:
-    return repr(keys[name]) if name in keys else "not set"
+    said = repr(keys[name]) if name in keys else "not set"
+    return said if len(said) <= _MOST_CHARACTERS else f"{said[:_MOST_CHARACTERS]}…"
 
 
 def _result_keys(job: Job) -> dict[str, object]:

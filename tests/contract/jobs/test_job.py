@@ -69,6 +69,17 @@ dtype = "float32"
 [privacy]
 private_blocks = 0
 
+[operations]
+policy = "standard"
+heads = 1
+by_slice = false
+balance = false
+backward_score = "weight-magnitude"
+forward_score = "fisher"
+score_scale = 1.0
+refresh_rounds = 0
+table = ""
+
 [runtime]
 threads = 0
 lease_s = 10.0

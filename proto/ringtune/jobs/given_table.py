@@ -1,0 +1,91 @@
+"""The operations that a job is given: read from the file that ``operations.table`` names, and kept in the job as text.
+
+A job goes to machines that do not have the file, and a run's own job has to say everything by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ringtune.errors import JobError, PlanError
+from ringtune.jobs.operations import OperationsSettings
+from ringtune.schedule.operations.table import Operations
+
+_MOST_BYTES: Final = 64_000_000
+_MOST_TEXT: Final = 900_000
+"""Most characters of a table in a job, of whose text ``job_text.MAX_BYTES`` are read."""
+
+_REMEDY: Final = "give the operations.json of a run, or the operations of its plan.json"
+
+
+def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSettings:
+    """Replace the name of a file in ``operations.table`` by what the file says; all else stays.
+
+    Args:
+        settings: of the job.
+        folder: to which the name is relative.
+
+    Raises:
+        JobError: the file can't be read, or has no single table.
+    """
+    if not settings.table or _is_text(settings.table):
+        return settings
+    path = (folder / Path(settings.table).expanduser()).resolve()
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise JobError(f"operations.table {path} has more than {_MOST_BYTES:,} bytes; {_REMEDY}")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise JobError(f"can't read operations.table {path}: {reason}; {_REMEDY}") from error
+    table = json.dumps(_table(text, f"operations.table {path}").to_json(), separators=(",", ":"))
+    if len(table) > _MOST_TEXT:
+        raise JobError(
+            f"operations.table {path} is {len(table):,} characters of text, a job has room for {_MOST_TEXT:,}; give it "
+            "in a plan, with --plan"
+        )
+    return dataclasses.replace(settings, table=table)
+
+
+def given_table(settings: OperationsSettings) -> Operations | None:
+    """The operations that a job is given; None if it is given none.
+
+    Raises:
+        JobError: the job names a file, which nobody has read, or its text is no table.
+    """
+    if not settings.table:
+        return None
+    if not _is_text(settings.table):
+        raise JobError(f"operations.table = {settings.table!r} was not read; train with 'ringtune train', which does")
+    return _table(settings.table, "operations.table")
+
+
+def _is_text(table: str) -> bool:
+    return table.lstrip().startswith("{")
+
+
+def _table(text: str, where: str) -> Operations:
+    try:
+        return Operations.from_json(_only_table(json.loads(text), where), where=where)
+    except ValueError as error:
+        raise JobError(f"{where} is not JSON: {error}; {_REMEDY}") from error
+    except PlanError as error:
+        raise JobError(f"{error}; {_REMEDY}") from error
+
+
+def _only_table(value: object, where: str) -> object:
+    """The one table of a file: the file itself, or the one that a run wrote."""
+    if not isinstance(value, Mapping) or "tables" not in value:
+        return value
+    tables = value["tables"]
+    if not isinstance(tables, list) or len(tables) != 1 or not isinstance(tables[0], Mapping):
+        number = len(tables) if isinstance(tables, list) else 0
+        raise JobError(
+            f"{where} has {number} tables, a run is given one that holds from its begin to its end; give the file of a "
+            "run that chose once (operations.refresh_rounds = 0)"
+        )
+    return tables[0].get("operations")
