@@ -1,4 +1,4 @@
-"""What ``[operations]`` of a job has to agree with: its own policy, micro-batches, private blocks, adapter and dropout."""
+"""What `[operations]` of a job has to agree with: its own policy, micro-batches, private blocks, adapter, dropout."""
 
 from __future__ import annotations
 
