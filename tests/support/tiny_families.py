@@ -130,6 +130,17 @@ def write_family(
     return folder
 
 
+def base_model(model_type: str, *, num_blocks: int = 4, seed: int = 0, **config: object) -> Any:
+    """The random base model of a family in memory, without a folder."""
+    library: Any = importlib.import_module("transformers")
+    name, blocks_key, values = _SPECS[model_type]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return getattr(library, f"{name}Model")(
+            getattr(library, f"{name}Config")(**{**values, blocks_key: num_blocks, **config})
+        )
+
+
 def write_tokenizer(folder: Path, *, padding_side: str, with_types: bool) -> None:
     """Write the word-piece tokenizer of ``tiny``."""
     library: Any = importlib.import_module("transformers")

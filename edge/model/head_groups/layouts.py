@@ -1,0 +1,146 @@
+"""What a block is made of, family by family: the modules that its subnets share, and where its adapters sit.
+
+Source: the modules of transformers 4.57 and adapters 1.3.0. In the Llama family the library's ``intermediate_lora``
+wraps the matrix ``down``, and its ``output_lora`` the matrix ``up``; here a module is called after what it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockLayout:
+    """The dotted names of the modules in a block of one family.
+
+    Attributes:
+        attention: knows how its heads attend.
+        query: matrix of the queries; the same as ``key`` and ``value`` where the three are one matrix.
+        key: matrix of the keys.
+        value: matrix of the values.
+        attention_out: matrix behind the attention.
+        up: first matrix of the feed-forward part.
+        gate: matrix of the gate beside ``up``; empty without one.
+        activation: function between ``up`` (or ``gate``) and ``down``.
+        down: last matrix of the feed-forward part.
+        attention_norm: before the attention, or behind it with the residual.
+        feed_forward_norm: the same of the feed-forward part.
+        attention_adapter: bottleneck behind the attention; it adds the residual.
+        feed_forward_adapter: bottleneck behind the feed-forward part; it adds the residual.
+        norm_first: whether norms come before attention and feed-forward part, not behind them.
+        inputs_first: matrices that are stored with a row for each input, not for each output.
+    """
+
+    attention: str
+    query: str
+    key: str
+    value: str
+    attention_out: str
+    up: str
+    gate: str = ""
+    activation: str
+    down: str
+    attention_norm: str
+    feed_forward_norm: str
+    attention_adapter: str
+    feed_forward_adapter: str
+    norm_first: bool
+    inputs_first: bool = False
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether queries, keys and values come of one matrix."""
+        return self.query == self.key
+
+
+_BERT: Final = BlockLayout(
+    attention="attention.self",
+    query="attention.self.query",
+    key="attention.self.key",
+    value="attention.self.value",
+    attention_out="attention.output.dense",
+    up="intermediate.dense",
+    activation="intermediate.intermediate_act_fn",
+    down="output.dense",
+    attention_norm="attention.output.LayerNorm",
+    feed_forward_norm="output.LayerNorm",
+    attention_adapter="attention.output",
+    feed_forward_adapter="output",
+    norm_first=False,
+)
+_DISTILBERT: Final = BlockLayout(
+    attention="attention",
+    query="attention.q_lin",
+    key="attention.k_lin",
+    value="attention.v_lin",
+    attention_out="attention.out_lin",
+    up="ffn.lin1",
+    activation="ffn.activation",
+    down="ffn.lin2",
+    attention_norm="sa_layer_norm",
+    feed_forward_norm="output_layer_norm",
+    attention_adapter="attention_adapters",
+    feed_forward_adapter="output_adapters",
+    norm_first=False,
+)
+_GPT2: Final = BlockLayout(
+    attention="attn",
+    query="attn.c_attn",
+    key="attn.c_attn",
+    value="attn.c_attn",
+    attention_out="attn.c_proj",
+    up="mlp.c_fc",
+    activation="mlp.act",
+    down="mlp.c_proj",
+    attention_norm="ln_1",
+    feed_forward_norm="ln_2",
+    attention_adapter="attention_adapters",
+    feed_forward_adapter="output_adapters",
+    norm_first=True,
+    inputs_first=True,
+)
+_LLAMA: Final = BlockLayout(
+    attention="self_attn",
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    attention_out="self_attn.o_proj",
+    up="mlp.up_proj",
+    gate="mlp.gate_proj",
+    activation="mlp.act_fn",
+    down="mlp.down_proj",
+    attention_norm="input_layernorm",
+    feed_forward_norm="post_attention_layernorm",
+    attention_adapter="attention_adapters",
+    feed_forward_adapter="output_adapters",
+    norm_first=True,
+)
+_VIT: Final = BlockLayout(
+    attention="attention.attention",
+    query="attention.attention.query",
+    key="attention.attention.key",
+    value="attention.attention.value",
+    attention_out="attention.output.dense",
+    up="intermediate.dense",
+    activation="intermediate.intermediate_act_fn",
+    down="output.dense",
+    attention_norm="layernorm_before",
+    feed_forward_norm="layernorm_after",
+    attention_adapter="attention_adapters",
+    feed_forward_adapter="output.output_adapters",
+    norm_first=True,
+)
+LAYOUTS: Final[Mapping[str, BlockLayout]] = {
+    "bert": _BERT,
+    "roberta": _BERT,
+    "xlm-roberta": _BERT,
+    "electra": _BERT,
+    "distilbert": _DISTILBERT,
+    "gpt2": _GPT2,
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "vit": _VIT,
+}
+"""``model_type`` -> layout of its blocks."""
