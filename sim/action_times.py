@@ -88,8 +88,16 @@ class ProfileTimes:
 
     def _seconds(self, node: str, action: Action) -> float:
         item, micro = self._by_seq[action.seq], action.micro
-        size, lowest = (item.sizes[micro], item.lowest[micro]) if micro >= 0 else (0.0, self._costs.course.head)
-        return self._costs.action_s(node, action, size=size, lowest=lowest, kind=item.kind)
+        if micro < 0:
+            return self._costs.action_s(node, action, size=0.0, lowest=self._costs.course.head, kind=item.kind)
+        return self._costs.action_s(
+            node,
+            action,
+            size=item.sizes[micro],
+            lowest=item.lowest[micro],
+            kind=item.kind,
+            patterns=item.patterns(micro, action.start, action.stop),
+        )
 
 
 class RecordedTimes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ringtune.costs.seconds import CourseCosts
-from ringtune.schedule.lowering import lowest_units
+from ringtune.schedule.lowering import lowest_units, subnet_rows
+from ringtune.schedule.operations.codes import patterns_of
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.schedule.units import Units
 from ringtune.schedule.versions import trained
@@ -14,7 +15,7 @@ from ringtune.schedule.versions import trained
 class ItemKind(NamedTuple):
     """What time and memory of an item's actions depend on, besides the action itself.
 
-    Items of one turn have equal kinds if depth, rows and the lowest units with a gradient are equal.
+    Items of one turn have equal kinds if depth, rows, operations and the lowest units with a gradient are equal.
 
     Attributes:
         number: of its own for each kind that occurs, so that it is quick to look up by.
@@ -22,6 +23,8 @@ class ItemKind(NamedTuple):
         trained: the units whose weights get a gradient.
         lowest: per micro-batch the lowest unit that gets a gradient.
         sizes: padded tokens of each micro-batch.
+        rows: per micro-batch the operations of all subnets; empty = everything is full.
+        subnets: of each block.
     """
 
     number: int
@@ -29,6 +32,12 @@ class ItemKind(NamedTuple):
     trained: Units
     lowest: tuple[int, ...]
     sizes: tuple[float, ...]
+    rows: tuple[str, ...] = ()
+    subnets: int = 1
+
+    def patterns(self, micro: int, start: int, stop: int) -> tuple[str, ...]:
+        """The patterns of blocks [start, stop) for a micro-batch; none where everything is full."""
+        return patterns_of(self.rows[micro], start, stop, self.subnets) if self.rows else ()
 
 
 class Items:
@@ -45,18 +54,20 @@ class Items:
         self._costs = costs
         self._course = costs.course
         self.by_seq: dict[int, ItemKind] = {}
-        self._known: dict[tuple[str, StepKind, Units, tuple[int, ...], int], ItemKind] = {}
+        self._known: dict[tuple[str, StepKind, Units, tuple[int, ...], int, tuple[str, ...], int], ItemKind] = {}
 
     def granted(self, turn: Turn) -> None:
         """Note the items of a turn."""
         course = self._course.decided(turn.unfreeze_at, turn.operations)
+        subnets = course.operations.subnets if course.operations else 1
         for item in items(course, turn):
             units, lowest = trained(course, item.kind, item.step), lowest_units(course, item)
-            key = (item.owner, item.kind, units, lowest, item.rows)
+            table = subnet_rows(course, item)
+            key = (item.owner, item.kind, units, lowest, item.rows, table, subnets)
             if key not in self._known:
-                rows = () if item.kind is StepKind.CHECKPOINT else course.microbatch_sizes(item.rows)
-                sizes = tuple(self._costs.size(item.owner, count, item.kind) for count in rows)
-                self._known[key] = ItemKind(len(self._known), item.kind, units, lowest, sizes)
+                parts = () if item.kind is StepKind.CHECKPOINT else course.microbatch_sizes(item.rows)
+                sizes = tuple(self._costs.size(item.owner, count, item.kind) for count in parts)
+                self._known[key] = ItemKind(len(self._known), item.kind, units, lowest, sizes, table, subnets)
             self.by_seq[item.seq] = self._known[key]
 
     def forget(self, turn: Turn) -> None:

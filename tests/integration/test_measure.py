@@ -14,7 +14,7 @@ from coordinator.drive.requests import MeasureRequest
 from edge.measuring.cache import CACHE_FILE
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import Profile
-from ringtune.costs.work_times import Work
+from ringtune.costs.work_times import WHOLE_WORKS, Work
 from tests.support import tiny
 from tests.support.cluster import START_S, Cluster
 from tests.support.processes import run_ringtune
@@ -50,7 +50,7 @@ def check(profile: Profile, *, owners: tuple[str, ...]) -> None:
     for node in profile.nodes:
         works = {point.work for point in node.work_times}
         owns = {Work.EMBED, Work.HEAD, Work.HEAD_FREE, Work.UPDATE_HEAD, Work.HAND_OVER}
-        assert works == (set(Work) if node.node in owners else set(Work) - owns)
+        assert works == (set(WHOLE_WORKS) if node.node in owners else set(WHOLE_WORKS) - owns)
         assert all(1e-7 < point.low_s <= point.median_s <= point.high_s < 5 for point in node.work_times)
         assert node.block_forward_s > 0 and node.hardware
         assert (4 < node.train_tokens <= 16) == (node.node in owners)

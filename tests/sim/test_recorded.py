@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.records.trace_file import TraceText
-from ringtune.costs.work_times import Work
+from ringtune.costs.work_times import WHOLE_WORKS, Work
 from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, RingTuneError
 from ringtune.schedule.actions import Action, Op
@@ -61,7 +61,7 @@ def test_read_trace_replays_to_the_same_wall_time(tmp_path: Path) -> None:
     first = predict(PLAN, PROFILE, keep_spans=True)
     found = read(tmp_path, trace_text(list(first.spans), started_unix_s=1.7e9))
     around = dict.fromkeys((Work.ENCODE, Work.DECODE, Work.HAND_OVER), 0.0)
-    times = {**dict.fromkeys(Work, 0.001), **around}
+    times = {**dict.fromkeys(WHOLE_WORKS, 0.001), **around}
     other = profile_of(PLAN, times=times, links=all_pairs("ab", 1e6, 0.01))
     again = predict(PLAN, other, samples=found.samples, same_run=True)
     assert len(found.samples) == first.num_actions

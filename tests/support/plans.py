@@ -154,14 +154,13 @@ def random_plan(rng: random.Random, *, with_operations: bool = False) -> Plan:
     return changed(plan, operations=random_operations(rng, plan.course)) if with_operations else plan
 
 
-def random_operations(rng: random.Random, course: Course, *, codes: str = "1123") -> Operations:
+def random_operations(rng: random.Random, course: Course, *, codes: str = "1123", subnets: int = 1) -> Operations:
     """Other operations for every micro-batch of nearly every batch."""
+    length = course.num_blocks * subnets
     entries = []
     for owner in course.owners:
         for batch_id in range(-(-owner.train_rows // course.batch_size)):
             if rng.random() < 0.9:
-                rows = (
-                    "".join(rng.choice(codes) for _ in range(course.num_blocks)) for _ in range(course.microbatches)
-                )
+                rows = ("".join(rng.choice(codes) for _ in range(length)) for _ in range(course.microbatches))
                 entries.append(BatchOperations(owner=owner.node, batch_id=batch_id, rows=tuple(rows)))
-    return Operations(batches=tuple(entries))
+    return Operations(batches=tuple(entries), subnets=subnets)

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Mapping
 
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile, TimedShape
-from ringtune.costs.work_times import Work, WorkTime
+from ringtune.costs.work_times import PART_OF, WHOLE_WORKS, Work, WorkTime
 from ringtune.schedule.plan import Plan
 
 TIMES = {
@@ -32,6 +32,11 @@ TIMES = {
 def point(work: Work, seconds: float, *, rows: int = 0, tokens: int = 0) -> WorkTime:
     """A timing without spread."""
     return WorkTime(work=work, rows=rows, tokens=tokens, median_s=seconds, low_s=seconds, high_s=seconds, samples=3)
+
+
+def part(work: Work, seconds: float, *, share: float, rows: int = 0, tokens: int = 0) -> WorkTime:
+    """A timing of a whole block's work with a share of the subnets."""
+    return dataclasses.replace(point(work, seconds, rows=rows, tokens=tokens), work=PART_OF[work], share=share)
 
 
 def model_of(plan: Plan, *, digest: str = "d" * 64) -> ModelFacts:
@@ -132,7 +137,7 @@ def random_profile(plan: Plan, rng: random.Random) -> Profile:
     nodes = []
     for name in sorted(plan.nodes):
         speed = rng.choice([0.01, 1.0, 10.0])
-        times = {work: speed * rng.random() for work in Work}
+        times = {work: speed * rng.random() for work in WHOLE_WORKS}
         found = node(plan, name, times=times, tokens=rng.choice([0.0, 5.5, 16.0]))
         sizes = ((plan.course.microbatch_sizes()[0], plan.course.max_length), (1, max(1, plan.course.max_length // 2)))
         points = tuple(

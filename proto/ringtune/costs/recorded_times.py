@@ -7,6 +7,9 @@ actions that say it without that::
 
     F [2,5), lowest block 2:  d = 2 g + r g       g: a block with trainable ones below it, r g: the lowest one
 
+Where a block did not compute all its subnets, the action is taken as long as it would have been with all of them: the
+profile tells how much longer that is.
+
 A time belongs to a size, and a run has sizes that nobody measured (its mean padded lengths). So every action is
 compared with what the profile has for that size, and the mean of these ratios moves the whole measured curve; the
 point at the run's own mean size joins it, with the number of actions as its samples. Sizes themselves are means: the
@@ -24,11 +27,12 @@ from typing import NamedTuple
 
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.recorded_links import RecordedLinks
-from ringtune.costs.seconds import padded_size, work_points
-from ringtune.costs.work_times import BLOCK_WORKS, Work, WorkTable, WorkTime
+from ringtune.costs.seconds import NodeCosts, padded_size, work_points
+from ringtune.costs.work_times import BLOCK_WORKS, PART_OF, Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Scope
 from ringtune.schedule.course import Course
-from ringtune.schedule.lowering import lowest_units
+from ringtune.schedule.lowering import lowest_units, subnet_rows
+from ringtune.schedule.operations.codes import patterns_of
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING
 
@@ -41,11 +45,13 @@ _UNSIZED = frozenset({Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE})
 
 
 class _OpenItem(NamedTuple):
-    """A granted item: per micro-batch the lowest unit that gets a gradient, and the padded tokens."""
+    """A granted item: per micro-batch its lowest unit with a gradient, its padded tokens, and its operations if any."""
 
     item: Item
     lowest: tuple[int, ...]
     sizes: tuple[float, ...]
+    rows: tuple[str, ...]
+    subnets: int
 
 
 class _Sample(NamedTuple):
@@ -75,6 +81,7 @@ class RecordedProfile:
         self._facts = profile.by_name
         points = {node: work_points(facts) for node, facts in self._facts.items()}
         self._tables = {node: WorkTable(found, where=f"node {node}") for node, found in points.items()}
+        self._costs = {node: NodeCosts(self._facts[node], course.head) for node, found in points.items() if found}
         self._open: dict[int, _OpenItem] = {}
         self._shared: dict[int, list[float]] = {}
         self._samples: dict[tuple[str, Work], deque[_Sample]] = {}
@@ -87,13 +94,16 @@ class RecordedProfile:
     def granted(self, turn: Turn) -> None:
         """Note a granted turn: actions of its items count from now on."""
         course = self._course.decided(turn.unfreeze_at, turn.operations)
+        subnets = course.operations.subnets if course.operations else 1
         for item in items(course, turn):
             if item.seq < self._skipped_items:
                 continue
             parts = course.microbatch_sizes(item.rows) if item.kind is not StepKind.CHECKPOINT else ()
             owner = self._facts[item.owner]
             sizes = tuple(padded_size(owner, max_length=course.max_length, rows=rows, kind=item.kind) for rows in parts)
-            self._open[item.seq] = _OpenItem(item, lowest_units(course, item), sizes)
+            self._open[item.seq] = _OpenItem(
+                item, lowest_units(course, item), sizes, subnet_rows(course, item), subnets
+            )
 
     def turn_done(self, turn: Turn) -> None:
         """Forget a turn that is done: no more of its actions count."""
@@ -120,6 +130,8 @@ class RecordedProfile:
             self._add_shared(node, action, entry, seconds)
             return
         size = entry.sizes[action.micro] if action.op.scope in _OF_A_PART else 0.0
+        if entry.rows and action.op.scope is Scope.RANGE:
+            seconds /= self._cost_share(node, action, entry, size)
         shares = self._shares(node, action, entry, seconds, size)
         for work, share in shares:
             self._add(node, work, share, size, is_guess=len(shares) > 1)
@@ -143,6 +155,23 @@ class RecordedProfile:
         if len(found) == len(entry.sizes):
             work = Work(action.op.timing.work)
             self._add(node, work, statistics.fmean(found), statistics.fmean(entry.sizes))
+
+    def _cost_share(self, node: str, action: Action, entry: _OpenItem, size: float) -> float:
+        """By the profile, the seconds of an action over those it would take if all its blocks were full.
+
+        Example: an action of two blocks, one of them with half of its subnets, has a share of 0.75. It is 1 where the
+        profile knows nothing of the work.
+        """
+        op, start, stop = action.op, action.start, action.stop
+        patterns = patterns_of(entry.rows[action.micro], start, stop, entry.subnets)
+        if not all(work in self._tables[node] for work in (op.timing.work, op.timing.lowest) if work):
+            return 1.0
+        costs, lowest = self._costs[node], entry.lowest[action.micro]
+        each = [
+            costs.seconds(op, start, stop, size=size, lowest=lowest, kind=entry.item.kind, patterns=found)
+            for found in (patterns, ())
+        ]
+        return each[0] / each[1] if min(each) > 0 else 1.0
 
     def _shares(
         self, node: str, action: Action, entry: _OpenItem, seconds: float, size: float
@@ -200,7 +229,10 @@ class RecordedProfile:
         if not changed:
             return facts
         for work, found in changed.items():
-            points[work] = self._moved(facts.node, work, points.get(work, []), found)
+            before = points.get(work, [])
+            points[work] = self._moved(facts.node, work, before, found)
+            if before and work in PART_OF and PART_OF[work] in points:  # a part takes as much longer as the whole
+                points[PART_OF[work]] = _in_step(points[PART_OF[work]], self._tables[facts.node], points[work])
         is_wall = facts.node not in self._worked
         kept = tuple(point for work in Work for point in points.get(work, ()))
         table = WorkTable(kept, where=f"node {facts.node}")
@@ -245,6 +277,18 @@ class RecordedProfile:
         """Rows of a point at a mean size: those of the largest micro-batch, 1 if the size is smaller."""
         rows = self._course.microbatch_sizes()[0]
         return rows if size >= rows else 1
+
+
+def _in_step(parts: Sequence[WorkTime], before: WorkTable, after: Sequence[WorkTime]) -> list[WorkTime]:
+    """Scale the points of a part of a block by what became of the whole block's time at their sizes."""
+    work, table = after[0].work, WorkTable(after, where="a node")
+    found = []
+    for part in parts:
+        known = before.seconds(work, part.size)
+        ratio = table.seconds(work, part.size) / known if known > 0 else 1.0
+        times = {name: ratio * getattr(part, name) for name in ("median_s", "low_s", "high_s")}
+        found.append(dataclasses.replace(part, **times))
+    return found
 
 
 def _point(work: Work, rows: int, tokens: int, samples: int, quartiles: tuple[float, float, float]) -> WorkTime:

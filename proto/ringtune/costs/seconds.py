@@ -2,6 +2,11 @@
 
 The planner's formulas and the simulator's clock use these same numbers. An action over several blocks costs the
 sum of its blocks; the lowest trainable block is cheaper than the others, because its graph begins at its adapter.
+Where operations part a block into subnets, its pattern says which share of it is computed, with a graph or without::
+
+    pattern 1123, F    what all blocks take + 2/4 of the subnets of GRAPH + 1/4 of the subnets of FORWARD
+                  f    what all blocks take + 3/4 of the subnets of FORWARD
+                  B    what all blocks take + 2/4 of the subnets of BACKWARD
 """
 
 from __future__ import annotations
@@ -11,15 +16,18 @@ from typing import NamedTuple
 
 from ringtune.costs.memory import MOMENTS
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, TimedShape
-from ringtune.costs.work_times import Work, WorkTable, WorkTime
+from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTable, WorkTime
 from ringtune.errors import PlanError
-from ringtune.schedule.actions import Action, Op, Payload, Scope
+from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope
 from ringtune.schedule.course import Course
+from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, share
 from ringtune.schedule.turns import StepKind
 
 WIRE_ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int8": 1}
 _ROW_SCALE_BYTES = 4
 _DEFAULT_OPTIMIZER = "adamw"
+_FULL_TRAINING = "full"
+"""The adapter configuration that trains the blocks' own weights: their gradients are in its measured times."""
 
 
 def work_table(node: NodeFacts) -> WorkTable:
@@ -62,7 +70,7 @@ def _from_block(node: NodeFacts) -> dict[Work, float]:
         Work.BACKWARD: backward_s,
         Work.BACKWARD_LOWEST: backward_s,
     }
-    return {**dict.fromkeys(Work, 0.0), **blocks}
+    return {**dict.fromkeys(WHOLE_WORKS, 0.0), **blocks}
 
 
 def _point(work: Work, seconds: float) -> WorkTime:
@@ -80,8 +88,20 @@ class NodeCosts:
     def __init__(self, node: NodeFacts, head: int) -> None:
         self._table = work_table(node)
         self._head = head
+        self._trains_all = node.shape.adapter == _FULL_TRAINING
+        self._partial: dict[tuple[Op, str, str, float], float] = {}
 
-    def seconds(self, op: Op, start: int, stop: int, *, size: float, lowest: int, kind: StepKind) -> float:
+    def seconds(
+        self,
+        op: Op,
+        start: int,
+        stop: int,
+        *,
+        size: float,
+        lowest: int,
+        kind: StepKind,
+        patterns: Sequence[str] = (),
+    ) -> float:
         """Seconds of one action, as the table of operations says; a message takes none here.
 
         Args:
@@ -91,6 +111,7 @@ class NodeCosts:
             size: padded tokens of the micro-batch.
             lowest: the lowest unit that gets a gradient for this micro-batch.
             kind: of the item.
+            patterns: of the blocks from ``start`` on, for this micro-batch; an empty one and none are all full.
 
         Raises:
             PlanError: that work was not measured.
@@ -104,9 +125,31 @@ class NodeCosts:
         each_s = self._table.seconds(work, size if timing.is_sized else 0.0)
         if op.scope is not Scope.RANGE:
             return each_s * (stop - start) if op.scope is Scope.UNITS else each_s
+        if any(patterns):
+            return self._of_patterns(op, work, timing.lowest if start <= lowest else "", size, patterns)
+        if kind is StepKind.SCORE and timing.scoring and not self._trains_all:
+            return (stop - start) * (each_s + self._table.seconds(timing.scoring, size))
         if not timing.lowest or start > lowest:
             return (stop - start) * each_s
         return (stop - start - 1) * each_s + self._table.seconds(timing.lowest, size)
+
+    def pattern_s(self, op: Op, work: str, pattern: str, size: float) -> float:
+        """Seconds of one block with a pattern, of an op that is timed as ``work``."""
+        key = (op, work, pattern, size)
+        found = self._partial.get(key)
+        if found is None:
+            full, forward_only = share(pattern, FULL), share(pattern, FORWARD_ONLY)
+            active = full + forward_only if op.graph is Graph.NONE else full
+            found = self._table.seconds(work, size) - (1 - active) * self._table.share_s(Work(work), size)
+            if op.timing.beside and forward_only:
+                found += forward_only * self._table.share_s(Work(op.timing.beside), size)
+            self._partial[key] = found
+        return found
+
+    def _of_patterns(self, op: Op, work: str, lowest: str, size: float, patterns: Sequence[str]) -> float:
+        """Seconds of consecutive blocks with patterns; the first is timed as ``lowest`` if that is not empty."""
+        first_s = self.pattern_s(op, lowest or work, patterns[0], size)
+        return first_s + sum(self.pattern_s(op, work, pattern, size) for pattern in patterns[1:])
 
     def work(self, work: Work, size: float = 0.0) -> float:
         """Seconds of a work that is no action; 0 if it was not measured."""
@@ -163,13 +206,23 @@ class CourseCosts:
         """Padded tokens of a micro-batch of so many rows of ``owner``."""
         return padded_size(self._facts[owner], max_length=self.course.max_length, rows=rows, kind=kind)
 
-    def action_s(self, node: str, action: Action, *, size: float, lowest: int, kind: StepKind) -> float:
+    def action_s(
+        self,
+        node: str,
+        action: Action,
+        *,
+        size: float,
+        lowest: int,
+        kind: StepKind,
+        patterns: Sequence[str] = (),
+    ) -> float:
         """Seconds of a compute action with what surrounds it; see ``NodeCosts.seconds``.
 
         Times that were recorded in a run have what surrounds actions in them.
         """
         facts = self._facts[node]
-        work_s = self.nodes[node].seconds(action.op, action.start, action.stop, size=size, lowest=lowest, kind=kind)
+        op, start, stop = action.op, action.start, action.stop
+        work_s = self.nodes[node].seconds(op, start, stop, size=size, lowest=lowest, kind=kind, patterns=patterns)
         return work_s if facts.has_messages else work_s + facts.handling_s
 
     def tensor_bytes(self, size: float, *, with_mask: bool) -> float:

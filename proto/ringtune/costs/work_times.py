@@ -2,7 +2,9 @@
 
 The planner adds these times up, the simulator replays them. A *work* is what one timing covers; the time of an
 action is put together from works in ``ringtune.costs.seconds``. Times grow with the size of the micro-batch, counted in
-padded tokens (rows x tokens); between two measured sizes the time is taken as linear.
+padded tokens (rows x tokens); between two measured sizes the time is taken as linear. So is the time of a block with a
+share of its subnets active, between a measured part of them and the whole; norms, adapters and masks take theirs
+whatever the share.
 """
 
 from __future__ import annotations
@@ -33,7 +35,24 @@ class Work(enum.StrEnum):
     DECODE = "decode"  # and back
     HAND_OVER = "hand_over"  # head and moments to bytes and back, once a turn
     SAVE = "save"  # a shard to the disk, once a checkpoint
+    FORWARD_PART = "forward_part"  # as FORWARD, with the share of the block's subnets that the point says
+    GRAPH_PART = "graph_part"  # so of the others
+    GRAPH_LOWEST_PART = "graph_lowest_part"
+    BACKWARD_PART = "backward_part"
+    BACKWARD_LOWEST_PART = "backward_lowest_part"
 
+
+PART_OF: Final = {
+    Work.FORWARD: Work.FORWARD_PART,
+    Work.GRAPH: Work.GRAPH_PART,
+    Work.GRAPH_LOWEST: Work.GRAPH_LOWEST_PART,
+    Work.BACKWARD: Work.BACKWARD_PART,
+    Work.BACKWARD_LOWEST: Work.BACKWARD_LOWEST_PART,
+}
+"""The work of a whole block, and the same with a part of its subnets."""
+
+WHOLE_WORKS: Final = tuple(work for work in Work if work not in PART_OF.values())
+"""All works but those of a part of a block."""
 
 BLOCK_WORKS: Final = (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST, Work.BACKWARD)
 """Works whose times, where a run recorded them, have in them what messages took of the node."""
@@ -51,6 +70,7 @@ class WorkTime:
         low_s: first quartile.
         high_s: third quartile.
         samples: how many timings.
+        share: of the block's subnets that were active: below 1 exactly for the works of a part.
     """
 
     work: str
@@ -60,9 +80,13 @@ class WorkTime:
     low_s: float
     high_s: float
     samples: int
+    share: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse an unknown work, negative figures, no samples, and quartiles that do not enclose the median."""
+        """Refuse an unknown work, negative figures, no samples, and what does not belong together.
+
+        Quartiles have to enclose the median, and the works of a part have to have a share above 0 and below 1.
+        """
         if self.work not in set(Work):
             raise InvalidInputError(f"work {self.work!r} is not one of {', '.join(Work)}; measure anew")
         for name in ("rows", "tokens", "median_s", "low_s", "high_s"):
@@ -74,6 +98,10 @@ class WorkTime:
             )
         if self.samples < 1:
             raise InvalidInputError(f"{self.work}.samples is {self.samples}, it has to be at least 1")
+        is_part = self.work in PART_OF.values()
+        if not (0 < self.share < 1 if is_part else self.share == 1):
+            wanted = "above 0 and below 1" if is_part else "1"
+            raise InvalidInputError(f"{self.work}.share is {self.share}, it has to be {wanted}; measure anew")
 
     @property
     def size(self) -> int:
@@ -92,7 +120,9 @@ class WorkTable:
     def __init__(self, points: Iterable[WorkTime], *, where: str) -> None:
         self._where = where
         self._points: dict[str, list[tuple[int, float]]] = {}
+        self._shares: dict[str, float] = {}
         for point in points:
+            self._shares[point.work] = point.share
             self._points.setdefault(point.work, []).append((point.size, point.median_s))
         for found in self._points.values():
             found.sort()
@@ -126,3 +156,15 @@ class WorkTable:
         if size > right_size:
             return max(line, right_s)  # of two noisy points the larger one may be the faster one
         return max(line, left_s * size / left_size if left_size and size < left_size else 0.0)
+
+    def share_s(self, work: Work, size: float) -> float:
+        """Seconds of ``work`` that all subnets of a block take together: what it takes less without any of them.
+
+        Example: 10 s with all subnets and 6 s with half of them are 8 s for the subnets, 2 s for all else. Where no
+        part was measured, subnets take all the time. They take none where a part took longer than the whole.
+        """
+        whole_s, part = self.seconds(work, size), PART_OF.get(work, work)
+        if part is work or part not in self._points:
+            return whole_s
+        found_s = (whole_s - self.seconds(part, size)) / (1 - self._shares[part])
+        return min(whole_s, max(0.0, found_s))

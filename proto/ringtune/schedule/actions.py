@@ -58,6 +58,9 @@ class Timing:
         is_sized: whether it grows with the tokens of the micro-batch.
         is_optional: whether a node that was not measured for it counts as taking no time.
         is_shared: whether the first of an item does work for all of them, so that only their mean says something.
+        beside: of forward-only subnets in a block with full ones; empty: there are none, or they count as full.
+        scoring: what comes besides where scores are gathered: gradients of frozen weights take as many
+            multiplications as their forward.
     """
 
     work: str = ""
@@ -67,6 +70,8 @@ class Timing:
     is_sized: bool = True
     is_optional: bool = False
     is_shared: bool = False
+    beside: str = ""
+    scoring: str = ""
 
 
 _OPS: dict[str, Op] = {}
@@ -176,7 +181,7 @@ Op.FORWARD = Op(
     is_forward=True,
     graph=Graph.KEEPS,
     has_work_space=True,
-    timing=Timing(work="graph", lowest="graph_lowest"),
+    timing=Timing(work="graph", lowest="graph_lowest", beside="forward"),
 )
 Op.SKIP = Op(letter="S", name="skip", scope=Scope.RANGE, rank=4, is_forward=True)
 Op.HEAD = Op(
@@ -194,7 +199,7 @@ Op.BACKWARD = Op(
     rank=2,
     graph=Graph.FREES,
     has_work_space=True,
-    timing=Timing(work="backward", lowest="backward_lowest"),
+    timing=Timing(work="backward", lowest="backward_lowest", scoring="forward"),
 )
 Op.UPDATE = Op(
     letter="U",

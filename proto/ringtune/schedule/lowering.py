@@ -101,6 +101,11 @@ def patterns(course: Course, item: Item) -> tuple[str, ...]:
     return course.operations_of(item.owner, item.batch) if item.kind.has_update else ()
 
 
+def subnet_rows(course: Course, item: Item) -> tuple[str, ...]:
+    """The operations of all subnets for a train item, one row a micro-batch; empty for other items and batches."""
+    return course.subnet_operations_of(item.owner, item.batch) if item.kind.has_update else ()
+
+
 @functools.lru_cache(maxsize=4096)
 def lower(plan: Plan, owner: str, lowest: int, pattern: str) -> dict[str, Legs]:
     """Lower a micro-batch's way to legs at every node, from owner, lowest unit and pattern alone.

@@ -10,15 +10,15 @@ import pytest
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.recorded_times import LEAST_SAMPLES, RecordedProfile
 from ringtune.costs.seconds import CourseCosts
-from ringtune.costs.work_times import Work, WorkTable, WorkTime
+from ringtune.costs.work_times import PART_OF, WHOLE_WORKS, Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, turn_sequence
 from sim.action_times import ProfileTimes
 from sim.items import Items
 from sim.ring import VirtualRing
-from tests.support.plans import make_plan
-from tests.support.profiles import TIMES, node, point, profile_of
+from tests.support.plans import changed, make_plan, random_operations
+from tests.support.profiles import TIMES, node, part, point, profile_of
 
 UNSIZED = (Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE)
 PLAN = make_plan(
@@ -52,7 +52,7 @@ def made_up(seed: int, *, lowest: float = 0.8) -> Profile:
     """Any speeds for all kinds of work; the lowest trainable block takes that share of the time of the others."""
     rng, nodes = random.Random(seed), []
     for name, train, evaluation in (("a", 11.0, 7.0), ("b", 0.0, 0.0), ("c", 0.0, 0.0), ("d", 12.5, 16.0)):
-        factors = {work: rng.uniform(0.5, 2.0) for work in Work}
+        factors = {work: rng.uniform(0.5, 2.0) for work in WHOLE_WORKS}
         factors[Work.GRAPH_LOWEST] = lowest * factors[Work.GRAPH]
         factors[Work.BACKWARD_LOWEST] = lowest * factors[Work.BACKWARD]
         nodes.append(sized(name, factors, train=train, evaluation=evaluation))
@@ -172,7 +172,7 @@ def test_recorded_profile_works_where_only_blocks_or_nothing_was_measured() -> N
     nothing = dataclasses.replace(blocks, block_forward_s=0.0, block_graph_s=0.0, block_backward_s=0.0)
     actions = [("c", Action(Op.BACKWARD, seq, 0, 5, 6), 9.0) for seq in range(5)]
     others = [node(PLAN, name) for name in ("a", "b", "d")]
-    for facts, works in ((blocks, set(Work)), (nothing, {Work.BACKWARD_LOWEST})):
+    for facts, works in ((blocks, set(WHOLE_WORKS)), (nothing, {Work.BACKWARD_LOWEST})):
         found = corrected(PLAN, Profile(nodes=(*others, facts)), actions).by_name["c"]
         assert {entry.work for entry in found.work_times} == works
         assert by_work(found, Work.BACKWARD_LOWEST).median_s == pytest.approx(9.0)
@@ -233,3 +233,38 @@ def test_recorded_profile_leaves_out_actions_that_there_are_not(action: Action) 
 def by_work(facts: NodeFacts, work: Work) -> WorkTime:
     """The last point of a work: the recorded one, if it was."""
     return [entry for entry in facts.work_times if entry.work == work][-1]
+
+
+def with_parts(profile: Profile, fixed: float) -> Profile:
+    """The profile with times of half of each block's subnets, where all but a fixed share is theirs."""
+    nodes = []
+    for facts in profile.nodes:
+        whole = [entry for entry in facts.work_times if entry.work in PART_OF]
+        times = (
+            part(
+                Work(entry.work),
+                (fixed + (1 - fixed) / 2) * entry.median_s,
+                share=0.5,
+                rows=entry.rows,
+                tokens=entry.tokens,
+            )
+            for entry in whole
+        )
+        nodes.append(dataclasses.replace(facts, work_times=(*facts.work_times, *times)))
+    return Profile(nodes=tuple(nodes))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("subnets", [1, 4])
+def test_recorded_profile_does_not_take_a_part_of_a_block_for_the_whole(seed: int, subnets: int) -> None:
+    """A run with tables, other speeds than measured: afterwards all its actions are right, and so are whole blocks."""
+    table = random_operations(
+        random.Random(seed), PLAN.course, codes="1123" if subnets == 1 else "113", subnets=subnets
+    )
+    plan = changed(PLAN, operations=table)
+    true, prior = (with_parts(made_up(one), 0.2) for one in (seed, seed + 100))
+    recorded = virtual_run(plan, true)
+    found = corrected(plan, prior, recorded)
+    assert predictions(plan, found, recorded) == pytest.approx([seconds for *_, seconds in recorded], rel=1e-6)
+    whole = virtual_run(PLAN, true)
+    assert predictions(PLAN, found, whole) == pytest.approx([seconds for *_, seconds in whole], rel=1e-6)

@@ -13,7 +13,7 @@ from coordinator.planner.make_plan import make_plan
 from coordinator.screen.plan_text import plan_text
 from coordinator.screen.prediction_text import write_prediction
 from coordinator.screen.progress_lines import report_lines
-from ringtune.costs.work_times import Work
+from ringtune.costs.work_times import WHOLE_WORKS, Work
 from ringtune.jobs.job import parse_job
 from ringtune.quantities import format_bytes
 from ringtune.schedule.methods import RingAda
@@ -81,7 +81,7 @@ def test_sim_writes_a_prediction_and_a_trace(tmp_path: Path) -> None:
 
 
 AROUND = (Work.ENCODE, Work.DECODE, Work.HAND_OVER)
-TIMES = [work for work in Work if work not in AROUND]
+TIMES = [work for work in WHOLE_WORKS if work not in AROUND]
 
 
 def links(value: dict[str, Any]) -> None:

@@ -16,12 +16,14 @@ from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
-from ringtune.costs.work_times import Work, WorkTime
+from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTime
 from ringtune.errors import PlanError
 from tests.support.fake_agents import MODEL, NO_TIMES, FakeCluster, facts, job
 
 SHAPE = job_shape(job())
-POINTS = tuple(WorkTime(work=work, rows=2, tokens=8, median_s=0.5, low_s=0.4, high_s=0.7, samples=3) for work in Work)
+POINTS = tuple(
+    WorkTime(work=work, rows=2, tokens=8, median_s=0.5, low_s=0.4, high_s=0.7, samples=3) for work in WHOLE_WORKS
+)
 LINK = LinkFacts(source="a", target="b", rate_bytes_per_s=1e6, latency_s=0.1)
 BACK = dataclasses.replace(LINK, source="b", target="a")
 

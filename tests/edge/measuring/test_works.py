@@ -13,7 +13,7 @@ from edge.data.tokens import Batch
 from edge.measuring.laps import Timer
 from edge.measuring.rows import known_labels, resized
 from ringtune.costs.measuring import Size
-from ringtune.costs.work_times import Work, WorkTime
+from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTime
 from ringtune.jobs.job import Job
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
@@ -61,7 +61,7 @@ def test_measure_times_every_work_of_an_owner_at_two_sizes(model_folder: Path, t
     wanted = {(work, 3, tokens) for work in SIZED | OWNERS for tokens in (16, 8)}
     wanted |= {(work, 0, 0) for work in (Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE)}
     assert set(points(measured.work_times)) == wanted
-    assert {work for work, _, _ in wanted} == set(Work)
+    assert {work for work, _, _ in wanted} == set(WHOLE_WORKS)
     assert all(point.samples == 3 and point.median_s > 0 for point in measured.work_times)
     assert measured.activation_token_bytes > 0
     assert list((tmp_path / "state").iterdir()) == []

@@ -48,6 +48,12 @@ def pattern_of(row: str, block: int, subnets: int) -> str:
     return row[block * subnets : (block + 1) * subnets]
 
 
+@functools.lru_cache(maxsize=65536)
+def patterns_of(row: str, start: int, stop: int, subnets: int) -> tuple[str, ...]:
+    """The patterns of blocks [start, stop) in a row; none for an empty row, which is all full."""
+    return tuple(pattern_of(row, block, subnets) for block in range(start, stop)) if row else ()
+
+
 def share(pattern: str, code: str) -> float:
     """The share of a pattern's subnets with an operation; of an empty pattern all are full.
 

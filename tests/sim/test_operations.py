@@ -1,0 +1,118 @@
+"""A run with operation tables on the virtual clock takes what its subnets take, added up by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from ringtune.costs.profile import Profile
+from ringtune.costs.work_times import Work
+from ringtune.schedule.actions import Op
+from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.schedule.plan import Plan
+from sim.prediction import Prediction, predict
+from tests.support.plans import changed, make_plan, random_operations
+from tests.support.profiles import TIMES, all_pairs, part, profile_of
+
+ENDS_S = TIMES[Work.EMBED] + TIMES[Work.HEAD]
+LAST_S = TIMES[Work.UPDATE_HEAD]
+HALF = {Work.FORWARD: 1.2, Work.GRAPH: 2.4, Work.GRAPH_LOWEST: 1.9, Work.BACKWARD: 2.8, Work.BACKWARD_LOWEST: 3.5}
+
+
+def one_step(rows: tuple[str, ...], *, subnets: int, owner: str = "o", method: str = "all") -> Plan:
+    """One step of an owner that hosts nothing, on two hosts of two blocks each."""
+    plan = make_plan(
+        [("a", 0, 2), ("b", 2, 4)],
+        [owner],
+        num_steps=1,
+        local_iterations=1,
+        microbatches=len(rows),
+        train_rows=4,
+        eval_rows=0,
+        method=method,
+    )
+    batches = (BatchOperations(owner=owner, batch_id=0, rows=rows),)
+    return changed(plan, operations=Operations(batches=batches, subnets=subnets))
+
+
+def profile(plan: Plan, *, parts: bool = True) -> Profile:
+    """Nodes with the times of whole and half blocks, without links."""
+    found = profile_of(plan)
+    more = tuple(part(work, seconds, share=0.5) for work, seconds in HALF.items()) if parts else ()
+    nodes = (dataclasses.replace(facts, work_times=facts.work_times + more) for facts in found.nodes)
+    return Profile(nodes=tuple(nodes))
+
+
+def busy(found: Prediction, node: str) -> float:
+    """Seconds that a node computes."""
+    return next(each.busy_s for each in found.nodes if each.node == node)
+
+
+def test_all_full_tables_take_what_a_run_without_tables_takes() -> None:
+    """The same time, the same actions, the same bytes and the same memory at any moment."""
+    plan = one_step(("1111" * 2,) * 2, subnets=2)
+    found, without = (predict(each, profile(plan)) for each in (plan, changed(plan, operations=None)))
+    nodes = [
+        dataclasses.replace(node, needed_bytes=other.needed_bytes)
+        for node, other in zip(found.nodes, without.nodes, strict=True)
+    ]
+    assert dataclasses.replace(found, nodes=tuple(nodes)) == without
+
+
+def test_one_micro_batch_takes_the_sum_of_its_parts() -> None:
+    """Blocks: half full; one full, one forward-only; all forward-only; passed by."""
+    plan = one_step(("13122233",), subnets=2)
+    found = predict(plan, profile(plan))
+    a_s = (1.9 + 3.5) + (2.4 + 0.8) + 2.8  # block 0 is the lowest: its backward takes 3.5 s whatever is active
+    b_s = 2.0
+    assert busy(found, "a") == pytest.approx(a_s + 2 * TIMES[Work.UPDATE])
+    assert busy(found, "b") == pytest.approx(b_s + 2 * TIMES[Work.UPDATE])
+    assert found.wall_s == pytest.approx(ENDS_S + a_s + b_s + 2 * TIMES[Work.UPDATE])
+
+
+def test_a_profile_without_parts_takes_blocks_in_proportion() -> None:
+    """Half of every block's subnets are half of its time."""
+    plan = one_step(("13" * 4,), subnets=2)
+    found = predict(plan, profile(plan, parts=False))
+    above = TIMES[Work.GRAPH] + TIMES[Work.BACKWARD]
+    lowest = TIMES[Work.GRAPH_LOWEST] + TIMES[Work.BACKWARD_LOWEST]
+    assert found.wall_s == pytest.approx(ENDS_S + (3 * above + lowest) / 2 + 2 * TIMES[Work.UPDATE])
+
+
+def test_a_slice_that_is_passed_by_takes_no_time_and_no_bytes() -> None:
+    """Its predecessor sends straight to its successor; only its update is left."""
+    plan = one_step(("33331111",), subnets=2)
+    links = all_pairs(plan.nodes, 1e6, 0.0)
+    timed = profile_of(plan, links=links)
+    found = predict(plan, timed)
+    assert busy(found, "a") == pytest.approx(2 * TIMES[Work.UPDATE])
+    sent = {(link.source, link.target): link.sent_bytes for link in found.links}
+    assert set(sent) == {("o", "b"), ("b", "o")}
+    full = predict(changed(plan, operations=None), timed)
+    hidden, grad = 64 * (32 * 4 + 1), 64 * 32 * 4  # a hidden state that enters a block has its mask
+    assert sent == {("o", "b"): hidden + grad, ("b", "o"): grad}
+    assert sum(link.sent_bytes for link in full.links) == sum(sent.values()) + hidden + grad
+
+
+def test_each_micro_batch_takes_its_own_row() -> None:
+    """Two micro-batches with different rows: a node is busy for the sum of both."""
+    plan = one_step(("11113333", "33331111"), subnets=2)
+    found = predict(plan, profile(plan))
+    whole = 2 * (TIMES[Work.GRAPH] + TIMES[Work.BACKWARD])
+    lowest = TIMES[Work.GRAPH] - TIMES[Work.GRAPH_LOWEST] + TIMES[Work.BACKWARD] - TIMES[Work.BACKWARD_LOWEST]
+    for node in ("a", "b"):  # each has the lowest full block of one micro-batch
+        assert busy(found, node) == pytest.approx(whole - lowest + 2 * TIMES[Work.UPDATE])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_less_work_never_takes_longer(seed: int) -> None:
+    """Random tables are busy for less than all-full ones, at every node."""
+    rng = random.Random(seed)
+    plan = make_plan([("a", 0, 2), ("b", 2, 3), ("c", 3, 4)], ["a", "b"], microbatches=4, num_steps=12)
+    table = random_operations(rng, plan.course, subnets=4)
+    full, less = (predict(each, profile(plan)) for each in (plan, changed(plan, operations=table)))
+    for node in plan.nodes:
+        assert busy(less, node) < busy(full, node)
+    assert sum(each.busy_by_op_s.get(str(Op.UPDATE), 0.0) for each in less.nodes) > 0
