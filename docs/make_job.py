@@ -65,6 +65,31 @@ _ADAPTERS = """\
 `seq_bn`, `lora[r=16, attn_matrices=['q','k','v']]`, `seq_bn[reduction_factor=8]|lora[r=4]`. Texts stand in quotes. An
 option that is left out has the library's default; those that matter for the size are shown.
 """
+_FULL = """\
+### Without an adapter
+
+`full` adds nothing: in every block the weights and biases of query, key, value and of the way into the feed-forward
+part (with the gate) train, and the weights of both ways out. Norms and the biases of both ways out stay frozen. Every
+method works with it. It stands alone, without options and without `|`.
+
+There is no AdapterHub form of such a result. The folder `adapter` of the run then holds `blocks.safetensors` instead of
+`adapter.safetensors` and `adapter_config.json`: the weights of all blocks that may train, in the type of `model.dtype`,
+by the names that a model with a head gives them in its own checkpoint, such as
+`bert.encoder.layer.0.attention.self.query.weight`. The files of a trained head, `model_head.safetensors` and
+`head_config.json`, are those of AdapterHub. With RUN for the run's folder and BASE for the base model:
+
+```python
+from adapters import AutoAdapterModel
+from safetensors.torch import load_file
+
+model = AutoAdapterModel.from_pretrained(BASE)
+model.load_state_dict(load_file(f"{RUN}/adapter/blocks.safetensors"), strict=False)
+model.load_head(f"{RUN}/adapter", use_safetensors=True)
+```
+
+A causal language model has no head of its own: there `transformers.AutoModelForCausalLM` and `load_state_dict` are
+enough. `ringtune eval` takes such a run; `ringtune export` refuses it, since it gives adapters away.
+"""
 
 
 def example(key: KeyFacts) -> str:
@@ -74,8 +99,8 @@ def example(key: KeyFacts) -> str:
 
 def page() -> str:
     """The whole page."""
-    parts = [_BEGIN, *map(_section, describe_job()), _ADAPTERS, _configurations(), *map(_options, _kinds()), _refused()]
-    return "\n".join(parts)
+    adapters = [_ADAPTERS, _configurations(), *map(_options, _kinds()), _refused(), _FULL]
+    return "\n".join([_BEGIN, *map(_section, describe_job()), *adapters])
 
 
 def _table(titles: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -20,7 +20,7 @@ from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError,
 from ringtune.files.chunks import cut_folder, write_any_files
 from ringtune.files.pieces import FilePieces, Pieces
 from ringtune.ids import naming_node
-from ringtune.models.result_files import ADAPTER_FILES
+from ringtune.models.result_files import RESULT_FILES
 from ringtune.rpc.codec import turn_to_proto
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_status
@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 _RELEASE_S = 3.0
 _RETRY_S = 0.2
 _MAX_RESULT_BYTES = 1 << 34
-_RESULT_FILES = (*ADAPTER_FILES, "totals.json")
+_RESULT_FILES = (*RESULT_FILES, "totals.json")
 
 
 class AgentCalls:
@@ -129,7 +129,7 @@ class AgentCalls:
 
     def _load_chunks(self, folder: Path) -> Iterator[control_pb2.LoadChunk]:
         run_id = self._run_id
-        names = [name for name in ADAPTER_FILES if (folder / name).is_file()]
+        names = [name for name in RESULT_FILES if (folder / name).is_file()]
         for chunk in cut_folder(folder, names):
             yield control_pb2.LoadChunk(run_id=run_id, file=chunk)
             run_id = ""  # the first one says it for all

@@ -13,6 +13,7 @@ from coordinator.records.result_files import adapter_folder
 from ringtune.files.durable import storage_errors
 from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
+from ringtune.jobs.job import Job
 from ringtune.models.result_files import result_files
 
 _TOTALS = "totals.json"
@@ -53,13 +54,14 @@ class Results:
         for node, files in self._files.items():
             yield node, read_object(bytes(files.get(_TOTALS, Pieces.of(b""))), f"{_TOTALS} of node {node}")
 
-    def send_adapter(self, task: str, emit: EventSink) -> None:
-        """Send the adapter folder of the run, merged from what the nodes sent.
+    def send_adapter(self, job: Job, emit: EventSink) -> None:
+        """Send the adapter folder of the run of ``job``, merged from what the nodes sent.
 
         Raises:
             IntegrityError: a file is missing, broken, or not the same everywhere.
         """
-        for name, content in sorted(adapter_folder(self._files, result_files(task)).items()):
+        names = result_files(job.model.task, job.adapter.config)
+        for name, content in sorted(adapter_folder(self._files, names).items()):
             send_file(f"adapter/{name}", content, emit)
 
     def drop(self) -> None:

@@ -334,7 +334,7 @@ class RunDriver(Driver):
         for node, totals in self._results.totals():
             self._books.ledger.add_totals(node, totals)
         if self._request.evaluation is None:
-            self._results.send_adapter(self._job.model.task, self._emit)
+            self._results.send_adapter(self._job, self._emit)
         report = self._books.ledger.report(
             run_id=self.run_id,
             wall_s=time.monotonic() - self._started_s,

@@ -17,7 +17,8 @@ from coordinator.export.model_card import model_card
 from coordinator.run_folder.saved_run import SavedRun, read_json, read_run
 from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.files.durable import rename_durably, write_durably
-from ringtune.models.result_files import result_files
+from ringtune.models.adapter_config import FULL, trains_own_weights
+from ringtune.models.result_files import BLOCKS_FILE, result_files
 
 _CARD = "README.md"
 _PART = ".part"
@@ -36,11 +37,13 @@ def export_run(folder: Path, target: Path, *, base_model: str = "") -> dict[str,
         SHA-256 of every file, by name.
 
     Raises:
-        UsageError: there is no adapter, the target is taken, or ``base_model`` is no id.
+        UsageError: there is no adapter, or the blocks' own weights trained instead of one; the target is taken, or
+            ``base_model`` is no id.
         IntegrityError: the adapter is damaged, or would tell a local path.
         StorageError: it can't be written.
     """
     run = read_run(folder)
+    _check_is_adapter(run)
     _check_target(target)
     contents = _contents(run, base_model)
     part = target.with_name(target.name + _PART)
@@ -64,6 +67,14 @@ def export_run(folder: Path, target: Path, *, base_model: str = "") -> dict[str,
     return digests
 
 
+def _check_is_adapter(run: SavedRun) -> None:
+    if trains_own_weights(run.job.adapter.config):
+        raise UsageError(
+            f"{run.folder} has no adapter to export: with adapter.config = {FULL!r} the blocks' own weights trained; "
+            f"they are in {run.adapter / BLOCKS_FILE}, load them with load_state_dict(..., strict=False)"
+        )
+
+
 def _check_target(target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} is there already; choose another --out or remove it")
@@ -71,7 +82,7 @@ def _check_target(target: Path) -> None:
 
 def _contents(run: SavedRun, base_model: str) -> dict[str, bytes]:
     """Check the adapter, and return the content of every file of the export by name."""
-    names = result_files(run.job.model.task)
+    names = result_files(run.job.model.task, run.job.adapter.config)
     configs = {name: read_json(run.adapter / name) for name in names if name.endswith(".json")}
     adapter = configs["adapter_config.json"]
     check_adapter(run, adapter)

@@ -17,6 +17,7 @@ from ringtune.costs.memory import DTYPE_BYTES
 from ringtune.costs.profile import ModelFacts, Profile
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
+from ringtune.models.adapter_config import trains_own_weights
 from ringtune.quantities import format_seconds
 from ringtune.schedule.plan import Plan
 
@@ -99,5 +100,6 @@ def block_flop(plan: Plan, job: Job, model: ModelFacts) -> float:
     Example: 1.77 million weights, 8 rows of 64 tokens and width 384 are 1.9 billion.
     """
     tokens, rows = plan.course.max_length, max(plan.course.microbatch_sizes())
-    weights = model.block_bytes / DTYPE_BYTES[job.model.dtype]
+    own_bytes = model.adapter_block_bytes if trains_own_weights(job.adapter.config) else 0
+    weights = (model.block_bytes + own_bytes) / DTYPE_BYTES[job.model.dtype]
     return rows * tokens * (2 * weights + 4 * tokens * model.hidden_size)

@@ -57,7 +57,7 @@ def read_run(folder: Path) -> SavedRun:
     if missing:
         raise UsageError(f"{folder} holds no run: {missing[0]} is missing; give the --out of a 'ringtune train'")
     adapter, job = folder / ADAPTER_FOLDER, load_job(folder / "job.toml", is_record=True)
-    missing = [name for name in result_files(job.model.task) if not (adapter / name).is_file()]
+    missing = [name for name in result_files(job.model.task, job.adapter.config) if not (adapter / name).is_file()]
     if missing:
         raise InvalidInputError(
             f"{folder} has no adapter: {ADAPTER_FOLDER}/{missing[0]} is missing; {_how_to_go_on(folder)}"

@@ -144,7 +144,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def _evaluate(self, inputs: Iterator[control_pb2.EvaluateInput], folder: Path) -> RunDriver:
         asked = next(inputs, control_pb2.EvaluateInput()).request
         job = parse_job(asked.job_toml, source="the submitted job")
-        source, names = "the submitter", result_files(job.model.task)
+        source, names = "the submitter", result_files(job.model.task, job.adapter.config)
         files = (entry.file for entry in inputs)
         write_files(files, folder, names=names, max_bytes=MAX_ADAPTER_BYTES, source=source)
         evaluation = Evaluation(owner=asked.owner, folder=folder)

@@ -261,7 +261,7 @@ class Client(Connection):
 
         def inputs() -> Iterator[control_pb2.EvaluateInput]:
             yield control_pb2.EvaluateInput(request=request)
-            for chunk in cut_folder(saved, result_files(job.model.task)):
+            for chunk in cut_folder(saved, result_files(job.model.task, job.adapter.config)):
                 yield control_pb2.EvaluateInput(file=chunk)
 
         outcome = Outcome(job)

@@ -19,7 +19,7 @@ from edge.shards.saver import Saver
 from ringtune.engine.spans import Span
 from ringtune.errors import DivergedError, FrameError, InterruptedRunError, RingTuneError, error_from_name
 from ringtune.files.pieces import Pieces
-from ringtune.models.result_files import ADAPTER_FILES
+from ringtune.models.result_files import RESULT_FILES
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
@@ -45,7 +45,7 @@ class ActiveRun:
     epoch: int
     plan: Plan
     start: StartPoint | None = None
-    result_files: tuple[str, ...] = ADAPTER_FILES
+    result_files: tuple[str, ...] = RESULT_FILES
     is_collected: bool = False
     is_finished: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)

@@ -176,7 +176,7 @@ class Agent:
         plan = Plan.from_json(read_object(plan_json, "the plan that came"))
         job = self._job(run_id, job_toml)
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
-        name, files = self._options.name, result_files(job.model.task)
+        name, files = self._options.name, result_files(job.model.task, job.adapter.config)
         with self._lock:
             self._active = active = ActiveRun(run_id, name, epoch, plan, start, files, clock=self._clock)
         _LOG.info("run %s begins, blocks %s", run_id, plan.slice_of(name).text)

@@ -325,7 +325,7 @@ class NodeExecutor:
         return self._hosted.blocks.parameters(self._slice.start, self._slice.stop)
 
     def adapter_files(self, *, with_head: bool, with_private: bool = False) -> dict[str, Pieces]:
-        """Return this node's part of the AdapterHub folder; tensors are read when a file is gone through.
+        """Return this node's part of the run's result; tensors are read when a file is gone through.
 
         Args:
             with_head: also the head, unless it is frozen, and the configs; ask the node that holds the newest head.
@@ -333,7 +333,8 @@ class NodeExecutor:
 
         Returns:
             Name to content: ``adapter.safetensors`` (unless it hosts nothing), and with the head
-            ``adapter_config.json`` and, of a head that trains, ``head_config.json`` and ``model_head.safetensors``.
+            ``adapter_config.json`` and, of a head that trains, ``head_config.json`` and ``model_head.safetensors``;
+            where the blocks' own weights train ``blocks.safetensors`` instead of the first two.
 
         Raises:
             DivergedError: a trained weight is not finite after the last update.
@@ -349,7 +350,7 @@ class NodeExecutor:
         return adapter_files(self._hosted.skeleton, without_blocks=without, with_head=with_head)
 
     def load_saved(self, folder: Path) -> None:
-        """Replace the initial adapters, and at an owner the head, by those of an AdapterHub folder.
+        """Replace the initial values of what trains, and at an owner the head, by those of a run's result.
 
         Raises:
             IntegrityError: the folder is damaged or belongs to another job.

@@ -1,8 +1,8 @@
-"""Load a saved adapter and head into what a node hosts: the way back of ``edge.model.saving``.
+"""Load a saved result into what a node hosts: the way back of ``edge.model.saving``.
 
-Every node gets the whole AdapterHub folder and takes only the tensors of its own blocks, and at an owner the
-head, by their names in the whole model. It writes to what it would save itself and to nothing else, so a file
-can't reach a base weight.
+Every node gets the whole folder and takes only the tensors of its own blocks, and at an owner the head, by their names
+in the whole model. It writes to what it would save itself and to nothing else, so a file can't reach a weight that does
+not train.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from edge.model.tensor_bytes import fill
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import FilePieces
 from ringtune.files.safetensors_stream import TensorFile
-from ringtune.models.result_files import ADAPTER_FILE
+from ringtune.models.result_files import HEAD_FILE
 
 
 def load_saved(skeleton: Skeleton, folder: Path, *, with_head: bool) -> None:
-    """Replace the initial values of the hosted adapters, and of the head, by saved ones.
+    """Replace the initial values of what trains in the hosted blocks, and of the head, by saved ones.
 
     Args:
         skeleton: of which only hosted blocks are left.
@@ -36,7 +36,7 @@ def load_saved(skeleton: Skeleton, folder: Path, *, with_head: bool) -> None:
     hosted = tuple(f"{prefix}{index}." for index, block in enumerate(skeleton.blocks) if list(block.parameters()))
     own = saved_tensors(skeleton, without_blocks=(), with_head=with_head)
     for name, targets in sorted(own.items()):
-        _load(folder / name, targets, elsewhere=prefix if name == ADAPTER_FILE else "", hosted=hosted)
+        _load(folder / name, targets, elsewhere="" if name == HEAD_FILE else prefix, hosted=hosted)
 
 
 def _load(path: Path, targets: Mapping[str, torch.Tensor], *, elsewhere: str, hosted: tuple[str, ...]) -> None:

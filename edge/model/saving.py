@@ -1,8 +1,11 @@
-"""Write a node's part of the AdapterHub folder, with the names and configs of the library itself.
+"""Write a node's part of a run's result: of the AdapterHub folder, with the names and configs of the library itself.
 
 Every node saves the adapters of its blocks under their names in the whole model; the coordinator merges these files
 by bytes. The result loads with ``load_adapter(folder, use_safetensors=True, set_active=True)``, into an
 ``AutoAdapterModel`` where a head was trained, otherwise into the pretrained model with its own head.
+
+Where the blocks' own weights trained, ``blocks.safetensors`` takes the place of the adapter: those weights by their
+names in the whole model. It loads with ``load_state_dict(tensors, strict=False)``, and the head with ``load_head``.
 
 The library's own writer is not used for the tensors: it refuses adapters that have one tensor under two names
 (``ln_before``), writes a pretrained head out, and makes copies of everything.
@@ -22,13 +25,19 @@ from edge.model.skeleton import ADAPTER, Skeleton
 from edge.model.tensor_bytes import pieces_of
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import write_tensors
-from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, HEAD_CONFIG_FILE, HEAD_FILE
+from ringtune.models.result_files import (
+    ADAPTER_CONFIG_FILE,
+    ADAPTER_FILE,
+    BLOCKS_FILE,
+    HEAD_CONFIG_FILE,
+    HEAD_FILE,
+)
 
 Tensors = dict[str, torch.Tensor]
 
 
 def adapter_files(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Pieces]:
-    """Make the files of the hosted blocks' adapters; tensors are read when a file is gone through.
+    """Make the files of what trains in the hosted blocks; tensors are read when a file is gone through.
 
     Args:
         skeleton: of which only hosted blocks are left.
@@ -42,10 +51,10 @@ def adapter_files(skeleton: Skeleton, *, without_blocks: Collection[int], with_h
         name: write_tensors({key: pieces_of(value) for key, value in tensors.items()}, metadata={"format": "pt"})
         for name, tensors in saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head).items()
     }
-    if with_head:
+    if with_head and not skeleton.own_weights:
         files[ADAPTER_CONFIG_FILE] = Pieces.of(_adapter(skeleton)[1])
-        if HEAD_FILE in files:
-            files[HEAD_CONFIG_FILE] = Pieces.of(_head(skeleton)[1])
+    if HEAD_FILE in files:
+        files[HEAD_CONFIG_FILE] = Pieces.of(_head(skeleton)[1])
     return files
 
 
@@ -53,9 +62,23 @@ def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_h
     """Return the tensors of the model that belong in each file, by name; see ``adapter_files``."""
     prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
     unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
-    own = {name: value for name, value in _adapter(skeleton)[0].items() if not name.startswith(unwanted)}
-    files = {ADAPTER_FILE: own, HEAD_FILE: _trained_head(skeleton) if with_head else {}}
+    whole = _own_weights(skeleton, prefix) if skeleton.own_weights else _adapter(skeleton)[0]
+    own = {name: value for name, value in whole.items() if not name.startswith(unwanted)}
+    files = {
+        BLOCKS_FILE if skeleton.own_weights else ADAPTER_FILE: own,
+        HEAD_FILE: _trained_head(skeleton) if with_head else {},
+    }
     return {name: tensors for name, tensors in files.items() if tensors}
+
+
+def _own_weights(skeleton: Skeleton, prefix: str) -> Tensors:
+    """Return the own weights of the hosted blocks that train, by name in the whole model."""
+    return {
+        f"{prefix}{index}.{name}": block.get_parameter(name).detach()
+        for index, block in enumerate(skeleton.blocks)
+        if list(block.parameters())
+        for name in skeleton.own_weights
+    }
 
 
 def _trained_head(skeleton: Skeleton) -> Tensors:

@@ -1,5 +1,8 @@
 """Build a skeleton: the whole architecture with every adapter and the head, but no base weights, in a few megabytes.
 
+With ``adapter.config = "full"`` there is no adapter: the blocks' own weights are marked to train, which they keep when
+``slice`` reads them.
+
 Every node builds this same skeleton of the *whole* model with the same seed, so the initial adapters and head are
 those that one process would get, and none has to be shipped. ``slice`` then makes real what the node hosts and
 drops the rest.
@@ -25,6 +28,7 @@ from edge.model.dropout import set_dropout
 from edge.model.families import FamilyForward, family_of
 from ringtune.errors import JobError, ModelError
 from ringtune.jobs.job import Job
+from ringtune.models.adapter_config import trains_own_weights
 from ringtune.models.families import family_named
 from ringtune.models.family import Family
 from ringtune.models.folder import read_config
@@ -40,11 +44,13 @@ class Skeleton(NamedTuple):
         model: an ``AutoAdapterModel``; adapters and head are real float32 tensors, frozen weights stride-0 zeros.
         family: how to run it.
         layout: where its blocks and an owner's parts are.
+        own_weights: names inside a block of its own weights that train; empty with an adapter.
     """
 
     model: Any
     family: FamilyForward
     layout: Family
+    own_weights: tuple[str, ...] = ()
 
     @property
     def base(self) -> Any:
@@ -61,7 +67,7 @@ class Skeleton(NamedTuple):
 
 
 def build_skeleton(folder: Path, job: Job) -> Skeleton:
-    """Build the architecture of ``folder`` and add the job's adapter, seeded with ``train.seed``.
+    """Build the architecture of ``folder`` and add the job's adapter, if it has one, seeded with ``train.seed``.
 
     The generator is left where ``add_adapter`` left it, so that a head added next gets the values that it would get
     in one process; call this and ``add_head`` inside ``torch.random.fork_rng``.
@@ -81,8 +87,21 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
         model = AutoAdapterModel.from_config(config)
     _fill_with_zeros(model)
     skeleton = Skeleton(model=model, family=family_of(layout.model_type), layout=layout)
+    if trains_own_weights(job.adapter.config):
+        torch.manual_seed(job.train.seed)
+        return _training_own_weights(skeleton)
     _add_adapter(skeleton, job)
     return skeleton
+
+
+def _training_own_weights(skeleton: Skeleton) -> Skeleton:
+    """Mark the own weights of every block to train."""
+    for block in skeleton.blocks:
+        for name, parameter in block.named_parameters():
+            parameter.requires_grad_(name in skeleton.layout.subnet_weights)
+    names = tuple(name for name, parameter in skeleton.blocks[0].named_parameters() if parameter.requires_grad)
+    skeleton.model.eval()
+    return skeleton._replace(own_weights=names)
 
 
 @contextlib.contextmanager

@@ -39,9 +39,8 @@ class Trained:
     evaluations: dict[int, tuple[float, int, int]] = field(default_factory=dict)
 
     def adapter(self) -> dict[str, torch.Tensor]:
-        """Adapter tensors, named as in a saved ``adapter.safetensors``."""
-        state = self.model.state_dict().items()
-        return {name: value for name, value in state if f".{NAME}." in name and not name.startswith("heads.")}
+        """Adapter tensors, named as in a saved ``adapter.safetensors``; or the own weights of the blocks that train."""
+        return adapter_of(self.model)
 
     def head(self) -> dict[str, torch.Tensor]:
         """Head tensors, named as in a saved ``model_head.safetensors``; no pretrained decoder is."""
@@ -49,6 +48,23 @@ class Trained:
             return {}
         head = self.model.heads[self.model.active_head]
         return {f"heads.{NAME}.{name}": value.detach() for name, value in head.named_parameters()}
+
+
+def adapter_of(model: Any) -> dict[str, torch.Tensor]:
+    """The tensors of the adapter, or without one the own weights of all blocks that may train."""
+    state = {name: value for name, value in model.state_dict().items() if not name.startswith("heads.")}
+    names = {name for name in state if f".{NAME}." in name} or own_weights_of(model)
+    return {name: value for name, value in state.items() if name in names}
+
+
+def own_weights_of(model: Any) -> set[str]:
+    """The names of the blocks' own weights that train without an adapter: no norms, no biases of the two ways out."""
+    home = {id(parameter) for _, block in model.iter_layers() for parameter in block.parameters()}
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in home}
+    frozen = [name for name in names if any(part in name.lower() for part in ("norm", ".ln_"))]
+    ways_out = ("output.dense", "out_lin", "lin2", "c_proj", "o_proj", "down_proj")
+    frozen += [name for name in names if name.endswith(tuple(f"{way}.bias" for way in ways_out))]
+    return names - set(frozen)
 
 
 def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | None = None) -> Any:
@@ -65,7 +81,8 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
     choice = {} if attention is None else {"attn_implementation": attention}
     model = AutoAdapterModel.from_pretrained(str(model_folder), config=config, **choice)
     torch.manual_seed(job.train.seed)
-    model.add_adapter(NAME, config=AdapterConfig.load(job.adapter.config).replace(dropout=job.train.dropout))
+    if job.adapter.config != "full":
+        model.add_adapter(NAME, config=AdapterConfig.load(job.adapter.config).replace(dropout=job.train.dropout))
     classes = {"num_labels": len(plan.course.labels), "id2label": dict(enumerate(plan.course.labels))}
     if job.model.task == "sequence-classification":
         model.add_classification_head(NAME, **classes)
@@ -75,6 +92,11 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
         model.add_qa_head(NAME)
     else:
         assert model.active_head == "default"
+    if job.adapter.config == "full":
+        own = own_weights_of(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in own or name.startswith(f"heads.{NAME}."))
+        return model.to(getattr(torch, job.model.dtype))
     model.train_adapter(NAME)
     return model.to(getattr(torch, job.model.dtype))
 

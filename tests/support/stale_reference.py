@@ -20,7 +20,7 @@ from ringtune.jobs.job import Job
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
-from tests.support.reference import inputs_of, targets_of, whole_model
+from tests.support.reference import adapter_of, inputs_of, targets_of, whole_model
 
 Tensors = dict[str, torch.Tensor]
 
@@ -107,7 +107,8 @@ class StaleProcess:
 
     def tensors(self) -> Tensors:
         """Adapters and head, named as the ring names them."""
-        return {name: value for name, value in self.model.state_dict().items() if ".ringtune." in name}
+        head = {name: value for name, value in self.model.state_dict().items() if name.startswith("heads.ringtune.")}
+        return adapter_of(self.model) | head
 
 
 def copied(tensors: Mapping[str, torch.Tensor]) -> Tensors:

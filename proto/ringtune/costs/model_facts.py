@@ -13,10 +13,11 @@ from ringtune.costs.memory import DTYPE_BYTES, estimate_activation_token_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import JobError
 from ringtune.jobs.job import Job
-from ringtune.models.adapter_config import adapter_block_params
+from ringtune.models.adapter_config import adapter_block_params, trains_own_weights
 from ringtune.models.families import FAMILIES, check_task
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING, Dimensions
 from ringtune.models.folder import base_tensors, model_dimensions, read_config
+from ringtune.models.own_weights import own_weights
 from ringtune.models.tensors import CONFIG_FILE, StoredTensor
 
 
@@ -45,6 +46,8 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
     )
     weights = {name: math.prod(stored.shape) for name, stored in tensors.items()}
     in_block = sum(count for name, count in weights.items() if name.startswith(f"{family.block_prefix}0."))
+    own = own_weights(family, config) if trains_own_weights(job.adapter.config) else {}
+    own_params = sum(math.prod(shape) for shape in own.values())
     outside = sum(count for name, count in weights.items() if not name.startswith(family.block_prefix))
     head = _head_sizes(job.model.task, dimensions)
     return ModelFacts(
@@ -54,14 +57,14 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
         intermediate_size=dimensions.inner,
         num_heads=dimensions.num_heads,
         vocab_size=dimensions.vocab,
-        block_bytes=in_block * item_bytes,
+        block_bytes=(in_block - own_params) * item_bytes,
         embedding_bytes=outside * item_bytes,
         head_bytes=head.params * item_bytes,
         head_class_bytes=head.class_params * item_bytes,
         head_token_logits=head.token_logits,
         inner_kept=dimensions.inner_kept,
         fixed_tokens=dimensions.longest if dimensions.fixed else 0,
-        adapter_block_bytes=adapter_params * item_bytes,
+        adapter_block_bytes=(adapter_params + own_params) * item_bytes,
         digest=_digest(config, tensors),
     )
 
@@ -69,7 +72,11 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
 def computed_token_bytes(model: ModelFacts, job: Job) -> float:
     """Compute what one block keeps for backward per padded token of a job's longest row, where nothing was measured."""
     return estimate_activation_token_bytes(
-        model, tokens=model.fixed_tokens or job.train.max_length, dropout=job.train.dropout, dtype=job.model.dtype
+        model,
+        tokens=model.fixed_tokens or job.train.max_length,
+        dropout=job.train.dropout,
+        dtype=job.model.dtype,
+        trains_own_weights=trains_own_weights(job.adapter.config),
     )
 
 

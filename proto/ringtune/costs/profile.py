@@ -32,7 +32,8 @@ class ModelFacts:
         block_bytes: frozen weights of one block.
         embedding_bytes: embedding and what else only an owner holds of the base (pooler).
         head_bytes: the head without what grows with the number of classes.
-        adapter_block_bytes: trainable weights of one block.
+        adapter_block_bytes: trainable weights of one block: an adapter's, or the block's own, which are not in
+            ``block_bytes`` then.
         digest: SHA-256 over the config and the names, types and shapes of the tensors.
         head_class_bytes: what each class adds to the head.
         head_token_logits: numbers that the head computes for each token; 0 if it looks at one token of a row.

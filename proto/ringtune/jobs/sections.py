@@ -136,7 +136,8 @@ class Adapter:
     """``[adapter]``: what is trained in each block.
 
     Attributes:
-        config: an AdapterHub configuration string, such as ``seq_bn`` or ``seq_bn[reduction_factor=8]``.
+        config: an AdapterHub configuration string, such as ``seq_bn`` or ``seq_bn[reduction_factor=8]``; ``full`` =
+            no adapter, the attention and feed-forward weights of the blocks themselves train.
     """
 
     config: str = "seq_bn"

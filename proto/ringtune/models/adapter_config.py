@@ -2,7 +2,8 @@
 
 ``seq_bn[reduction_factor=8]|lora[r=4]`` is a union of two methods. A configuration works in a ring only if
 every module that it adds sits inside one block; those that share something across blocks or touch the
-embedding are refused by name.
+embedding are refused by name. ``full`` is no configuration of AdapterHub: nothing is added, the weights of the blocks
+themselves train (``ringtune.models.own_weights``).
 
 Source: adapters 1.3.0, ``parse_adapter_config_string``, ``ADAPTER_CONFIG_MAP`` and the module constructors.
 """
@@ -12,12 +13,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ringtune.errors import JobError
 from ringtune.files.strict import nearest
 from ringtune.models.adapter_options import check_options
 from ringtune.models.family import Widths
+
+FULL: Final = "full"
+"""Names no adapter: the attention and feed-forward weights of the blocks themselves train."""
 
 _BOTTLENECK: dict[str, Any] = {
     "mh_adapter": False,
@@ -107,13 +111,15 @@ class AdapterPart(NamedTuple):
 
 
 def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
-    """Read a configuration string.
+    """Read a configuration string; ``full`` has no parts.
 
     Raises:
         JobError: not readable, an unknown name, or a method that does not stay inside the blocks.
     """
     if len(config) > _LONGEST:
         raise JobError(f"adapter.config has {len(config)} characters, {_LONGEST} are allowed")
+    if trains_own_weights(config):
+        return ()
     parts = tuple(_parse_part(text.strip()) for text in config.split("|"))
     names = [part.name for part in parts]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -122,12 +128,21 @@ def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
     return parts
 
 
+def trains_own_weights(config: str) -> bool:
+    """Whether a configuration lets the weights of the blocks themselves train, instead of an adapter."""
+    return config.strip() == FULL
+
+
 def _parse_part(text: str) -> AdapterPart:
     match = _PART.fullmatch(text)
     if match is None:
         raise JobError(f"adapter.config {text!r} is not of the form name[option=value, ...]")
     name = match["name"].strip()
     name = _ALIASES.get(name, name)
+    if name == FULL:
+        raise JobError(
+            f"adapter.config {FULL!r} trains the blocks' own weights; it stands alone, without options and adapters"
+        )
     if name in _NOT_SAVED:
         raise JobError(
             f"adapter.config {name!r} is refused: the library does not write down what makes it one, so that a saved "
@@ -136,7 +151,7 @@ def _parse_part(text: str) -> AdapterPart:
     if name in _REFUSED:
         raise JobError(f"adapter.config {name!r} can't be sliced: {_REFUSED[name]}; {_ADVICE}")
     if name not in _KNOWN:
-        raise JobError(f"adapter.config {name!r} is not known; {nearest(name, _KNOWN)}")
+        raise JobError(f"adapter.config {name!r} is not known; {nearest(name, (*_KNOWN, FULL))}")
     options = _read_options(text, match["options"] or "")
     if options.get("inv_adapter"):
         raise JobError(f"adapter.config {text!r} can't be sliced: {_AT_EMBEDDING}; leave inv_adapter out")
@@ -173,7 +188,7 @@ _ADVICE = "use seq_bn, double_seq_bn, par_bn, lora or ia3"
 def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
     """How many trainable weights a configuration adds to a block: the most of all blocks.
 
-    Example: ``seq_bn`` at width 384 adds 2 * 384 * 24 + 24 + 384 = 18,840.
+    Example: ``seq_bn`` at width 384 adds 2 * 384 * 24 + 24 + 384 = 18,840, and ``full`` adds none.
 
     Args:
         config: the configuration string.

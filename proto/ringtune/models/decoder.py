@@ -15,6 +15,7 @@ from ringtune.models.family import (
     Family,
     Shapes,
     Widths,
+    divided,
     indivisible,
     kept_by,
     layer_norm,
@@ -98,6 +99,7 @@ GPT2 = Family(
     widths=lambda config: Widths.plain(config["n_embd"], _gpt2_inner(config), merged=True),
     block_shapes=_gpt2_block,
     owner_shapes=_gpt2_owner,
+    subnet_weights=divided(into=("attn.c_attn", "mlp.c_fc"), out=("attn.c_proj", "mlp.c_proj")),
     problem=lambda config: indivisible(config["n_embd"], config["n_head"]),
 )
 
@@ -201,6 +203,10 @@ LLAMA = Family(
     widths=_llama_widths,
     block_shapes=_llama_block,
     owner_shapes=_llama_owner,
+    subnet_weights=divided(
+        into=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"),
+        out=("self_attn.o_proj", "mlp.down_proj"),
+    ),
     problem=_llama_problem,
 )
 

@@ -121,6 +121,9 @@ class Family:
         widths: config -> matrices that LoRA wraps.
         block_shapes: config -> name inside the block -> shape, of every tensor that a block has to have.
         owner_shapes: config -> name -> shape, of every such tensor outside the blocks.
+        subnet_weights: names inside the block of what is divided among its subnets, as far as a model has it: weights
+            and biases of query, key, value and of the way into the feed-forward part, weights of both ways out. What is
+            left belongs to the whole block: norms, and the biases of both ways out.
         unused_paths: parts of the base model that a file may have and nobody hosts.
         problem: config -> why these values don't fit together; empty if they do.
     """
@@ -135,6 +138,7 @@ class Family:
     widths: Callable[[Config], Widths]
     block_shapes: Callable[[Config], Shapes]
     owner_shapes: Callable[[Config], Shapes]
+    subnet_weights: tuple[str, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
     unused_paths: tuple[str, ...] = ()
     problem: Callable[[Config], str] = lambda config: ""
@@ -149,6 +153,11 @@ def linear(name: str, inputs: int, outputs: int, *, bias: bool = True) -> Shapes
     """The shapes of a linear layer's tensors by name."""
     weight: Shapes = {f"{name}.weight": (outputs, inputs)}
     return weight | {f"{name}.bias": (outputs,)} if bias else weight
+
+
+def divided(into: tuple[str, ...], out: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of what linear layers have in each subnet: weight and bias of a way in, the weight of a way out."""
+    return (*(f"{name}.{kind}" for name in into for kind in ("weight", "bias")), *(f"{name}.weight" for name in out))
 
 
 def layer_norm(name: str, width: int) -> Shapes:

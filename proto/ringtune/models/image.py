@@ -11,6 +11,7 @@ from ringtune.models.family import (
     Family,
     Shapes,
     Widths,
+    divided,
     indivisible,
     kept_by,
     layer_norm,
@@ -97,5 +98,14 @@ VIT = Family(
     widths=lambda config: Widths.plain(config["hidden_size"], config["intermediate_size"]),
     block_shapes=_block,
     owner_shapes=_owner,
+    subnet_weights=divided(
+        into=(
+            "attention.attention.query",
+            "attention.attention.key",
+            "attention.attention.value",
+            "intermediate.dense",
+        ),
+        out=("attention.output.dense", "output.dense"),
+    ),
     problem=_problem,
 )

@@ -14,6 +14,7 @@ from ringtune.models.family import (
     Family,
     Shapes,
     Widths,
+    divided,
     indivisible,
     kept_by,
     layer_norm,
@@ -105,6 +106,10 @@ BERT = Family(
     widths=_bert_widths,
     block_shapes=_bert_block,
     owner_shapes=lambda config: _tables(config, config["hidden_size"]),
+    subnet_weights=divided(
+        into=("attention.self.query", "attention.self.key", "attention.self.value", "intermediate.dense"),
+        out=("attention.output.dense", "output.dense"),
+    ),
     unused_paths=("pooler",),
     problem=_bert_problem,
 )
@@ -206,5 +211,9 @@ DISTILBERT = Family(
     widths=lambda config: Widths.plain(config["dim"], config["hidden_dim"]),
     block_shapes=_distilbert_block,
     owner_shapes=_distilbert_owner,
+    subnet_weights=divided(
+        into=("attention.q_lin", "attention.k_lin", "attention.v_lin", "ffn.lin1"),
+        out=("attention.out_lin", "ffn.lin2"),
+    ),
     problem=lambda config: indivisible(config["dim"], config["n_heads"]),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringtune.errors import JobError
-from ringtune.models.adapter_config import AdapterPart, adapter_block_params, parse_adapter_config
+from ringtune.models.adapter_config import AdapterPart, adapter_block_params, parse_adapter_config, trains_own_weights
 from ringtune.models.family import Widths
 
 WIDTHS = Widths.plain(64, 256)
@@ -126,3 +126,23 @@ def test_parse_adapter_config_refuses(config: str, message: str) -> None:
         parse_adapter_config(config)
     assert message in str(caught.value)
     assert str(caught.value).startswith("adapter.config ")
+
+
+def test_full_is_no_adapter() -> None:
+    """The word for training the blocks' own weights adds nothing to a block."""
+    assert parse_adapter_config(" full ") == ()
+    assert adapter_block_params("full", hidden_size=64, widths=WIDTHS, num_blocks=2) == 0
+    assert trains_own_weights("full") and not trains_own_weights("seq_bn")
+
+
+@pytest.mark.parametrize("config", ["full|lora", "seq_bn | full", "full[reduction_factor=2]", "full[]"])
+def test_full_with_anything_else_is_refused(config: str) -> None:
+    """Neither options nor an adapter beside it have a meaning."""
+    with pytest.raises(JobError, match="'full' trains the blocks' own weights; it stands alone"):
+        parse_adapter_config(config)
+
+
+def test_full_misspelt_is_named() -> None:
+    """The nearest known name may be that of no adapter."""
+    with pytest.raises(JobError, match="did you mean 'full'"):
+        parse_adapter_config("ful")

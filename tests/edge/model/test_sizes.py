@@ -8,13 +8,12 @@ import pytest
 from adapters import AdapterConfig, AutoAdapterModel, BertAdapterModel
 from transformers import BertConfig
 
-from ringtune.costs.memory import estimate_activation_token_bytes
-from ringtune.costs.model_facts import model_facts
-from ringtune.jobs.job import Job, Model
+from ringtune.costs.model_facts import computed_token_bytes, model_facts
+from ringtune.jobs.job import Adapter, Job, Model
 from ringtune.models.adapter_config import adapter_block_params
 from ringtune.models.families import FAMILIES
 from ringtune.models.folder import read_config
-from tests.support import tiny_families
+from tests.support import reference, tiny_families
 from tests.support.hand_ring import make_bench
 from tests.support.tiny import write_model
 
@@ -88,9 +87,28 @@ def test_allowed_config_builds_the_same_model(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
-def test_sizes_of_activations_are_near_the_measured_ones(tmp_path: Path, model_type: str, dropout: float) -> None:
+def test_sizes_of_own_weights_equal_the_hosted_ones(tmp_path: Path, model_type: str) -> None:
+    """Without an adapter what trains in a block and what is left frozen are together the block, none counted twice."""
+    folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2)
+    task = FAMILIES[model_type].tasks[0]
+    job = Job(model=Model(path=str(folder), task=task), adapter=Adapter(config="full"))
+    job = job.with_overrides({"train.max_length": 50})
+    facts = model_facts(folder, job)
+    model = AutoAdapterModel.from_pretrained(folder)
+    own = reference.own_weights_of(model)
+    inside = f".{FAMILIES[model_type].block_prefix}0."
+    sizes = {name: value.numel() * 4 for name, value in model.named_parameters() if inside in f".{name}"}
+    assert facts.adapter_block_bytes == sum(size for name, size in sizes.items() if name in own)
+    assert facts.block_bytes == sum(size for name, size in sizes.items() if name not in own)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("adapter", ["seq_bn", "full"])
+@pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
+def test_sizes_of_activations_are_near_the_measured_ones(
+    tmp_path: Path, model_type: str, adapter: str, dropout: float
+) -> None:
     """Where nothing was measured the estimate is at most a few per cent too low, and a third too high."""
     wide = {"hidden_size": 256, "intermediate_size": 1024, "max_position_embeddings": 128}
     widths: dict[str, dict[str, object]] = {
@@ -102,9 +120,9 @@ def test_sizes_of_activations_are_near_the_measured_ones(tmp_path: Path, model_t
     }
     folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2, **widths.get(model_type, wide))
     task = FAMILIES[model_type].tasks[0]
-    job = Job(model=Model(path=str(folder), task=task)).with_overrides(
+    job = Job(model=Model(path=str(folder), task=task), adapter=Adapter(config=adapter)).with_overrides(
         {"train.max_length": 50, "train.batch_size": 8, "train.microbatches": 1, "train.dropout": dropout}
     )
     measured = make_bench(folder, job).activation_token_bytes()
-    estimated = estimate_activation_token_bytes(model_facts(folder, job), tokens=50, dropout=dropout)
+    estimated = computed_token_bytes(model_facts(folder, job), job)
     assert 0.93 * measured <= estimated <= 1.33 * measured

@@ -1,0 +1,67 @@
+"""Which weights of a block train without an adapter, and which files their result has."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringtune.models.families import FAMILIES
+from ringtune.models.family import Family
+from ringtune.models.own_weights import own_weights
+from ringtune.models.result_files import RESULT_FILES, result_files
+
+
+def config_of(family: Family, **values: object) -> dict[str, object]:
+    """The family's defaults."""
+    return {
+        "model_type": family.model_type,
+        **{key: spec.default for key, spec in family.config_keys.items()},
+        **values,
+    }
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_own_weights_leave_norms_and_shared_biases_out(name: str) -> None:
+    """What is left of a block are vectors of the hidden width: norms, and the biases of both ways out."""
+    family = FAMILIES[name]
+    config = config_of(family)
+    own, block = own_weights(family, config), family.block_shapes(config)
+    left = {name: shape for name, shape in block.items() if name not in own}
+    assert all(shape == (family.dimensions(config).hidden,) for shape in left.values())
+    assert all(name.endswith(("weight", "bias")) for name in own)
+    matrices = {name for name, shape in block.items() if len(shape) == 2}
+    assert matrices <= own.keys()
+
+
+def test_own_weights_of_bert_are_ten() -> None:
+    """The example of the docstring."""
+    own = own_weights(FAMILIES["bert"], config_of(FAMILIES["bert"], hidden_size=384, intermediate_size=1536))
+    assert len(own) == 10
+    assert sum(rows * (columns[0] if columns else 1) for rows, *columns in own.values()) == 1_772_160
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "biases"),
+    [
+        ("vit", {"qkv_bias": False}, {"intermediate.dense.bias"}),
+        ("llama", {}, set()),
+        (
+            "llama",
+            {"attention_bias": True, "mlp_bias": True},
+            {f"{part}_proj.bias" for part in ("self_attn.q", "self_attn.k", "self_attn.v", "mlp.gate", "mlp.up")},
+        ),
+    ],
+)
+def test_own_weights_have_the_biases_of_the_config(name: str, values: dict[str, object], biases: set[str]) -> None:
+    """Some models have no biases, or only some."""
+    found = own_weights(FAMILIES[name], config_of(FAMILIES[name], **values))
+    assert {name for name in found if name.endswith(".bias")} == biases
+
+
+def test_result_files_of_own_weights_have_no_adapter() -> None:
+    """Blocks take the place of the adapter; the head's files are there where a head trains."""
+    head = {"head_config.json", "model_head.safetensors"}
+    assert set(result_files("sequence-classification", "full")) == {"blocks.safetensors", *head}
+    assert result_files("causal-lm", "full") == ("blocks.safetensors",)
+    assert set(result_files("question-answering", "lora")) == {"adapter.safetensors", "adapter_config.json", *head}
+    assert set(result_files("causal-lm", "lora")) == {"adapter.safetensors", "adapter_config.json"}
+    assert {"blocks.safetensors", "adapter.safetensors", "adapter_config.json", *head} == set(RESULT_FILES)
