@@ -27,12 +27,16 @@ finally:
 # the ends of connections, which nothing else of these packages imports
 WITH_GRPC = ("ringtune.rpc.connections", "ringtune.rpc.statuses", "ringtune.rpc.weights_servicer")
 
+# the only room of the coordinator with numpy, which others import when they need it
+KNAPSACKS = "coordinator.planner.knapsacks"
+
 LIST_LOADED = """
 import importlib, json, pkgutil, sys
 for name in {packages!r}:
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
-        if not module.name.endswith("_pb2_grpc") and module.name not in {with_grpc!r}:
+        left_out = module.name in {with_grpc!r} or module.name.startswith({left_out!r})
+        if not module.name.endswith("_pb2_grpc") and not left_out:
             importlib.import_module(module.name)
 print(json.dumps(sorted(set({heavy!r}) & set(sys.modules))))
 """
@@ -43,9 +47,9 @@ def _environment(**more: str) -> dict[str, str]:
     return {"PYTHONPATH": f"{ROOT / 'proto'}:{ROOT}", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **more}
 
 
-def _loaded(*packages: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
+def _loaded(*packages: str, heavy: tuple[str, ...] = HEAVY, left_out: str = KNAPSACKS) -> list[str]:
     """The heavy libraries that a fresh interpreter holds after importing every module of ``packages``."""
-    code = LIST_LOADED.format(packages=packages, heavy=heavy, with_grpc=WITH_GRPC)
+    code = LIST_LOADED.format(packages=packages, heavy=heavy, with_grpc=WITH_GRPC, left_out=left_out)
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", code],
         capture_output=True,
@@ -65,8 +69,13 @@ def test_imports_of_pure_packages_are_light(package: str) -> None:
 
 
 def test_imports_of_coordinator_have_no_torch() -> None:
-    """A coordinator runs where torch is not installed."""
+    """A coordinator runs where torch is not installed; numpy comes only with the knapsacks."""
     assert set(_loaded("coordinator")) <= {"grpc"}
+
+
+def test_imports_of_knapsacks_have_only_numpy() -> None:
+    """The knapsacks of operation tables take numpy and nothing else that is heavy."""
+    assert set(_loaded(KNAPSACKS, left_out="nothing")) <= {"numpy"}
 
 
 def test_help_answers_at_once() -> None:

@@ -257,6 +257,10 @@ def _check(course: Course) -> None:
             f"operations have {len(course.choice.capacities)} capacities, it has to be one for all or one for each of "
             f"{course.num_blocks} blocks"
         )
+    if course.choice is not None and course.choice.groups and course.choice.groups[-1][1] > course.num_blocks:
+        raise PlanError(
+            f"operations.groups end at block {course.choice.groups[-1][1]}, the model has {course.num_blocks} blocks"
+        )
     if course.operations is not None:
         if course.choice is not None and course.choice.subnets != course.operations.subnets:
             raise PlanError(

@@ -86,7 +86,8 @@ class Choice:
         forward_score: a value of ``Score``, by which forward-only operations are chosen.
         score_scale: what a forward score counts against a backward score where both are chosen together.
         refresh_steps: a table is chosen anew at the first turn after so many steps; 0 = once, before training.
-        by_slice: whether all blocks of a slice have the same operations, so that a slice can be passed by.
+        groups: ranges [start, stop) of blocks, ascending; all blocks of one have the same operations, so that the node
+            which hosts them can be passed by. Blocks in none of them have operations of their own.
     """
 
     policy: str
@@ -96,7 +97,7 @@ class Choice:
     forward_score: str = Score.FISHER.value
     score_scale: float = 1.0
     refresh_steps: int = 0
-    by_slice: bool = False
+    groups: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse an unknown policy or score, and numbers that can't be meant."""
@@ -111,6 +112,12 @@ class Choice:
             raise PlanError("operations need at least one subnet a block, one capacity, and no negative refresh_steps")
         if not (math.isfinite(self.score_scale) and self.score_scale > 0):
             raise PlanError(f"operations.score_scale is {self.score_scale}, it has to be above 0")
+        _check_groups(self.groups, self.subnets)
+
+    @property
+    def by_slice(self) -> bool:
+        """Whether whole ranges of blocks have the same operations."""
+        return bool(self.groups)
 
     @property
     def scores(self) -> tuple[Score, ...]:
@@ -131,3 +138,13 @@ class Choice:
     def to_json(self) -> dict[str, Any]:
         """Write the choice as a JSON-able table."""
         return dataclasses.asdict(self)
+
+
+def _check_groups(groups: tuple[tuple[int, ...], ...], subnets: int) -> None:
+    if groups and subnets != 1:
+        raise PlanError(f"operations of groups of blocks have 1 subnet a block, not {subnets}")
+    at = 0
+    for group in groups:
+        if len(group) != 2 or not at <= group[0] < group[1]:
+            raise PlanError(f"operations.groups have {list(group)}, it has to be [start, stop) from {at} on")
+        at = group[1]

@@ -1,0 +1,45 @@
+"""Courses that choose their operation tables, and scores for them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ringtune.schedule.course import Course
+from ringtune.schedule.operations.choice import BlockCapacity, Choice
+from tests.support.plans import make_plan
+
+
+def choosing_course(
+    *,
+    full: float,
+    microbatches: int,
+    num_blocks: int,
+    forward_only: float = 0.0,
+    subnets: int = 1,
+    size: int = 2,
+    policy: str = "two-stage",
+    groups: tuple[tuple[int, ...], ...] = (),
+    frozen_blocks: int = 0,
+    train_rows: int = 0,
+    owners: int = 1,
+    **choice: object,
+) -> Course:
+    """A course whose subnets are full for so many micro-batches of ``size`` rows, and forward-only for more.
+
+    A forward is 0.4 of a full operation. Each owner has two batches, or ``train_rows`` rows.
+    """
+    batch_size = size * microbatches
+    names = [f"node-{at}" for at in range(owners)]
+    plan = make_plan(
+        [(names[0], frozen_blocks, num_blocks)],
+        names,
+        num_blocks=num_blocks,
+        microbatches=microbatches,
+        batch_size=batch_size,
+        train_rows=train_rows or 2 * batch_size,
+        private_blocks=frozen_blocks,
+        method="all",
+    )
+    capacity = BlockCapacity(full=full * size, forward_only=0.4 * forward_only * size, forward=0.4, backward=0.6)
+    made = Choice(policy=policy, subnets=subnets, groups=groups, capacities=(capacity,), **choice)  # type: ignore[arg-type]
+    return dataclasses.replace(plan.course, choice=made)
