@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ringtune.schedule.course import Course
-from ringtune.schedule.operations.expected import expected_table
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.spreading.expected import expected_table
 
 
 def choose_table(course: Course, scores: Sequence[BlockScores], step: int = 0) -> Operations:

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Sequence
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations.choice import Policy
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT
-from ringtune.schedule.operations.places import Place, places_of, whole
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.rows.batches import num_batches
+from ringtune.schedule.spreading.places import Place, places_of, whole
 
 
 @functools.lru_cache(maxsize=16)

@@ -11,8 +11,8 @@ import pytest
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
-from ringtune.schedule.operations.expected import expected_table
-from ringtune.schedule.operations.places import places_of
+from ringtune.schedule.spreading.expected import expected_table
+from ringtune.schedule.spreading.places import places_of
 from tests.support.operation_choices import choosing_course
 
 
