@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ringtune.errors import JobError
 from ringtune.jobs.operations import OperationsSettings
-from ringtune.schedule.spreading.places import whole
+from ringtune.schedule.spreading.choosers import whole
 
 
 class Counts(NamedTuple):

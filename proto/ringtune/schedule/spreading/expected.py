@@ -21,7 +21,7 @@ from ringtune.schedule.operations.choice import Policy
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.rows.batches import num_batches
-from ringtune.schedule.spreading.places import Place, places_of, whole
+from ringtune.schedule.spreading.choosers import Chooser, choosers_of, whole
 
 
 @functools.lru_cache(maxsize=16)
@@ -46,19 +46,19 @@ def expected_table(course: Course) -> Operations:
     return Operations(batches=tuple(batches), subnets=choice.subnets)
 
 
-def table_rows(course: Course, codes: Iterable[tuple[Place, Sequence[str]]]) -> tuple[str, ...]:
-    """The rows of one batch; all subnets are full whose place is not named, and all micro-batches that are not.
+def table_rows(course: Course, codes: Iterable[tuple[Chooser, Sequence[str]]]) -> tuple[str, ...]:
+    """The rows of one batch; all subnets are full whose chooser is not named, and all micro-batches that are not.
 
     Args:
         course: with a choice.
-        codes: of some places, the operation for each micro-batch.
+        codes: of some choosers, the operation for each micro-batch.
     """
     subnets = course.choice.subnets if course.choice else 1
     rows = [[FULL] * (course.num_blocks * subnets) for _ in range(course.microbatches)]
-    for place, found in codes:
-        for block in range(place.start, place.stop):
+    for chooser, found in codes:
+        for block in range(chooser.start, chooser.stop):
             for micro, code in enumerate(found):
-                rows[micro][block * subnets + place.subnet] = code
+                rows[micro][block * subnets + chooser.subnet] = code
     return tuple("".join(row) for row in rows)
 
 
@@ -68,23 +68,23 @@ def kept_subnets(course: Course) -> float:
     Each block of a group counts as one.
     """
     kept = 0.0
-    for place in places_of(course):
-        each = place.capacity
+    for chooser in choosers_of(course):
+        each = chooser.capacity
         share = (each.full + each.forward_only) / ((each.forward + each.backward) * course.batch_size)
-        kept += min(1.0, share) * (place.stop - place.start)
+        kept += min(1.0, share) * (chooser.stop - chooser.start)
     return kept
 
 
 @functools.lru_cache(maxsize=1024)
 def _spread(course: Course, sizes: tuple[int, ...], batch_id: int) -> tuple[str, ...]:
-    return table_rows(course, [(place, _codes(course, place, sizes, batch_id)) for place in places_of(course)])
+    return table_rows(course, [(chooser, _codes(course, chooser, sizes, batch_id)) for chooser in choosers_of(course)])
 
 
-def _codes(course: Course, place: Place, sizes: tuple[int, ...], batch_id: int) -> list[str]:
+def _codes(course: Course, chooser: Chooser, sizes: tuple[int, ...], batch_id: int) -> list[str]:
     share = sum(sizes) / course.batch_size
-    full, forward = place.full_rows(share), place.forward_rows(share)
+    full, forward = chooser.full_rows(share), chooser.forward_rows(share)
     codes = [SHORTCUT] * len(sizes)
-    order = place.order(batch_id, len(sizes))
+    order = chooser.order(batch_id, len(sizes))
     for micro in order:
         if sizes[micro] <= full:
             codes[micro], full = FULL, full - sizes[micro]
@@ -96,13 +96,13 @@ def _codes(course: Course, place: Place, sizes: tuple[int, ...], batch_id: int) 
 
 @functools.lru_cache(maxsize=16)
 def _pruned(course: Course, sizes: tuple[int, ...], _batch_id: int) -> tuple[str, ...]:
-    places = places_of(course)
-    total = sum(place.stop - place.start for place in places)
+    choosers = choosers_of(course)
+    total = sum(chooser.stop - chooser.start for chooser in choosers)
     keep, kept, passed, found = kept_subnets(course), 0, 0, []
-    for place in places:
-        blocks = place.stop - place.start
+    for chooser in choosers:
+        blocks = chooser.stop - chooser.start
         passed += blocks
         fits = kept + blocks <= whole(keep * passed / total, 1)
         kept += blocks if fits else 0
-        found.append((place, (FULL if fits else SHORTCUT) * len(sizes)))
+        found.append((chooser, (FULL if fits else SHORTCUT) * len(sizes)))
     return table_rows(course, found)

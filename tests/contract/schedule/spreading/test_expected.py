@@ -11,8 +11,8 @@ import pytest
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
+from ringtune.schedule.spreading.choosers import choosers_of
 from ringtune.schedule.spreading.expected import expected_table
-from ringtune.schedule.spreading.places import places_of
 from tests.support.operation_choices import choosing_course
 
 
@@ -44,9 +44,9 @@ def test_blocks_of_a_group_share_one_code() -> None:
 
 
 def test_blocks_that_never_train_are_full() -> None:
-    """Frozen blocks have no place: their operations are not chosen."""
+    """Frozen blocks have no chooser: their operations are not chosen."""
     course = choosing_course(full=1, microbatches=2, num_blocks=4, frozen_blocks=2)
-    assert [place.start for place in places_of(course)] == [2, 3]
+    assert [chooser.start for chooser in choosers_of(course)] == [2, 3]
     assert expected_table(course).batches[0].rows == ("1113", "1131")
 
 

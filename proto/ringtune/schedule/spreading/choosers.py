@@ -1,6 +1,6 @@
-"""The places of a course: the subnets that each have knapsacks of their own, and where each begins to choose.
+"""The choosers of a course: the subnets that each have knapsacks of their own, and where each begins to choose.
 
-A *place* is one subnet of one block, or all blocks of a group, which share one code. Where scores tie, a place prefers
+A *chooser* is one subnet of one block, or all blocks of a group, which share one code. Where scores tie, a chooser prefers
 the micro-batches from its ``first`` one on, cyclically. Weight magnitudes are the same for every micro-batch, so this
 rule alone decides there. Example: 6 subnets of one block, 3 of 5 micro-batches full::
 
@@ -34,7 +34,7 @@ _SLACK = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Chooser:
     """One subnet of one block, or one group of blocks, whose operations are chosen together.
 
     Attributes:
@@ -75,18 +75,18 @@ def whole(capacity: float, cost: float) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def places_of(course: Course) -> tuple[Place, ...]:
-    """All places whose operations are chosen, by block and subnet; blocks that never train have none."""
-    choice, found = course.choice, list[Place]()
+def choosers_of(course: Course) -> tuple[Chooser, ...]:
+    """All choosers whose operations are chosen, by block and subnet; blocks that never train have none."""
+    choice, found = course.choice, list[Chooser]()
     if choice is None:
         return ()
     totals = [0] * course.microbatches
     for start, stop in _ranges(course):
         capacity = _sum([choice.capacity(block) for block in range(start, stop)])
-        place = Place(start=start, stop=stop, subnet=0, first=0, capacity=capacity)
-        full = min(course.microbatches, round(place.full_rows() * course.microbatches / course.batch_size))
+        chooser = Chooser(start=start, stop=stop, subnet=0, first=0, capacity=capacity)
+        full = min(course.microbatches, round(chooser.full_rows() * course.microbatches / course.batch_size))
         firsts, totals = _firsts(totals, choice.subnets, full)
-        found += [dataclasses.replace(place, subnet=subnet, first=first) for subnet, first in enumerate(firsts)]
+        found += [dataclasses.replace(chooser, subnet=subnet, first=first) for subnet, first in enumerate(firsts)]
     return tuple(found)
 
 
