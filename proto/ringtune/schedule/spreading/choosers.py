@@ -1,8 +1,8 @@
 """The choosers of a course: the subnets that each have knapsacks of their own, and where each begins to choose.
 
-A *chooser* is one subnet of one block, or all blocks of a group, which share one code. Where scores tie, a chooser prefers
-the micro-batches from its ``first`` one on, cyclically. Weight magnitudes are the same for every micro-batch, so this
-rule alone decides there. Example: 6 subnets of one block, 3 of 5 micro-batches full::
+A *chooser* is one subnet of one block, or all blocks of a group, which share one code. Where scores tie, a chooser
+prefers the micro-batches from its ``first`` one on, cyclically. Weight magnitudes are the same for every micro-batch,
+so this rule alone decides there. Example: 6 subnets of one block, 3 of 5 micro-batches full::
 
     micro-batch   0 1 2 3 4
     subnet 0      1 1 1 3 3     first 0
