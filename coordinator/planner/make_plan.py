@@ -20,6 +20,7 @@ from coordinator.planner.effort import Effort
 from coordinator.planner.even import as_alike
 from coordinator.planner.initiators import initiator_order
 from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.operations import settled, with_operations
 from coordinator.planner.refusals import nothing_fits, refusal
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.memory import MemoryEstimate
@@ -27,7 +28,6 @@ from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
 from ringtune.costs.seconds import CourseCosts, check_profile
 from ringtune.errors import DataError, ModelError, PeerLostError, PlanError
-from ringtune.jobs.given_table import given_table
 from ringtune.jobs.job import Job
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import Course
@@ -115,7 +115,9 @@ def make_plan(
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile, job.train.optimizer)
     drafts = [
-        draft.with_choices(count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in microbatches or (0,)
+        with_operations(job, draft.with_choices(count, dtype), model, profile)
+        for dtype in wire_dtypes or (job.wire.dtype,)
+        for count in microbatches or (0,)
     ]
     effort = effort or Effort(seconds=job.runtime.plan_s)
     if not links or evaluation_only:
@@ -130,8 +132,9 @@ def make_plan(
     )
     if choice is None:
         raise nothing_fits(_caps(job, drafts[0], facts), nodes)
-    plan = plan_of(choice.best.draft, choice.costs, choice.best.ring)
-    return Planned(plan=plan, memory=plan_memory(job, plan, facts), choice=choice, profile=profile)
+    plan = settled(job, plan_of(choice.best.draft, choice.costs, choice.best.ring), model, profile)
+    kept = refuse_if_full(job, plan, facts)
+    return dataclasses.replace(kept, choice=choice, profile=profile)
 
 
 def planned_as(
@@ -282,8 +285,6 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     )
     if not owners:
         raise DataError("no node has training rows; give at least one its file with --data")
-    if job.operations.is_chosen:
-        raise PlanError("operations.policy is not carried out yet; use 'standard', or give operations.table")
     train, private_blocks = job.train, job.privacy.private_blocks
     course = Course(
         method=job.method,
@@ -302,7 +303,6 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         seed=train.seed,
         turns=train.turns,
         frozen_blocks=private_blocks,
-        operations=given_table(job.operations),
     )
     return Draft(course=course, private_blocks=private_blocks)
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ringtune.costs.job_subnets import check_subnets
 from ringtune.costs.memory import DTYPE_BYTES, estimate_activation_token_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import JobError
@@ -64,6 +65,7 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
         head_token_logits=head.token_logits,
         inner_kept=dimensions.inner_kept,
         fixed_tokens=dimensions.longest if dimensions.fixed else 0,
+        num_kv_heads=dimensions.kv_heads or dimensions.num_heads,
         adapter_block_bytes=(adapter_params + own_params) * item_bytes,
         digest=_digest(config, tensors),
     )
@@ -85,7 +87,7 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
 
     Raises:
         ModelError: its family has no head for the task.
-        JobError: longer texts or more private blocks than it has.
+        JobError: longer texts or more private blocks than it has, or subnets that do not divide its heads.
     """
     family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_task(family, job.model.task, where=where)
@@ -97,6 +99,7 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
             f"privacy.private_blocks is {job.privacy.private_blocks}, the model has {dimensions.num_blocks} blocks; "
             "leave at least one to train"
         )
+    check_subnets(job, dimensions, where=where)
 
 
 class _HeadSizes(NamedTuple):

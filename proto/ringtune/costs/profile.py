@@ -39,6 +39,7 @@ class ModelFacts:
         head_token_logits: numbers that the head computes for each token; 0 if it looks at one token of a row.
         inner_kept: tensors of width ``intermediate_size`` that a block keeps for backward.
         fixed_tokens: of every row, where all are alike (images); 0 = rows have lengths of their own, as texts.
+        num_kv_heads: key/value heads; 0 = as many as ``num_heads``.
     """
 
     model_type: str
@@ -56,6 +57,7 @@ class ModelFacts:
     head_token_logits: int = 0
     inner_kept: int = 1
     fixed_tokens: int = 0
+    num_kv_heads: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
@@ -69,6 +71,7 @@ class ModelFacts:
             "head_class_bytes",
             "head_token_logits",
             "fixed_tokens",
+            "num_kv_heads",
         ):
             _check_at_least(f"model.{name}", getattr(self, name), 0)
 

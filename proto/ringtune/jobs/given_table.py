@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from ringtune.errors import JobError, PlanError
+from ringtune.files.strict import check_keys, read_value
 from ringtune.jobs.operations import OperationsSettings
 from ringtune.schedule.operations.table import Operations
 
@@ -30,7 +31,7 @@ def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSet
         folder: to which the name is relative.
 
     Raises:
-        JobError: the file can't be read, or has no single table.
+        JobError: the file can't be read, or has no table.
     """
     if not settings.table or _is_text(settings.table):
         return settings
@@ -42,7 +43,8 @@ def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSet
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise JobError(f"can't read operations.table {path}: {reason}; {_REMEDY}") from error
-    table = json.dumps(_table(text, f"operations.table {path}").to_json(), separators=(",", ":"))
+    tables = [_entry(step, table.to_json()) for step, table in _tables(text, f"operations.table {path}")]
+    table = json.dumps({"schema": 1, "tables": tables}, separators=(",", ":"))
     if len(table) > _MOST_TEXT:
         raise JobError(
             f"operations.table {path} is {len(table):,} characters of text, a job has room for {_MOST_TEXT:,}; give it "
@@ -51,41 +53,44 @@ def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSet
     return dataclasses.replace(settings, table=table)
 
 
-def given_table(settings: OperationsSettings) -> Operations | None:
-    """The operations that a job is given; None if it is given none.
+def given_tables(settings: OperationsSettings) -> tuple[tuple[int, Operations], ...]:
+    """The tables that a job is given, each with the step that it holds from; none where it is given none.
 
     Raises:
         JobError: the job names a file, which nobody has read, or its text is no table.
     """
     if not settings.table:
-        return None
+        return ()
     if not _is_text(settings.table):
         raise JobError(f"operations.table = {settings.table!r} was not read; train with 'ringtune train', which does")
-    return _table(settings.table, "operations.table")
+    return _tables(settings.table, "operations.table")
 
 
 def _is_text(table: str) -> bool:
     return table.lstrip().startswith("{")
 
 
-def _table(text: str, where: str) -> Operations:
+def _tables(text: str, where: str) -> tuple[tuple[int, Operations], ...]:
     try:
-        return Operations.from_json(_only_table(json.loads(text), where), where=where)
+        value = json.loads(text)
     except ValueError as error:
         raise JobError(f"{where} is not JSON: {error}; {_REMEDY}") from error
+    entries = value.get("tables") if isinstance(value, Mapping) and "tables" in value else [_entry(0, value)]
+    if not isinstance(entries, list) or not entries:
+        raise JobError(f"{where} has no table in its list of tables; {_REMEDY}")
+    try:
+        return tuple(_read_entry(entry, f"{where}.tables[{at}]") for at, entry in enumerate(entries))
     except PlanError as error:
         raise JobError(f"{error}; {_REMEDY}") from error
 
 
-def _only_table(value: object, where: str) -> object:
-    """The one table of a file: the file itself, or the one that a run wrote."""
-    if not isinstance(value, Mapping) or "tables" not in value:
-        return value
-    tables = value["tables"]
-    if not isinstance(tables, list) or len(tables) != 1 or not isinstance(tables[0], Mapping):
-        number = len(tables) if isinstance(tables, list) else 0
-        raise JobError(
-            f"{where} has {number} tables, a run is given one that holds from its begin to its end; give the file of a "
-            "run that chose once (operations.refresh_rounds = 0)"
-        )
-    return tables[0].get("operations")
+def _read_entry(entry: object, where: str) -> tuple[int, Operations]:
+    if not isinstance(entry, Mapping):
+        raise PlanError(f"{where} has to be a table")
+    check_keys(entry, ("step", "operations"), where=where, error=PlanError)
+    step = read_value(int, entry.get("step"), where=f"{where}.step", error=PlanError)
+    return step, Operations.from_json(entry.get("operations"), where=f"{where}.operations")
+
+
+def _entry(step: int, operations: object) -> dict[str, object]:
+    return {"step": step, "operations": operations}

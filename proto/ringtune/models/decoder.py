@@ -123,6 +123,7 @@ def _llama_dimensions(config: Config) -> Dimensions:
         vocab=config["vocab_size"],
         longest=config["max_position_embeddings"],
         inner_kept=2 + kept_by(config["hidden_act"]),  # up, and the activated gate
+        kv_heads=_groups(config),
     )
 
 

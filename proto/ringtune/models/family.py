@@ -63,6 +63,7 @@ class Dimensions:
         longest: tokens that the model takes at most.
         fixed: whether every row has exactly ``longest`` tokens.
         inner_kept: tensors of width ``inner`` that the feed-forward part keeps for backward.
+        kv_heads: key/value heads; 0 = as many as ``num_heads``.
     """
 
     num_blocks: int
@@ -73,6 +74,7 @@ class Dimensions:
     longest: int
     fixed: bool = False
     inner_kept: int = 1
+    kv_heads: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ringtune.errors import JobError
-from ringtune.jobs.given_table import given_table
+from ringtune.jobs.given_table import given_tables
 from ringtune.jobs.job import Job, Model, OperationsSettings, Train, load_job, parse_job
 from ringtune.rounds.job_changes import changed_keys, describe_changes, job_digest
 from ringtune.schedule.operations.table import BatchOperations, Operations
@@ -143,13 +143,13 @@ def _job_with(tmp_path: Path, value: object) -> Path:
 
 
 @pytest.mark.parametrize(
-    "value", [TABLE.to_json(), {"schema": 1, "tables": [{"step": 0, "turn": 2, "operations": TABLE.to_json()}]}]
+    "value", [TABLE.to_json(), {"schema": 1, "tables": [{"step": 0, "operations": TABLE.to_json()}]}]
 )
 def test_given_table_travels_with_the_job(tmp_path: Path, value: object) -> None:
     """The file is read where the job is; the job that a run writes down names no file any more."""
     job = load_job(_job_with(tmp_path, value))
-    assert given_table(job.operations) == TABLE
-    assert given_table(parse_job(job.to_toml(), source="job").operations) == TABLE
+    assert given_tables(job.operations) == ((0, TABLE),)
+    assert given_tables(parse_job(job.to_toml(), source="job").operations) == ((0, TABLE),)
     assert job.operations.is_any
     assert not job.operations.is_chosen
 
@@ -160,8 +160,9 @@ def test_given_table_travels_with_the_job(tmp_path: Path, value: object) -> None
         ("[", "is not JSON"),
         ("[]", "has to be a table"),
         ({"subnets": 1}, "batches has to be a list"),
-        ({"tables": []}, "has 0 tables"),
-        ({"tables": [{}, {}]}, "has 2 tables, a run is given one"),
+        ({"tables": []}, "has no table in its list of tables"),
+        ({"tables": [{"step": 0}, {"steps": 8}]}, "tables[0].operations has to be a table"),
+        ({"tables": [{"steps": 8}]}, "unknown key"),
         ({"subnets": 1, "batches": [["a", 0, 2, 4, "!"]]}, "packed operations are not readable"),
     ],
 )
@@ -170,6 +171,15 @@ def test_given_table_is_refused_with_its_file(tmp_path: Path, value: object, mes
     with pytest.raises(JobError) as caught:
         load_job(_job_with(tmp_path, value))
     assert message in str(caught.value)
+
+
+def test_given_tables_have_the_steps_that_they_hold_from(tmp_path: Path) -> None:
+    """A run that chose anew wrote several."""
+    tables = [{"step": step, "operations": TABLE.to_json()} for step in (0, 40)]
+    assert given_tables(load_job(_job_with(tmp_path, {"schema": 1, "tables": tables})).operations) == (
+        (0, TABLE),
+        (40, TABLE),
+    )
 
 
 def test_given_table_that_is_not_there_is_named(tmp_path: Path) -> None:

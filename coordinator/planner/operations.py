@@ -1,0 +1,181 @@
+"""Give a course the operations that its job asks for: given tables, or how the run is to choose some.
+
+Before a ring is found, all blocks count as alike, with the mean costs of the nodes. Where what a subnet may do depends on its
+host (``operations.balance``, ``operations.by_slice``) that is settled once the slices are known; all else of a choice does not
+depend on them, so that no other placement trains other weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from coordinator.planner.draft import Draft
+from ringtune.costs.job_subnets import job_subnets
+from ringtune.costs.profile import ModelFacts, Profile
+from ringtune.costs.seconds import CourseCosts
+from ringtune.errors import JobError, PlanError
+from ringtune.jobs.given_table import given_tables
+from ringtune.jobs.job import Job
+from ringtune.schedule.actions import Op
+from ringtune.schedule.course import Course
+from ringtune.schedule.operations.choice import Choice
+from ringtune.schedule.placement import Slice
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind
+
+_MEAN = "mean"
+
+
+def with_operations(job: Job, draft: Draft, model: ModelFacts, profile: Profile) -> Draft:
+    """Give a draft that trains the operations of its job; one that only evaluates runs every block.
+
+    Args:
+        job: what is wanted.
+        draft: with its micro-batches.
+        model: what the nodes have.
+        profile: their times.
+
+    Raises:
+        JobError: subnets do not divide the model's heads, or counts do not fit the draft's micro-batches.
+        PlanError: given tables do not fit the course.
+    """
+    course = draft.course
+    if not (job.operations.is_any and course.num_steps):
+        return draft
+    if job.operations.table:
+        return dataclasses.replace(draft, course=with_tables(job, course, model))
+    _check_counts(job, course.microbatches)
+    mean = _mean(block_costs(course, profile))
+    blocks = [Slice(node=_MEAN, start=at, stop=at + 1) for at in range(course.num_blocks)]
+    hosts = blocks if job.operations.by_slice else [Slice(node=_MEAN, start=0, stop=course.num_blocks)]
+    choice = _choice(job, course, model, hosts, {_MEAN: mean})
+    return dataclasses.replace(draft, course=dataclasses.replace(course, choice=choice))
+
+
+def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
+    """Settle what of a plan's operations depends on its slices; the plan itself where nothing does."""
+    operations, course = job.operations, plan.course
+    if course.choice is None or not (operations.balance or operations.by_slice) or operations.table:
+        return plan
+    costs = block_costs(dataclasses.replace(course, choice=None), profile)
+    if not operations.balance:
+        costs = dict.fromkeys(costs, _mean(costs))
+    choice = _choice(job, course, model, plan.placement.hosts, costs)
+    return Plan(dataclasses.replace(course, choice=choice), plan.placements)
+
+
+def with_tables(job: Job, course: Course, model: ModelFacts) -> Course:
+    """Give a course the tables that its job names.
+
+    Raises:
+        JobError: they are of another model.
+        PlanError: they are of another course; names what does not fit.
+    """
+    tables = given_tables(job.operations)
+    job_subnets(job, model)
+    try:
+        if len(tables) == 1 and tables[0][0] == 0:
+            return dataclasses.replace(course, operations=tables[0][1])
+        raise PlanError(f"it has {len(tables)} tables")
+    except PlanError as error:
+        raise PlanError(f"operations.table does not fit this run: {error}") from error
+
+
+def check_given_operations(job: Job, plan: Plan, model: ModelFacts) -> None:
+    """Refuse a given plan whose operations are not those that the job asks for.
+
+    A plan may have a table where its job says nothing of operations. What subnets may do was settled when the plan was
+    made, with the times of then.
+
+    Raises:
+        PlanError: they differ; names the key.
+    """
+    course, anew = plan.course, "change it, or plan anew with 'ringtune plan JOB --save FILE'"
+    if job.operations.table:
+        wanted = with_tables(job, dataclasses.replace(course, operations=None, choice=None), model)
+        if (course.operations, course.choice) != (wanted.operations, wanted.choice):
+            raise PlanError(f"the plan has other operations than the job's operations.table; {anew}")
+        return
+    says, choice = job.operations.policy, course.choice
+    has = choice.policy if choice else ""
+    if job.operations.is_chosen and has != says:
+        raise PlanError(
+            f"the plan has {f'operations.policy = {has}' if has else 'no operations to choose'}, the job says {says}; {anew}"
+        )
+    if choice is None:
+        return
+    if not job.operations.is_chosen:
+        raise PlanError(f"the plan has operations.policy = {has}, the job says {says}; {anew}")
+    _check_same_choice(job, choice, job_subnets(job, model).count, anew)
+
+
+def _check_same_choice(job: Job, choice: Choice, subnets: int, anew: str) -> None:
+    settings = job.operations
+    for name, has, says in (
+        ("heads", choice.subnets, 1 if settings.by_slice else subnets),
+        ("by_slice", choice.by_slice, settings.by_slice),
+        ("backward_score", choice.backward_score, settings.backward_score),
+        ("forward_score", choice.forward_score, settings.forward_score),
+        ("score_scale", choice.score_scale, settings.score_scale),
+    ):
+        if has != says:
+            of = " subnets a block" if name == "heads" else ""
+            raise PlanError(f"the plan has {has}{of}, the job says {says} (operations.{name}); {anew}")
+
+
+def _check_counts(job: Job, microbatches: int) -> None:
+    """Refuse counts beyond the micro-batches that ``--microbatches`` offers instead of the job's own."""
+    done = (job.operations.full or 0) + (job.operations.forward_only or 0)
+    if done > microbatches:
+        raise JobError(
+            f"operations.full and operations.forward_only are {done} micro-batches of a batch that has {microbatches}; "
+            "lower them, or plan with more micro-batches"
+        )
+
+
+def _choice(
+    job: Job,
+    course: Course,
+    model: ModelFacts,
+    hosts: Sequence[Slice],
+    costs: Mapping[str, tuple[float, float]],
+) -> Choice:
+    from coordinator.planner.knapsacks.capacities import choice_of
+
+    return choice_of(
+        job.operations,
+        subnets=job_subnets(job, model).count,
+        microbatch_sizes=course.microbatch_sizes(),
+        hosts=hosts,
+        costs=costs,
+        num_blocks=course.num_blocks,
+        local_iterations=course.local_iterations,
+        owners=len(course.owners),
+    )
+
+
+def block_costs(course: Course, profile: Profile) -> dict[str, tuple[float, float]]:
+    """Seconds that one block takes each node for one row of a micro-batch: of a forward without graph, and the rest of full.
+
+    The second is what a full operation takes more than a forward-only one: the graph, and the backward.
+    """
+    costs = CourseCosts(course, profile)
+    rows = course.microbatch_sizes()[0]
+    sizes = [costs.size(owner.node, rows, StepKind.TRAIN) for owner in course.owners]
+    size, top = sum(sizes) / len(sizes), course.head + 2
+
+    def seconds(node: str, op: Op) -> float:
+        lowest = top if op is Op.FORWARD_FREE else 0
+        return costs.nodes[node].seconds(op, 1, 2, size=size, lowest=lowest, kind=StepKind.TRAIN) / rows
+
+    found = {}
+    for node in costs.nodes:
+        forward_s = seconds(node, Op.FORWARD_FREE)
+        found[node] = (forward_s, max(0.0, seconds(node, Op.FORWARD) + seconds(node, Op.BACKWARD) - forward_s))
+    return found
+
+
+def _mean(costs: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
+    forward_s, backward_s = zip(*costs.values(), strict=True)
+    return sum(forward_s) / len(costs), sum(backward_s) / len(costs)
