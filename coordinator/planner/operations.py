@@ -1,8 +1,8 @@
 """Give a course the operations that its job asks for: given tables, or how the run is to choose some.
 
-Before a ring is found, all blocks count as alike, with the mean costs of the nodes. Where what a subnet may do depends on its
-host (``operations.balance``, ``operations.by_slice``) that is settled once the slices are known; all else of a choice does not
-depend on them, so that no other placement trains other weights.
+Before a ring is found, all blocks count as alike, with the mean costs of the nodes. Where what a subnet may do depends
+on its host (``operations.balance``, ``operations.by_slice``) that is settled once the slices are known; all else of a
+choice does not depend on them, so that no other placement trains other weights.
 """
 
 from __future__ import annotations
@@ -100,9 +100,8 @@ def check_given_operations(job: Job, plan: Plan, model: ModelFacts) -> None:
     says, choice = job.operations.policy, course.choice
     has = choice.policy if choice else ""
     if job.operations.is_chosen and has != says:
-        raise PlanError(
-            f"the plan has {f'operations.policy = {has}' if has else 'no operations to choose'}, the job says {says}; {anew}"
-        )
+        plans = f"operations.policy = {has}" if has else "no operations to choose"
+        raise PlanError(f"the plan has {plans}, the job says {says}; {anew}")
     if choice is None:
         return
     if not job.operations.is_chosen:
@@ -141,24 +140,13 @@ def _choice(
     hosts: Sequence[Slice],
     costs: Mapping[str, tuple[float, float]],
 ) -> Choice:
-    from coordinator.planner.knapsacks.capacities import choice_of
-
-    return choice_of(
-        job.operations,
-        subnets=job_subnets(job, model).count,
-        microbatch_sizes=course.microbatch_sizes(),
-        hosts=hosts,
-        costs=costs,
-        num_blocks=course.num_blocks,
-        local_iterations=course.local_iterations,
-        owners=len(course.owners),
-    )
+    raise PlanError("operations.policy is not carried out yet; use 'standard', or give operations.table")
 
 
 def block_costs(course: Course, profile: Profile) -> dict[str, tuple[float, float]]:
-    """Seconds that one block takes each node for one row of a micro-batch: of a forward without graph, and the rest of full.
+    """Measure in seconds what one block takes each node for one row of a micro-batch: a forward, and the rest of full.
 
-    The second is what a full operation takes more than a forward-only one: the graph, and the backward.
+    The forward is without graph. The rest is what a full operation takes more than that: graph and backward.
     """
     costs = CourseCosts(course, profile)
     rows = course.microbatch_sizes()[0]

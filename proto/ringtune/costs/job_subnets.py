@@ -7,6 +7,7 @@ from ringtune.errors import JobError, PlanError
 from ringtune.jobs.given_table import given_tables
 from ringtune.jobs.job import Job
 from ringtune.models.family import Dimensions
+from ringtune.models.head_group_support import refusal
 from ringtune.schedule.operations.subnets import Subnets, subnets_of
 
 
@@ -39,9 +40,17 @@ def _subnets(job: Job, *, heads: int, kv_heads: int, inner: int, where: str) -> 
     given = given_tables(job.operations)
     try:
         if given:
-            return Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=given[0][1].subnets)
+            return _given(job, Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=given[0][1].subnets))
         heads_each = job.operations.heads if job.operations.is_chosen and not job.operations.by_slice else 0
         return subnets_of(heads=heads, kv_heads=kv_heads, inner=inner, heads_each=heads_each)
     except PlanError as error:
         what = "operations.table is of another model: " if given else ""
         raise JobError(f"{what}{error}; the model is {where}") from error
+
+
+def _given(job: Job, subnets: Subnets) -> Subnets:
+    """Refuse given tables of parts of blocks where the job's adapter or dropout needs whole ones."""
+    heads = subnets.heads_each if subnets.count > 1 else 0
+    if problem := refusal(job.adapter.config, dropout=job.train.dropout, heads=heads):
+        raise JobError(f"operations.table has {subnets.count} subnets a block: {problem}")
+    return subnets

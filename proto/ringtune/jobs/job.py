@@ -72,7 +72,7 @@ class Job:
     def __post_init__(self) -> None:
         """Refuse settings of another method, and keys that the task has no use for."""
         self._check_method_sections()
-        check_operations(self.operations, train=self.train, privacy=self.privacy)
+        check_operations(self.operations, adapter=self.adapter, train=self.train, privacy=self.privacy)
         if self.model.task in CLASS_TASKS:
             return
         if self.data.labels:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from ringtune.errors import JobError
 from ringtune.jobs.operations import OperationsSettings
-from ringtune.jobs.sections import Privacy, Train
+from ringtune.jobs.sections import Adapter, Privacy, Train
+from ringtune.models.head_group_support import refusal
 
 
-def check_operations(operations: OperationsSettings, *, train: Train, privacy: Privacy) -> None:
+def check_operations(operations: OperationsSettings, *, adapter: Adapter, train: Train, privacy: Privacy) -> None:
     """Refuse operations that the rest of a job does not go with.
 
     Raises:
@@ -27,6 +28,9 @@ def check_operations(operations: OperationsSettings, *, train: Train, privacy: P
             f"privacy.private_blocks = {privacy.private_blocks} and [operations] can't go together: an owner that runs "
             "blocks itself would have no part in the tables; remove one of them"
         )
+    heads = 0 if operations.by_slice or not operations.is_chosen else operations.heads
+    if problem := refusal(adapter.config, dropout=train.dropout, heads=heads):
+        raise JobError(problem)
 
 
 def _check_table_alone(operations: OperationsSettings) -> None:
