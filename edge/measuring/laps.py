@@ -97,8 +97,8 @@ class Spread(NamedTuple):
         low_s, median_s, high_s = statistics.quantiles(timings, n=4, method="inclusive")
         return Spread(median_s, low_s, high_s, len(timings))
 
-    def at(self, work: Work, rows: int = 0, tokens: int = 0) -> WorkTime:
-        """Make the measured point of ``work`` at this size."""
+    def at(self, work: Work, rows: int = 0, tokens: int = 0, *, share: float = 1.0) -> WorkTime:
+        """Make the measured point of ``work`` at this size, with this share of a block's subnets."""
         return WorkTime(
             work=work,
             rows=rows,
@@ -107,6 +107,7 @@ class Spread(NamedTuple):
             low_s=self.low_s,
             high_s=self.high_s,
             samples=self.samples,
+            share=share,
         )
 
 

@@ -8,8 +8,11 @@ without count as it does.
 ::
 
     put hidden, f                     FORWARD            put hidden, F, put gradient, B, U   GRAPH, BACKWARD, UPDATE
+    f, F, B with half of the subnets  FORWARD_PART, GRAPH_PART, BACKWARD_PART
     E E .. E                          EMBED              put hidden, F, put gradient, B      .. of the lowest one
     E, H, U[head]                     HEAD, UPDATE_HEAD  E, H of an evaluation               HEAD_FREE
+
+Parts are timed where the job has operations with several subnets a block: with ``subnets // 2`` of them.
 
 What encodes, decodes, hands over and saves is the code of a run too; the disk is the one of the node's folder.
 """
@@ -22,13 +25,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
 from edge.machine.settling import settle_of
+from edge.measuring.bench_plan import NODE, bench_plan, part_subnets, part_table, whole_plan
 from edge.measuring.handling import handling_s
 from edge.measuring.laps import Cycle, Laps, Spread, Timer
 from edge.measuring.rows import SizedRows, known_labels, uneven_mask
@@ -38,7 +42,7 @@ from ringtune.costs.measuring import Size, timed_sizes
 from ringtune.costs.memory import MemoryEstimate, node_memory
 from ringtune.costs.model_facts import computed_token_bytes
 from ringtune.costs.profile import ModelFacts
-from ringtune.costs.work_times import Work, WorkTime
+from ringtune.costs.work_times import PART_OF, Work, WorkTime
 from ringtune.errors import CapacityError
 from ringtune.files.durable import make_folder
 from ringtune.jobs.job import Job
@@ -48,18 +52,19 @@ from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import model_dimensions, read_config
 from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
-from ringtune.schedule.course import Course
-from ringtune.schedule.extent import Owner
-from ringtune.schedule.methods import RingAda
-from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
 
-_NODE, _BELOW, _ABOVE = "measured", "below", "above"
 _TINY_RATE = 1e-9
-_HANDLED_STEPS = 4
 _UNSIZED: tuple[Work, ...] = (Work.UPDATE, Work.UPDATE_HEAD)
-_BLOCK_LOOPS, _OWNER_LOOPS, _ONCE_LOOPS = 4, 3, 2
+_BLOCK_LOOPS, _PART_LOOPS, _OWNER_LOOPS, _ONCE_LOOPS = 4, 3, 3, 2
+_WITH_LOWEST: Final = {
+    Work.GRAPH: Work.GRAPH_LOWEST,
+    Work.BACKWARD: Work.BACKWARD_LOWEST,
+    Work.GRAPH_PART: Work.GRAPH_LOWEST_PART,
+    Work.BACKWARD_PART: Work.BACKWARD_LOWEST_PART,
+}
+"""The works of a block that has trainable ones below it, and of the lowest one."""
 
 
 class MeasuredWork(NamedTuple):
@@ -89,6 +94,7 @@ class Bench:
         model: what the folder holds.
         memory_bytes: that the measurement may use.
         device: torch device.
+        subnets: of each block, where the job has operations.
 
     Raises:
         ModelError: see ``NodeExecutor``.
@@ -105,7 +111,9 @@ class Bench:
         model: ModelFacts,
         memory_bytes: int,
         device: str = "cpu",
+        subnets: int = 1,
     ) -> None:
+        self._subnets = subnets
         config = read_config(folder)
         family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
         self.sizes = timed_sizes(job, fixed_tokens=dimensions.longest if dimensions.fixed else 0)
@@ -121,47 +129,30 @@ class Bench:
         rows = self.sizes[0].rows
         self._rows = SizedRows(dataset, job.model.task, rows * job.train.microbatches) if dataset else None
         has_classes = job.model.task in CLASS_TASKS
-        self._plan = self._make_plan(rows, known_labels(job.data.labels, dataset, has_classes=has_classes))
+        self._plan = bench_plan(
+            self._job,
+            rows=rows,
+            tokens=self.sizes[0].tokens,
+            block=self._block,
+            num_blocks=self._num_blocks,
+            hidden_size=self._hidden_size,
+            labels=known_labels(job.data.labels, dataset, has_classes=has_classes),
+            has_rows=self._rows is not None,
+            subnets=subnets,
+        )
         _check_room(self._memory(model), memory_bytes)
         # the executor wants of a dataset only what SizedRows has
         rows_of: Any = self._rows
-        self._executor = NodeExecutor(self._plan, _NODE, self._job, folder, rows_of, device=device)
+        self._executor = NodeExecutor(self._plan, NODE, self._job, folder, rows_of, device=device)
         self._dtype = torch.float64 if job.model.dtype == "float64" else torch.float32
         self._device = torch.device(device)
 
-    def _make_plan(self, rows: int, labels: tuple[str, ...]) -> Plan:
-        """Make a plan in which this node hosts one block and absent nodes host the rest.
-
-        Step s unfreezes block N - 1 - s of N blocks.
-        """
-        block, stop, train = self._block, self._num_blocks, self._job.train
-        pieces = (
-            Slice(node=_BELOW, start=0, stop=block),
-            Slice(node=_NODE, start=block, stop=block + 1),
-            Slice(node=_ABOVE, start=block + 1, stop=stop),
-        )
-        batch = rows * train.microbatches
-        course = Course(
-            method=RingAda(every_steps=1),
-            num_blocks=stop,
-            owners=(Owner(node=_NODE if self._rows else _ABOVE, train_rows=batch, eval_rows=batch),),
-            num_steps=stop + 1,
-            local_iterations=1,
-            batch_size=batch,
-            microbatches=train.microbatches,
-            max_length=self.sizes[0].tokens,
-            hidden_size=self._hidden_size,
-            wire_dtype=self._job.wire.dtype,
-            labels=labels,
-            seed=train.seed,
-        )
-        return Plan.of(course, Placement(slices=tuple(piece for piece in pieces if piece.num_blocks)))
-
     def _memory(self, model: ModelFacts) -> MemoryEstimate:
         """Estimate what the measurement holds at most, as a run that hosts this block would."""
+        plan = Plan.of(dataclasses.replace(self._plan.course, choice=None), self._plan.placement)
         return node_memory(
-            self._plan,
-            _NODE,
+            plan,
+            NODE,
             model,
             optimizer=self._job.train.optimizer,
             activation_token_bytes=computed_token_bytes(model, self._job),
@@ -178,26 +169,19 @@ class Bench:
             budget_s: about how long all loops may take, in seconds, and the rests of a quota; slow boards take longer.
             disk: the node's folder for checkpoints; None = it can't save.
         """
-        owner_loops = _OWNER_LOOPS if self._rows else 0
-        each_s = budget_s / (len(self.sizes) * (_BLOCK_LOOPS + owner_loops) + _ONCE_LOOPS)
+        loops = _BLOCK_LOOPS + (_OWNER_LOOPS if self._rows else 0) + (_PART_LOOPS if self._subnets > 1 else 0)
+        each_s = budget_s / (len(self.sizes) * loops + _ONCE_LOOPS)
         found: list[WorkTime] = []
         once: dict[Work, Spread] = {}
         with torch.random.fork_rng(devices=[]):
             for size in self.sizes:
                 sized, unsized = self._at_size(size, timer, each_s)
-                found += [spread.at(work, *size) for work, spread in sized.items()]
+                found += [spread.at(work, *size, share=self._share_of(work)) for work, spread in sized.items()]
                 once = once or unsized
             once |= self._once(timer, each_s, disk)
             found += [spread.at(work) for work, spread in once.items()]
-            handled_s = handling_s(self._whole_plan(), _NODE, timer.cpu or timer.clock)
+            handled_s = handling_s(whole_plan(self._plan), NODE, timer.cpu or timer.clock)
             return MeasuredWork(tuple(found), self.activation_token_bytes(), self._rested_s(timer, budget_s), handled_s)
-
-    def _whole_plan(self) -> Plan:
-        """Make a plan of a few steps in which this node owns and hosts everything."""
-        course = self._plan.course
-        owners = (dataclasses.replace(course.owners[0], node=_NODE, eval_rows=0),)
-        course = dataclasses.replace(course, owners=owners, num_steps=min(_HANDLED_STEPS, course.num_steps))
-        return Plan.of(course, Placement(slices=(Slice(node=_NODE, start=0, stop=self._num_blocks),)))
 
     def _rested_s(self, timer: Timer, budget_s: float) -> float:
         """Seconds that a forward takes less after a rest."""
@@ -229,17 +213,19 @@ class Bench:
             with self._forgetting():
                 found |= timer.measure(cycle, budget_s=each_s)
         if self._block == 0:  # a model of one block has none with trainable ones below it; its cost bounds theirs
-            found.setdefault(Work.GRAPH, found[Work.GRAPH_LOWEST])
-            found.setdefault(Work.BACKWARD, found[Work.BACKWARD_LOWEST])
+            for work, lowest in _WITH_LOWEST.items():
+                if lowest in found:
+                    found.setdefault(work, found[lowest])
         unsized: dict[Work, Spread] = {work: found.pop(work) for work in _UNSIZED if work in found}
         return found, unsized
 
     def _cycles(self, size: Size) -> Iterator[Cycle]:
         hidden, mask, grad = self._random(size), uneven_mask(size), self._random(size)
-        yield self._forward(hidden, mask)
-        yield self._train(hidden, mask, grad, lowest=True)
-        if self._block:
-            yield self._train(hidden, mask, grad, lowest=False)
+        for is_part in (False, True) if self._subnets > 1 else (False,):
+            yield self._forward(hidden, mask, is_part=is_part)
+            yield self._train(hidden, mask, grad, lowest=True, is_part=is_part)
+            if self._block:
+                yield self._train(hidden, mask, grad, lowest=False, is_part=is_part)
         yield self._wire(hidden, mask)
         if self._rows is not None:
             self._rows.take_size(size.rows * self._job.train.microbatches, 0 if self._fixed else size.tokens)
@@ -258,20 +244,24 @@ class Bench:
 
     # ---- the loops --------------------------------------------------------------------------------
 
-    def _forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> Cycle:
-        item = self._item(lowest=True)
+    def _forward(self, hidden: torch.Tensor, mask: torch.Tensor, *, is_part: bool) -> Cycle:
+        work = PART_OF[Work.FORWARD] if is_part else Work.FORWARD
+
+        item = self._item(lowest=True, is_part=is_part)
 
         def cycle(laps: Laps) -> None:
             self._put_hidden(item, hidden, mask)
-            laps.lap(Work.FORWARD, lambda: self._run(Op.FORWARD_FREE, item))
+            laps.lap(work, lambda: self._run(Op.FORWARD_FREE, item))
 
         return cycle
 
-    def _train(self, hidden: torch.Tensor, mask: torch.Tensor, grad: torch.Tensor, *, lowest: bool) -> Cycle:
-        item, executor = self._item(lowest=lowest), self._executor
-        graph = Work.GRAPH_LOWEST if lowest else Work.GRAPH
-        backward = Work.BACKWARD_LOWEST if lowest else Work.BACKWARD
+    def _train(
+        self, hidden: torch.Tensor, mask: torch.Tensor, grad: torch.Tensor, *, lowest: bool, is_part: bool
+    ) -> Cycle:
+        item, executor = self._item(lowest=lowest, is_part=is_part), self._executor
         update = Action(Op.UPDATE, item, -1, self._block, self._block + 1)
+        works = (Work.GRAPH_LOWEST, Work.BACKWARD_LOWEST) if lowest else (Work.GRAPH, Work.BACKWARD)
+        graph, backward = (PART_OF[work] for work in works) if is_part else works
 
         def cycle(laps: Laps) -> None:
             self._put_hidden(item, hidden, mask)
@@ -329,14 +319,16 @@ class Bench:
         shards, with_head = RunShards(folder), self._rows is not None
 
         def save() -> None:
-            shards.write(0, self._executor.shard({"node": _NODE}, with_head=with_head), node=_NODE)
+            shards.write(0, self._executor.shard({"node": NODE}, with_head=with_head), node=NODE)
 
         return lambda laps: laps.lap(Work.SAVE, save)
 
     # ---- parts ------------------------------------------------------------------------------------
 
-    def _item(self, *, lowest: bool, kind: StepKind = StepKind.TRAIN) -> int:
+    def _item(self, *, lowest: bool, kind: StepKind = StepKind.TRAIN, is_part: bool = False) -> int:
         """Grant one item anew, of a step at which the block is the lowest trainable one, or is not.
+
+        With ``is_part`` half of the block's subnets are passed by.
 
         Returns:
             The item's ``seq``: 0 where the block is the lowest, 1 where it is not.
@@ -352,9 +344,14 @@ class Bench:
             num_items=1,
             first_step=step,
             first_batch=0,
+            operations=part_table(self._plan.course, self._block, self._subnets) if is_part else None,
         )
         self._executor.grant(turn)
         return index
+
+    def _share_of(self, work: Work) -> float:
+        """The share of the block's subnets that were active while ``work`` was timed."""
+        return part_subnets(self._subnets) / self._subnets if work in PART_OF.values() else 1.0
 
     @contextmanager
     def _forgetting(self) -> Iterator[None]:

@@ -41,9 +41,10 @@ def make_job(model_folder: Path, **overrides: object) -> Job:
     return job.with_overrides(values)
 
 
-def make_bench(model_folder: Path, job: Job, dataset: OwnerDataset | None = None) -> Bench:
+def make_bench(model_folder: Path, job: Job, dataset: OwnerDataset | None = None, *, subnets: int = 1) -> Bench:
     """Build what times a node's works, with room for any of them."""
-    return Bench(model_folder, job, dataset, model=model_facts(model_folder, job), memory_bytes=1 << 40)
+    model = model_facts(model_folder, job)
+    return Bench(model_folder, job, dataset, model=model, memory_bytes=1 << 40, subnets=subnets)
 
 
 def make_plan(

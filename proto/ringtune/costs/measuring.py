@@ -27,12 +27,13 @@ class Size(NamedTuple):
     tokens: int
 
 
-def job_shape(job: Job, *, fixed_tokens: int = 0) -> TimedShape:
+def job_shape(job: Job, *, fixed_tokens: int = 0, subnets: int = 1) -> TimedShape:
     """The shape that timings for this job belong to: its largest micro-batch, at ``train.max_length`` tokens.
 
     Args:
         job: batch, micro-batches and longest text.
         fixed_tokens: of every image, whatever ``train.max_length`` is; 0 = texts.
+        subnets: of each block, where the job has operations.
     """
     return TimedShape(
         rows=-(-job.train.batch_size // job.train.microbatches),
@@ -43,6 +44,7 @@ def job_shape(job: Job, *, fixed_tokens: int = 0) -> TimedShape:
         wire_dtype=job.wire.dtype,
         optimizer=job.train.optimizer,
         dropout=job.train.dropout,
+        subnets=subnets,
     )
 
 

@@ -89,6 +89,7 @@ class TimedShape:
         wire_dtype: of what travels.
         optimizer: of the update.
         dropout: probability.
+        subnets: of each block, a part of which was timed too; 1 = no part was. Times with parts are good for any.
     """
 
     rows: int = 0
@@ -99,6 +100,7 @@ class TimedShape:
     wire_dtype: str = ""
     optimizer: str = ""
     dropout: float = 0.0
+    subnets: int = 1
 
     @property
     def is_measured(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Final
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.work_times import BLOCK_WORKS, Work, WorkTable, WorkTime
 from ringtune.jobs.job import Job
+from ringtune.schedule.operations.choice import Policy
 
 SKIPPED_ITEMS: Final = 4
 """First items of a rehearsal that do not count: kernels, caches and connections are used for the first time in them."""
@@ -53,6 +54,7 @@ def rehearsal_of(job: Job, num_blocks: int) -> Job:
         "train.local_iterations": min(job.train.local_iterations, _TURN_STEPS),
         "train.eval_every": 0,
         "train.checkpoint_every": 0,
+        "operations.policy": Policy.STANDARD.value,  # whole blocks: parts of them take as much longer
     }
     if job.unfreeze is not None:
         changes["unfreeze.at"] = [_SHALLOW_STEPS + block for block in range(_deeper(job, num_blocks))]

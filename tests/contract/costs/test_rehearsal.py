@@ -11,6 +11,7 @@ from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.rehearsal import SKIPPED_ITEMS, rehearsal_of, rehearsal_steps, rehearsed
 from ringtune.costs.work_times import Work, WorkTable, WorkTime
 from ringtune.jobs.job import Job, Model, Privacy, Train, Unfreeze
+from ringtune.jobs.operations import OperationsSettings
 from ringtune.schedule.methods import method_names
 from ringtune.schedule.versions import depth
 from tests.support.plans import make_plan
@@ -97,3 +98,10 @@ def test_rehearsed_leaves_a_profile_that_nothing_corrected() -> None:
     """A rehearsal that recorded too little changes nothing."""
     before: Profile = profile_of(PLAN)
     assert rehearsed(before, before) == before
+
+
+def test_rehearsal_runs_whole_blocks() -> None:
+    """No scores are gathered for a run that is thrown away; times of parts follow those of whole blocks."""
+    operations = OperationsSettings(policy="two-stage", compute=0.6, heads=2, refresh_rounds=3)
+    job = Job(model=Model(path="m"), train=Train(rounds=50, microbatches=5, batch_size=5), operations=operations)
+    assert rehearsal_of(job, 4).operations == OperationsSettings()

@@ -13,7 +13,7 @@ from edge.data.tokens import Batch
 from edge.measuring.laps import Timer
 from edge.measuring.rows import known_labels, resized
 from ringtune.costs.measuring import Size
-from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTime
+from ringtune.costs.work_times import PART_OF, WHOLE_WORKS, Work, WorkTime
 from ringtune.jobs.job import Job
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
@@ -72,6 +72,27 @@ def test_measure_leaves_an_owners_works_out_without_rows(model_folder: Path) -> 
     job = ring.make_job(model_folder)
     measured = ring.make_bench(model_folder, job).measure(QUICK, budget_s=0.0, disk=None)
     assert {point.work for point in measured.work_times} == SIZED | {Work.UPDATE}
+
+
+@pytest.mark.parametrize(("subnets", "share"), [(2, 0.5), (4, 0.5)])
+def test_measure_times_a_part_of_a_block_where_operations_part_it(
+    model_folder: Path, subnets: int, share: float
+) -> None:
+    """Every work of a block is timed with half of its subnets too, at both sizes, and says with which share."""
+    job = ring.make_job(model_folder)
+    bench = ring.make_bench(model_folder, job, subnets=subnets)
+    measured = bench.measure(QUICK, budget_s=0.0, disk=None).work_times
+    parts = {(found.work, found.tokens, found.share) for found in measured if found.work in PART_OF.values()}
+    assert parts == {(work, tokens, share) for work in PART_OF.values() for tokens in (16, 8)}
+    assert {found.work for found in measured} == SIZED | {Work.UPDATE} | set(PART_OF.values())
+    assert {found.share for found in measured if found.work in SIZED} == {1.0}
+
+
+def test_measure_of_a_part_in_a_model_of_one_block(tmp_path: Path) -> None:
+    """No block is above another there: the lowest one counts for it, in parts too."""
+    folder = tiny.write_model(tmp_path / "model", num_blocks=1)
+    measured = ring.make_bench(folder, ring.make_job(folder), subnets=2).measure(QUICK, budget_s=0.0, disk=None)
+    assert {found.work for found in measured.work_times} >= set(PART_OF.values())
 
 
 def test_measure_does_not_touch_the_generator(model_folder: Path) -> None:
