@@ -8,18 +8,19 @@ choice does not depend on them, so that no other placement trains other weights.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from coordinator.planner.draft import Draft
 from ringtune.costs.job_subnets import job_subnets
 from ringtune.costs.profile import ModelFacts, Profile
 from ringtune.costs.seconds import CourseCosts
-from ringtune.errors import JobError, PlanError
+from ringtune.errors import PlanError
 from ringtune.jobs.given_table import given_tables
 from ringtune.jobs.job import Job
 from ringtune.schedule.actions import Op
 from ringtune.schedule.course import Course
-from ringtune.schedule.operations.choice import Choice
+from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind
@@ -45,7 +46,6 @@ def with_operations(job: Job, draft: Draft, model: ModelFacts, profile: Profile)
         return draft
     if job.operations.table:
         return dataclasses.replace(draft, course=with_tables(job, course, model))
-    _check_counts(job, course.microbatches)
     mean = _mean(block_costs(course, profile))
     blocks = [Slice(node=_MEAN, start=at, stop=at + 1) for at in range(course.num_blocks)]
     hosts = blocks if job.operations.by_slice else [Slice(node=_MEAN, start=0, stop=course.num_blocks)]
@@ -107,6 +107,9 @@ def check_given_operations(job: Job, plan: Plan, model: ModelFacts) -> None:
     if not job.operations.is_chosen:
         raise PlanError(f"the plan has operations.policy = {has}, the job says {says}; {anew}")
     _check_same_choice(job, choice, job_subnets(job, model).count, anew)
+    again = _choice(job, course, model, plan.placement.hosts, _costs_of(choice, plan.placement.hosts))
+    if not _are_alike(choice.capacities, again.capacities):
+        raise PlanError(f"the plan's subnets may do more or less than operations.compute, full or balance say; {anew}")
 
 
 def _check_same_choice(job: Job, choice: Choice, subnets: int, anew: str) -> None:
@@ -123,14 +126,17 @@ def _check_same_choice(job: Job, choice: Choice, subnets: int, anew: str) -> Non
             raise PlanError(f"the plan has {has}{of}, the job says {says} (operations.{name}); {anew}")
 
 
-def _check_counts(job: Job, microbatches: int) -> None:
-    """Refuse counts beyond the micro-batches that ``--microbatches`` offers instead of the job's own."""
-    done = (job.operations.full or 0) + (job.operations.forward_only or 0)
-    if done > microbatches:
-        raise JobError(
-            f"operations.full and operations.forward_only are {done} micro-batches of a batch that has {microbatches}; "
-            "lower them, or plan with more micro-batches"
-        )
+def _costs_of(choice: Choice, hosts: Sequence[Slice]) -> dict[str, tuple[float, float]]:
+    """The seconds of a block that a choice was made with, for each host."""
+    capacities = {host.node: choice.capacity(host.start) for host in hosts}
+    return {node: (each.forward * choice.subnets, each.backward * choice.subnets) for node, each in capacities.items()}
+
+
+def _are_alike(one: Sequence[BlockCapacity], other: Sequence[BlockCapacity]) -> bool:
+    pairs = zip(map(dataclasses.astuple, one), map(dataclasses.astuple, other), strict=False)
+    return len(one) == len(other) and all(
+        math.isclose(has, says, rel_tol=1e-9, abs_tol=1e-15) for pair in pairs for has, says in zip(*pair, strict=True)
+    )
 
 
 def _choice(
@@ -140,7 +146,18 @@ def _choice(
     hosts: Sequence[Slice],
     costs: Mapping[str, tuple[float, float]],
 ) -> Choice:
-    raise PlanError("operations.policy is not carried out yet; use 'standard', or give operations.table")
+    from coordinator.planner.knapsacks.capacities import choice_of
+
+    return choice_of(
+        job.operations,
+        subnets=job_subnets(job, model).count,
+        microbatch_sizes=course.microbatch_sizes(),
+        hosts=hosts,
+        costs=costs,
+        num_blocks=course.num_blocks,
+        local_iterations=course.local_iterations,
+        owners=len(course.owners),
+    )
 
 
 def block_costs(course: Course, profile: Profile) -> dict[str, tuple[float, float]]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping
 
 import pytest
 
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan
+from ringtune.costs.profile import NodeFacts
 from ringtune.errors import JobError, PlanError
 from ringtune.jobs.job import Job
+from ringtune.schedule.operations.choice import Choice
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from tests.support.fake_agents import MODEL, facts, job
 
@@ -58,6 +62,76 @@ def test_given_table_of_another_models_subnets_is_refused() -> None:
         make_plan(with_table(table(subnets=5)), FACTS)
 
 
+# ---- choices ---------------------------------------------------------------------------------------
+
+
+def chosen(wanted: Job | None = None, **values: object) -> Job:
+    """A job whose run chooses its operations."""
+    all_values = {"policy": "two-stage", "compute": 0.5, **values}
+    if "full" in values:
+        del all_values["compute"]
+    return (wanted or job()).with_overrides({f"operations.{name}": value for name, value in all_values.items()})
+
+
+def choice_of(wanted: Job, nodes: Mapping[str, NodeFacts] | None = None) -> Choice:
+    """The choice in the plan of a job."""
+    found = make_plan(wanted, nodes or FACTS).plan.course.choice
+    assert found is not None
+    return found
+
+
+def test_choice_has_what_the_job_says() -> None:
+    """Subnets by the model's heads; scores, scale and how often as given."""
+    found = choice_of(
+        chosen(
+            policy="joint", full=1, forward_only=1, backward_score="taylor", score_scale=0.5, heads=2, refresh_rounds=3
+        )
+    )
+    assert found.subnets == MODEL.num_heads // 2
+    assert (found.policy, found.backward_score, found.forward_score) == ("joint", "taylor", "fisher")
+    assert (found.score_scale, found.refresh_steps) == (0.5, 3 * job().train.local_iterations * len(FACTS))
+
+
+def test_standard_chooses_nothing() -> None:
+    """A plan without operations is the plan of before, digest and all."""
+    assert make_plan(job().with_overrides({"operations.heads": 2}), FACTS).plan == make_plan(job(), FACTS).plan
+    assert make_plan(chosen(), FACTS, evaluation_only=True).plan.course.choice is None
+
+
+def test_choice_does_not_depend_on_the_placement() -> None:
+    """Neither on who hosts what nor on how many nodes there are, as long as nothing is to be balanced."""
+    slow = dataclasses.replace(FACTS["b"], block_forward_s=9.0, block_graph_s=9.0, block_backward_s=9.0, hardware="x")
+    alone = choice_of(chosen(), {"a": FACTS["a"], "b": facts("b", rows=0)})
+    unequal = make_plan(chosen(), {"a": FACTS["a"], "b": slow}).plan
+    assert unequal.course.choice is not None
+    capacity, other = alone.capacities[0], unequal.course.choice.capacities[0]
+    each = capacity.forward + capacity.backward
+    assert len(unequal.course.choice.capacities) == 1
+    assert capacity.full / each == pytest.approx(other.full / (other.forward + other.backward))
+
+
+def test_choice_by_slice_is_settled_with_the_slices() -> None:
+    """Its groups are the slices of the plan."""
+    plan = make_plan(chosen(by_slice=True), FACTS).plan
+    assert plan.course.choice is not None
+    assert plan.course.choice.groups == tuple((piece.start, piece.stop) for piece in plan.placement.slices)
+    assert len(plan.placement.slices) == 2
+
+
+def test_counts_beyond_other_micro_batches_are_refused() -> None:
+    """``--microbatches`` can offer fewer than the job counts on."""
+    wanted = chosen(full=2)
+    assert make_plan(wanted, FACTS, microbatches=(2,)).plan.course.microbatches == 2
+    with pytest.raises(JobError, match=r"operations.full = 2 .* more than the 1 micro-batches of a batch"):
+        make_plan(wanted, FACTS, microbatches=(1,))
+
+
+def test_heads_that_do_not_divide_are_refused_with_the_models_name() -> None:
+    """Before anything is planned."""
+    with pytest.raises(JobError, match=rf"operations.heads = 3 does not divide .*{MODEL.model_type}"):
+        make_plan(chosen(heads=3), FACTS)
+
+
 # ---- plans that are given --------------------------------------------------------------------------
 
 
@@ -77,3 +151,33 @@ def test_given_plan_without_the_jobs_table_is_refused() -> None:
     """What the job says goes before."""
     with pytest.raises(PlanError, match=r"the plan has other operations than the job's operations.table"):
         accepted(job(), with_table(table()))
+
+
+@pytest.mark.parametrize(
+    ("planned", "run", "message"),
+    [
+        (chosen(), job(), "the plan has operations.policy = two-stage, the job says standard"),
+        (job(), chosen(), "the plan has no operations to choose, the job says two-stage"),
+        (chosen(policy="random"), chosen(), "the plan has operations.policy = random, the job says two-stage"),
+        (chosen(heads=2), chosen(heads=1), "subnets a block, the job says"),
+        (chosen(by_slice=True), chosen(heads=0), "the job says False (operations.by_slice)"),
+        (
+            chosen(),
+            chosen(forward_score="taylor"),
+            "the plan has fisher, the job says taylor (operations.forward_score)",
+        ),
+    ],
+)
+def test_given_plan_with_other_operations_is_refused(planned: Job, run: Job, message: str) -> None:
+    """Whichever of the two chooses."""
+    with pytest.raises(PlanError) as caught:
+        accepted(planned, run)
+    assert message in str(caught.value)
+
+
+def test_given_plan_keeps_what_it_settled() -> None:
+    """Nodes that have become faster since do not change how much is done."""
+    plan = make_plan(chosen(), FACTS).plan
+    faster = {name: dataclasses.replace(node, block_forward_s=node.block_forward_s / 3) for name, node in FACTS.items()}
+    assert make_plan(chosen(), faster).plan.course.choice != plan.course.choice
+    assert accept_plan(GivenPlan(plan=plan), chosen(), faster).plan == plan
