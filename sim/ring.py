@@ -19,8 +19,9 @@ from ringtune.engine.spans import Span
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import StartPoint, Turn
+from ringtune.schedule.turns import StartPoint, StepKind, Turn
 from sim.carrier import Carrier
+from sim.choosing import Chooser, ExpectedTables
 from sim.clock import VirtualClock
 from sim.ring_result import Message, Observer, RingResult
 from sim.transport import Delays, Strain, Transport
@@ -116,6 +117,8 @@ class VirtualRing:
         observer: sees what happens.
         record: keep order, spans, messages and engine recordings; a long run is faster and smaller without.
         rest: what a rest gives to a node's next action; by default nothing.
+        chooser: makes scores and operation tables where the run chooses them; by default the expected table.
+        choose_s: seconds that a choice takes.
     """
 
     def __init__(
@@ -135,6 +138,8 @@ class VirtualRing:
         observer: Observer | None = None,
         record: bool = True,
         rest: Callable[[str], Rest] = lambda node: NO_REST,
+        chooser: Chooser | None = None,
+        choose_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.plan = plan
         self.clock = VirtualClock()
@@ -148,6 +153,7 @@ class VirtualRing:
         for name, each in self._nodes.items():
             each.rest = rest(name)
         self._timers: dict[tuple[str, str], int] = {}
+        self._chooser, self._choose_s, self._score_turns = chooser or ExpectedTables(plan), choose_s, dict[int, Turn]()
         self._drain_at_s = drain_at_s
         self._obeys: dict[type, Callable[[_Node, Any], None]] = {
             ev.RunAction: self._run,
@@ -192,9 +198,14 @@ class VirtualRing:
                 self._answer_rounds(node, rd.Prepared(node))
             case rd.Collect(node):
                 self._answer_rounds(node, rd.Collected(node))
+            case rd.ChooseOperations(step, scores):
+                chosen = rd.OperationsChosen(step, self._chooser.table(step, scores))
+                self.clock.at(self.clock.now_s + self._choose_s(), self._tell_rounds, chosen)
             case rd.Grant(turns):
-                if self._observer is not None:
-                    for turn in turns:
+                for turn in turns:
+                    if turn.kind is StepKind.SCORE:
+                        self._score_turns[turn.index] = turn
+                    if self._observer is not None:
                         self._observer.granted(turn)
                 for name, each in self._nodes.items():
                     self.clock.at(self._control_s("", name), self._grant, each, turns)
@@ -312,7 +323,9 @@ class VirtualRing:
         self._report(node, rd.StepReported(node.name, seq, step, kind, values))
 
     def _on_report_turn(self, node: _Node, command: ev.ReportTurn) -> None:
-        self._report(node, rd.TurnReported(node.name, command.turn))
+        turn = self._score_turns.get(command.turn)
+        scores = self._chooser.scores(node.name, turn) if turn is not None else ()
+        self._report(node, rd.TurnReported(node.name, command.turn, scores))
 
     def _on_fail(self, node: _Node, command: ev.Fail) -> None:
         self._report(node, rd.NodeFailed(node.name, command.error, command.message))

@@ -23,6 +23,8 @@ from ringtune.files.strict import read_dataclass
 from ringtune.ids import check_node_name, check_run_id
 from ringtune.jobs.job import Job
 from ringtune.rounds.length import Length, digests
+from ringtune.rounds.turn_operations import check_in_force
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
@@ -61,6 +63,7 @@ class CheckpointManifest:
         holder: the owner whose shard has the head.
         shards: one for each node of the plan, in its order.
         unfreezing: what is known of the losses, so that the run goes on with the very decisions it would have made.
+        operations: the table in force, if the run chooses its tables.
     """
 
     run_id: str
@@ -72,6 +75,7 @@ class CheckpointManifest:
     shards: tuple[Shard, ...]
     schema: int = SCHEMA
     unfreezing: Unfreezing = NOTHING_KNOWN
+    operations: Operations | None = None
 
     def __post_init__(self) -> None:
         """Refuse a wrong schema, and a run id or node name that may not become part of a path."""
@@ -84,10 +88,15 @@ class CheckpointManifest:
     @property
     def digest(self) -> str:
         """SHA-256 of the canonical JSON form, without ``unfreezing`` where nothing is known of the losses."""
-        value = dataclasses.asdict(self)
+        value = self._fields()
         if self.unfreezing == NOTHING_KNOWN:
             del value["unfreezing"]
         return json_digest(value)
+
+    def _fields(self) -> dict[str, Any]:
+        value = dataclasses.asdict(dataclasses.replace(self, operations=None))
+        del value["operations"]
+        return value if self.operations is None else value | {"operations": self.operations.to_json()}
 
     def shard_of(self, node: str) -> Shard:
         """The shard of a node.
@@ -102,7 +111,7 @@ class CheckpointManifest:
 
     def to_json(self) -> dict[str, Any]:
         """Write the manifest as a JSON-able table, with its digest."""
-        return {**dataclasses.asdict(self), "digest": self.digest}
+        return {**self._fields(), "digest": self.digest}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> CheckpointManifest:
@@ -113,7 +122,10 @@ class CheckpointManifest:
         """
         fields = {key: item for key, item in value.items() if key != "digest"}
         try:
-            manifest = read_dataclass(CheckpointManifest, fields, where="", error=PlanError)
+            given = {
+                "operations": Operations.from_json(table) if (table := fields.get("operations")) is not None else None
+            }
+            manifest = read_dataclass(CheckpointManifest, fields, where="", error=PlanError, given=given)
         except (InvalidInputError, UsageError) as error:
             raise IntegrityError(f"the manifest is damaged: {error}") from error
         if value.get("digest") != manifest.digest:
@@ -196,6 +208,7 @@ class Resume:
                 raise PlanError(f"{name} does not have a shard of every node of the plan")
             StartPoint.of(self.plan.course, step=manifest.step, holder=manifest.holder)
             manifest.unfreezing.check(self.plan.course, manifest.step)
+            check_in_force(self.plan, manifest.step, manifest.operations)
         if len({manifest.run_id for manifest in self.manifests}) != 1:
             raise PlanError("the checkpoints are of different runs; keep those of one")
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
+from ringtune.schedule.operations.scores import BlockScores
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
@@ -57,10 +59,26 @@ class StepReported(NamedTuple):
 
 
 class TurnReported(NamedTuple):
-    """A node has done all its actions of a turn."""
+    """A node has done all its actions of a turn; ``scores`` are those of its slice if it is a score turn."""
 
     node: str
     turn: int
+    scores: tuple[BlockScores, ...] = ()
+
+
+class OperationsChosen(NamedTuple):
+    """The operation table is chosen that holds from the train turn on that begins at ``step``."""
+
+    step: int
+    operations: Operations
+
+
+class OperationsFailed(NamedTuple):
+    """There is no operation table for ``step``; the error's class and message say why."""
+
+    step: int
+    error: str
+    message: str
 
 
 class Collected(NamedTuple):
@@ -97,6 +115,8 @@ Event = (
     | Prepared
     | StepReported
     | TurnReported
+    | OperationsChosen
+    | OperationsFailed
     | Collected
     | NodeFailed
     | StopAsked
@@ -161,12 +181,30 @@ class LogUnfreeze(NamedTuple):
     depth: int
 
 
+class ChooseOperations(NamedTuple):
+    """Choose the operation table that holds from ``step`` on; ``OperationsChosen`` or ``OperationsFailed`` answers.
+
+    ``scores`` are all that were gathered, in order; none where the choice needs none.
+    """
+
+    step: int
+    scores: tuple[BlockScores, ...]
+
+
+class LogOperations(NamedTuple):
+    """Log the decision that from ``step`` on this operation table holds."""
+
+    step: int
+    operations: Operations
+
+
 class LogCheckpoint(NamedTuple):
     """Log a checkpoint: every node saved what it trained up to ``step``, and ``holder`` the head."""
 
     step: int
     holder: str
     unfreezing: Unfreezing = NOTHING_KNOWN
+    operations: Operations | None = None
 
 
 class LogEvaluation(NamedTuple):
@@ -208,6 +246,8 @@ Command = (
     | LogStep
     | LogTurn
     | LogUnfreeze
+    | ChooseOperations
+    | LogOperations
     | LogCheckpoint
     | LogEvaluation
     | Collect

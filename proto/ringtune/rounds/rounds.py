@@ -13,13 +13,15 @@ Source: RingAda, Algorithm 1 and section III-B (initialisation, training round).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import DeadlineError, PlanError, RingTuneError
 from ringtune.rounds.evaluation_sums import EvaluationSums
+from ringtune.rounds.granting import Granting
 from ringtune.rounds.round_events import (
+    ChooseOperations,
     Collect,
     Collected,
     Command,
@@ -32,11 +34,14 @@ from ringtune.rounds.round_events import (
     Inspected,
     LogCheckpoint,
     LogEvaluation,
+    LogOperations,
     LogStep,
     LogTurn,
     LogUnfreeze,
     MakePlan,
     NodeFailed,
+    OperationsChosen,
+    OperationsFailed,
     PlanFailed,
     PlanMade,
     Prepare,
@@ -47,12 +52,12 @@ from ringtune.rounds.round_events import (
     StopAsked,
     TurnReported,
 )
-from ringtune.rounds.turn_depths import TurnDepths
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
-from ringtune.schedule.versions import depth, unfreezing_steps
+from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, StepKind
+from ringtune.schedule.versions import unfreezing_steps
 
 __all__ = [
+    "ChooseOperations",
     "Collect",
     "Collected",
     "Command",
@@ -65,11 +70,14 @@ __all__ = [
     "Inspected",
     "LogCheckpoint",
     "LogEvaluation",
+    "LogOperations",
     "LogStep",
     "LogTurn",
     "LogUnfreeze",
     "MakePlan",
     "NodeFailed",
+    "OperationsChosen",
+    "OperationsFailed",
     "PlanFailed",
     "PlanMade",
     "Planner",
@@ -125,15 +133,7 @@ class Rounds:
         self._nodes: tuple[str, ...] = ()
         self._facts: dict[str, Any] = {}
         self._waiting: set[str] = set()
-        self._sequence: Iterator[Turn] = iter(())
-        self._next_turn: Turn | None = None
-        self._open: dict[int, Turn] = {}
-        self._turn_waits: dict[int, set[str]] = {}
-        self._last_granted: Turn | None = None
-        self._saved_step: int | None = None
-        self._is_exhausted = False
-        self._depths: TurnDepths | None = None
-        self._reported_items: dict[int, int] = {}
+        self._granting: Granting | None = None
         self._evaluation = EvaluationSums()
 
     def handle(self, event: Event, now_s: float) -> list[Command]:
@@ -166,12 +166,17 @@ class Rounds:
                 self._answered(node, "collecting", now_s, commands)
             case StepReported():
                 self._on_step(event, now_s, commands)
-            case TurnReported(node, turn):
-                self._on_turn_done(node, turn, now_s, commands)
+            case TurnReported():
+                self._on_turn_done(event, now_s, commands)
+            case OperationsChosen():
+                self._on_operations(event, now_s, commands)
+            case OperationsFailed(step, error, message):
+                if self._chooses_for == step:
+                    self._fail(error, message, commands)
             case NodeFailed(_, error, message):
                 self._fail(error, message, commands)
             case DrainAsked(reason):
-                self._drain(reason, commands)
+                self._drain(reason, now_s, commands)
             case StopAsked(reason):
                 self._fail("InterruptedRunError", reason, commands)
             case TimerFired():
@@ -187,7 +192,7 @@ class Rounds:
 
     def _set_deadline(self, now_s: float, commands: list[Command]) -> None:
         factor = _TRAINING_PATIENCE if self.phase == "training" else 1.0
-        more_s = self._plan_s if self.phase == "planning" else 0.0
+        more_s = self._plan_s if self.phase == "planning" or self._chooses_for is not None else 0.0
         commands.append(SetTimer(_PHASE_TIMER, now_s + factor * self._wait_s + more_s))
 
     def _answered(self, node: str, phase: str, now_s: float, commands: list[Command]) -> None:
@@ -200,9 +205,10 @@ class Rounds:
             self._make_plan(now_s, commands)
         elif phase == "preparing":
             self._enter("training", now_s, commands)
-            self._depths = TurnDepths(self._made_plan.course, self._start_point)
-            self._sequence = turn_sequence(self._made_plan.course, start=self._start_point)
-            self._grant_ahead(commands)
+            self._granting = Granting(
+                self._made_plan, self._nodes, items_ahead=self._items_ahead, start=self._start_point
+            )
+            self._grant_ahead(now_s, commands)
             self._end_training(now_s, commands)
         else:
             commands += [Release(name, "the run is done", is_finished=True) for name in self._nodes]
@@ -243,89 +249,74 @@ class Rounds:
         return self.plan
 
     @property
-    def _made_depths(self) -> TurnDepths:
-        if self._depths is None:
+    def _made_granting(self) -> Granting:
+        if self._granting is None:
             raise PlanError(f"phase {self.phase} does not train yet")
-        return self._depths
+        return self._granting
+
+    @property
+    def _chooses_for(self) -> int | None:
+        """The step for which an operation table is being chosen; None if none is."""
+        return self._granting.tables.chooses_for if self._granting is not None else None
 
     @property
     def unfreeze_at(self) -> tuple[int, ...]:
         """The steps at which one more block began to train, up to the last turn that was granted."""
-        plan, last = self._made_plan, self._last_granted
+        plan, last = self._made_plan, self._granting.last if self._granting else None
         decided = last.unfreeze_at if last else self._start_point.unfreezing.unfreeze_at if self._start_point else ()
         return unfreezing_steps(plan.course.decided(decided))
 
     # ---- training ---------------------------------------------------------------------------------
 
-    def _depth(self, turn: Turn, step: int) -> int:
-        return depth(self._made_plan.course.decided(turn.unfreeze_at, turn.operations), step)
-
-    def _grant_ahead(self, commands: list[Command]) -> None:
-        granted: list[Turn] = []
-        depths = self._made_depths
-        while not self._is_exhausted and self._needs_more():
-            if self._next_turn is None:
-                self._next_turn = next(self._sequence, None)
-            if self._next_turn is None:
-                self._is_exhausted = True
-                break
-            if not depths.may_grant(self._next_turn):
-                break
-            turn, self._next_turn = depths.decided(self._next_turn, self._last_granted), None
-            if turn.kind is StepKind.TRAIN and turn.first_step in turn.unfreeze_at:
-                commands.append(LogUnfreeze(turn.first_step, self._depth(turn, turn.first_step)))
-            granted.append(turn)
-            self._note(turn)
-        if granted:
-            commands.append(Grant(tuple(granted)))
-
-    def _note(self, turn: Turn) -> None:
-        self._last_granted = turn
-        if turn.kind is StepKind.CHECKPOINT:
-            self._saved_step = turn.first_step
-        self._open[turn.index] = turn
-        self._turn_waits[turn.index] = set(self._nodes)
-        self._reported_items[turn.index] = 0
-
-    def _needs_more(self) -> bool:
-        """Whether to grant more turns: fewer than two are open, or too few items are ahead."""
-        ahead = sum(turn.num_items - self._reported_items[turn.index] for turn in self._open.values())
-        return len(self._open) < 2 or ahead < self._items_ahead
+    def _grant_ahead(self, now_s: float, commands: list[Command]) -> None:
+        found = self._made_granting.ahead()
+        if any(isinstance(command, ChooseOperations) for command in found):
+            self._set_deadline(now_s, commands)
+        commands += found
 
     def _on_step(self, event: StepReported, now_s: float, commands: list[Command]) -> None:
-        turn = next((turn for turn in self._open.values() if turn.first_seq <= event.seq < turn.end_seq), None)
-        if turn is None:
+        granting = self._granting
+        turn = granting.open.of_item(event.seq) if granting else None
+        if granting is None or turn is None:
             return
         self._set_deadline(now_s, commands)
-        self._reported_items[turn.index] += 1
-        commands.append(LogStep(turn, event.seq, event.step, self._depth(turn, event.step), event.values))
+        granting.open.item_done(turn)
+        commands.append(LogStep(turn, event.seq, event.step, granting.depth(turn, event.step), event.values))
         if turn.kind is StepKind.EVALUATE:
             self._evaluation.note(event.seq, event.values)
-        self._made_depths.note(turn, event.seq, event.values)
-        self._grant_ahead(commands)
+        granting.depths.note(turn, event.seq, event.values)
+        self._grant_ahead(now_s, commands)
         self._close_turns(now_s, commands)  # a node's last word of a turn may come before the owner's last loss
 
-    def _on_turn_done(self, node: str, index: int, now_s: float, commands: list[Command]) -> None:
-        if index not in self._open:
+    def _on_turn_done(self, event: TurnReported, now_s: float, commands: list[Command]) -> None:
+        granting = self._granting
+        turn = granting.open.get(event.turn) if granting else None
+        if granting is None or turn is None:
             return
+        granting.tables.note(event.node, turn, event.scores)
         self._set_deadline(now_s, commands)
-        self._turn_waits[index].discard(node)
+        granting.open.node_done(event.node, turn)
         self._close_turns(now_s, commands)
+
+    def _on_operations(self, event: OperationsChosen, now_s: float, commands: list[Command]) -> None:
+        found = self._made_granting.chosen(event.step, event.operations)
+        if found:
+            self._set_deadline(now_s, commands)
+            commands += found
 
     def _close_turns(self, now_s: float, commands: list[Command]) -> None:
         """Close finished turns in order, so that whatever is logged is complete up to there."""
-        depths = self._made_depths
-        while self._open:
-            first = min(self._open)
-            turn = self._open[first]
-            if self._turn_waits[first] or not depths.is_complete(turn):
+        granting = self._made_granting
+        while (oldest := granting.open.oldest) is not None:
+            turn = oldest.turn
+            if oldest.waits_for or not granting.depths.is_complete(turn):
                 break
-            del self._open[first], self._turn_waits[first], self._reported_items[first]
-            depths.close(turn)
+            granting.close(turn)
             commands.append(LogTurn(turn))
             if turn.kind is StepKind.CHECKPOINT:
-                commands.append(LogCheckpoint(turn.first_step, turn.owner, depths.unfreezing))
-            self._grant_ahead(commands)
+                unfreezing = granting.depths.unfreezing
+                commands.append(LogCheckpoint(turn.first_step, turn.owner, unfreezing, turn.operations))
+            self._grant_ahead(now_s, commands)
             if turn.kind is StepKind.EVALUATE:
                 sums = self._evaluation.close(turn, self._made_plan.course.owners)
                 commands += [LogEvaluation(turn.end_step, sums)] if sums is not None else []
@@ -336,35 +327,29 @@ class Rounds:
 
         A resumed run may have no turns left.
         """
-        if self._open or not self._is_exhausted:
+        granting = self._made_granting
+        if granting.open or not granting.is_exhausted:
             return
         if self._drain_reason:
             self._fail("InterruptedRunError", self._drain_reason, commands)
         else:
             self._collect(now_s, commands)
 
-    def _drain(self, reason: str, commands: list[Command]) -> None:
-        """Let the granted turns end, then save; what was not granted yet is left for a resumed run.
-
-        What has a checkpoint already is not saved again: another holder would write over its shards.
-        """
-        last = self._last_granted
+    def _drain(self, reason: str, now_s: float, commands: list[Command]) -> None:
+        """Let the granted turns end, then save; what was not granted yet is left for a resumed run."""
+        last = self._granting.last if self._granting else None
         if self.phase != "training" or last is None or self._drain_reason:
             self._fail("InterruptedRunError", reason, commands)
             return
-        self._drain_reason, self._is_exhausted = reason, True
-        start = self._start_point.step if self._start_point else None
-        if last.end_step != (start if self._saved_step is None else self._saved_step):
-            turn = checkpoint_turn(last, holder=last.owner)
-            self._note(turn)
-            commands.append(Grant((turn,)))
+        self._drain_reason = reason
+        commands += self._made_granting.drain(last)
+        self._end_training(now_s, commands)  # no turn may be open while a table is chosen
 
     def _collect(self, now_s: float, commands: list[Command]) -> None:
         self._enter("collecting", now_s, commands)
         plan = self._made_plan
-        holder = (
-            self._last_granted.owner if self._last_granted else (self._start_point or StartPoint.of(plan.course)).holder
-        )
+        last = self._made_granting.last
+        holder = last.owner if last else (self._start_point or StartPoint.of(plan.course)).holder
         commands += [
             Collect(node, with_head=node == holder, with_private=node == holder and plan.placement.private_blocks > 0)
             for node in self._nodes
@@ -389,8 +374,10 @@ class Rounds:
         if self.phase != "training":
             waited = f"waited {self._wait_s:g} s"
             return f"{waited} in phase {self.phase} for node {', '.join(sorted(self._waiting))}"
-        first = min(self._open)
-        turn = self._open[first]
-        nodes = ", ".join(sorted(self._turn_waits[first])) or turn.owner
-        waited = f"waited {_TRAINING_PATIENCE * self._wait_s:g} s"
-        return f"{waited} for turn {first} of node {turn.owner} (from step {turn.first_step}): not done by {nodes}"
+        limit_s, oldest = _TRAINING_PATIENCE * self._wait_s, self._made_granting.open.oldest
+        if oldest is None:
+            took = f"took more than {limit_s + self._plan_s:g} s; raise runtime.plan_s"
+            return f"choosing operations for step {self._chooses_for} {took}"
+        turn, nodes = oldest.turn, ", ".join(oldest.waits_for) or oldest.turn.owner
+        where = f"turn {turn.index} of node {turn.owner} (from step {turn.first_step})"
+        return f"waited {limit_s:g} s for {where}: not done by {nodes}"

@@ -199,6 +199,8 @@ class Course(Extent):
             given["method"] = method_from_json(value.get("method"))
             if value.get("operations") is not None:
                 given["operations"] = Operations.from_json(value["operations"], where="course.operations")
+            if value.get("choice") is not None:
+                given["choice"] = Choice.from_json(value["choice"], where="course.choice")
         return read_dataclass(Course, value, where="course", error=PlanError, given=given)
 
     @property
@@ -252,23 +254,39 @@ def _check(course: Course) -> None:
     course.method.check(course)
     if EMBEDDING in course.method.reach(course):
         raise PlanError(f"the method {course.method.name} trains the embedding, which no node can do yet")
-    if course.choice is not None and len(course.choice.capacities) not in (1, course.num_blocks):
+    if course.choice is not None:
+        _check_choice(course, course.choice)
+    if course.operations is not None:
+        _check_table(course, course.operations)
+
+
+def _check_choice(course: Course, choice: Choice) -> None:
+    if not choice.tables and len(choice.capacities) not in (1, course.num_blocks):
         raise PlanError(
-            f"operations have {len(course.choice.capacities)} capacities, it has to be one for all or one for each of "
+            f"operations have {len(choice.capacities)} capacities, it has to be one for all or one for each of "
             f"{course.num_blocks} blocks"
         )
-    if course.choice is not None and course.choice.groups and course.choice.groups[-1][1] > course.num_blocks:
+    if choice.groups and choice.groups[-1][1] > course.num_blocks:
         raise PlanError(
-            f"operations.groups end at block {course.choice.groups[-1][1]}, the model has {course.num_blocks} blocks"
+            f"operations.groups end at block {choice.groups[-1][1]}, the model has {course.num_blocks} blocks"
         )
-    if course.operations is not None:
-        if course.choice is not None and course.choice.subnets != course.operations.subnets:
+    for table in choice.tables:
+        if table.step % course.local_iterations:
             raise PlanError(
-                f"a table of {course.operations.subnets} subnets a block is of another plan, whose blocks have "
-                f"{course.choice.subnets}"
+                f"the operation table of step {table.step} is within a turn of {course.local_iterations} steps; it is "
+                "of another run"
             )
-        batches = {owner.node: num_batches(owner.train_rows, course.batch_size) for owner in course.owners}
-        course.operations.check(num_blocks=course.num_blocks, microbatches=course.microbatches, batches=batches)
+        _check_table(course, table.operations)
+
+
+def _check_table(course: Course, operations: Operations) -> None:
+    if course.choice is not None and course.choice.subnets != operations.subnets:
+        raise PlanError(
+            f"a table of {operations.subnets} subnets a block is of another plan, whose blocks have "
+            f"{course.choice.subnets}"
+        )
+    batches = {owner.node: num_batches(owner.train_rows, course.batch_size) for owner in course.owners}
+    operations.check(num_blocks=course.num_blocks, microbatches=course.microbatches, batches=batches)
 
 
 def _check_at_least(course: Course, name: str, least: int) -> None:

@@ -13,14 +13,16 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from ringtune.errors import PlanError
+from ringtune.schedule.boundaries import checkpoint_is_due, evaluation_is_due, scores_are_due
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.owner_turns import next_owner, owner_indices, turn_counts, turns_until_repeat, weights
+from ringtune.schedule.rows.batches import num_batches
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 
 _MOST_FOLLOWED = 20_000
@@ -50,7 +52,7 @@ class StepKind(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One owner's consecutive items.
+    """The consecutive items of one owner.
 
     Attributes:
         index: counts all turns of a run from 0.
@@ -96,14 +98,23 @@ class StartPoint:
         step: optimizer steps done; at a turn boundary.
         holder: the owner that has the head.
         unfreezing: what the coordinator knows of the losses, if the course leaves unfreezing to the run.
+        operations: the table in force there, if the course leaves tables to the run; only the coordinator has to know.
     """
 
     step: int
     holder: str
     unfreezing: Unfreezing = NOTHING_KNOWN
+    operations: Operations | None = None
 
     @staticmethod
-    def of(course: Course, *, step: int = 0, holder: str = "", unfreezing: Unfreezing = NOTHING_KNOWN) -> StartPoint:
+    def of(
+        course: Course,
+        *,
+        step: int = 0,
+        holder: str = "",
+        unfreezing: Unfreezing = NOTHING_KNOWN,
+        operations: Operations | None = None,
+    ) -> StartPoint:
         """Make a start point that fits the course; by default the very beginning of the run.
 
         Raises:
@@ -116,7 +127,7 @@ class StartPoint:
         holder = holder or holder_after(course, course.local_iterations)
         if course.owner(holder) is None:
             raise PlanError(f"node {holder!r} is no owner of the run, so it can't hold the head")
-        return StartPoint(step=step, holder=holder, unfreezing=unfreezing)
+        return StartPoint(step=step, holder=holder, unfreezing=unfreezing, operations=operations)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,6 +180,8 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
     A checkpoint or an evaluation comes after the turn in which a multiple of ``checkpoint_every`` or
     ``eval_every`` steps was passed; both come at the end too. The checkpoint is first; the evaluation starts
     at the owner that holds the head, then follows the initiator order. A course of no steps is one evaluation.
+    Where the run chooses operation tables by scores, every owner has a score turn before the train turn that begins
+    with a new table; they too start at the owner that holds the head.
 
     Args:
         course: of the run.
@@ -182,15 +195,16 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
     last: Turn | None = None
     step = start.step
     num_turns = -(-step // course.local_iterations)
-    before = max(0, step - 1 - (step - 1) % course.local_iterations)
-    if (step or not course.num_steps) and _evaluation_is_due(course, before, step):
-        evaluation = _evaluation(course, step, start.holder, max(0, num_turns - 1) // len(course.owners), last)
-        yield from evaluation
-        last = evaluation[-1] if evaluation else last
+    if (step or not course.num_steps) and evaluation_is_due(course, step):
+        round_index = max(0, num_turns - 1) // len(course.owners)
+        last = yield from _visits(StepKind.EVALUATE, course, step, start.holder, round_index, last)
     own = weights(course.owners, course.turns)
     counts, order = turn_counts(own, num_turns), owner_indices(own, num_turns)
     while step < course.num_steps:
         round_index, position = num_turns // len(course.owners), next(order)
+        if scores_are_due(course, step):
+            holder = last.owner if last else start.holder
+            last = yield from _visits(StepKind.SCORE, course, step, holder, round_index, last)
         last = _next_turn(
             last,
             kind=StepKind.TRAIN,
@@ -201,14 +215,12 @@ def turn_sequence(course: Course, *, start: StartPoint | None = None) -> Iterato
             first_batch=counts[position] * course.local_iterations,
         )
         yield last
-        before, step, holder = step, last.end_step, last.owner
-        if _checkpoint_is_due(course, before, step):
+        step, holder = last.end_step, last.owner
+        if checkpoint_is_due(course, step):
             last = checkpoint_turn(last, holder=holder)
             yield last
-        if _evaluation_is_due(course, before, step):
-            evaluation = _evaluation(course, step, holder, round_index, last)
-            yield from evaluation
-            last = evaluation[-1] if evaluation else last
+        if evaluation_is_due(course, step):
+            last = yield from _visits(StepKind.EVALUATE, course, step, holder, round_index, last)
         num_turns += 1
         counts[position] += 1
 
@@ -229,9 +241,9 @@ def hand_overs(course: Course, start: StartPoint) -> frozenset[tuple[str, str]]:
     """Every pair of owners such that the head goes from the first to the second.
 
     Example: with owners a to d it goes a to b, b to c, c to d and d to a. An evaluation after the turn of b visits
-    b, c, d and a, and the next turn is that of c, so that the head goes a to c too. If evaluations come between, one is
-    counted after each owner's turn: a few pairs more than a short run needs. Where turns by rows repeat themselves
-    only after very many turns, these are all pairs.
+    b, c, d and a, and the next turn is that of c, so that the head goes a to c too. If evaluations or scores come
+    between, they are counted after each owner's turn: a few pairs more than a short run needs. Where turns by rows
+    repeat themselves only after very many turns, these are all pairs.
     """
     names, own = [owner.node for owner in course.owners], weights(course.owners, course.turns)
     done, stop = (-(-step // course.local_iterations) for step in (start.step, course.num_steps))
@@ -239,18 +251,28 @@ def hand_overs(course: Course, start: StartPoint) -> frozenset[tuple[str, str]]:
     if num_turns > _MOST_FOLLOWED:
         return frozenset(itertools.permutations(names, 2))
     order = [names[index] for index in itertools.islice(owner_indices(own, done), min(stop - done, num_turns + 1))]
-    followed = set(itertools.pairwise(order))
-    first = {(start.holder, following) for following in order[:1]}
-    evaluated = {*(followed if course.eval_every else ()), *(first if start.step else ())}
-    holders = {holder for holder, _ in evaluated}
-    holders.add(holder_after(course, course.num_steps) if order else start.holder)
-    pairs, ends = followed | first, dict[str, str]()
-    for holder in holders:
-        way = [holder, *(owner.node for owner in _visited(course, holder))]
-        pairs.update(itertools.pairwise(way))
-        ends[holder] = way[-1]
-    pairs.update((ends[holder], following) for holder, following in evaluated)
+    has_scores = course.choice is not None and bool(course.choice.scores)
+    is_refreshed = has_scores and bool(course.choice and course.choice.refresh_steps)
+    ways = [_ways(course, start.holder, order[:1], evaluates=bool(start.step), scores=has_scores)]
+    for holder, following in set(itertools.pairwise(order)):
+        ways.append(_ways(course, holder, [following], evaluates=bool(course.eval_every), scores=is_refreshed))
+    last = holder_after(course, course.num_steps) if order else start.holder
+    ways.append(_ways(course, last, [], evaluates=True, scores=False))
+    pairs = {pair for way in itertools.chain.from_iterable(ways) for pair in itertools.pairwise(way)}
     return frozenset((source, target) for source, target in pairs if source != target)
+
+
+def _ways(course: Course, holder: str, following: list[str], *, evaluates: bool, scores: bool) -> list[list[str]]:
+    """The ways that the head may take from its holder to the next train turn, if there is one.
+
+    Without anything between, after an evaluation, after scores, and after both.
+    """
+    ways = [[holder]]
+    if evaluates:
+        ways.append([holder, *(owner.node for owner in _visited(StepKind.EVALUATE, course, holder))])
+    if scores:
+        ways += [[*way, *(owner.node for owner in _visited(StepKind.SCORE, course, way[-1]))] for way in ways]
+    return [[*way, *following] for way in ways]
 
 
 def checkpoint_turn(last: Turn, *, holder: str) -> Turn:
@@ -290,37 +312,27 @@ def _next_turn(
     )
 
 
-def _passes_multiple(every: int, before: int, after: int) -> bool:
-    return every > 0 and before // every != after // every
-
-
-def _checkpoint_is_due(course: Course, before: int, after: int) -> bool:
-    return course.checkpoint_every > 0 and (
-        after == course.num_steps or _passes_multiple(course.checkpoint_every, before, after)
-    )
-
-
-def _evaluation_is_due(course: Course, before: int, after: int) -> bool:
-    return after == course.num_steps or _passes_multiple(course.eval_every, before, after)
-
-
-def _visited(course: Course, holder: str) -> list[Owner]:
-    """The owners that evaluate, from the holder of the head on."""
+def _visited(kind: StepKind, course: Course, holder: str) -> list[Owner]:
+    """The owners that have an evaluation or a score turn, from the holder of the head on."""
     first = next((index for index, owner in enumerate(course.owners) if owner.node == holder), 0)
-    return [owner for owner in course.owners[first:] + course.owners[:first] if owner.eval_rows]
+    owners = course.owners[first:] + course.owners[:first]
+    return [owner for owner in owners if kind is StepKind.SCORE or owner.eval_rows]
 
 
-def _evaluation(course: Course, step: int, holder: str, round_index: int, last: Turn | None) -> list[Turn]:
-    turns: list[Turn] = []
-    for owner in _visited(course, holder):
+def _visits(
+    kind: StepKind, course: Course, step: int, holder: str, round_index: int, last: Turn | None
+) -> Generator[Turn, None, Turn | None]:
+    """Yield a turn of this kind for each owner, with all its batches; return the last turn that there is."""
+    for owner in _visited(kind, course, holder):
+        is_score = kind is StepKind.SCORE
         last = _next_turn(
             last,
-            kind=StepKind.EVALUATE,
+            kind=kind,
             owner=owner.node,
             round=round_index,
-            num_items=course.eval_batches(owner),
+            num_items=num_batches(owner.train_rows if is_score else owner.eval_rows, course.batch_size),
             first_step=step,
             first_batch=0,
         )
-        turns.append(last)
-    return turns
+        yield last
+    return last

@@ -11,10 +11,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ringtune.errors import PlanError
+from ringtune.files.strict import read_dataclass
+from ringtune.schedule.operations.given import GivenTable, check_tables
+from ringtune.schedule.operations.table import Operations
 
 
 class Score(enum.StrEnum):
@@ -88,6 +92,7 @@ class Choice:
         refresh_steps: a table is chosen anew at the first turn after so many steps; 0 = once, before training.
         groups: ranges [start, stop) of blocks, ascending; all blocks of one have the same operations, so that the node
             which hosts them can be passed by. Blocks in none of them have operations of their own.
+        tables: that another run has chosen; they hold from their steps on, and nothing is scored or chosen.
     """
 
     policy: str
@@ -98,6 +103,7 @@ class Choice:
     score_scale: float = 1.0
     refresh_steps: int = 0
     groups: tuple[tuple[int, ...], ...] = ()
+    tables: tuple[GivenTable, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse an unknown policy or score, and numbers that can't be meant."""
@@ -108,8 +114,10 @@ class Choice:
         ):
             if value not in set(known):
                 raise PlanError(f"operations.{name} = {value!r} is not one of {', '.join(known)}")
-        if self.subnets < 1 or self.refresh_steps < 0 or not self.capacities:
+        if self.subnets < 1 or self.refresh_steps < 0 or not (self.capacities or self.tables):
             raise PlanError("operations need at least one subnet a block, one capacity, and no negative refresh_steps")
+        if self.tables:
+            check_tables(self.tables)
         if not (math.isfinite(self.score_scale) and self.score_scale > 0):
             raise PlanError(f"operations.score_scale is {self.score_scale}, it has to be above 0")
         _check_groups(self.groups, self.subnets)
@@ -122,6 +130,8 @@ class Choice:
     @property
     def scores(self) -> tuple[Score, ...]:
         """The scores that have to be gathered; none where the policy asks for none."""
+        if self.tables:
+            return ()
         match Policy(self.policy):
             case Policy.STANDARD | Policy.RANDOM:
                 return ()
@@ -135,9 +145,54 @@ class Choice:
         """The capacity of one block's subnets."""
         return self.capacities[block] if len(self.capacities) > 1 else self.capacities[0]
 
+    # ---- given tables -----------------------------------------------------------------------------
+
+    @staticmethod
+    def given(tables: Sequence[GivenTable]) -> Choice:
+        """The choice that repeats what another run has chosen.
+
+        Raises:
+            PlanError: no run has chosen such tables.
+        """
+        check_tables(tables)
+        return Choice(
+            policy=Policy.STANDARD.value,
+            subnets=tables[0].operations.subnets,
+            capacities=(),
+            tables=tuple(tables),
+        )
+
+    def given_at(self, step: int) -> Operations | None:
+        """The table that was given for a step; None if none begins to hold there."""
+        return next((table.operations for table in self.tables if table.step == step), None)
+
+    # ---- files ------------------------------------------------------------------------------------
+
     def to_json(self) -> dict[str, Any]:
-        """Write the choice as a JSON-able table."""
-        return dataclasses.asdict(self)
+        """Write the choice as a JSON-able table; without ``tables`` where none are given."""
+        value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        value["capacities"] = [dataclasses.asdict(capacity) for capacity in self.capacities]
+        value["tables"] = [table.to_json() for table in self.tables]
+        if not self.tables:
+            del value["tables"]
+        return value
+
+    @staticmethod
+    def from_json(value: object, *, where: str = "choice") -> Choice:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            PlanError: a field is missing or unknown, or a rule is broken.
+        """
+        given: dict[str, object] = {}
+        if isinstance(value, Mapping) and "tables" in value:
+            entries = value["tables"]
+            if not isinstance(entries, list):
+                raise PlanError(f"{where}.tables has to be a list; plan anew")
+            given["tables"] = tuple(
+                GivenTable.from_json(entry, where=f"{where}.tables[{at}]") for at, entry in enumerate(entries)
+            )
+        return read_dataclass(Choice, value, where=where, error=PlanError, given=given)
 
 
 def _check_groups(groups: tuple[tuple[int, ...], ...], subnets: int) -> None:

@@ -1,0 +1,121 @@
+"""Which turns of a run are granted: ahead of those at work, but no further than every decision allows.
+
+A decision (what trains, which operations hold) takes effect at a turn boundary. A turn is granted when all is known on
+which it depends, and not before, so that no timing changes what it carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ringtune.rounds.open_turns import OpenTurns
+from ringtune.rounds.round_events import ChooseOperations, Command, Grant, LogOperations, LogUnfreeze
+from ringtune.rounds.turn_depths import TurnDepths
+from ringtune.rounds.turn_operations import TurnOperations
+from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StartPoint, StepKind, Turn, checkpoint_turn, turn_sequence
+from ringtune.schedule.versions import depth
+
+
+class Granting:
+    """The turns of one run, in their order.
+
+    Args:
+        plan: of the run.
+        nodes: that work on every turn.
+        items_ahead: grant turns until at least so many items are granted beyond the finished ones.
+        start: where the run goes on; None = it begins.
+
+    Attributes:
+        open: turns that are granted and not done by every node.
+        depths: what trains when.
+        tables: which operations hold when.
+        last: the turn that was granted last; None before the first.
+        is_exhausted: whether no turn is left to be granted.
+
+    Raises:
+        PlanError: ``start`` is not of this plan.
+    """
+
+    def __init__(self, plan: Plan, nodes: Collection[str], *, items_ahead: int, start: StartPoint | None) -> None:
+        self.open = OpenTurns(items_ahead)
+        self.depths = TurnDepths(plan.course, start)
+        self.tables = TurnOperations(plan, start)
+        self.last: Turn | None = None
+        self.is_exhausted = False
+        self._plan, self._nodes = plan, nodes
+        self._sequence = turn_sequence(plan.course, start=start)
+        self._next: Turn | None = None
+        self._saved_step = start.step if start else None
+
+    def depth(self, turn: Turn, step: int) -> int:
+        """How many blocks train at a step of a turn."""
+        return depth(self._plan.course.decided(turn.unfreeze_at, turn.operations), step)
+
+    def ahead(self) -> list[Command]:
+        """Grant the turns that may be granted now, with the decisions that come into force by that."""
+        commands: list[Command] = []
+        granted: list[Turn] = []
+        while not self.is_exhausted and self.open.needs_more:
+            if self._next is None:
+                self._next = next(self._sequence, None)
+            if self._next is None:
+                self.is_exhausted = True
+                break
+            if not self.depths.may_grant(self._next) or not self._has_table(self._next, commands):
+                break
+            turn, self._next = self.tables.decided(self.depths.decided(self._next, self.last)), None
+            if turn.kind is StepKind.TRAIN and turn.first_step in turn.unfreeze_at:
+                commands.append(LogUnfreeze(turn.first_step, self.depth(turn, turn.first_step)))
+            granted.append(turn)
+            self._note(turn)
+        return [*commands, Grant(tuple(granted))] if granted else commands
+
+    def _has_table(self, turn: Turn, commands: list[Command]) -> bool:
+        """Whether the table is chosen that a turn carries; if nothing but the choice is missing, it is asked for."""
+        if self.tables.may_grant(turn):
+            return True
+        given = self.tables.given(turn)
+        if given is not None:
+            commands.append(LogOperations(turn.first_step, given))
+            return True
+        scores = self.tables.ask(turn)
+        if scores is not None:
+            commands.append(ChooseOperations(turn.first_step, scores))
+        return False
+
+    def chosen(self, step: int, operations: Operations) -> list[Command]:
+        """Take a table that was chosen, and grant what waited for it; nothing if nobody waits for it any more.
+
+        Raises:
+            PlanError: the table does not fit the course.
+        """
+        if self.is_exhausted or not self.tables.chosen(step, operations):
+            return []
+        return [LogOperations(step, operations), *self.ahead()]
+
+    def drain(self, last: Turn) -> list[Command]:
+        """Grant nothing more but a checkpoint after ``last``, the last turn, if any step was done.
+
+        What has a checkpoint already is not saved again: another holder would write over its shards.
+        """
+        self.is_exhausted = True
+        if last.end_step in (0, self._saved_step):
+            return []
+        turn = checkpoint_turn(last, holder=last.owner)
+        self._note(turn)
+        return [Grant((turn,))]
+
+    def _note(self, turn: Turn) -> None:
+        self.last = turn
+        if turn.kind is StepKind.CHECKPOINT:
+            self._saved_step = turn.first_step
+        self.open.add(turn, self._nodes)
+        self.tables.granted(turn)
+
+    def close(self, turn: Turn) -> None:
+        """Close a turn that every node has done; turns are closed in their order."""
+        self.open.close(turn)
+        self.depths.close(turn)
+        self.tables.close(turn)

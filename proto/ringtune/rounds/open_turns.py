@@ -1,0 +1,73 @@
+"""The turns of a run that are granted and not done by every node."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from ringtune.schedule.turns import Turn
+
+
+class OpenTurn(NamedTuple):
+    """The oldest open turn, and the nodes that it waits for."""
+
+    turn: Turn
+    waits_for: tuple[str, ...]
+
+
+class OpenTurns:
+    """The open turns of one run.
+
+    Args:
+        items_ahead: grant turns until at least so many items are granted beyond the finished ones.
+    """
+
+    def __init__(self, items_ahead: int) -> None:
+        self._items_ahead = items_ahead
+        self._turns: dict[int, Turn] = {}
+        self._waits: dict[int, set[str]] = {}
+        self._reported_items: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        """Whether a turn is open."""
+        return bool(self._turns)
+
+    @property
+    def needs_more(self) -> bool:
+        """Whether to grant more turns: fewer than two are open, or too few items are ahead."""
+        ahead = sum(turn.num_items - self._reported_items[turn.index] for turn in self._turns.values())
+        return len(self._turns) < 2 or ahead < self._items_ahead
+
+    @property
+    def oldest(self) -> OpenTurn | None:
+        """The oldest open turn; None if none is open."""
+        if not self._turns:
+            return None
+        first = min(self._turns)
+        return OpenTurn(self._turns[first], tuple(sorted(self._waits[first])))
+
+    def add(self, turn: Turn, nodes: Collection[str]) -> None:
+        """Open a turn that was granted to these nodes."""
+        self._turns[turn.index] = turn
+        self._waits[turn.index] = set(nodes)
+        self._reported_items[turn.index] = 0
+
+    def get(self, index: int) -> Turn | None:
+        """Find an open turn by its index."""
+        return self._turns.get(index)
+
+    def of_item(self, seq: int) -> Turn | None:
+        """Find the open turn that has an item."""
+        return next((turn for turn in self._turns.values() if turn.first_seq <= seq < turn.end_seq), None)
+
+    def item_done(self, turn: Turn) -> None:
+        """Count one more finished item of an open turn."""
+        self._reported_items[turn.index] += 1
+
+    def node_done(self, node: str, turn: Turn) -> None:
+        """Note that a node has done an open turn."""
+        self._waits[turn.index].discard(node)
+
+    def close(self, turn: Turn) -> None:
+        """Forget a turn that is done everywhere."""
+        del self._turns[turn.index], self._waits[turn.index], self._reported_items[turn.index]

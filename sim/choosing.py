@@ -1,0 +1,44 @@
+"""How a run on the virtual clock comes to its operation tables, where its course leaves them to the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ringtune.rounds.turn_scores import score_keys
+from ringtune.schedule.operations.scores import BlockScores
+from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn
+
+
+class Chooser(Protocol):
+    """What nodes report at the end of a score turn, and the table that comes of it."""
+
+    def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
+        """The scores that a node reports at the end of a turn; nothing if it is no score turn."""
+
+    def table(self, step: int, scores: Sequence[BlockScores]) -> Operations:
+        """The table that holds from ``step`` on."""
+
+
+class ExpectedTables:
+    """Scores that say nothing, and at every decision the table that is expected before any scores are known.
+
+    Args:
+        plan: of the run.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
+        """A zero for every score that the node owes."""
+        choice = self._plan.course.choice
+        values = ((0.0,) * choice.subnets,) * len(choice.scores) if choice is not None else ()
+        return tuple(BlockScores(turn.owner, *key, values) for key in score_keys(self._plan, turn, node))
+
+    def table(self, step: int, scores: Sequence[BlockScores]) -> Operations:
+        """The expected table, whatever the scores."""
+        choice = self._plan.course.choice
+        return Operations(subnets=choice.subnets if choice is not None else 1)

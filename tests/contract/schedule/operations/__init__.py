@@ -1,0 +1,1 @@
+"""Operation tables: how they are written, read and chosen."""

@@ -1,0 +1,71 @@
+"""Runs that choose their operation tables: choices to draw, and scores and tables that any seed gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from ringtune.rounds.turn_scores import score_keys
+from ringtune.schedule.course import Course
+from ringtune.schedule.operations.choice import BlockCapacity, Choice
+from ringtune.schedule.operations.scores import BlockScores
+from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Turn
+
+CAPACITY = BlockCapacity(full=2.0, forward_only=1.0, forward=0.4, backward=0.6)
+
+
+def make_choice(policy: str = "two-stage", *, subnets: int = 2, refresh_steps: int = 0, **changes: Any) -> Choice:
+    """A choice with one capacity for all blocks."""
+    return Choice(policy=policy, subnets=subnets, capacities=(CAPACITY,), refresh_steps=refresh_steps, **changes)
+
+
+def random_choice(rng: random.Random) -> Choice:
+    """Any policy, with or without scores, once or refreshed."""
+    policy = rng.choice(["two-stage", "joint", "random", "magnitude", "magnitude-gradient"])
+    return make_choice(policy, subnets=rng.choice([1, 2, 3]), refresh_steps=rng.choice([0, 1, 3, 5]))
+
+
+def table_of(course: Course, seed: object) -> Operations:
+    """Any table that fits a course: a function of the seed."""
+    rng = random.Random(f"{seed}")
+    subnets = course.choice.subnets if course.choice is not None else 1
+    batches = [
+        BatchOperations(
+            owner=owner.node,
+            batch_id=batch_id,
+            rows=tuple(
+                "".join(rng.choice("1123") for _ in range(course.num_blocks * subnets))
+                for _ in range(course.microbatches)
+            ),
+        )
+        for owner in course.owners
+        for batch_id in range(-(-owner.train_rows // course.batch_size))
+    ]
+    return Operations(batches=tuple(batches), subnets=subnets)
+
+
+class DrawnTables:
+    """Scores that depend on what they are of and on the step; tables that depend on the step and on every score."""
+
+    def __init__(self, plan: Plan, seed: object = 0) -> None:
+        self._plan, self._seed = plan, seed
+        self.asked: list[int] = []
+
+    def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
+        """A number of its own for everything that the node owes, in any order."""
+        choice = self._plan.course.choice
+        assert choice is not None
+        found = []
+        for key in score_keys(self._plan, turn, node):
+            rng = random.Random(f"{self._seed}/{turn.owner}/{key}/{turn.first_step}")
+            values = tuple(tuple(rng.random() for _ in range(choice.subnets)) for _ in choice.scores)
+            found.append(BlockScores(turn.owner, *key, values))
+        return tuple(sorted(found, key=lambda entry: entry.values))
+
+    def table(self, step: int, scores: Sequence[BlockScores]) -> Operations:
+        """A table that another score, or another order of the scores, would change."""
+        self.asked.append(step)
+        return table_of(self._plan.course, f"{self._seed}/{step}/{scores}")
