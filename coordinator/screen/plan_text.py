@@ -9,6 +9,7 @@ from typing import Any
 from coordinator.planner.explain import Explanation, explanation_text
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.job_time import JobTime
+from coordinator.screen.operations_text import choice_lines, operations_lines
 from coordinator.screen.text_table import table_lines
 from coordinator.screen.training_text import training_lines
 from ringtune.costs.memory import MemoryEstimate
@@ -62,6 +63,7 @@ def plan_text(
     lines += [time.line()] if time is not None else []
     lines.append(_turns(plan))
     lines += training_lines(course)
+    lines += choice_lines(plan)
     if is_stale(course):
         lines.append(_staleness(plan))
     lines.append(_privacy(plan))
@@ -73,6 +75,7 @@ def plan_text(
         lines.append(f"actions from step {at_step}, depth {depth(course.soonest(), at_step)}{most}:")
         lines += table_text(plan, at_step=at_step, num_steps=num_steps).splitlines()
         lines += legend_lines()
+        lines += operations_lines(plan)
     return lines
 
 

@@ -1,0 +1,115 @@
+"""Operations: budgets and counts, heads that do not divide, and tables of another plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from ringtune.schedule.operations.table import BatchOperations, Operations
+from tests.bench.bad_input.case import BASE_JOB, PLAN, TRAIN, Case, Place, job_case
+
+CHOSEN = '[operations]\npolicy = "two-stage"\n'
+
+
+def cases() -> list[Case]:
+    """All of them."""
+    return _budgets() + _heads() + _tables()
+
+
+def _job(
+    name: str,
+    keys: str,
+    *says: str,
+    change: tuple[str, str] = ("rounds = 1", "rounds = 1"),
+    arguments: tuple[str, ...] = TRAIN,
+) -> Case:
+    """A job that chooses operations with some keys; by default it is to be trained."""
+    old, new = change
+    text = BASE_JOB.replace(old, new) + CHOSEN + keys + "\n"
+    return Case(
+        name=f"operations: {name}",
+        arguments=arguments,
+        code=5,
+        says=says,
+        prepare=lambda place: place.write("job.toml", text),
+    )
+
+
+def _budgets() -> list[Case]:
+    dropout, private = (
+        ("rounds = 1", "rounds = 1\ndropout = 0.1"),
+        ("[train]", "[privacy]\nprivate_blocks = 1\n[train]"),
+    )
+    ia3 = ("[train]", '[adapter]\nconfig = "ia3"\n[train]')
+    return [
+        _job("nothing is said", "", "operations.compute", "operations.full"),
+        _job("a budget of 0", "compute = 0.0", "operations.compute", "above 0"),
+        _job("a budget beyond 1", "compute = 1.2", "operations.compute", "at most 1"),
+        _job("a budget of nan", "compute = nan", "operations.compute"),
+        _job("two budgets", "compute = 0.5\nfull = 1", "operations.compute", "operations.full", "keep one"),
+        _job("more than all full", "full = 3", "operations.full is 3", "train.microbatches = 2"),
+        _job("more than all", "full = 1\nforward_only = 2", "operations.forward_only is 3", "train.microbatches = 2"),
+        _job(
+            "nothing full", "full = 0\nforward_only = 2", "operations.full is 0", "nothing would train", arguments=PLAN
+        ),
+        _job(
+            "too little for one full",
+            "compute = 0.3",
+            "operations.compute = 0.3",
+            "nothing would train",
+            arguments=PLAN,
+        ),
+        _job("private blocks", "compute = 0.5", "privacy.private_blocks", "[operations]", change=private),
+        _job("dropout", "compute = 0.5", "train.dropout", "operations.heads", change=dropout),
+        _job("ia3", "compute = 0.5", "adapter.config 'ia3'", "operations.heads", change=ia3),
+        job_case("operations: a budget for standard", "[train]", "[operations]\ncompute = 0.6\n[train]", "standard"),
+    ]
+
+
+def _heads() -> list[Case]:
+    return [
+        _job(
+            f"groups of {heads} heads",
+            f"compute = 0.5\nheads = {heads}",
+            f"operations.heads = {heads}",
+            "model",
+            arguments=PLAN,
+        )
+        for heads in (3, 99)
+    ]
+
+
+def _table(table: Operations) -> Callable[[Place], object]:
+    """Write a job that is given a table."""
+
+    def prepare(place: Place) -> None:
+        place.write("operations.json", json.dumps(table.to_json()))
+        place.write("job.toml", BASE_JOB + '[operations]\ntable = "operations.json"\n')
+
+    return prepare
+
+
+def _tables() -> list[Case]:
+    def of(
+        owner: str = "node-0", batch_id: int = 0, rows: tuple[str, ...] = ("1", "1"), subnets: int = 1
+    ) -> Operations:
+        return Operations(batches=(BatchOperations(owner=owner, batch_id=batch_id, rows=rows),), subnets=subnets)
+
+    tables = {
+        "another owner": (of(owner="pi"), ("owner pi", "node-0")),
+        "another batch": (of(batch_id=999), ("batch 999",)),
+        "more micro-batches": (of(rows=("1", "1", "1")), ("3 micro-batches",)),
+        "more blocks": (of(rows=("1" * 99, "1" * 99)), ("row",)),
+        "other subnets": (of(rows=("1" * 7, "1" * 7), subnets=7), ("7 subnets", "another model")),
+    }
+    return [
+        Case(
+            name=f"operations: a table of {name}",
+            arguments=TRAIN if name == "another owner" else PLAN,
+            code=5,
+            says=("operations.table", *says),
+            prepare=_table(table),
+            leaves=("out",) if name == "another owner" else (),
+        )
+        for name, (table, says) in tables.items()
+    ]
