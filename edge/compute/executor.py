@@ -18,6 +18,7 @@ import torch
 
 from edge.compute.hosting import Hosted, host
 from edge.compute.micro_batches import MicroBatch, OpenItem
+from edge.compute.scoring import Scoring
 from edge.data.rows import OwnerDataset
 from edge.machine.settling import settle_of
 from edge.model.activations import storage_bytes
@@ -33,6 +34,7 @@ from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
 
@@ -75,6 +77,7 @@ class NodeExecutor:
         self._hosted: Hosted = host(plan, node, job, model_folder, dataset, device=torch.device(device))
         blocks = [self._hosted.skeleton.blocks[index] for index in range(self._slice.start, self._slice.stop)]
         self._versions = VersionStore(blocks, self._hosted.optimizer)
+        self._scoring = Scoring(self._hosted.skeleton, self._course)
         self.device = torch.device(device)
         self._settle = settle_of(self.device)
         self._items: dict[int, OpenItem] = {}
@@ -124,6 +127,13 @@ class NodeExecutor:
         done = {seq for seq, entry in self._items.items() if entry.item.turn == index}
         self._items = {seq: entry for seq, entry in self._items.items() if seq not in done}
         self._flows = {key: flow for key, flow in self._flows.items() if key[0] not in done}
+
+    def take_scores(self, turn_index: int) -> tuple[BlockScores, ...]:
+        """Hand out what the hosted subnets count for each micro-batch of a score turn that is done, and forget it.
+
+        In the order of items, micro-batches and blocks; nothing for another turn.
+        """
+        return self._scoring.take(turn_index)
 
     # ---- actions ----------------------------------------------------------------------------------
 
@@ -175,7 +185,7 @@ class NodeExecutor:
             self._versions.use(item.seq)
         blocks.train_only(action.start, action.stop, entry.trained)
         has_grad_below = action.start > entry.lowest[action.micro]
-        with torch.enable_grad():
+        with torch.enable_grad(), self._scoring.watched(item, action, entry.trained):
             x = hidden.detach().requires_grad_(has_grad_below)
             at = (item.step, action.micro)
             y = blocks.run(x, mask, context, action.start, action.stop, train_at=at)

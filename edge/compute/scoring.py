@@ -1,0 +1,195 @@
+"""Gather what the subnets of hosted blocks count for each micro-batch, in items without updates.
+
+In a score item the weights of a block's subnets have gradients, whether they train or are the frozen base of an
+adapter. No parameter of the model is touched for that: while a forward builds its graph, other tensors on the same
+memory stand in their places. As soon as such a tensor has its gradient in the backward, the gradient is reduced to a
+few numbers and freed, so that no more than one is there at a time.
+
+Source: D2FT, section II-A.3 (Fisher information, weight magnitude, gradient magnitude, Taylor importance).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from edge.model.head_groups.weights import WeightSlice, subnet_slices, subnets_of_block
+from edge.model.skeleton import Skeleton
+from ringtune.schedule.actions import Action
+from ringtune.schedule.course import Course
+from ringtune.schedule.operations.choice import Score
+from ringtune.schedule.operations.scores import BlockScores
+from ringtune.schedule.turns import Item, StepKind
+from ringtune.schedule.units import Units
+
+_CHUNK: Final = 1 << 16
+"""Numbers that are reduced at a time, in float64: half a MiB stays in a processor's cache."""
+
+Slices = tuple[tuple[WeightSlice, ...], ...]
+Sums = dict[WeightSlice, dict[Score, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """The sums of one block for one micro-batch, part by part, as its backward leaves them."""
+
+    item: Item
+    micro: int
+    block: int
+    sums: Sums = field(default_factory=dict)
+
+
+class Scoring:
+    """Gathers the scores that a run's choice of operations needs, at one node.
+
+    Args:
+        skeleton: whose hosted blocks are real.
+        course: of the run; where it chooses no operations, or without scores, nothing is gathered.
+    """
+
+    def __init__(self, skeleton: Skeleton, course: Course) -> None:
+        self._skeleton, self._course = skeleton, course
+        self._subnets = course.choice.subnets if course.choice else 1
+        self._scores: tuple[Score, ...] = course.choice.scores if course.choice else ()
+        self._by_gradient = tuple(score for score in self._scores if score.needs_gradient)
+        self._slices: dict[int, Slices] = {}
+        self._gathered: dict[int, list[_Gathered]] = {}
+        self._magnitudes: dict[tuple[int, int], Sums] = {}
+
+    @contextmanager
+    def watched(self, item: Item, action: Action, trained: Units) -> Iterator[None]:
+        """Let the subnets of the blocks of a forward get gradients in its backward, if the item is to score them.
+
+        Args:
+            item: that the forward is of.
+            action: the forward.
+            trained: the units that may train.
+        """
+        places: list[tuple[nn.Module, str, nn.Parameter]] = []
+        try:
+            if item.kind is StepKind.SCORE and self._scores:
+                for start, stop in trained.ranges_within(action.start, action.stop):
+                    for block in range(start, stop):
+                        places += self._watch(item, action.micro, block)
+            yield
+        finally:
+            for module, name, parameter in places:
+                setattr(module, name, parameter)
+
+    def take(self, turn: int) -> tuple[BlockScores, ...]:
+        """Hand out the scores of a turn whose items are done, and forget them."""
+        gathered = sorted(self._gathered.pop(turn, ()), key=lambda found: (found.item.seq, found.micro, found.block))
+        taken = tuple(self._block_scores(found) for found in gathered)
+        self._magnitudes = {key: sums for key, sums in self._magnitudes.items() if key[0] != turn}
+        return taken
+
+    def _watch(self, item: Item, micro: int, block: int) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+        """Put tensors on the same memory in the places of a block's weights; yield what was there."""
+        found = _Gathered(item, micro, block)
+        self._gathered.setdefault(item.turn, []).append(found)
+        self._weigh(item.turn, block)
+        if not self._by_gradient:
+            return
+        module = self._skeleton.blocks[block]
+        for name, parts in _by_name(self._slices_of(block)).items():
+            path, _, last = name.rpartition(".")
+            home, parameter = module.get_submodule(path), module.get_parameter(name)
+            stand_in: Any = nn.Parameter(parameter.detach())
+            stand_in.register_post_accumulate_grad_hook(_reducer(parts, self._by_gradient, found.sums))
+            setattr(home, last, stand_in)
+            yield home, last, parameter
+
+    def _weigh(self, turn: int, block: int) -> None:
+        """Sum a block's weights up, once in a turn: they do not change in it."""
+        if Score.WEIGHT_MAGNITUDE in self._scores and (turn, block) not in self._magnitudes:
+            module, sums = self._skeleton.blocks[block], Sums()
+            for name, parts in _by_name(self._slices_of(block)).items():
+                _reduce(module.get_parameter(name).detach(), None, parts, (Score.WEIGHT_MAGNITUDE,), sums)
+            self._magnitudes[turn, block] = sums
+
+    def _slices_of(self, block: int) -> Slices:
+        if block not in self._slices:
+            module, config = self._skeleton.blocks[block], self._skeleton.base.config
+            model_type = self._skeleton.layout.model_type
+            subnets = subnets_of_block(module, model_type, config, self._subnets)
+            self._slices[block] = subnet_slices(module, model_type, subnets)
+        return self._slices[block]
+
+    def _block_scores(self, found: _Gathered) -> BlockScores:
+        """Add the sums of each subnet's parts up, always in the same order."""
+        item, weighed = found.item, self._magnitudes.get((found.item.turn, found.block), {})
+
+        def value(score: Score, parts: Sequence[WeightSlice]) -> float:
+            sums: Mapping[WeightSlice, Mapping[Score, float]] = found.sums if score.needs_gradient else weighed
+            return sum(sums[part][score] for part in parts)
+
+        slices = self._slices_of(found.block)
+        return BlockScores(
+            owner=item.owner,
+            batch_id=self._course.batch_id(item.owner, item.batch),
+            micro=found.micro,
+            block=found.block,
+            values=tuple(tuple(value(score, parts) for parts in slices) for score in self._scores),
+        )
+
+
+def _by_name(slices: Slices) -> dict[str, list[WeightSlice]]:
+    """Group the parts of all subnets by the parameter that they are of."""
+    found: dict[str, list[WeightSlice]] = {}
+    for parts in slices:
+        for part in parts:
+            found.setdefault(part.name, []).append(part)
+    return found
+
+
+def _reducer(parts: Sequence[WeightSlice], scores: Sequence[Score], sums: Sums) -> Callable[[torch.Tensor], None]:
+    """Make the hook that reduces a tensor's gradient to sums as soon as it is there, and frees it."""
+
+    def reduce(tensor: torch.Tensor) -> None:
+        gradient, tensor.grad = tensor.grad, None
+        if gradient is not None:
+            _reduce(tensor.detach(), gradient, parts, scores, sums)
+
+    return reduce
+
+
+def _reduce(
+    weight: torch.Tensor,
+    gradient: torch.Tensor | None,
+    parts: Sequence[WeightSlice],
+    scores: Sequence[Score],
+    sums: Sums,
+) -> None:
+    for part in parts:
+        found = dict.fromkeys(scores, 0.0)
+        for w, g in zip(_chunks(weight, part), _chunks(weight if gradient is None else gradient, part), strict=True):
+            for score in scores:
+                found[score] += float(_sum(score, w, g))
+        sums[part] = found
+
+
+def _chunks(tensor: torch.Tensor, part: WeightSlice) -> Iterator[torch.Tensor]:
+    """Yield a part of a tensor in pieces of some rows, in float64."""
+    own = tensor.narrow(part.dimension, part.start, part.stop - part.start)
+    rows = max(1, _CHUNK * len(own) // max(1, own.numel()))
+    for start in range(0, len(own), rows):
+        yield own[start : start + rows].double()
+
+
+def _sum(score: Score, weight: Any, gradient: Any) -> torch.Tensor:
+    match score:
+        case Score.FISHER:
+            values = gradient * gradient
+        case Score.WEIGHT_MAGNITUDE:
+            values = weight.abs()
+        case Score.GRADIENT_MAGNITUDE:
+            values = gradient.abs()
+        case Score.TAYLOR:
+            values = (gradient * weight).abs()
+    total: torch.Tensor = values.sum()
+    return total

@@ -1,0 +1,277 @@
+"""Scores that nodes gather are those of one process with autograd, and gathering them changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edge.compute import scoring
+from edge.compute.executor import NodeExecutor
+from ringtune.models.families import FAMILIES
+from ringtune.schedule.operations.choice import BlockCapacity, Choice, Policy, Score
+from ringtune.schedule.operations.scores import BlockScores
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.rows.batches import BatchStream
+from ringtune.schedule.turns import Item, StepKind, Turn, items, turn_sequence
+from tests.support import hand_ring as ring
+from tests.support import reference
+from tests.support.tiny_families import MODEL_TYPES
+from tests.support.torch_ring import Case, write_family_inputs
+
+SPLITS = {
+    "one": (("a", 0, 4),),
+    "two": (("b", 0, 1), ("a", 1, 4)),
+    "four": (("d", 0, 1), ("c", 1, 2), ("b", 2, 3), ("a", 3, 4)),
+}
+TASKS = {name: family.tasks[-1] for name, family in FAMILIES.items()} | {"bert": "sequence-classification"}
+CAPACITY = BlockCapacity(full=3.0, forward_only=1.0, forward=1.0, backward=2.0)
+WAYS_OUT = ("output.dense", "out_lin", "lin2", "c_proj", "o_proj", "down_proj")
+FIRST_SEQ = 10_000
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that writes the inputs of a family once."""
+    folder, written = tmp_path_factory.mktemp("inputs"), {}
+
+    def write(model_type: str) -> Path:
+        if model_type not in written:
+            written[model_type] = write_family_inputs(folder / model_type, model_type, TASKS[model_type])
+        return written[model_type]
+
+    return write
+
+
+def choice_of(backward: Score, forward: Score, subnets: int, policy: Policy = Policy.TWO_STAGE) -> Choice:
+    """A choice that needs these scores."""
+    return Choice(
+        policy=policy, subnets=subnets, capacities=(CAPACITY,), backward_score=backward, forward_score=forward
+    )
+
+
+def make_ring(case: Case, slices: Any, choice: Choice | None) -> ring.HandRing:
+    """Executors of a case whose run chooses its operations."""
+    plan = case.plan(slices)
+    plan = Plan.of(dataclasses.replace(plan.course, choice=choice), plan.placement)
+    return ring.HandRing(plan, case.job, case.folder / "model", case.datasets())
+
+
+def score_turn(plan: Plan, owner: str, *, index: int = 500, step: int = 0) -> Turn:
+    """A turn over all batches of an owner."""
+    course = plan.course
+    count = BatchStream(next(entry.train_rows for entry in course.owners if entry.node == owner), 8, 0, owner)
+    return Turn(
+        index=index,
+        kind=StepKind.SCORE,
+        owner=owner,
+        round=0,
+        first_seq=FIRST_SEQ + 100 * index,
+        num_items=count.num_batches,
+        first_step=step,
+        first_batch=0,
+    )
+
+
+def score(hand: ring.HandRing, turn: Turn) -> list[BlockScores]:
+    """Do a score turn, and take what every node gathered."""
+    hand.start_turn(turn)
+    for item in items(hand.plan.course, turn):
+        hand.run_item(item)
+    for node in hand.nodes.values():
+        node.forget_turn(turn.index)
+    return sorted(entry for node in hand.nodes.values() for entry in node.take_scores(turn.index))
+
+
+# ---- the reference ---------------------------------------------------------------------------------
+
+
+def one_process(case: Case, plan: Plan, turn: Turn, *, dropout: bool = False) -> list[BlockScores]:
+    """The whole model, gradients of all weights, cut into equal parts by heads."""
+    choice = plan.course.choice
+    assert choice is not None
+    model = reference.whole_model(case.job, plan, case.folder / "model").eval()
+    own = reference.own_weights_of(model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in own)
+    dataset = case.datasets()[turn.owner]
+    stream = BatchStream(dataset.train_rows, 8, 0, turn.owner)
+    found = []
+    for item in items(plan.course, turn):
+        for micro, loss in enumerate(losses(case, plan, model, item)):
+            model.zero_grad(set_to_none=True)
+            torch.autograd.backward(loss)
+            for block, module in model.iter_layers():
+                if block in plan.course.trainable:
+                    values = tuple(tuple(row) for row in values_of(module, choice, model.config))
+                    found.append(BlockScores(turn.owner, stream.batch_id(item.batch), micro, block, values))
+    return sorted(found)
+
+
+def losses(case: Case, plan: Plan, model: Any, item: Item) -> Iterator[torch.Tensor]:
+    """The share of each micro-batch in the mean loss of its batch."""
+    batch = case.datasets()[item.owner].batch(plan.course, item)
+    _, all_targets = reference.targets_of(case.task, batch)
+    first = 0
+    for size in plan.course.microbatch_sizes(item.rows):
+        rows = batch.rows(first, first + size)
+        first += size
+        targets, count = reference.targets_of(case.task, rows)
+        yield model(**reference.inputs_of(model, rows), **targets).loss * (count / all_targets)
+
+
+def values_of(module: Any, choice: Choice, config: Any) -> list[list[float]]:
+    """For each score one number for each subnet."""
+    pairs = [parts_of(name, value, choice.subnets, config) for name, value in module.named_parameters() if is_own(name)]
+    formulas = {
+        Score.FISHER: lambda w, g: (g * g).sum(),
+        Score.WEIGHT_MAGNITUDE: lambda w, g: w.abs().sum(),
+        Score.GRADIENT_MAGNITUDE: lambda w, g: g.abs().sum(),
+        Score.TAYLOR: lambda w, g: (w * g).abs().sum(),
+    }
+    return [
+        [
+            sum(float(formulas[kind](*pair)) for parts in pairs for pair in parts[subnet])
+            for subnet in range(choice.subnets)
+        ]
+        for kind in choice.scores
+    ]
+
+
+def is_own(name: str) -> bool:
+    """Whether a tensor of a block belongs to subnets."""
+    if ".ringtune." in name or "norm" in name.lower() or name.startswith("ln_"):
+        return False
+    return not name.endswith(tuple(f"{way}.bias" for way in WAYS_OUT))
+
+
+def parts_of(name: str, value: Any, subnets: int, config: Any) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """For each subnet its parts of weight and gradient: equal parts of outputs, or of inputs of the ways out."""
+    is_transposed = config.model_type == "gpt2" and value.dim() == 2
+    dimension = int(name.rpartition(".")[0].endswith(WAYS_OUT)) ^ is_transposed if value.dim() == 2 else 0
+    wholes = [(value.detach(), value.grad)]
+    if "c_attn" in name:
+        wholes = list(zip(*(whole.chunk(3, dimension) for whole in wholes[0]), strict=True))
+    cut = [[whole.tensor_split(subnets, dimension) for whole in pair] for pair in wholes]
+    return [[(weight[subnet], gradient[subnet]) for weight, gradient in cut] for subnet in range(subnets)]
+
+
+def check_equal(got: list[BlockScores], want: list[BlockScores]) -> None:
+    """The same keys in the same order, and numbers to 1e-9."""
+    assert [entry[:4] for entry in got] == [entry[:4] for entry in want]
+    assert want
+    for ours, theirs in zip(got, want, strict=True):
+        for mine, yours in zip(ours.values, theirs.values, strict=True):
+            assert mine == pytest.approx(yours, rel=1e-9, abs=0)
+            assert min(yours) > 0
+
+
+# ---- the tests -------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("adapter", ["seq_bn", "full"])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_scores_of_nodes_equal_one_process(inputs: Any, model_type: str, adapter: str, split: str) -> None:
+    """Fisher and Taylor of every family in any split, also of blocks that RingAda does not train yet."""
+    case = Case(folder=inputs(model_type), task=TASKS[model_type], adapter=adapter, owners=("a", "b"), microbatches=3)
+    hand = make_ring(case, SPLITS[split], choice_of(Score.TAYLOR, Score.FISHER, 2))
+    turn = score_turn(hand.plan, "b")
+    check_equal(score(hand, turn), one_process(case, hand.plan, turn))
+
+
+@pytest.mark.parametrize("subnets", [1, 2, 4])
+@pytest.mark.parametrize("adapter", ["lora[r=4]", "ia3", "double_seq_bn"])
+def test_scores_of_all_kinds_equal_one_process(inputs: Any, adapter: str, subnets: int) -> None:
+    """The other two scores, any number of subnets and any adapter; a private block has none."""
+    kinds = (Score.WEIGHT_MAGNITUDE, Score.GRADIENT_MAGNITUDE)
+    case = Case(folder=inputs("bert"), adapter=adapter, microbatches=2, private_blocks=1)
+    hand = make_ring(case, (("a", 1, 3), ("b", 3, 4)), choice_of(*kinds, subnets))
+    turn = score_turn(hand.plan, "a", step=9)
+    got = score(hand, turn)
+    assert {entry.block for entry in got} == {1, 2, 3}
+    check_equal(got, one_process(case, hand.plan, turn))
+
+
+@pytest.mark.parametrize("adapter", ["seq_bn", "full"])
+@pytest.mark.parametrize("policy", [Policy.MAGNITUDE, Policy.MAGNITUDE_GRADIENT, Policy.RANDOM])
+def test_scores_are_those_that_the_policy_needs(inputs: Any, policy: Policy, adapter: str) -> None:
+    """Weights alone, weights with gradients, or nothing."""
+    case = Case(folder=inputs("bert"), adapter=adapter, microbatches=2)
+    hand = make_ring(case, SPLITS["two"], choice_of(Score.TAYLOR, Score.FISHER, 2, policy))
+    turn = score_turn(hand.plan, "a")
+    got = score(hand, turn)
+    assert bool(got) is (policy is not Policy.RANDOM)
+    if got:
+        check_equal(got, one_process(case, hand.plan, turn))
+
+
+def left_at(node: NodeExecutor) -> list[Any]:
+    """Everything of a node that a score turn must not touch: tensors by identity and value, flags, gradients."""
+    hosted = node._hosted
+    parameters = [(name, id(value), value.grad) for name, value in hosted.skeleton.model.named_parameters()]
+    optimizer = hosted.optimizer.state_dict()["state"] if hosted.optimizer is not None else {}
+    return [parameters, sorted(optimizer), node.version_figures, node.live_bytes()]
+
+
+@pytest.mark.parametrize("adapter", ["seq_bn", "lora", "full"])
+@pytest.mark.parametrize("method", ["ringada", "pipeadapter"])
+def test_scores_change_no_bit_of_the_training(inputs: Any, method: str, adapter: str) -> None:
+    """A run with score turns between its turns ends with the bits of one without, and nothing is left of them."""
+    case = Case(
+        folder=inputs("bert"),
+        adapter=adapter,
+        method=method,
+        dtype="float32",
+        dropout=0.1,
+        owners=("a", "b"),
+        num_steps=8,
+        every_steps=3,
+        microbatches=2,
+    )
+    choice = choice_of(Score.TAYLOR, Score.FISHER, 2)
+    plain = make_ring(case, SPLITS["two"], choice).train()
+    scored = make_ring(case, SPLITS["two"], choice)
+    for turn in turn_sequence(scored.plan.course):
+        before = {name: left_at(node) for name, node in scored.nodes.items()}
+        holder = scored.holder
+        extra = score_turn(scored.plan, holder, index=500 + turn.index, step=turn.first_step)
+        assert score(scored, extra)
+        assert {name: left_at(node) for name, node in scored.nodes.items()} == before
+        assert all(node.take_scores(extra.index) == () for node in scored.nodes.values())
+        scored.start_turn(turn)
+        for item in items(scored.plan.course, turn):
+            scored.run_item(item)
+        for node in scored.nodes.values():
+            node.forget_turn(turn.index)
+    want = plain.tensors()
+    assert all(torch.equal(value, want[name]) for name, value in scored.tensors().items())
+
+
+def test_scores_hold_one_gradient_at_a_time(inputs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight's gradient is gone before the next one is reduced."""
+    case = Case(folder=inputs("bert"), adapter="seq_bn", microbatches=2)
+    hand = make_ring(case, SPLITS["one"], choice_of(Score.TAYLOR, Score.FISHER, 2))
+    tensors: list[torch.Tensor] = []
+    original = scoring._reducer
+
+    def watched(*args: Any) -> Callable[[torch.Tensor], None]:
+        reduce = original(*args)
+
+        def hook(tensor: torch.Tensor) -> None:
+            assert tensor.grad is not None
+            assert all(other.grad is None for other in tensors)
+            tensors.append(tensor)
+            reduce(tensor)
+
+        return hook
+
+    monkeypatch.setattr(scoring, "_reducer", watched)
+    turn = score_turn(hand.plan, "a")
+    assert len(score(hand, turn)) * 10 == len(tensors)
+    assert all(tensor.grad is None for tensor in tensors)
