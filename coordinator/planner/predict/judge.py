@@ -17,9 +17,12 @@ from ringtune.costs.seconds import CourseCosts
 from ringtune.errors import DeadlineError
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Extent, Owner
 from ringtune.schedule.methods import Method
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spreading.expected import expected_table
 from ringtune.schedule.turns import Turn
 from ringtune.schedule.units import Units
 from ringtune.schedule.versions import may_be_stale
@@ -119,6 +122,8 @@ def simulated_step_s(
         local_iterations=measured if is_stale else steps,
         eval_every=0,
         checkpoint_every=0,
+        operations=_table_of(course, owner),
+        choice=None,
     )
     probe = Plan.of(course, placement)
     costs = CourseCosts(course, profile, nodes=probe.nodes, optimizer=optimizer)
@@ -139,6 +144,15 @@ def simulated_step_s(
         waits = "; ".join(f"node {node} {ring.waiting_for(node)}" for node in probe.nodes)
         raise DeadlineError(f"the virtual run of plan {probe.digest[:12]} does not end: {waits}; please report it")
     return (observer.ends_s[burn_in + measured - 1] - observer.ends_s[burn_in - 1]) / measured
+
+
+def _table_of(course: Course, owner: str) -> Operations | None:
+    """The operations of one owner's batches, those that are expected where the run chooses them."""
+    if not course.may_skip:
+        return None
+    table = expected_table(course)
+    batches = tuple(entry for entry in table.batches if entry.owner == owner)
+    return dataclasses.replace(table, batches=batches)
 
 
 def simulated_job_s(

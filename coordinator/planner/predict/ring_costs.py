@@ -1,19 +1,22 @@
 """Tables of seconds for the planner's formulas: one row per node, one column per peer.
 
 All numbers come from ``ringtune.costs.seconds``, at the mean size of the owners' micro-batches: times are linear in
-the size, so the mean over the owners' turns is right although owners differ.
+the size, so the mean over the owners' turns is right although owners differ. Where operation tables leave some of the
+work out, the times are those of the mean block, and weights say which blocks have more of it (``loads``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.planner.draft import Draft
+from coordinator.planner.predict.loads import Loads, Visits, loads_of, pattern_s
 from ringtune.costs.profile import Profile
-from ringtune.costs.seconds import CourseCosts
+from ringtune.costs.seconds import CourseCosts, NodeCosts
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.course import Course
 from ringtune.schedule.owner_turns import shares
@@ -83,6 +86,8 @@ class RingCosts:
         receiving_s: the same of receiving.
         owners: in initiator order.
         owner_of: index of a node -> index in ``owners``.
+        weights: what each block takes over the mean block, added up from block ``first`` on; empty: all are alike.
+        visits: ``[start][stop]``: the share of micro-batches that these blocks do not pass by; empty: all.
     """
 
     names: tuple[str, ...]
@@ -107,6 +112,28 @@ class RingCosts:
     receiving_s: Row
     owners: tuple[OwnerCosts, ...]
     owner_of: Mapping[int, int]
+    weights: Row = ()
+    visits: Visits = ()
+
+    def weight(self, start: int, stop: int) -> float:
+        """How many mean blocks the blocks [start, stop) are; their number where all are alike."""
+        first, sums = self.first, self.weights
+        return sums[stop - first] - sums[start - first] if sums else stop - start
+
+    def visit(self, start: int, stop: int) -> float:
+        """The share of micro-batches that have something to do in [start, stop); 1 without operation tables."""
+        return self.visits[start][stop] if self.visits else 1.0
+
+    @property
+    def least_weight(self) -> float:
+        """The weight of the lightest block."""
+        sums = self.weights
+        return min(after - before for before, after in itertools.pairwise(sums)) if sums else 1.0
+
+    @property
+    def least_visit(self) -> float:
+        """The share of micro-batches that visit the block which is passed by most often."""
+        return min(min(line) for line in self.visits) if self.visits else 1.0
 
     @property
     def num_nodes(self) -> int:
@@ -159,15 +186,10 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
     sizes = [_size(costs, owner.node, course.batch_rows(owner) / num_micro) for owner in course.owners]
     size = sum(weight * own for weight, own in zip(weights, sizes, strict=True))
 
+    loads = loads_of(course, draft.private_blocks)
+
     def block(op: Op, *, lowest: bool) -> Row:
-        start = 0 if lowest else 1
-        kind, top = StepKind.TRAIN, course.head + 2
-        return tuple(
-            costs.nodes[name].seconds(
-                op, start, start + 1, size=size, lowest=top if op is Op.FORWARD_FREE else 0, kind=kind
-            )
-            for name in names
-        )
+        return tuple(_mean_s(costs.nodes[name], op, loads, size=size, lowest=lowest) for name in names)
 
     hidden, grad = _pairs(costs, names, Payload.HIDDEN, 0, size), _pairs(costs, names, Payload.GRAD, 0, size)
     up, down = _ends(costs, profile, names, size)
@@ -184,7 +206,7 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
         graph_lowest_s=block(Op.FORWARD, lowest=True),
         backward_s=block(Op.BACKWARD, lowest=False),
         backward_lowest_s=block(Op.BACKWARD, lowest=True),
-        update_s=block(Op.UPDATE, lowest=False),
+        update_s=tuple(pattern_s(costs.nodes[name], Op.UPDATE, "", size=size, lowest=False) for name in names),
         hidden_s=hidden[0],
         grad_s=grad[0],
         hidden_wire_s=hidden[1],
@@ -198,6 +220,8 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
             for owner, at, weight in zip(course.owners, sizes, weights, strict=True)
         ),
         owner_of={names.index(owner.node): index for index, owner in enumerate(course.owners)},
+        weights=_weights(costs.nodes[names[0]], loads, size) if loads else (),
+        visits=loads.visits if loads else (),
     )
 
 
@@ -241,6 +265,20 @@ def with_fewer_depths(costs: RingCosts, most: int) -> RingCosts:
         steps[group[len(group) // 2]] += sum(costs.steps_at[at] for at in group)
     steps[last] += costs.steps_at[last]
     return dataclasses.replace(costs, steps_at=tuple(steps))
+
+
+def _mean_s(node: NodeCosts, op: Op, loads: Loads | None, *, size: float, lowest: bool) -> float:
+    """Seconds of the mean block on a node."""
+    if loads is None:
+        return pattern_s(node, op, "", size=size, lowest=lowest)
+    return loads.mean_s(lambda pattern: pattern_s(node, op, pattern, size=size, lowest=lowest))
+
+
+def _weights(node: NodeCosts, loads: Loads, size: float) -> Row:
+    """The weights of the blocks, by their forward with a graph and their backward on one node."""
+    return loads.weights(
+        lambda pattern: sum(pattern_s(node, op, pattern, size=size, lowest=False) for op in (Op.FORWARD, Op.BACKWARD))
+    )
 
 
 def _size(costs: CourseCosts, owner: str, rows: float) -> float:

@@ -1,5 +1,8 @@
 """Evaluate a ring from the top down, one stage at a time, with every figure that a step's time needs.
 
+Where operation tables leave work out, blocks count by their weights, and messages by the share of micro-batches that
+visit a slice.
+
 The formulas stand in ``step_time``. They can be kept incrementally in this direction, because at depth d only the
 stages above the lowest trainable one are trained whole, and those below it are frozen whole.
 """
@@ -63,19 +66,24 @@ def place(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom: b
     """
     micro = costs.num_micro
     is_top = above.node < 0
-    moves_s, wire_s = (0.0, 0.0) if is_top else _between(costs, node, above.node)
+    stop = costs.stop - above.placed
+    start = stop - count
+    visit = costs.visit(start, stop)
+    moves_s, wire_s = (0.0, 0.0) if is_top else _between(costs, node, above.node, visit)
     graph_s, backward_s = costs.graph_s[node], costs.backward_s[node]
     free_s, update_s = micro * costs.forward_s[node], costs.update_s[node]
-    traffic = _traffic(costs, node, 1, 2, is_top, is_bottom)
+    traffic = _traffic(costs, node, 1, 2, is_top, is_bottom, visit)
     rows: Rows = []
     for trained in range(1, count + 1):
         if not costs.steps_at[above.placed + trained]:
             rows.append([])
             continue
-        forward_s = (trained - 1) * graph_s + costs.graph_lowest_s[node]
-        back_s = (trained - 1) * backward_s + costs.backward_lowest_s[node]
+        low = stop - trained
+        upper, lowest = costs.weight(low + 1, stop), costs.weight(low, low + 1)
+        forward_s = upper * graph_s + lowest * costs.graph_lowest_s[node]
+        back_s = upper * backward_s + lowest * costs.backward_lowest_s[node]
         both_s, last_s = micro * (forward_s + back_s), trained * update_s
-        work_s = (count - trained) * free_s + both_s + last_s
+        work_s = costs.weight(start, low) * free_s + both_s + last_s
         busy = _busier(costs, above.busy_s, node, work_s, micro * wire_s, traffic)
         if is_bottom:
             busy = [max(busy_s, micro * owner.into_s[node]) for busy_s, owner in zip(busy, costs.owners, strict=True)]
@@ -87,7 +95,7 @@ def place(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom: b
             for span_s, end_s, pace_s in zip(span, above.ends_s, above.pace_s, strict=True)
         ]
         rows.append(overlapped(costs, busy, critical))
-    return rows, _whole(costs, above, node, count, is_bottom, moves_s, wire_s)
+    return rows, _whole(costs, above, node, (start, stop), is_bottom, moves_s, wire_s)
 
 
 def overlapped(costs: RingCosts, busy: Sequence[float], critical: Sequence[float]) -> list[float]:
@@ -107,10 +115,12 @@ def overlapped(costs: RingCosts, busy: Sequence[float], critical: Sequence[float
 def frozen_s(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom: bool) -> list[float]:
     """Seconds per owner that a stage of frozen blocks, or the busiest link at it, is taken in a step."""
     is_top = above.node < 0
-    work_s = costs.num_micro * count * costs.forward_s[node]
-    wire_s = 0.0 if is_top else costs.num_micro * costs.hidden_wire_s[node][above.node]
+    stop = costs.stop - above.placed
+    visit = costs.visit(stop - count, stop)
+    work_s = costs.num_micro * costs.weight(stop - count, stop) * costs.forward_s[node]
+    wire_s = 0.0 if is_top else visit * costs.num_micro * costs.hidden_wire_s[node][above.node]
     none = (0.0,) * len(costs.owners)
-    busy = _busier(costs, none, node, work_s, wire_s, _traffic(costs, node, 1, 1, is_top, is_bottom))
+    busy = _busier(costs, none, node, work_s, wire_s, _traffic(costs, node, 1, 1, is_top, is_bottom, visit))
     if is_bottom:
         return [
             max(busy_s, costs.num_micro * owner.into_s[node]) for busy_s, owner in zip(busy, costs.owners, strict=True)
@@ -122,15 +132,16 @@ def _whole(
     costs: RingCosts,
     above: Above,
     node: int,
-    count: int,
+    blocks: tuple[int, int],
     is_bottom: bool,
     moves_s: float,
     wire_s: float,
 ) -> Above:
-    forward_s, back_s = count * costs.graph_s[node], count * costs.backward_s[node]
+    weight, count = costs.weight(*blocks), blocks[1] - blocks[0]
+    forward_s, back_s = weight * costs.graph_s[node], weight * costs.backward_s[node]
     both_s = costs.num_micro * (forward_s + back_s)
     work_s = both_s + count * costs.update_s[node]
-    traffic = _traffic(costs, node, 2, 2, above.node < 0, is_bottom)
+    traffic = _traffic(costs, node, 2, 2, above.node < 0, is_bottom, costs.visit(*blocks))
     segment_s = forward_s + back_s + moves_s
     return Above(
         node=node,
@@ -144,10 +155,13 @@ def _whole(
     )
 
 
-def _between(costs: RingCosts, node: int, upper: int) -> tuple[float, float]:
-    """Seconds that a hidden state up and its gradient down take together, and seconds that the busier link is taken."""
+def _between(costs: RingCosts, node: int, upper: int, visit: float) -> tuple[float, float]:
+    """Seconds that a hidden state up and its gradient down take together, and seconds that the busier link is taken.
+
+    Both are means over all micro-batches, of which only a share visits the node.
+    """
     moves_s = costs.hidden_s[node][upper] + costs.grad_s[upper][node]
-    return moves_s, max(costs.hidden_wire_s[node][upper], costs.grad_wire_s[upper][node])
+    return visit * moves_s, visit * max(costs.hidden_wire_s[node][upper], costs.grad_wire_s[upper][node])
 
 
 class _MessageTimes(NamedTuple):
@@ -162,10 +176,13 @@ class _MessageTimes(NamedTuple):
     own_taken_s: float
 
 
-def _traffic(costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is_bottom: bool) -> _MessageTimes:
+def _traffic(
+    costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is_bottom: bool, visit: float
+) -> _MessageTimes:
     """Seconds that a host's messages in a step take from its links and its computing.
 
-    Each micro-batch has ``ups`` tensors on the uplink and ``downs`` on the downlink.
+    Each micro-batch that visits the host has ``ups`` tensors on the uplink and ``downs`` on the downlink; a share
+    ``visit`` of them does.
 
     In its own turn the host also sends embeddings and the head's gradients, and receives the top's hidden states;
     what would go from the host to itself does not travel.
@@ -173,12 +190,12 @@ def _traffic(costs: RingCosts, node: int, ups: int, downs: int, is_top: bool, is
     micro = costs.num_micro
     up_s, down_s = micro * costs.uplink_s[node], micro * costs.downlink_s[node]
     sending_s, receiving_s = micro * costs.sending_s[node], micro * costs.receiving_s[node]
-    own_ups = ups + (0 if is_bottom else 1) + (-1 if is_top else 1)
-    own_downs = downs + (-1 if is_bottom else 0) + (-min(1, downs - 1) if is_top else 1)
+    own_ups = visit * (ups + (0 if is_bottom else 1) + (-1 if is_top else 1)) + (1 - visit) * 2
+    own_downs = visit * (downs + (-1 if is_bottom else 0) + (-min(1, downs - 1) if is_top else 1)) + (1 - visit)
     return _MessageTimes(
-        max(ups * up_s, downs * down_s),
+        visit * max(ups * up_s, downs * down_s),
         max(own_ups * up_s, own_downs * down_s),
-        ups * sending_s + downs * receiving_s,
+        visit * (ups * sending_s + downs * receiving_s),
         own_ups * sending_s + own_downs * receiving_s,
     )
 

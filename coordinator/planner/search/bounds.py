@@ -1,7 +1,8 @@
 """Lower bounds of the seconds that unplaced blocks will take, for every set of nodes that may host them.
 
 Each figure relaxes something: blocks of a node need not be neighbours, nodes come in any order, a block may be cut,
-and every message takes the cheapest link. Memory counts as the most blocks that a node could host anywhere. So no
+and every message takes the cheapest link. Where operation tables make blocks unequal, each counts as the lightest one.
+Memory counts as the most blocks that a node could host anywhere. So no
 completion of a ring is ever faster than its bound, and a search may drop whatever the bound rules out.
 """
 
@@ -58,7 +59,7 @@ def set_bounds(costs: RingCosts, nodes: Sequence[int], caps: Sequence[int], num_
     able = [node for node in nodes if caps[node]]
     if not able:
         return None
-    micro = costs.num_micro
+    micro = costs.num_micro * costs.least_weight
     free = {node: micro * costs.forward_s[node] for node in able}
     full = {node: micro * (costs.graph_s[node] + costs.backward_s[node]) + costs.update_s[node] for node in able}
     low = {
@@ -103,11 +104,12 @@ def _paths(
 
     The lowest block counts the least that it takes on any node, whoever hosts the rest.
     """
-    both = {node: costs.graph_s[node] + costs.backward_s[node] for node in able}
-    slower = {node: max(costs.graph_s[node], costs.backward_s[node]) for node in able}
-    lowest_s = min(costs.graph_lowest_s[node] + costs.backward_lowest_s[node] for node in able)
+    weight = costs.least_weight
+    both = {node: weight * (costs.graph_s[node] + costs.backward_s[node]) for node in able}
+    slower = {node: weight * max(costs.graph_s[node], costs.backward_s[node]) for node in able}
+    lowest_s = weight * min(costs.graph_lowest_s[node] + costs.backward_lowest_s[node] for node in able)
     others = range(costs.num_nodes)
-    move_s = min(
+    move_s = costs.least_visit * min(
         (costs.hidden_s[node][to] + costs.grad_s[to][node] for node in able for to in others if to != node), default=0.0
     )
     ranked = sorted(able, key=lambda node: both[node])
