@@ -171,7 +171,7 @@ class NodeExecutor:
         flow, blocks = self._flow(action), self._hosted.blocks
         hidden, mask, context = flow.block_inputs(action, blocks)
         with torch.no_grad():
-            flow.hidden = blocks.run(hidden, mask, context, action.start, action.stop)
+            flow.hidden = blocks.run(hidden, mask, context, action.start, action.stop, patterns=entry.patterns(action))
         return ()
 
     def _skip(self, action: Action, entry: OpenItem) -> Values:
@@ -187,8 +187,8 @@ class NodeExecutor:
         has_grad_below = action.start > entry.lowest[action.micro]
         with torch.enable_grad(), self._scoring.watched(item, action, entry.trained):
             x = hidden.detach().requires_grad_(has_grad_below)
-            at = (item.step, action.micro)
-            y = blocks.run(x, mask, context, action.start, action.stop, train_at=at)
+            at, patterns = (item.step, action.micro), entry.patterns(action)
+            y = blocks.run(x, mask, context, action.start, action.stop, train_at=at, patterns=patterns)
         flow.graphs[action.start, action.stop] = (x, y)
         flow.hidden = y.detach()
         return ()

@@ -9,16 +9,18 @@ from pathlib import Path
 import torch
 
 from edge.data.rows import OwnerDataset
+from edge.model.head_groups.weights import subnets_of_config
 from edge.model.heads import task_of
 from edge.model.optimizers import make_optimizer
 from edge.model.owner import OwnerParts
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, materialise, module_bytes
-from ringtune.errors import DataError, ModelError
+from ringtune.errors import DataError, JobError, ModelError
 from ringtune.jobs.job import Job
 from ringtune.models.families import check_task, family_named
 from ringtune.models.folder import model_dimensions, read_config
+from ringtune.models.head_group_support import refusal
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 
@@ -78,6 +80,7 @@ def host(
         )
         if head is not None:
             task.connect(skeleton, head, weights)
+    _check_subnets(course, job, skeleton)
     blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed)
     owner = None
     if head is not None:
@@ -105,6 +108,14 @@ def _check_data(course: Course, node: str, dataset: OwnerDataset | None) -> None
             f"{planned.train_rows} and {planned.eval_rows}; plan anew"
         )
     dataset.set_labels(course.labels)
+
+
+def _check_subnets(course: Course, job: Job, skeleton: Skeleton) -> None:
+    """Refuse subnets that blocks with these adapters can't have, before anything is trained."""
+    if course.subnets > 1:
+        subnets = subnets_of_config(skeleton.model.config, inner=course.hidden_size, count=course.subnets)
+        if problem := refusal(job.adapter.config, dropout=job.train.dropout, heads=subnets.heads_each):
+            raise JobError(problem)
 
 
 def _check_model(course: Course, job: Job, skeleton: Skeleton, folder: Path) -> None:

@@ -19,6 +19,7 @@ from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import lowest_units
+from ringtune.schedule.operations.codes import pattern_of
 from ringtune.schedule.turns import Item
 from ringtune.schedule.units import Units
 from ringtune.schedule.versions import trained
@@ -103,6 +104,8 @@ class OpenItem:
         lowest: per micro-batch the lowest unit that gets one.
         offsets: where each micro-batch starts in the batch, and the end.
         batch: at the owner, from the first embedding to the last head.
+        operations: per micro-batch the operations of all subnets; empty = all full.
+        subnets: of each block in them.
         num_targets: valid targets of the batch.
         heads_left: heads that are still to come.
     """
@@ -111,6 +114,8 @@ class OpenItem:
     trained: Units
     lowest: tuple[int, ...]
     offsets: tuple[int, ...]
+    operations: tuple[str, ...] = ()
+    subnets: int = 1
     batch: Batch | None = None
     num_targets: int = 0
     heads_left: int = 0
@@ -124,8 +129,17 @@ class OpenItem:
             trained=trained(course, item.kind, item.step),
             lowest=lowest_units(course, item),
             offsets=tuple(sum(sizes[:index]) for index in range(len(sizes) + 1)),
+            operations=course.subnet_operations_of(item.owner, item.batch) if item.kind.has_update else (),
+            subnets=course.subnets,
             heads_left=len(sizes),
         )
+
+    def patterns(self, action: Action) -> dict[int, str]:
+        """What the subnets of the action's blocks do for its micro-batch; empty = all full."""
+        if not self.operations:
+            return {}
+        row = self.operations[action.micro]
+        return {block: pattern_of(row, block, self.subnets) for block in range(action.start, action.stop)}
 
     def rows(self, action: Action) -> Batch:
         """Cut the rows of the action's micro-batch out of the batch.

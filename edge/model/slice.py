@@ -8,13 +8,15 @@ B batch rows, T tokens, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from edge.model.dropout import block_unit, seed_unit
+from edge.model.head_groups.blocks import HeadGroups
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import ADAPTER, Skeleton
 from ringtune.errors import ModelError
@@ -167,6 +169,7 @@ class BlockRunner:
             for index, block in enumerate(skeleton.blocks)
         }
         self._resting: set[int] = set()
+        self._head_groups = HeadGroups(skeleton)
 
     def parameters(self, start: int, stop: int) -> dict[str, nn.Parameter]:
         """Return the trainable parameters of the hosted blocks ``[start, stop)``, by name."""
@@ -198,6 +201,7 @@ class BlockRunner:
         stop: int,
         *,
         train_at: tuple[int, int] | None = None,
+        patterns: Mapping[int, str] | None = None,
     ) -> torch.Tensor:
         """Run blocks ``[start, stop)``.
 
@@ -208,18 +212,26 @@ class BlockRunner:
             start: first block.
             stop: first block that is not run.
             train_at: (step, micro-batch) of a forward with dropout; None = without.
+            patterns: block -> what its subnets do; a block that is not in it is full.
         """
         from adapters.context import ForwardContext
 
-        skeleton = self._skeleton
+        skeleton, given = self._skeleton, patterns or {}
         with ForwardContext(skeleton.base, inputs_embeds=hidden_BTD, attention_mask=mask_BT):
             for index in range(start, stop):
-                block = skeleton.blocks[index]
-                set_mode(block, train=train_at is not None)
-                if train_at is not None and self._dropout > 0:
-                    seed_unit(self._seed, *train_at, block_unit(index))
-                hidden_BTD = skeleton.family.block(block, hidden_BTD, context)
+                whole = functools.partial(self._whole, index, context, train_at)
+                hidden_BTD = self._head_groups.run(index, hidden_BTD, context, given.get(index, ""), whole)
         return hidden_BTD
+
+    def _whole(
+        self, index: int, context: Any, train_at: tuple[int, int] | None, hidden_BTD: torch.Tensor
+    ) -> torch.Tensor:
+        """Run one block as the library does."""
+        block = self._skeleton.blocks[index]
+        set_mode(block, train=train_at is not None)
+        if train_at is not None and self._dropout > 0:
+            seed_unit(self._seed, *train_at, block_unit(index))
+        return self._skeleton.family.block(block, hidden_BTD, context)
 
 
 def set_mode(module: nn.Module, *, train: bool) -> None:

@@ -10,32 +10,17 @@ import dataclasses
 import functools
 import itertools
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ringtune.jobs.learning_rate import learning_rate
-from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Op
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT
 from ringtune.schedule.operations.table import BatchOperations, Operations
-from ringtune.schedule.plan import Plan
-from ringtune.schedule.rows.batches import BatchStream
-from ringtune.schedule.turns import StepKind, items, turn_sequence
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
-from tests.support.reference import inputs_of, targets_of, whole_model
-from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_inputs
-
-Slices = tuple[tuple[str, int, int], ...]
-SPLITS: dict[str, Slices] = {
-    "one": (("a", 0, 4),),
-    "two": (("b", 0, 2), ("a", 2, 4)),
-    "four": (("d", 0, 1), ("c", 1, 2), ("b", 2, 3), ("a", 3, 4)),
-}
+from tests.support.operation_masks import SPLITS, collected, one_process, run, train_items
+from tests.support.torch_ring import Case, distance, write_inputs
 
 
 @pytest.fixture(scope="module")
@@ -64,86 +49,6 @@ def case_of(folder: Path, codes: str = "11123", **changes: Any) -> Case:
     values = {"num_steps": 20, "microbatches": 4, "owners": ("a", "b"), "every_steps": 4, **changes}
     operations = random_table(3, values["owners"], codes)
     return Case(folder=folder, **{"operations": operations, **values})
-
-
-# ---- the reference ---------------------------------------------------------------------------------
-
-
-class Masks:
-    """Hooks on the blocks of a whole model that do what the row of the current micro-batch says."""
-
-    def __init__(self, model: Any) -> None:
-        self.row = ""
-        for index, block in model.iter_layers():
-            block.register_forward_hook(functools.partial(self._masked, index), with_kwargs=True)
-
-    def _masked(self, index: int, block: Any, args: Any, kwargs: Any, output: Any) -> Any:
-        hidden = args[0] if args else kwargs["hidden_states"]
-        after = output[0] if isinstance(output, tuple) else output
-        code = self.row[index] if self.row else FULL
-        if code == SHORTCUT:
-            after = hidden
-        elif code == FORWARD_ONLY:
-            after = hidden + (after - hidden).detach()
-        return (after, *output[1:]) if isinstance(output, tuple) else after
-
-
-def one_process(case: Case) -> dict[str, torch.Tensor]:
-    """The whole model, all blocks run, the masks applied, one optimizer."""
-    plan = case.plan(SPLITS["one"])
-    datasets = case.datasets()
-    model = whole_model(case.job, plan, case.folder / "model").eval()
-    masks = Masks(model)
-    blocks = [list(block.parameters()) for _, block in model.iter_layers()]
-    adapters = [[value for value in block if value.requires_grad] for block in blocks]
-    head = list(model.heads[model.active_head].parameters())
-    optimizer = torch.optim.AdamW([*itertools.chain(*adapters), *head], lr=1.0, weight_decay=case.weight_decay)
-    rows_of = {(entry.owner, entry.batch_id): entry.rows for entry in (case.operations or Operations()).batches}
-    batch_ids = {name: BatchStream(data.train_rows, 8, 0, name) for name, data in datasets.items()}
-    for item in train_items(plan):
-        lowest = 0 if case.method == "all" else max(0, 3 - item.step // case.every_steps)
-        for index, parameters in enumerate(adapters):
-            for value in parameters:
-                value.requires_grad_(index >= lowest)
-        batch = datasets[item.owner].batch(plan.course, item)
-        for micro, row in enumerate(rows_of[item.owner, batch_ids[item.owner].batch_id(item.batch)]):
-            masks.row = row
-            rows = batch.rows(micro * 2, micro * 2 + 2)
-            targets, _ = targets_of(case.task, rows)
-            (model(**inputs_of(model, rows), **targets).loss / 4).backward()
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(case.job.train, item.step, case.num_steps)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    return {name: value for name, value in model.state_dict().items() if ".ringtune." in name}
-
-
-def train_items(plan: Plan) -> Iterator[Any]:
-    """The train items of a plan, in order."""
-    for turn in turn_sequence(plan.course):
-        yield from (item for item in items(plan.course, turn) if item.kind is StepKind.TRAIN)
-
-
-# ---- the ring --------------------------------------------------------------------------------------
-
-
-def run(case: Case, plan: Plan, seed: int = 0) -> tuple[RingResult, TorchCarrier]:
-    """With any delays."""
-    rng = random.Random(seed)
-    carrier = make_carrier(case, plan, keep_messages=True)
-    result = VirtualRing(
-        plan,
-        action_s=lambda node, action: rng.random(),
-        message_s=lambda source, target, payload: rng.choice([0.0, 2.0]) * rng.random(),
-        carrier=carrier,
-    ).run()
-    assert result.finish == rd.Finish("", ""), result.finish
-    return result, carrier
-
-
-def collected(plan: Plan, carrier: TorchCarrier) -> dict[str, torch.Tensor]:
-    """Adapters and head at the end."""
-    return carrier.collected(plan, list(turn_sequence(plan.course))[-1].owner)
 
 
 @pytest.mark.promise("1 partition invariance")

@@ -138,9 +138,12 @@ def write_inputs(folder: Path, *, num_blocks: int = 4) -> Path:
     return folder
 
 
-def write_family_inputs(folder: Path, model_type: str, task: str, *, padding_side: str = "right") -> Path:
-    """Write a tiny model of a family and rows of a task."""
-    write_family(folder / "model", model_type, padding_side=padding_side, with_decoder=task == "causal-lm")
+def write_family_inputs(
+    folder: Path, model_type: str, task: str, *, padding_side: str = "right", **config: Any
+) -> Path:
+    """Write a tiny model of a family, with some values of its ``config.json``, and rows of a task."""
+    decoder = task == "causal-lm"
+    write_family(folder / "model", model_type, padding_side=padding_side, with_decoder=decoder, **config)
     write_task_rows(folder, task, "train", 21, seed=1)
     write_task_rows(folder, task, "eval", 11, seed=2)
     return folder

@@ -75,11 +75,23 @@ def subnets_of_block(block: nn.Module, model_type: str, config: Any, count: int)
         PlanError: so many do not divide the key/value heads.
     """
     layout = LAYOUTS[model_type]
+    return subnets_of_config(config, inner=_outputs_and_inputs(block, layout, layout.up)[0], count=count)
+
+
+def subnets_of_config(config: Any, *, inner: int, count: int) -> Subnets:
+    """The division of every block of a model into so many subnets.
+
+    Args:
+        config: of the base model.
+        inner: width of the feed-forward part.
+        count: subnets of a block.
+
+    Raises:
+        PlanError: so many do not divide the key/value heads.
+    """
     heads = int(config.num_attention_heads)
-    inner = _outputs_and_inputs(block, layout, layout.up)[0]
-    return Subnets(
-        heads=heads, kv_heads=int(getattr(config, "num_key_value_heads", None) or heads), inner=inner, count=count
-    )
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    return Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=count)
 
 
 def matrices(block: nn.Module, model_type: str, subnets: Subnets) -> dict[str, Matrix]:

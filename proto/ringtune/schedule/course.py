@@ -106,14 +106,19 @@ class Course(Extent):
         Returns:
             For each micro-batch one code for each block; see ``operations.codes.block_code``.
         """
-        subnets = self.operations.subnets if self.operations else 1
-        return tuple(block_row(row, subnets) for row in self.subnet_operations_of(owner, batch))
+        return tuple(block_row(row, self.subnets) for row in self.subnet_operations_of(owner, batch))
 
     def subnet_operations_of(self, owner: str, batch: int) -> tuple[str, ...]:
         """The rows of the operation table for an owner's batch at this position of its stream; empty = all full."""
         if self.operations is None:
             return ()
         return _rows_of(self.operations).get((owner, self.batch_id(owner, batch)), ())
+
+    @property
+    def subnets(self) -> int:
+        """Subnets of each block, in the tables that there are or that the run will choose; 1 without any."""
+        speaks = self.operations or self.choice
+        return speaks.subnets if speaks else 1
 
     @property
     def may_skip(self) -> bool:

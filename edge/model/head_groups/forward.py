@@ -1,0 +1,158 @@
+"""Run one block for some of its subnets.
+
+With a graph, full subnets are computed in one go, forward-only ones in a second without a graph, on the input cut off
+from it; what is skipped is not computed. Both results are summed, with the output bias once, and go through the
+library's own bottlenecks and norms::
+
+    pattern 1132      x ---------> heads 0, 1 ---\
+                      x.detach() -> head 3 --------+--> + bias --> bottleneck, residual, norm --> ...
+
+Without a graph, full and forward-only subnets are the same.
+
+B batch rows, T tokens, D model width.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from edge.model.head_groups.attention import ATTEND
+from edge.model.head_groups.layouts import LAYOUTS
+from edge.model.head_groups.linear import Ranges, active_inputs, active_outputs
+from edge.model.head_groups.weights import Matrix, matrices
+from ringtune.schedule.operations.codes import FORWARD_ONLY, SHORTCUT
+from ringtune.schedule.operations.subnets import Subnets
+
+Active = tuple[int, ...]
+"""Subnets that are computed, in order."""
+
+
+class PartialBlock:
+    """Runs one block by its subnets; weights are read anew each time, as an update may put others in their place.
+
+    Args:
+        block: real, with adapters.
+        model_type: its family.
+        subnets: how it is divided.
+        adapter: name of the adapter.
+    """
+
+    def __init__(self, block: nn.Module, model_type: str, subnets: Subnets, *, adapter: str) -> None:
+        self._layout, self._attend = LAYOUTS[model_type], ATTEND[model_type]
+        self._subnets, self._adapter = subnets, adapter
+        self._matrices = matrices(block, model_type, subnets)
+        self._modules: dict[str, Any] = {
+            name: block.get_submodule(path)
+            for name in self._layout.__dataclass_fields__
+            if isinstance(path := getattr(self._layout, name), str) and path
+        }
+
+    def run(self, hidden_BTD: torch.Tensor, context: Any, pattern: str) -> torch.Tensor:
+        """Run the block; whether a graph is kept is torch's grad mode.
+
+        Args:
+            hidden_BTD: enters the block.
+            context: what the family's blocks need besides.
+            pattern: a code for each subnet, not all of them shortcuts; with a graph, at least one is full.
+        """
+        free = _with_code(pattern, FORWARD_ONLY) if torch.is_grad_enabled() else ()
+        full = tuple(at for at in range(len(pattern)) if at not in free and pattern[at] != SHORTCUT)
+
+        def attend(x_BTD: torch.Tensor, active: Active, with_bias: bool) -> torch.Tensor:
+            return self._attention(x_BTD, active, with_bias, context)
+
+        between = self._sublayer("attention", hidden_BTD, attend, full, free)
+        return self._sublayer("feed_forward", between, self._feed_forward, full, free)
+
+    def _sublayer(
+        self,
+        name: str,
+        hidden_BTD: torch.Tensor,
+        compute: Callable[[torch.Tensor, Active, bool], torch.Tensor],
+        full: Active,
+        free: Active,
+    ) -> torch.Tensor:
+        """Sum what full and forward-only subnets compute, and let bottleneck and norm finish it."""
+        norm, bottleneck = self._modules[f"{name}_norm"], self._modules[f"{name}_adapter"]
+        x_BTD = norm(hidden_BTD) if self._layout.norm_first else hidden_BTD
+        total = compute(x_BTD, full, True)
+        if free:
+            with torch.no_grad():
+                rest = compute(x_BTD.detach(), free, False)
+            total = total + rest
+        after = None if self._layout.norm_first else norm
+        found: torch.Tensor = bottleneck.bottleneck_layer_forward(total, hidden_BTD, after)
+        return found
+
+    def _attention(self, x_BTD: torch.Tensor, active: Active, with_bias: bool, context: Any) -> torch.Tensor:
+        q, k, v = (self._heads(name, x_BTD, active) for name in ("query", "key", "value"))
+        found = self._attend(self._modules["attention"], q, k, v, context)
+        return self._inputs("attention_out", found.flatten(2), active, with_bias)
+
+    def _heads(self, name: str, x_BTD: torch.Tensor, active: Active) -> torch.Tensor:
+        """Compute the active heads of queries, keys or values: (B, H, T, width of a head)."""
+        found = self._outputs(name, x_BTD, active)
+        return found.view(*found.shape[:-1], -1, self._matrices[name].width).transpose(1, 2)
+
+    def _feed_forward(self, x_BTD: torch.Tensor, active: Active, with_bias: bool) -> torch.Tensor:
+        activation, up = self._modules["activation"], self._outputs("up", x_BTD, active)
+        inner = activation(self._outputs("gate", x_BTD, active)) * up if self._layout.gate else activation(up)
+        return self._inputs("down", inner, active, with_bias)
+
+    # ---- matrices, with LoRA where there is one ---------------------------------------------------
+
+    def _outputs(self, name: str, x_BTD: torch.Tensor, active: Active) -> torch.Tensor:
+        module, matrix = self._modules[name], self._matrices[name]
+        found = active_outputs(x_BTD, self._weight(module), module.bias, _ranges(matrix, self._subnets, active))
+        lora = self._lora(module)
+        if lora is None:
+            return found
+        first, offset = lora.lora_A, 0
+        if self._layout.is_merged and hasattr(lora, "enable_lora"):
+            at = ("query", "key", "value").index(name)
+            if not lora.enable_lora[at]:
+                return found
+            before = sum(lora.enable_lora[:at])
+            first = first[before * lora.r : (before + 1) * lora.r]
+            offset = before * (module.out_features // 3)
+        inner = torch.nn.functional.linear(x_BTD, first)
+        ranges = _ranges(matrix._replace(offset=offset), self._subnets, active)
+        return torch.add(found, active_outputs(inner, lora.lora_B, None, ranges), alpha=lora.scaling)
+
+    def _inputs(self, name: str, x_BTa: torch.Tensor, active: Active, with_bias: bool) -> torch.Tensor:
+        module, ranges = self._modules[name], _ranges(self._matrices[name], self._subnets, active)
+        found = active_inputs(x_BTa, self._weight(module), module.bias if with_bias else None, ranges)
+        lora = self._lora(module)
+        if lora is None:
+            return found
+        inner = active_inputs(x_BTa, lora.lora_A, None, ranges)
+        return torch.add(found, torch.nn.functional.linear(inner, lora.lora_B), alpha=lora.scaling)
+
+    def _weight(self, module: Any) -> torch.Tensor:
+        """The matrix with a row for each output."""
+        weight: torch.Tensor = module.weight
+        return weight.t() if self._layout.inputs_first else weight
+
+    def _lora(self, module: Any) -> Any:
+        return dict(getattr(module, "loras", {})).get(self._adapter)
+
+
+def _with_code(pattern: str, code: str) -> Active:
+    return tuple(at for at, found in enumerate(pattern) if found == code)
+
+
+@functools.lru_cache(maxsize=65536)
+def _ranges(matrix: Matrix, subnets: Subnets, active: Active) -> Ranges:
+    """The outputs, or inputs, of the active subnets; those of neighbours are one range."""
+    found: list[tuple[int, int]] = []
+    for subnet in active:
+        start, stop = matrix.unit_range(subnets, subnet)
+        if found and found[-1][1] == start:
+            start = found.pop()[0]
+        found.append((start, stop))
+    return tuple(found)

