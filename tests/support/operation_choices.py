@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+from collections.abc import Callable
 
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
+from ringtune.schedule.operations.scores import BlockScores
+from ringtune.schedule.rows.batches import num_batches
 from tests.support.plans import make_plan
 
 
@@ -43,3 +47,31 @@ def choosing_course(
     capacity = BlockCapacity(full=full * size, forward_only=0.4 * forward_only * size, forward=0.4, backward=0.6)
     made = Choice(policy=policy, subnets=subnets, groups=groups, capacities=(capacity,), **choice)  # type: ignore[arg-type]
     return dataclasses.replace(plan.course, choice=made)
+
+
+def made_scores(course: Course, value: Callable[[BlockScores, int, int], float]) -> list[BlockScores]:
+    """Scores of every micro-batch and block of a course.
+
+    Args:
+        course: with a choice.
+        value: from whose scores, which score of ``Choice.scores``, and which subnet.
+    """
+    choice, found = course.choice, []
+    assert choice is not None
+    for owner in course.owners:
+        for batch_id in range(num_batches(owner.train_rows, course.batch_size)):
+            for micro in range(len(course.microbatch_sizes(course.batch_rows(owner)))):
+                for block in range(course.frozen_blocks, course.num_blocks):
+                    entry = BlockScores(owner.node, batch_id, micro, block, ())
+                    values = tuple(
+                        tuple(value(entry, score, subnet) for subnet in range(choice.subnets))
+                        for score in range(len(choice.scores))
+                    )
+                    found.append(entry._replace(values=values))
+    return found
+
+
+def random_scores(course: Course, seed: int = 0) -> list[BlockScores]:
+    """Scores drawn from a seed."""
+    rng = random.Random(seed)
+    return made_scores(course, lambda _entry, _score, _subnet: rng.random())

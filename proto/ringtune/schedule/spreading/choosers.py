@@ -76,9 +76,9 @@ def whole(capacity: float, cost: float) -> int:
 
 @functools.lru_cache(maxsize=16)
 def choosers_of(course: Course) -> tuple[Chooser, ...]:
-    """All choosers whose operations are chosen, by block and subnet; blocks that never train have none."""
+    """All choosers of a course, by block and subnet; none where tables are given. Blocks that never train have none."""
     choice, found = course.choice, list[Chooser]()
-    if choice is None:
+    if choice is None or choice.tables:
         return ()
     totals = [0] * course.microbatches
     for start, stop in _ranges(course):

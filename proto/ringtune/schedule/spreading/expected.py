@@ -34,6 +34,8 @@ def expected_table(course: Course) -> Operations:
     choice = course.choice
     if course.operations is not None or choice is None:
         return course.operations or Operations()
+    if choice.tables:
+        return choice.tables[0].operations
     if choice.policy == Policy.STANDARD:
         return Operations(subnets=choice.subnets)
     codes_of = _pruned if Policy(choice.policy).is_pruning else _spread

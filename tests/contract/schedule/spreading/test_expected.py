@@ -11,6 +11,7 @@ import pytest
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
+from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.spreading.choosers import choosers_of
 from ringtune.schedule.spreading.expected import expected_table
 from tests.support.operation_choices import choosing_course
@@ -77,6 +78,15 @@ def test_course_without_choice_has_an_empty_table() -> None:
     course = choosing_course(full=1, microbatches=2, num_blocks=2)
     assert expected_table(dataclasses.replace(course, choice=None)).batches == ()
     assert expected_table(choosing_course(full=2, microbatches=2, num_blocks=2, policy="standard")).batches == ()
+
+
+def test_given_tables_are_expected() -> None:
+    """Where tables are given, the first one is what comes, and nobody chooses."""
+    course = choosing_course(full=1, microbatches=2, num_blocks=2)
+    table = expected_table(course)
+    given = dataclasses.replace(course, choice=Choice.given([GivenTable(step=0, operations=table)]))
+    assert expected_table(given) == table
+    assert choosers_of(given) == ()
 
 
 def test_groups_survive_json() -> None:

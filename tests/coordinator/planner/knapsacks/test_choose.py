@@ -1,0 +1,203 @@
+"""A run's table from what its nodes reported: every policy, and every kind of wrong scores."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+
+from coordinator.planner.knapsacks.choose import choose_table
+from ringtune.errors import PlanError
+from ringtune.schedule.course import Course
+from ringtune.schedule.operations.choice import BlockCapacity
+from ringtune.schedule.operations.scores import BlockScores
+from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.spreading.choosers import choosers_of
+from ringtune.schedule.spreading.expected import expected_table
+from tests.coordinator.planner.knapsacks.reference import knapsack_scheduling
+from tests.support.operation_choices import choosing_course, made_scores, random_scores
+
+
+def columns(table: Operations) -> list[str]:
+    """The codes of each subnet for the micro-batches of each batch."""
+    return ["".join(column) for batch in table.batches for column in zip(*batch.rows, strict=True)]
+
+
+@pytest.mark.parametrize("microbatches", [4, 5])
+@pytest.mark.parametrize("subnets", [1, 3, 6])
+def test_equal_scores_give_the_expected_table(microbatches: int, subnets: int) -> None:
+    """Where all scores tie, only the rule for ties decides: what a prediction expects is what comes."""
+    course = choosing_course(full=3, forward_only=1, microbatches=microbatches, subnets=subnets, num_blocks=4)
+    assert choose_table(course, made_scores(course, lambda *_: 1.0)) == expected_table(course)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_two_stage_table_equals_reference(size: int) -> None:
+    """Each subnet of each batch has the codes of Algorithm 1, also with micro-batches of unequal rows."""
+    course = choosing_course(
+        full=2, forward_only=1, microbatches=4, subnets=2, num_blocks=3, size=size, owners=2, forward_score="fisher",
+        backward_score="taylor",
+    )  # fmt: skip
+    course = dataclasses.replace(course, batch_size=4 * size - size // 3)
+    scores = random_scores(course)
+    found = {(each.owner, each.batch_id): each.rows for each in choose_table(course, scores).batches}
+    sizes = course.microbatch_sizes()
+    for batch in ((owner.node, batch_id) for owner in course.owners for batch_id in range(2)):
+        values = {(each.micro, each.block): each.values for each in scores if each[:2] == batch}
+        for chooser in choosers_of(course):
+            order = chooser.order(batch[1], 4)
+            backward, forward = (
+                [Fraction(values[micro, chooser.start][score][chooser.subnet]) for micro in order] for score in (0, 1)
+            )
+            rows = [sizes[micro] for micro in order]
+            codes = knapsack_scheduling(backward, forward, (rows, rows), (chooser.full_rows(), chooser.forward_rows()))
+            at = chooser.start * 2 + chooser.subnet
+            assert "".join(found[batch][micro][at] for micro in order) == codes
+
+
+@pytest.mark.parametrize("policy", ["two-stage", "random"])
+def test_counts_of_every_subnet_hold(policy: str) -> None:
+    """Three full and one forward-only of five are just that, at every subnet and whatever the scores."""
+    course = choosing_course(full=3, forward_only=1, microbatches=5, subnets=6, num_blocks=4, owners=2, policy=policy)
+    scores = random_scores(course) if policy == "two-stage" else ()
+    table = choose_table(course, scores)
+    assert len(table.batches) == 4
+    assert {"".join(sorted(column)) for column in columns(table)} == {"11123"}
+
+
+def test_joint_prefers_what_counts_more() -> None:
+    """With a large scale forward-only operations win, with a small one full ones; the capacity is one."""
+    counts = {}
+    for scale in (0.01, 10.0):
+        course = choosing_course(
+            full=2, forward_only=1, microbatches=5, subnets=2, num_blocks=2, policy="joint", score_scale=scale,
+            backward_score="taylor",
+        )  # fmt: skip
+        table = choose_table(course, random_scores(course))
+        counts[scale] = {"".join(sorted(column)) for column in columns(table)}
+    assert counts == {0.01: {"11233"}, 10.0: {"22222"}}
+
+
+def test_joint_keeps_counts_at_odd_costs() -> None:
+    """Where no small unit makes a forward whole, capacities still hold what they were meant for."""
+    course = choosing_course(full=3, microbatches=5, subnets=2, num_blocks=2, policy="joint", score_scale=1e-3)
+    capacity = BlockCapacity(full=30.0, forward_only=2 * 4.12345, forward=4.12345 / 1, backward=10 / 2 - 4.12345)
+    assert course.choice is not None
+    course = dataclasses.replace(course, choice=dataclasses.replace(course.choice, capacities=(capacity,)))
+    assert {"".join(sorted(column)) for column in columns(choose_table(course, random_scores(course)))} == {"11123"}
+
+
+def test_random_is_drawn_anew_by_seed_owner_batch_and_step() -> None:
+    """The same seed and step give the same table; another seed, owner, batch or step gives another one."""
+    course = choosing_course(full=3, microbatches=5, subnets=6, num_blocks=4, owners=2, policy="random")
+    table = choose_table(course, (), 16)
+    assert table == choose_table(course, (), 16)
+    assert len({batch.rows for batch in table.batches}) == 4
+    assert len(set(columns(table))) == 10  # all ways of being full for 3 of 5
+    assert choose_table(course, (), 32) != table != choose_table(dataclasses.replace(course, seed=1), (), 16)
+
+
+def test_random_does_not_depend_on_the_version_of_numpy() -> None:
+    """The lots are raw words of a named generator, so that this table stays."""
+    course = choosing_course(full=1, microbatches=4, subnets=1, num_blocks=4, policy="random")
+    assert choose_table(course, (), 0).batches[0].rows == ("1333", "3333", "3313", "3131")
+
+
+@pytest.mark.parametrize("policy", ["magnitude", "magnitude-gradient"])
+def test_pruning_passes_the_least_by(policy: str) -> None:
+    """The budget is over all subnets: those that count least do nothing for any micro-batch."""
+    course = choosing_course(full=3, microbatches=5, subnets=5, num_blocks=2, policy=policy)
+    table = choose_table(course, made_scores(course, lambda entry, _, subnet: 1.0 + entry.block + 0.1 * subnet))
+    assert {row for batch in table.batches for row in batch.rows} == {"3333111111"}
+
+
+def test_magnitude_gradient_adds_shares() -> None:
+    """A subnet with small weights and a large gradient stays: both count as shares of their means."""
+    course = choosing_course(full=1, microbatches=2, subnets=2, num_blocks=1, policy="magnitude-gradient")
+    values = ((100.0, 120.0), (0.03, 0.01))  # shares 0.91 + 1.5 and 1.09 + 0.5
+    table = choose_table(course, made_scores(course, lambda _, score, subnet: values[score][subnet]))
+    assert table.batches[0].rows == ("13", "13")
+
+
+def test_slices_are_passed_by_for_half_of_the_micro_batches() -> None:
+    """Two of four by slice: all blocks of a slice share one code, by the sum of their scores."""
+    course = choosing_course(full=2, microbatches=4, num_blocks=4, groups=((0, 2), (2, 4)), backward_score="taylor")
+    worth = {(0, 1): 3.0, (1, 3): 2.0, (3, 0): 5.0, (3, 1): 4.0}  # of (block, micro-batch)
+    table = choose_table(course, made_scores(course, lambda each, *_: worth.get((each.block, each.micro), 1.0)))
+    assert table.batches[0].rows == ("3311", "1111", "3333", "1133")
+
+
+def test_blocks_that_never_train_are_full() -> None:
+    """A frozen block has no scores and is always active."""
+    course = choosing_course(full=1, microbatches=2, num_blocks=3, frozen_blocks=2)
+    assert choose_table(course, random_scores(course)).batches[0].rows in (("111", "113"), ("113", "111"))
+
+
+def test_batch_of_fewer_rows_than_micro_batches() -> None:
+    """An owner of three rows has three micro-batches of four; the table has a full row for the fourth."""
+    course = choosing_course(full=2, microbatches=4, num_blocks=2, size=2, train_rows=3)
+    rows = choose_table(course, random_scores(course)).batches[0].rows
+    assert len(rows) == 4 and rows[3] == "11"
+    assert Counter("".join(rows[:3])) == {"1": 2, "3": 4}
+
+
+def test_standard_is_all_full() -> None:
+    """With policy standard the table names no batch."""
+    course = choosing_course(full=2, microbatches=2, num_blocks=2, policy="standard")
+    assert choose_table(course, ()) == Operations()
+
+
+def _broken(scores: list[BlockScores], kind: str) -> list[BlockScores]:
+    entry = scores[5]
+    broken = {
+        "missing": [],
+        "twice": [entry, entry],
+        "nan": [entry._replace(values=((1.0, float("nan")), (1.0, 1.0)))],
+        "infinite": [entry._replace(values=((1.0, 1.0), (float("inf"), 1.0)))],
+        "negative": [entry._replace(values=((1.0, 1.0), (-1.0, 1.0)))],
+        "owner": [entry._replace(owner="nobody")],
+        "block": [entry._replace(block=9)],
+        "batch": [entry._replace(batch_id=9)],
+        "subnets": [entry._replace(values=((1.0,), (1.0,)))],
+    }
+    return [*scores[:5], *broken[kind], *scores[6:]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", r"scores of owner node-0, batch 0, micro-batch 1, block 2 are missing"),
+        ("twice", r"scores of owner node-0, batch 0, micro-batch 1, block 2 stand twice"),
+        (
+            "nan",
+            r"owner node-0, batch 0, micro-batch 1, block 2, subnet 1: weight-magnitude is nan, which is no finite",
+        ),
+        ("infinite", r"owner node-0, batch 0, micro-batch 1, block 2, subnet 0: fisher is inf, which is no"),
+        ("negative", r"owner node-0, batch 0, micro-batch 1, block 2, subnet 0: fisher is -1.0, which is below 0"),
+        ("owner", r"owner nobody.* no owner of this run"),
+        ("block", r"block 9 are of no block"),
+        ("batch", r"batch 9, .* are of no batch"),
+        ("subnets", r"2 times 1 numbers, it has to be 2 scores of 2 subnets"),
+    ],
+)
+def test_wrong_scores_are_refused(kind: str, message: str) -> None:
+    """A missing, doubled or senseless score is named by owner, batch, micro-batch, block and subnet."""
+    course = choosing_course(full=1, microbatches=2, subnets=2, num_blocks=3)
+    with pytest.raises(PlanError, match=message):
+        choose_table(course, _broken(random_scores(course), kind))
+
+
+def test_course_without_choice_is_refused() -> None:
+    """A run that chooses nothing has no table to choose."""
+    course = choosing_course(full=1, microbatches=2, num_blocks=3)
+    with pytest.raises(PlanError, match="chooses no operations"):
+        choose_table(dataclasses.replace(course, choice=None), ())
+
+
+def test_order_of_scores_does_not_matter() -> None:
+    """Whoever reports first, the table is the same."""
+    course: Course = choosing_course(full=2, forward_only=1, microbatches=4, subnets=2, num_blocks=3, owners=2)
+    scores = random_scores(course)
+    assert choose_table(course, scores) == choose_table(course, scores[::-1])
