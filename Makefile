@@ -11,6 +11,7 @@
 #   make bench-sim   measure predictions against boards of a testbed: build/bench/sim.json
 #   make bench-memory  measure what boards need against what the plan says: build/bench/memory.json
 #   make bench-predictions  measure how long runs take against what profiles say: build/bench/predictions.json
+#   make bench-d2ft  measure what operations of subnets cost and save: build/bench/d2ft.json
 #   make bench-examples  train the three examples, on the ring and in one process: build/bench/examples.json
 #
 #   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url URL"
@@ -29,7 +30,7 @@ STAMP := $(VENV)/ringtune.stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test promises lint proto docs wheel bench-ring bench-sim bench-memory bench-predictions bench-examples clean
+.PHONY: help setup demo test promises lint proto docs wheel bench-ring bench-sim bench-memory bench-predictions bench-d2ft bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -79,6 +80,9 @@ bench-memory: $(STAMP)
 
 bench-predictions: $(STAMP)
 	$(BIN)/python -m tests.bench.predictions $(ARGS)
+
+bench-d2ft: $(STAMP)
+	$(BIN)/python -m tests.bench.d2ft $(ARGS)
 
 bench-examples: $(STAMP)
 	$(BIN)/python -m tests.bench.examples $(ARGS)

@@ -1,0 +1,145 @@
+"""``python -m tests.bench.d2ft``: what operations cost and save; ``--only PART ...`` does some parts.
+
+Writes ``build/bench/d2ft.json``, exits with 1 if a target is missed; on a quiet machine, the parts on boards as root,
+all of it under 15 minutes.
+
+========= ===================================================================================================
+part      what is measured
+========= ===================================================================================================
+compute   one core, 1,024 tokens a micro-batch: a block's step at 3 of 5 and 2 of 4 full, over all full
+knapsacks seconds of the solvers, and how even the work of equal boards is
+bytes     what all nodes send with tables of whole slices, each of which skips half, over all full
+hetero    busy seconds a step of two boards of speed 1 : 2, with counts that the planner chooses
+ring      seconds of a step on four boards at 60 % compute over all full, and what was predicted
+========= ===================================================================================================
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from coordinator.demo.fetch import demo_cache
+from coordinator.demo.workspace import prepare
+from deploy.testbed.capabilities import MissingCapability
+from tests.bench import d2ft_runs
+from tests.bench.d2ft_runs import FULL_SIZE, TINY, Sizes
+
+OUT = Path("build/bench")
+Figures = dict[str, Any]
+TARGETS = {
+    "compute_ratio_60_seq_bn": 0.66,
+    "compute_ratio_60_lora": 0.66,
+    "compute_ratio_60_full": 0.70,
+    "compute_ratio_50_seq_bn": 0.56,
+    "compute_ratio_50_lora": 0.56,
+    "compute_ratio_50_full": 0.60,
+    "knapsack_144x5_s": 0.01,
+    "knapsack_1152x20_s": 0.5,
+    "workload_variance": 1e-9,
+    "bytes_ratio_slice_tables": 0.52,
+    "hetero_busy_spread": 0.10,
+    "ring_step_ratio_60": 0.72,
+    "ring_step_prediction_error": 0.08,
+}
+"""The most that each figure may be."""
+
+
+def compute(folder: Path, model: Path, train: Path, sizes: Sizes) -> Figures:
+    """Blocks by head groups, on one core."""
+    return dict(importlib.import_module("tests.bench.head_groups").compute_ratios())
+
+
+def knapsacks(folder: Path, model: Path, train: Path, sizes: Sizes) -> Figures:
+    """The solvers."""
+    return dict(importlib.import_module("tests.bench.knapsacks").figures())
+
+
+def sent(folder: Path, model: Path, train: Path, sizes: Sizes) -> Figures:
+    """Bytes on loopback of two nodes, and of four.
+
+    A micro-batch that visits k slices away from its owner travels k + 1 times forward and k times back: half of the
+    slices are less than half of the bytes on two nodes, and more than half on four.
+    """
+    return {
+        f"bytes_ratio_slice_tables{name}": d2ft_runs.bytes_ratio(
+            folder, model=model, train=train, nodes=nodes, sizes=sizes
+        )
+        for name, nodes in (("", 2), ("_4_nodes", 4))
+    }
+
+
+def hetero(folder: Path, model: Path, train: Path, sizes: Sizes) -> Figures:
+    """Two unequal boards."""
+    return d2ft_runs.hetero_busy_spread(folder, model=model, train=train, sizes=sizes)
+
+
+def ring(folder: Path, model: Path, train: Path, sizes: Sizes) -> Figures:
+    """Four equal boards."""
+    return d2ft_runs.ring_step_ratio(folder, model=model, train=train, sizes=sizes)
+
+
+PARTS: dict[str, Callable[[Path, Path, Path, Sizes], Figures]] = {
+    "compute": compute,
+    "knapsacks": knapsacks,
+    "bytes": sent,
+    "hetero": hetero,
+    "ring": ring,
+}
+
+
+def misses(figures: Mapping[str, Any]) -> list[str]:
+    """Write what is above its target, or was not measured."""
+    found = []
+    for name, most in TARGETS.items():
+        value = figures.get(name)
+        if not isinstance(value, (int, float)) or not math.isfinite(value):
+            found.append(f"{name}: not measured, target at most {most:g}")
+        elif value > most:
+            found.append(f"{name}: {value:.4g}, target at most {most:g}")
+    return found
+
+
+def say(text: str) -> None:
+    """A line, as soon as it is known."""
+    print(text, flush=True)  # noqa: T201
+
+
+def main() -> int:
+    """Measure part after part; write and judge what came out."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=[], choices=list(PARTS), help="these parts; the others are kept")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, which only try it out; nothing is judged")
+    options = parser.parse_args()
+    workspace, path = prepare(OUT / "d2ft" / "demo", demo_cache()), OUT / "d2ft.json"
+    figures: Figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() and options.only else {}
+    for name in options.only or PARTS:
+        folder = OUT / "d2ft" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            found = PARTS[name](
+                folder, workspace.model, workspace.job.with_name("train.csv"), TINY if options.tiny else FULL_SIZE
+            )
+        except MissingCapability as missing:
+            say(f"{name}: not measured: {missing}")
+            return 77
+        figures |= found
+        for key, value in found.items():
+            say(f"{key}: {value:.4g}" if isinstance(value, float) else f"{key}: {value}")
+        if not options.tiny:
+            figures["missed"] = misses(figures)
+            path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    missed = [] if options.tiny else misses(figures)
+    for line in missed:
+        say(f"missed: {line}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
