@@ -9,6 +9,7 @@ from ringtune.rounds.turn_scores import score_keys
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spreading.expected import expected_table
 from ringtune.schedule.turns import Turn
 
 
@@ -40,5 +41,4 @@ class ExpectedTables:
 
     def table(self, step: int, scores: Sequence[BlockScores]) -> Operations:
         """The expected table, whatever the scores."""
-        choice = self._plan.course.choice
-        return Operations(subnets=choice.subnets if choice is not None else 1)
+        return expected_table(self._plan.course)

@@ -28,6 +28,7 @@ from edge.wire.frames import Hello
 from edge.wire.link import OutLink
 from edge.wire.server import RingServicer, RunExpectation
 from ringtune.costs.data_memory import data_bytes
+from ringtune.costs.job_subnets import job_subnets
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import ModelFacts, NodeFacts, TimedShape
@@ -111,12 +112,17 @@ def inspect(
         cpu_cores=cpu_cores(),
         train_tokens=tokens.train,
         eval_tokens=tokens.evaluation,
-        shape=job_shape(job, fixed_tokens=facts.fixed_tokens) if timing else TimedShape(),
+        shape=_shape(job, facts) if timing else TimedShape(),
         work_times=found.work_times,
         rested_s=found.rested_s,
         handling_s=found.handling_s,
     )
     return node.to_json(), dataset
+
+
+def _shape(job: Job, model: ModelFacts) -> TimedShape:
+    """Return the shape that this node's timings belong to."""
+    return job_shape(job, fixed_tokens=model.fixed_tokens, subnets=job_subnets(job, model).count)
 
 
 def _budget(options: AgentOptions, device: str, memory_bytes: int) -> int:

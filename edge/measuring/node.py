@@ -13,6 +13,7 @@ from edge.measuring.cache import ProfileCache, cache_key
 from edge.measuring.laps import CpuClock, Timer, window_of
 from edge.measuring.timing_request import TimingRequest
 from edge.measuring.works import Bench, MeasuredWork
+from ringtune.costs.job_subnets import job_subnets
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import ModelFacts
 from ringtune.costs.work_times import Work
@@ -47,13 +48,14 @@ def timings(
 
     Raises:
         ModelError: the model folder can't be used.
-        JobError: the adapter configuration can't be split.
+        JobError: the adapter configuration can't be split, or the operations do not divide the model's heads.
         CapacityError: one block with micro-batches of the job's size does not fit here.
     """
+    subnets = job_subnets(job, model).count
     key = cache_key(
         model=model.digest,
         hardware=hardware,
-        shape=job_shape(job, fixed_tokens=model.fixed_tokens),
+        shape=job_shape(job, fixed_tokens=model.fixed_tokens, subnets=subnets),
         batch=(job.train.batch_size, job.train.microbatches),
         classes=len({*job.data.labels, *dataset.labels}) if dataset else -1,
         neighbours=timing.neighbours,
@@ -64,7 +66,8 @@ def timings(
     if found is not None:
         return found
     started_s = time.monotonic()
-    bench = Bench(Path(job.model.path), job, dataset, model=model, memory_bytes=memory_bytes, device=device)
+    folder = Path(job.model.path)
+    bench = Bench(folder, job, dataset, model=model, memory_bytes=memory_bytes, device=device, subnets=subnets)
     quota = cpu_quota()
     cpu = CpuClock.of(quota, torch.get_num_threads()) if device == "cpu" else None
     timer = Timer(window_s=window_of(quota), settle=bench.settle(), cpu=cpu)

@@ -10,8 +10,11 @@ import pytest
 from ringtune.costs.profile import Profile
 from ringtune.costs.work_times import Work
 from ringtune.schedule.actions import Op
+from ringtune.schedule.operations.choice import BlockCapacity, Choice
+from ringtune.schedule.operations.codes import share
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spreading.expected import expected_table
 from sim.prediction import Prediction, predict
 from tests.support.plans import changed, make_plan, random_operations
 from tests.support.profiles import TIMES, all_pairs, part, profile_of
@@ -116,3 +119,50 @@ def test_less_work_never_takes_longer(seed: int) -> None:
     for node in plan.nodes:
         assert busy(less, node) < busy(full, node)
     assert sum(each.busy_by_op_s.get(str(Op.UPDATE), 0.0) for each in less.nodes) > 0
+
+
+# ---- runs that choose -------------------------------------------------------------------------------
+
+
+def choosing(policy: str, *, full: float, refresh_steps: int = 0, num_steps: int = 4) -> Plan:
+    """Two hosts, an owner of two batches in two micro-batches of two rows, and a capacity of ``full`` rows a batch."""
+    plan = make_plan(
+        [("a", 0, 2), ("b", 2, 4)], ["o"], num_steps=num_steps, local_iterations=2, microbatches=2, train_rows=8,
+        eval_rows=0, method="all",
+    )  # fmt: skip
+    capacity = BlockCapacity(full=2 * full, forward_only=0.0, forward=1.0, backward=1.0)
+    choice = Choice(policy=policy, subnets=2, capacities=(capacity,), refresh_steps=refresh_steps)
+    return changed(plan, choice=choice)
+
+
+def test_a_run_that_chooses_takes_its_scores_and_then_its_table() -> None:
+    """Every batch is scored once, with the gradients of frozen weights; then half of each block is computed."""
+    plan = choosing("two-stage", full=2)
+    found = predict(plan, profile(plan, parts=False))
+    table = expected_table(plan.course)
+    assert {share(row, "1") for entry in table.batches for row in entry.rows} == {0.5}
+    score_s = 2 * (TIMES[Work.GRAPH] + TIMES[Work.BACKWARD] + TIMES[Work.FORWARD])
+    by_op = {node.node: node.busy_by_op_s for node in found.nodes}
+    steps = 4 * 2 * 2 / 2  # steps, micro-batches, blocks, of which half is computed
+    assert sum(by_op["b"].get(op, 0.0) for op in "FB") == pytest.approx(
+        2 * 2 * score_s + steps * (TIMES[Work.GRAPH] + TIMES[Work.BACKWARD])
+    )
+    assert by_op["o"]["H"] == (2 + 4) * 2 * TIMES[Work.HEAD]
+    without = predict(choosing("random", full=2), profile(plan, parts=False))
+    assert found.wall_s - without.wall_s > 2 * 2 * score_s
+    assert found.evaluation_s > 2 * score_s and without.evaluation_s < score_s
+
+
+def test_standard_and_random_gather_no_scores() -> None:
+    """All-full tables that a run chooses take what no tables take; a random one takes half of the blocks."""
+    plan = choosing("standard", full=4)
+    assert predict(plan, profile(plan)).wall_s == predict(changed(plan, choice=None), profile(plan)).wall_s
+    half = choosing("random", full=2)
+    assert predict(half, profile(half)).wall_s < 0.85 * predict(plan, profile(plan)).wall_s
+
+
+def test_scores_that_are_refreshed_take_their_time_again() -> None:
+    """Once a turn of two steps: two scorings in a run of four steps."""
+    once, twice = (choosing("two-stage", full=2, refresh_steps=every) for every in (0, 2))
+    found = [predict(plan, profile(plan)).evaluation_s for plan in (once, twice)]
+    assert found[1] == pytest.approx(2 * found[0], rel=0.05)

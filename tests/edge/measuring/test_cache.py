@@ -177,6 +177,24 @@ def test_inspection_measures_once_and_then_remembers(
     assert counted.count == 7
 
 
+def test_inspection_measures_anew_for_another_number_of_subnets(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four heads in groups of one and of two are two measurements; other operations of the same groups are none."""
+    counted = Counted(monkeypatch)
+
+    def subnets(**operations: Any) -> tuple[int, int]:
+        keys = {f"operations__{key}": value for key, value in {"policy": "two-stage", "compute": 0.5}.items()}
+        keys |= {f"operations__{key}": value for key, value in operations.items()}
+        job = ring.make_job(model_folder, train__batch_size=4, train__microbatches=2, **keys)
+        return inspect(model_folder, tmp_path, job, TimingRequest(1.0)).shape.subnets, counted.count
+
+    assert subnets(heads=1) == (4, 1)
+    assert subnets(heads=2) == (2, 2)
+    assert subnets(heads=2, compute=0.6, backward_score="fisher") == (2, 2)
+    assert subnets(heads=0) == (1, 3)
+
+
 def test_inspection_tells_hardware_shape_and_times(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
