@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from coordinator.planner.knapsacks.balance import Board, balanced
 from coordinator.planner.knapsacks.counts import Counts, check_counts, counts_of
+from ringtune.errors import JobError
 from ringtune.jobs.operations import OperationsSettings
 from ringtune.schedule.operations.choice import PRUNING_STEPS, BlockCapacity, Choice, Policy
 from ringtune.schedule.placement import Slice
+from ringtune.schedule.spreading.choosers import whole
 
 
 def choice_of(
@@ -40,21 +43,77 @@ def choice_of(
         JobError: a budget or counts that do not fit the micro-batches, or under which nothing is ever full.
     """
     hosts = [host for host in hosts if host.num_blocks]
-    each = _mean_cost(hosts, costs)
-    counts = counts_of(settings, len(microbatch_sizes), each)
+    mean, subnets = _mean_cost(hosts, costs), 1 if settings.by_slice else subnets
+    counts = counts_of(settings, len(microbatch_sizes), mean)
     check_counts(settings, counts, len(microbatch_sizes))
-    subnets = 1 if settings.by_slice else subnets
+    pruning = Policy(settings.policy).is_pruning
+    if settings.balance:
+        by_node = _balanced(settings, counts, hosts, costs, len(microbatch_sizes))
+        each = {host.node: _capacity(by_node[host.node], costs[host.node], microbatch_sizes, subnets) for host in hosts}
+        capacities = _by_block(each, hosts, num_blocks)
+    elif pruning:
+        capacities = (_pruning_capacity(settings, counts, mean, microbatch_sizes, subnets * num_blocks),)
+    else:
+        capacities = (_capacity(counts, mean, microbatch_sizes, subnets),)
     refresh = settings.refresh_rounds * local_iterations * owners
     return Choice(
         policy=settings.policy,
         subnets=subnets,
-        capacities=(_capacity(counts, each, microbatch_sizes, subnets),),
+        capacities=capacities,
         backward_score=settings.backward_score,
         forward_score=settings.forward_score,
         score_scale=settings.score_scale,
-        refresh_steps=refresh or (PRUNING_STEPS if Policy(settings.policy).is_pruning else 0),
+        refresh_steps=refresh or (PRUNING_STEPS if pruning else 0),
         groups=tuple((host.start, host.stop) for host in hosts) if settings.by_slice else (),
     )
+
+
+def _balanced(
+    settings: OperationsSettings,
+    counts: Counts,
+    hosts: Sequence[Slice],
+    costs: Mapping[str, tuple[float, float]],
+    microbatches: int,
+) -> dict[str, Counts]:
+    if Policy(settings.policy).is_pruning:
+        raise JobError(
+            f"operations.balance has no meaning with operations.policy = '{settings.policy}', whose budget is over all "
+            "subnets; remove one of them"
+        )
+    boards = []
+    for host in hosts:
+        forward, both = costs[host.node][0] * host.num_blocks, sum(costs[host.node]) * host.num_blocks
+        boards.append(Board(node=host.node, blocks=host.num_blocks, full_s=both, forward_s=forward))
+    forward, backward = _mean_cost(hosts, costs)
+    each = counts.full + counts.forward_only * forward / (forward + backward)
+    if settings.compute is not None:
+        each = settings.compute * microbatches
+    return balanced(boards, microbatches, each * sum(board.blocks for board in boards))
+
+
+def _by_block(
+    capacities: Mapping[str, BlockCapacity], hosts: Sequence[Slice], num_blocks: int
+) -> tuple[BlockCapacity, ...]:
+    """The capacity of each block by its host; private blocks, which choose nothing, get that of the first host."""
+    found = [capacities[hosts[0].node]] * num_blocks
+    for host in hosts:
+        found[host.start : host.stop] = [capacities[host.node]] * host.num_blocks
+    return tuple(found)
+
+
+def _pruning_capacity(
+    settings: OperationsSettings, counts: Counts, each: tuple[float, float], sizes: Sequence[int], subnets: int
+) -> BlockCapacity:
+    """The share of all subnets that may stay, as a capacity of each; pruning has no forward-only operations."""
+    count, forward_share = len(sizes), each[0] / sum(each)
+    share = (counts.full + counts.forward_only * forward_share) / count
+    share = share if settings.compute is None else settings.compute
+    if whole(share * subnets, 1) < 1:
+        raise JobError(
+            f"operations with policy '{settings.policy}' leave {share:.2g} of {subnets} subnets, so none; raise "
+            "operations.compute or operations.full"
+        )
+    return BlockCapacity(full=sum(each) * share * sum(sizes), forward_only=0, forward=each[0], backward=each[1])
 
 
 def _mean_cost(hosts: Sequence[Slice], costs: Mapping[str, tuple[float, float]]) -> tuple[float, float]:

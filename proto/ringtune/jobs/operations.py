@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from ringtune.errors import JobError
 from ringtune.jobs.sections import MOST_STEPS
-from ringtune.schedule.operations.choice import Policy, Score
+from ringtune.schedule.operations.choice import Policy, Score, why_undefined
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ class OperationsSettings:
             ("forward_score", self.forward_score, Score),
         ):
             if value not in set(known):
-                raise JobError(f"operations.{name} = {value!r} is not one of {', '.join(known)}")
+                raise JobError(f"operations.{name} = {value!r} is not one of {', '.join(known)}{why_undefined(value)}")
         for name in ("heads", "full", "forward_only", "refresh_rounds"):
             if (getattr(self, name) or 0) < 0:
                 raise JobError(f"operations.{name} is {getattr(self, name)}, it has to be at least 0")

@@ -51,6 +51,12 @@ class Policy(enum.StrEnum):
         return self in (Policy.MAGNITUDE, Policy.MAGNITUDE_GRADIENT)
 
 
+UNDEFINED_POLICIES: Final = {
+    "gshard": "the paper compares with it, but does not say where the gating networks of a pre-trained model and their "
+    "weights come from, how many experts a row takes, and what capacity an expert has",
+}
+"""Policies of the paper that can't be built from what it says, and what is missing."""
+
 PRUNING_STEPS: Final = 16
 """Steps after which the pruning policies choose anew (D2FT, section III-A)."""
 
@@ -113,7 +119,7 @@ class Choice:
             ("forward_score", self.forward_score, Score),
         ):
             if value not in set(known):
-                raise PlanError(f"operations.{name} = {value!r} is not one of {', '.join(known)}")
+                raise PlanError(f"operations.{name} = {value!r} is not one of {', '.join(known)}{why_undefined(value)}")
         if self.subnets < 1 or self.refresh_steps < 0 or not (self.capacities or self.tables):
             raise PlanError("operations need at least one subnet a block, one capacity, and no negative refresh_steps")
         if self.tables:
@@ -203,3 +209,8 @@ def _check_groups(groups: tuple[tuple[int, ...], ...], subnets: int) -> None:
         if len(group) != 2 or not at <= group[0] < group[1]:
             raise PlanError(f"operations.groups have {list(group)}, it has to be [start, stop) from {at} on")
         at = group[1]
+
+
+def why_undefined(policy: str) -> str:
+    """Why a policy of the paper is none here, as the end of a message; empty for others."""
+    return f"; {UNDEFINED_POLICIES[policy]}" if policy in UNDEFINED_POLICIES else ""
