@@ -21,8 +21,8 @@ from ringtune.files.chunks import cut_folder, write_any_files
 from ringtune.files.pieces import FilePieces, Pieces
 from ringtune.ids import naming_node
 from ringtune.models.result_files import RESULT_FILES
-from ringtune.rpc.codec import turn_to_proto
 from ringtune.rpc.connections import open_channel
+from ringtune.rpc.grants import GrantWriter
 from ringtune.rpc.statuses import error_of_status
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2, control_pb2_grpc
@@ -59,6 +59,7 @@ class AgentCalls:
         self.address = address
         self._run_id = run_id
         self._on_failure = on_failure
+        self._grants = GrantWriter(run_id)
         self._channel = open_channel(address)
         self._stub = control_pb2_grpc.AgentStub(self._channel)
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"calls-{node}")
@@ -136,12 +137,7 @@ class AgentCalls:
 
     def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
         """Grant turns to the node, and let it drop shards of steps before ``keep_from_step``."""
-        request = control_pb2.GrantRequest(
-            run_id=self._run_id,
-            plan_epoch=0,
-            turns=[turn_to_proto(turn) for turn in turns],
-            keep_from_step=keep_from_step,
-        )
+        request = self._grants.request(turns, keep_from_step=keep_from_step)
         self._submit(lambda: self._repeated(self._stub.Grant, request))
 
     def collect(

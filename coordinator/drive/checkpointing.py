@@ -13,11 +13,11 @@ from coordinator.planner.make_plan import Planned, keep_plan
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError, ModelError
 from ringtune.jobs.job import Job
+from ringtune.rounds import rounds
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.rounds.job_changes import job_digest
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
-from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 from ringtune.v1 import control_pb2
 
 
@@ -116,7 +116,11 @@ class Checkpointing:
             )
         chosen = self._chosen
         self.start = StartPoint.of(
-            planned.plan.course, step=chosen.step, holder=chosen.holder, unfreezing=chosen.unfreezing
+            planned.plan.course,
+            step=chosen.step,
+            holder=chosen.holder,
+            unfreezing=chosen.unfreezing,
+            operations=chosen.operations,
         )
         return planned
 
@@ -141,16 +145,13 @@ class Checkpointing:
             shard = Shard(node=node, sha256=entry.sha256, size_bytes=entry.bytes)
             self._saved.setdefault(entry.step, {})[node] = shard
 
-    def manifest(
-        self, plan: Plan, step: int, holder: str, unfreezing: Unfreezing = NOTHING_KNOWN
-    ) -> CheckpointManifest:
+    def manifest(self, plan: Plan, saved: rounds.LogCheckpoint) -> CheckpointManifest:
         """Make the manifest of a checkpoint that every node has saved.
-
-        ``unfreezing`` is what is known of the losses at that step.
 
         Raises:
             IntegrityError: a node did not say what it saved.
         """
+        step = saved.step
         shards = self._saved.pop(step, {})
         missing = [node for node in plan.nodes if node not in shards]
         if missing:
@@ -164,9 +165,10 @@ class Checkpointing:
             job_digest=job_digest(self._job),
             model_digest=self._model_digest,
             step=step,
-            holder=holder,
+            holder=saved.holder,
             shards=tuple(shards[node] for node in plan.nodes),
-            unfreezing=unfreezing,
+            unfreezing=saved.unfreezing,
+            operations=saved.operations,
         )
 
     def note_kept(self, step: int) -> bool:

@@ -12,6 +12,8 @@ from ringtune.errors import IntegrityError
 from ringtune.ids import naming_node
 from ringtune.rounds import rounds
 from ringtune.rpc.codec import numbers_from_proto
+from ringtune.rpc.scores_codec import scores_from_proto
+from ringtune.schedule.operations.scores import BlockScores
 from ringtune.v1 import control_pb2
 
 
@@ -25,6 +27,7 @@ class Reports:
     def __init__(self, checkpoints: Checkpointing) -> None:
         self._checkpoints = checkpoints
         self._num_reports: dict[str, int] = {}
+        self._scores: dict[tuple[str, int], list[BlockScores]] = {}  # of turns that are not done at the node
         self._blame = Blame()
 
     def take(self, request: control_pb2.ReportRequest, books: RunBooks) -> Iterator[rounds.Event]:
@@ -34,7 +37,7 @@ class Reports:
             What happened, in order; each has to be handled before the next is asked for.
 
         Raises:
-            IntegrityError: it has no number.
+            IntegrityError: it has no number, or its scores are not readable.
         """
         if request.number < 1:
             raise IntegrityError(f"a report of node {request.node} has no number; use one version on all machines")
@@ -47,8 +50,10 @@ class Reports:
             values = numbers_from_proto(step.values)
             yield rounds.StepReported(request.node, step.seq, step.step, step.kind, values)
         self._checkpoints.note_saved(request.node, request.saved)
+        for message in request.scores:
+            self._scores.setdefault((request.node, message.turn), []).extend(scores_from_proto(message))
         for turn in request.turns_done:
-            yield rounds.TurnReported(request.node, turn)
+            yield rounds.TurnReported(request.node, turn, tuple(self._scores.pop((request.node, turn), ())))
         if request.error:
             failed = rounds.NodeFailed(request.node, request.error, naming_node(request.node, request.message))
             if request.lost_peer:

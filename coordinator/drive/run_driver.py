@@ -18,6 +18,7 @@ from concurrent.futures import Future
 
 from coordinator.drive.answers import Answer, Facts, Files, NodePrepared, Reported, read_facts
 from coordinator.drive.checkpointing import Checkpointing, Noted
+from coordinator.drive.choosing import choose_beside
 from coordinator.drive.driver import Driver
 from coordinator.drive.plan_making.first_look import Looked
 from coordinator.drive.plan_making.link_measuring import LinkAnswer
@@ -244,12 +245,14 @@ class RunDriver(Driver):
                 self._timers.pop(timer, None)
             case rounds.Finish():
                 self._finish, self._releases = command, self._released
-            case rounds.LogCheckpoint(step, holder, unfreezing):
-                manifest = self._checkpoints.manifest(self._require_plan().plan, step, holder, unfreezing)
+            case rounds.ChooseOperations(step, scores):
+                choose_beside(self._require_plan().plan.course, step, scores, self._queue.put)
+            case rounds.LogCheckpoint():
+                manifest = self._checkpoints.manifest(self._require_plan().plan, command)
                 self._emit(control_pb2.RunEvent(checkpoint_json=json.dumps(manifest.to_json())))
                 if self._books is not None:  # for a submitter or coordinator that does not live to see the end
                     self._emit_profile(self._books)
-            case rounds.LogStep() | rounds.LogTurn() | rounds.LogUnfreeze() | rounds.LogEvaluation():
+            case _:
                 if self._books is not None:
                     self._books.log(command)
 

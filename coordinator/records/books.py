@@ -16,12 +16,15 @@ from ringtune.engine.spans import Span
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
 from ringtune.rounds import rounds
+from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.words import parse_action
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
+Logged = rounds.LogStep | rounds.LogTurn | rounds.LogUnfreeze | rounds.LogOperations | rounds.LogEvaluation
+"""What the state machine logs, and a run's books take."""
 
 
 class RunBooks:
@@ -100,7 +103,7 @@ class RunBooks:
         """Remember when an item was done, for the line that the state machine logs next."""
         self._ends_unix_s[seq] = at_unix_s
 
-    def log(self, command: rounds.LogStep | rounds.LogTurn | rounds.LogUnfreeze | rounds.LogEvaluation) -> None:
+    def log(self, command: Logged) -> None:
         """Write what the state machine logs into the books, and send it to the submitter."""
         match command:
             case rounds.LogStep(turn, seq, step, depth, values):
@@ -113,6 +116,10 @@ class RunBooks:
                     self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
             case rounds.LogUnfreeze(step, depth):
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.unfrozen(step, depth))))
+            case rounds.LogOperations(step, operations):
+                self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.operations_chosen(step, operations))))
+                chosen = GivenTable(step=step, operations=operations)
+                self._emit(control_pb2.RunEvent(operations_json=json.dumps(chosen.to_json())))
             case rounds.LogEvaluation(step, values):
                 text = json.dumps(self.ledger.evaluation_done(step, dict(values)))
                 self._emit(control_pb2.RunEvent(step_json=text))

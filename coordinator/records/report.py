@@ -21,6 +21,8 @@ from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Train
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.schedule.actions import Payload
+from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
 
@@ -113,7 +115,7 @@ class RunLedger:
         self._train = train
         self._last_end_unix_s = 0.0
         self._steps: dict[int, _Step] = {}
-        self._unfrozen: list[dict[str, Any]] = []
+        self._decisions: list[dict[str, Any]] = []
         self._traffic: dict[int, _LinkBytes] = defaultdict(_LinkBytes)
         self._links: dict[str, int] = defaultdict(int)
         self._evaluations: list[dict[str, Any]] = []
@@ -206,17 +208,31 @@ class RunLedger:
             What to show as progress at once.
         """
         entry = {"kind": "unfreeze", "step": step, "depth": depth}
-        self._unfrozen.append(entry)
+        self._decisions.append(entry)
+        return entry
+
+    def operations_chosen(self, step: int, operations: Operations) -> dict[str, Any]:
+        """Note that the run has chosen the operation table that holds from ``step`` on; its line is placed likewise.
+
+        Returns:
+            What to show as progress at once: the table's digest, and how many operations of each kind it has.
+        """
+        codes = "".join(row for batch in operations.batches for row in batch.rows)
+        kinds = {"full": FULL, "forward_only": FORWARD_ONLY, "shortcut": SHORTCUT}
+        counts = {name: codes.count(code) for name, code in kinds.items()}
+        entry = {"kind": "operations", "step": step, "digest": operations.digest, **counts}
+        self._decisions.append(entry)
         return entry
 
     def turn_done(self, turn: Turn) -> list[dict[str, Any]]:
         """Close a turn that every node has done.
 
         Returns:
-            The lines of metrics.jsonl for its steps, in order; before them that of a block that was unfrozen.
+            The lines of metrics.jsonl for its steps, in order; before them those of decisions that it is the first of.
         """
-        lines = [entry for entry in self._unfrozen if entry["step"] <= turn.first_step]
-        self._unfrozen = self._unfrozen[len(lines) :]
+        is_step = turn.kind is StepKind.TRAIN
+        lines = [entry for entry in self._decisions if is_step and entry["step"] <= turn.first_step]
+        self._decisions = self._decisions[len(lines) :]
         self._next_seq = turn.end_seq
         for seq in range(turn.first_seq, turn.end_seq):
             traffic = self._traffic.pop(seq, _LinkBytes())

@@ -46,6 +46,8 @@ class EventFiles:
                 folder.add_metrics(event.metrics_json)
             case "file":
                 folder.add_chunk(event.file)
+            case "operations_json":
+                folder.tables.add(event.operations_json)
             case "resumed_json":
                 folder.go_back_to(int(read_object(event.resumed_json, "where the run goes on")["step"]))
             case "checkpoint_json":

@@ -3,6 +3,7 @@
 ::
 
     DIR/job.toml   plan.json   profile.json   metrics.jsonl   report.json   trace.json
+    DIR/operations.json   the operation tables that the run has chosen, if it chose any
     DIR/adapter/   the AdapterHub folder      DIR/recordings/  if asked for      DIR/logs/  with --local
     DIR/checkpoints/   manifests, and with --local the nodes' shards
     DIR/run.json       the run's id, and the coordinator that drives it
@@ -30,6 +31,8 @@ from coordinator.run_folder.checkpoints import FOLDER, RunCheckpoints, cut_metri
 from coordinator.run_folder.parts import FOLDER as PARTS
 from coordinator.run_folder.parts import RunParts
 from coordinator.run_folder.place import PLACE
+from coordinator.run_folder.tables_file import NAME as TABLES
+from coordinator.run_folder.tables_file import TablesFile
 from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.files.chunks import FileJoiner
 from ringtune.files.durable import rename_durably, storage_errors, write_durably
@@ -42,7 +45,7 @@ from ringtune.v1 import control_pb2
 LOG = "run.log"
 """What the command of a run printed when it had no terminal."""
 
-_OWN_FILES = (PLACE, LOG, "job.toml", "plan.json", "profile.json", "metrics.jsonl", "report.json", "trace.json")
+_OWN_FILES = (PLACE, LOG, "job.toml", "plan.json", "profile.json", "metrics.jsonl", "report.json", "trace.json", TABLES)
 FETCHING = "fetching"
 """What has come of a run that is being fetched."""
 
@@ -65,6 +68,7 @@ class RunFolder:
 
     Attributes:
         checkpoints: the manifests.
+        tables: the operation tables that the run has chosen.
 
     Raises:
         UsageError: there is a run already.
@@ -74,6 +78,7 @@ class RunFolder:
     def __init__(self, path: Path, *, replace: bool = False, resume: bool = False) -> None:
         self.path = path
         self.checkpoints = RunCheckpoints(path)
+        self.tables = TablesFile(path)
         self._parts = RunParts(path)
         self._growing: dict[str, FileJoiner] = {}
         self._prepare(replace, resume)
@@ -160,9 +165,10 @@ class RunFolder:
         self.checkpoints.add(manifest)
 
     def go_back_to(self, step: int) -> None:
-        """Drop checkpoints and metrics after ``step``, from which the run goes on, and put the part before away."""
+        """Drop what came after ``step``, from which the run goes on, and put the part before away."""
         self.checkpoints.go_back_to(step)
         cut_metrics(self.path / _METRICS, step)
+        self.tables.go_back_to(step)
         self._parts.begin(step)
 
     def add_chunk(self, chunk: control_pb2.FileChunk) -> Path | None:

@@ -14,6 +14,7 @@ from coordinator.screen.join_hints import join_lines, listening_line
 from coordinator.screen.progress_lines import (
     evaluating_line,
     evaluation_line,
+    operations_line,
     plan_lines,
     report_lines,
     step_line,
@@ -49,6 +50,9 @@ class Progress:
     def unfreeze(self, entry: Mapping[str, Any]) -> None:
         """Show the step from which one more block trains, as the run has decided."""
 
+    def operations(self, entry: Mapping[str, Any]) -> None:
+        """Show from which step on another operation table holds, as the run has chosen."""
+
     def evaluation(self, entry: Mapping[str, Any]) -> None:
         """Show a complete evaluation."""
 
@@ -68,6 +72,10 @@ class SpokenProgress(Progress):
     def unfreeze(self, entry: Mapping[str, Any]) -> None:
         """Show step and depth on a line."""
         self.note(unfreeze_line(entry))
+
+    def operations(self, entry: Mapping[str, Any]) -> None:
+        """Show the shares of the three operations on a line."""
+        self.note(operations_line(entry))
 
     def evaluation(self, entry: Mapping[str, Any]) -> None:
         """Show accuracy and loss on a line."""
@@ -144,6 +152,10 @@ class JsonProgress(Progress):
     def unfreeze(self, entry: Mapping[str, Any]) -> None:
         """Write a line with step and depth."""
         self._write("unfreeze", {name: entry[name] for name in ("step", "depth")})
+
+    def operations(self, entry: Mapping[str, Any]) -> None:
+        """Write a line with step, digest and counts."""
+        self._write("operations", {name: value for name, value in entry.items() if name != "kind"})
 
     def evaluation(self, entry: Mapping[str, Any]) -> None:
         """Write a line with accuracy, loss and count."""

@@ -47,6 +47,19 @@ def unfreeze_line(entry: Mapping[str, Any]) -> str:
     return f"the loss has stopped improving: {entry['depth']} blocks train after step {entry['step']}"
 
 
+def operations_line(entry: Mapping[str, Any]) -> str:
+    """Describe an operation table by the shares of its operations.
+
+    Example: ``operations chosen after step 0: 60 % full, 0 % forward-only, 40 % skipped``.
+    """
+    counts = [entry["full"], entry["forward_only"], entry["shortcut"]]
+    if not sum(counts):
+        return f"operations chosen after step {entry['step']}: all full"
+    full, forward_only, skipped = (100 * count / sum(counts) for count in counts)
+    shares = f"{full:.0f} % full, {forward_only:.0f} % forward-only, {skipped:.0f} % skipped"
+    return f"operations chosen after step {entry['step']}: {shares}"
+
+
 def evaluation_line(entry: Mapping[str, Any]) -> str:
     """Describe an evaluation."""
     if not entry["count"]:

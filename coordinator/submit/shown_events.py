@@ -47,6 +47,8 @@ class ShownEvents:
                 self._progress.evaluation(step)
             case "unfreeze":
                 self._progress.unfreeze(step)
+            case "operations":
+                self._progress.operations(step)
             case _:
                 self._progress.step(step)
 

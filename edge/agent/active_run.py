@@ -20,6 +20,7 @@ from ringtune.engine.spans import Span
 from ringtune.errors import DivergedError, FrameError, InterruptedRunError, RingTuneError, error_from_name
 from ringtune.files.pieces import Pieces
 from ringtune.models.result_files import RESULT_FILES
+from ringtune.rpc.grants import GrantReader
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
@@ -55,7 +56,12 @@ class ActiveRun:
     run: AgentRun | None = None
     reporter: Reporter | None = None
     clock: SharedClock = field(default_factory=SharedClock)
+    grants: GrantReader = field(init=False)
     _received_s: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Make the reader of the run's grants."""
+        self.grants = GrantReader(self.plan.course)
 
     def check_wanted(self) -> None:
         """Refuse to go on with the preparation of a run that was released.

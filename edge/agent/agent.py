@@ -221,6 +221,15 @@ class Agent:
             what=f"node {name} to check its shards",
         )
 
+    def turns_of(self, request: control_pb2.GrantRequest) -> tuple[Turn, ...]:
+        """Read the turns of a grant.
+
+        Raises:
+            FrameError: its run or plan is not the one that is prepared here.
+            IntegrityError: a turn or its operation table is not readable.
+        """
+        return self._of(request.run_id, request.plan_epoch)[0].grants.turns(request)
+
     def grant(self, run_id: str, epoch: int, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
         """Work on these turns, and drop shards of steps before ``keep_from_step``.
 

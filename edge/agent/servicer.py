@@ -15,7 +15,6 @@ from edge.measuring.timing_request import DEFAULT_BUDGET_S, TimingRequest
 from edge.shards.saver import GoesOn, ShardAsked
 from edge.wire.probe import add_probe_sink
 from ringtune.files.chunks import cut_pieces
-from ringtune.rpc.codec import turn_from_proto
 from ringtune.rpc.connections import Server
 from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.rpc.weights_servicer import WeightsServicer
@@ -116,7 +115,7 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
             lambda: self._agent.grant(
                 request.run_id,
                 request.plan_epoch,
-                tuple(turn_from_proto(turn) for turn in request.turns),
+                self._agent.turns_of(request),
                 keep_from_step=request.keep_from_step,
             ),
         )

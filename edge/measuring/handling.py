@@ -13,6 +13,7 @@ from edge.run.loop import AgentRun
 from edge.run.reporter import Entry, Failed, Reporter, TurnDone
 from ringtune.errors import DeadlineError, error_from_name
 from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Turn, turn_sequence
 from ringtune.v1 import control_pb2
@@ -89,6 +90,10 @@ class _Idle:
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
         """Yield what a head yields, so that steps are reported."""
         return (("count", 1.0), ("loss_sum", 0.0)) if action.op is Op.HEAD else ()
+
+    def take_scores(self, turn: int) -> tuple[BlockScores, ...]:
+        """Give nothing."""
+        return ()
 
     def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
         """Ignore a tensor."""

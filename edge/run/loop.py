@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from edge.run import reporter as rp
 from edge.run.partners import Executor, Link, ReportSink, ShardSink
-from edge.run.recorder import header_line
+from edge.run.recorder import header_line, table_line
 from edge.run.totals import Totals
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
@@ -31,7 +31,9 @@ from ringtune.engine.node_engine import NodeEngine
 from ringtune.engine.spans import Span
 from ringtune.errors import DeadlineError, PeerLostError, RingTuneError, StorageError, error_from_name
 from ringtune.files.pieces import Pieces
+from ringtune.rpc.scores_codec import scores_to_proto
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 
@@ -108,6 +110,7 @@ class AgentRun:
         self._turns: dict[int, Turn] = {}
         self._first_seqs: dict[int, int] = {}
         self._granted = -1
+        self._table: Operations | None = None
         self._head_went_for: int | None = None
         self._saves_of_head: set[int] = set()
         self._lock = threading.Lock()
@@ -294,7 +297,10 @@ class AgentRun:
         if turn.index <= self._granted:
             return
         self._granted = turn.index
-        self._turns[turn.index] = turn
+        before, self._turns[turn.index] = self._table, turn
+        if self._record and turn.operations is not None and turn.operations != before:
+            self._reports.put(rp.HeaderLine(table_line(turn.operations)))
+        self._table = turn.operations
         self._first_seqs[turn.index] = turn.first_seq
         self._first_seqs.pop(turn.index - _TURNS_KEPT, None)
         if turn.kind is StepKind.CHECKPOINT and turn.owner == self._node:
@@ -326,6 +332,9 @@ class AgentRun:
             case ev.ReportStep():
                 self._reports.put(rp.StepDone(command, self._clock()))
             case ev.ReportTurn(turn):
+                if self._turns[turn].kind is StepKind.SCORE:
+                    for message in scores_to_proto(turn, self._executor.take_scores(turn)):
+                        self._reports.put(rp.Scored(message))
                 self._forget(turn)
                 self._reports.put(rp.TurnDone(turn))
             case ev.Fail(error, message):

@@ -12,6 +12,7 @@ from edge.run import reporter as rp
 from ringtune.files.pieces import Pieces
 from ringtune.rounds.checkpoint import Shard
 from ringtune.schedule.actions import Action, TensorKey
+from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.turns import Turn
 
 
@@ -26,6 +27,9 @@ class Executor(Protocol):
 
     def run(self, action: Action) -> tuple[tuple[str, float], ...]:
         """Carry a compute action out."""
+
+    def take_scores(self, turn: int) -> tuple[BlockScores, ...]:
+        """Return what this node gathered in a score turn, in any order, and forget it."""
 
     def put_tensor(self, key: TensorKey, tensor: Any, mask: Any) -> None:
         """Give a micro-batch the tensor that arrived for it."""

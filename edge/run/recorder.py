@@ -5,6 +5,9 @@ which it was handled (monotonic seconds), and the commands it gave::
 
     {"recording": 1, "node": "node-1", "plan_digest": "6f...", "wait_s": 300.0}
     {"now_s": 12.25, "event": ["HeadArrived", 2, "node-0"], "commands": [["AcceptHead", 2, "node-0"]]}
+    {"table": {"subnets": 1, "batches": [...]}, "digest": "ab..."}
+
+The last one is an operation table; the turns after it name it by its digest.
 
 Feeding the events to a fresh engine must give the very commands (``tests.support.replay``); anything else is a hidden
 input.
@@ -13,12 +16,14 @@ input.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from ringtune.engine import events as ev
 from ringtune.schedule.actions import Op
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 
@@ -29,6 +34,11 @@ def header_line(plan: Plan, node: str, wait_s: float, start: StartPoint | None =
     """Write the first line of a recording: format, node, plan, longest wait, and where the run went on, if it did."""
     header = {"recording": FORMAT, "node": node, "plan_digest": plan.digest, "wait_s": wait_s}
     return json.dumps(header | ({"start": {"step": start.step, "holder": start.holder}} if start else {}))
+
+
+def table_line(operations: Operations) -> str:
+    """Write the line of an operation table; it comes before the first turn that carries the table."""
+    return json.dumps({"table": operations.to_json(), "digest": operations.digest}, separators=(",", ":"))
 
 
 def record_line(now_s: float, event: ev.Event, commands: Sequence[ev.Command]) -> str:
@@ -42,9 +52,16 @@ def to_json(value: ev.Event | ev.Command) -> list[Any]:
     return [type(value).__name__, *(_plain(field) for field in value)]
 
 
+@functools.lru_cache(maxsize=8)
+def digest_of(operations: Operations) -> str:
+    """The digest of a table, by which turns name it; computed once."""
+    return operations.digest
+
+
 def _plain(field: Any) -> Any:
     if isinstance(field, Turn):
-        return dataclasses.asdict(field)
+        value = {entry.name: getattr(field, entry.name) for entry in dataclasses.fields(field)}
+        return value | {"operations": digest_of(field.operations) if field.operations is not None else ""}
     if isinstance(field, Op):
         return field.letter
     if isinstance(field, tuple):

@@ -31,6 +31,7 @@ _RETRY_S = 0.5
 _IDLE_S = 60.0
 # Entries of one report; keeps a message far below the limit of a channel.
 _MAX_ENTRIES = 4096
+_MAX_SCORES_BYTES = 1 << 20
 
 
 class StepDone(NamedTuple):
@@ -44,6 +45,12 @@ class TurnDone(NamedTuple):
     """All actions of a turn at this node are done."""
 
     turn: int
+
+
+class Scored(NamedTuple):
+    """The scores of one block for the micro-batches of one batch, gathered in a score turn."""
+
+    message: control_pb2.SubnetScores
 
 
 class ShardSaved(NamedTuple):
@@ -95,7 +102,7 @@ class Flushed(NamedTuple):
     event: threading.Event
 
 
-Entry = StepDone | TurnDone | ShardSaved | Sent | Arrived | Span | Handled | HeaderLine | Failed | Flushed
+Entry = StepDone | TurnDone | Scored | ShardSaved | Sent | Arrived | Span | Handled | HeaderLine | Failed | Flushed
 
 
 class Reporter:
@@ -204,9 +211,15 @@ class Reporter:
         sent: dict[tuple[int, str, str], int] = {}
         lines: list[str] = []
         marks: list[Flushed] = []
+        scores_bytes = 0
         for _ in range(min(len(self._entries), _MAX_ENTRIES)):
+            if scores_bytes > _MAX_SCORES_BYTES:
+                break
             entry = self._entries.popleft()
             match entry:
+                case Scored(message):
+                    request.scores.append(message)
+                    scores_bytes += len(message.values)
                 case Sent(seq, target, payload, num_bytes):
                     sent[seq, target, payload] = sent.get((seq, target, payload), 0) + num_bytes
                 case Handled(now_s, event, commands):

@@ -15,12 +15,12 @@ from typing import Final
 import torch
 
 from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, in_words, key_of
-from edge.wire.known_turns import KnownTurns
+from edge.wire.known_turns import Known, KnownTurns
 from edge.wire.tensors import MAX_EXPONENT, MIN_EXPONENT, wire_bytes
 from ringtune.engine.diverged import diverged
 from ringtune.errors import DivergedError, FrameError, RingTuneError
 from ringtune.schedule.actions import Op, Payload, TensorKey
-from ringtune.schedule.lowering import Legs, links, way
+from ringtune.schedule.lowering import Legs, links, possible_arrivals, way
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StartPoint, Turn, item_of
 from ringtune.v1 import ring_pb2
@@ -183,7 +183,7 @@ class FrameCheck:
             raise self._far(header, "a turn")
         item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
         rows = self._rows(header, item)
-        if (header.boundary, kind) not in self._receives(known.plan, item, header.micro):
+        if (header.boundary, kind) not in self._receives(known, item, header.micro):
             raise FrameError(
                 f"{in_words(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
             )
@@ -193,9 +193,12 @@ class FrameCheck:
             self._take_credit(header)
         self._remember(known.turn, header)
 
-    def _receives(self, plan: Plan, item: Item, micro: int) -> frozenset[tuple[int, str]]:
-        """List each (boundary, payload) that the source sends to this node for a micro-batch."""
-        legs = way(plan, item, micro).get(self._expectation.node, ())
+    def _receives(self, known: Known, item: Item, micro: int) -> frozenset[tuple[int, str]]:
+        """List each (boundary, payload) that the source sends, or may send, to this node for a micro-batch."""
+        if known.is_open:
+            arrivals = possible_arrivals(known.plan, item.owner, self._expectation.node)
+            return frozenset((each.boundary, each.payload) for each in arrivals if each.source == self._source)
+        legs = way(known.plan, item, micro).get(self._expectation.node, ())
         found = self._foreseen.get(legs)
         if found is None:
             receives = (leg for leg in legs if leg.op is Op.RECEIVE and leg.peer == self._source)

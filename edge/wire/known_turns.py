@@ -12,17 +12,23 @@ from typing import NamedTuple
 
 from ringtune.schedule.owner_turns import most_turns_apart
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, Turn, turn_sequence
+from ringtune.schedule.turns import ITEMS_AHEAD, StartPoint, StepKind, Turn, turn_sequence
 
 
 class Known(NamedTuple):
     """A turn with the plan that holds for it.
 
     Before the turn's grant the plan is one under which everything trains that any decision could let train.
+
+    Attributes:
+        turn: the turn.
+        plan: that holds for it.
+        is_open: whether the run has yet to say which operations its items have.
     """
 
     turn: Turn
     plan: Plan
+    is_open: bool = False
 
 
 class KnownTurns:
@@ -40,9 +46,10 @@ class KnownTurns:
         self._known: list[Known] = []  # without gaps; the first of them is number self._forgotten
         self._forgotten = 0
         self._granted = -1
-        # a node that lags waits for its own turn at the latest; a checkpoint and evaluations may follow each turn
+        # a node that lags waits for its own turn at the latest; a checkpoint, evaluations and scores may follow each
         owners = plan.course.owners
-        self._ahead = most_turns_apart(owners, plan.course.turns) * (len(owners) + 2) + 2 + ITEMS_AHEAD
+        between = len(owners) * (2 if plan.course.choice else 1) + 2
+        self._ahead = most_turns_apart(owners, plan.course.turns) * between + 2 + ITEMS_AHEAD
         self._lock = threading.Lock()
 
     def granted(self, turn: Turn) -> None:
@@ -97,7 +104,8 @@ class KnownTurns:
             turn = next(self._sequence, None)
             if turn is None:
                 break
-            self._known.append(Known(turn, self._soonest))
+            is_open = self._plan.course.choice is not None and turn.kind is StepKind.TRAIN
+            self._known.append(Known(turn, self._soonest, is_open))
 
 
 def _first_seq(known: Known) -> int:

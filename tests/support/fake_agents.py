@@ -23,13 +23,15 @@ from ringtune.errors import RingTuneError
 from ringtune.files.chunks import cut_file
 from ringtune.jobs.job import Job, parse_job
 from ringtune.rpc.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
-from ringtune.rpc.codec import turn_from_proto
+from ringtune.rpc.grants import GrantReader
+from ringtune.rpc.scores_codec import scores_to_proto
 from ringtune.rpc.statuses import abort
 from ringtune.schedule.actions import Op
 from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.v1 import control_pb2, control_pb2_grpc
+from tests.support.choosing import DrawnTables
 
 CALL_S = 5.0
 MODEL = ModelFacts(
@@ -136,6 +138,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
     ) -> None:
         self.node = node
         self.plan: Plan | None = None
+        self.grants: GrantReader | None = None
         self.run_id = ""
         self.log: list[str] = []
         self.loaded: dict[str, bytes] = {}
@@ -215,6 +218,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.prepared = request
         self._numbers = itertools.count(1)
         self.plan = Plan.from_json(json.loads(request.plan_json))
+        self.grants = GrantReader(self.plan.course)
         return control_pb2.PrepareReply(hosted_bytes=1234)
 
     def Load(self, request_iterator: Iterator[Any], context: grpc.ServicerContext) -> control_pb2.Empty:
@@ -228,7 +232,8 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
     def Grant(self, request: Any, context: grpc.ServicerContext) -> control_pb2.Empty:
         """Report the turns as done, or do what the test wants."""
         self._enter("grant", context)
-        turns = [turn_from_proto(turn) for turn in request.turns]
+        assert self.grants is not None
+        turns = list(self.grants.turns(request))
         self.keeps_from.append(request.keep_from_step)
         self.granted.set()
         if self._on_grant is not None:
@@ -274,6 +279,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
                     request.spans.add(
                         action=f"H{item.seq}.0", start_unix_s=1e9 + item.seq, end_unix_s=1e9 + item.seq + 0.25
                     )
+            request.scores.extend(scores_to_proto(turn.index, DrawnTables(self.plan).scores(self.node, turn)))
             request.turns_done.append(turn.index)
         return request
 

@@ -16,6 +16,7 @@ from edge.run.partners import ShardSink
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.lowering import links as plan_links
+from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn, turn_sequence
 
@@ -27,9 +28,14 @@ class FakeExecutor:
 
     Args:
         on_action: called before each action, on the compute thread.
+        scores: what a score turn gives, by its index.
     """
 
-    def __init__(self, on_action: Callable[[Action], None] = lambda action: None) -> None:
+    def __init__(
+        self,
+        on_action: Callable[[Action], None] = lambda action: None,
+        scores: Callable[[int], tuple[BlockScores, ...]] = lambda turn: (),
+    ) -> None:
         self.hosted_bytes = 7
         self.version_figures = {"peak_versions": 2, "peak_version_bytes": 5}
         self.log: list[Any] = []
@@ -37,6 +43,7 @@ class FakeExecutor:
         self.held: dict[tuple[str, int, int], Any] = {}
         self.turns: set[int] = set()
         self._on_action = on_action
+        self.take_scores = scores
 
     def grant(self, turn: Turn) -> None:
         """A turn begins."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edge.run.recorder import FORMAT, to_json
@@ -11,14 +12,16 @@ from ringtune.engine import events as ev
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.errors import IntegrityError, PlanError, RingTuneError
 from ringtune.schedule.actions import Action, TensorKey, op_of
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 
+_NO_TABLES: Mapping[str, Operations] = types.MappingProxyType({})
 _EVENTS: dict[str, Any] = {cls.__name__: cls for cls in ev.Event.__args__}
 
 
-def event_from_json(value: Sequence[Any]) -> ev.Event:
-    """Read what ``to_json`` wrote for an event.
+def event_from_json(value: Sequence[Any], tables: Mapping[str, Operations] = _NO_TABLES) -> ev.Event:
+    """Read what ``to_json`` wrote for an event; ``tables`` are those that a turn may name.
 
     Raises:
         IntegrityError: it is no event.
@@ -29,7 +32,9 @@ def event_from_json(value: Sequence[Any]) -> ev.Event:
         if isinstance(event, ev.TurnGranted):
             turn: Any = event.turn
             steps = tuple(turn.get("unfreeze_at", ()))
-            return ev.TurnGranted(Turn(**{**turn, "kind": StepKind(turn["kind"]), "unfreeze_at": steps}))
+            table = tables[turn["operations"]] if turn.get("operations") else None
+            changes = {"kind": StepKind(turn["kind"]), "unfreeze_at": steps, "operations": table}
+            return ev.TurnGranted(Turn(**{**turn, **changes}))
         if isinstance(event, ev.ActionDone):
             recorded: Any = event.action
             values = tuple((str(key), float(number)) for key, number in event.values)
@@ -52,6 +57,7 @@ def replay(lines: Iterable[str], plan: Plan, node: str) -> int:
             commands; names the line and both answers.
     """
     engine: NodeEngine | None = None
+    tables: dict[str, Operations] = {}
     count = 0
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -60,8 +66,11 @@ def replay(lines: Iterable[str], plan: Plan, node: str) -> int:
         if engine is None:
             engine = _engine_of(entry, plan, node)
             continue
+        if "table" in entry:
+            tables[entry["digest"]] = Operations.from_json(entry["table"])
+            continue
         try:
-            event, now_s, expected = event_from_json(entry["event"]), float(entry["now_s"]), entry["commands"]
+            event, now_s, expected = event_from_json(entry["event"], tables), float(entry["now_s"]), entry["commands"]
         except (KeyError, TypeError, ValueError, PlanError) as error:
             raise IntegrityError(f"line {number} of the recording is incomplete: {error}; record anew") from error
         given = json.loads(json.dumps(_handle(engine, event, now_s, number)))

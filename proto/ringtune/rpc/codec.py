@@ -7,17 +7,22 @@ value raises :class:`~ringtune.errors.IntegrityError`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import types
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 from ringtune.errors import IntegrityError
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.v1 import control_pb2
+
+_NO_TABLES: Final[Mapping[str, Operations]] = types.MappingProxyType({})
 
 # ---- turns -----------------------------------------------------------------------------------------
 
 
 def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
-    """Translate a turn into its message."""
+    """Translate a turn into its message; its operation table is named by ``grants.GrantWriter``."""
     return control_pb2.TurnMessage(
         index=turn.index,
         kind=turn.kind.value,
@@ -31,11 +36,16 @@ def turn_to_proto(turn: Turn) -> control_pb2.TurnMessage:
     )
 
 
-def turn_from_proto(message: control_pb2.TurnMessage) -> Turn:
+def turn_from_proto(message: control_pb2.TurnMessage, tables: Mapping[str, Operations] = _NO_TABLES) -> Turn:
     """Translate a message into its turn.
 
+    Args:
+        message: to translate.
+        tables: by digest, that it may name.
+
     Raises:
-        IntegrityError: an unknown kind, no owner, no items, a negative number, or unfreezing steps out of order.
+        IntegrityError: an unknown kind, no owner, no items, a negative number, unfreezing steps out of order, or an
+            operation table that did not come.
     """
     counts = (message.index, message.round, message.first_seq, message.first_step, message.first_batch)
     steps = tuple(message.unfreeze_at)
@@ -45,6 +55,11 @@ def turn_from_proto(message: control_pb2.TurnMessage) -> Turn:
         )
     if not message.owner or message.num_items < 1 or min(counts) < 0:
         raise IntegrityError(f"turn {message.index} of the grant is not readable; use one version on all machines")
+    if message.operations and message.operations not in tables:
+        raise IntegrityError(
+            f"turn {message.index} of the grant has the operation table {message.operations[:12]!r}, which did not "
+            "come; use one version on all machines"
+        )
     return Turn(
         index=message.index,
         kind=_step_kind(message.kind),
@@ -55,6 +70,7 @@ def turn_from_proto(message: control_pb2.TurnMessage) -> Turn:
         first_step=message.first_step,
         first_batch=message.first_batch,
         unfreeze_at=steps,
+        operations=tables[message.operations] if message.operations else None,
     )
 
 

@@ -193,6 +193,31 @@ def route(plan: Plan, owner: str) -> tuple[Segment, ...]:
     return tuple(merged)
 
 
+class Arrival(NamedTuple):
+    """A tensor on its way into a node: from whom, at which boundary, and what it is."""
+
+    source: str
+    boundary: int
+    payload: str
+
+
+@functools.lru_cache(maxsize=256)
+def possible_arrivals(plan: Plan, owner: str, node: str) -> frozenset[Arrival]:
+    """What may come to a node for a train item of an owner, whatever operations the run chooses.
+
+    Any nodes between may be passed by. Example: of nodes a, b and c in this order, c may get a hidden state from b,
+    from a, or from the owner. What comes under any one table is among these.
+    """
+    path = route(plan, owner)
+    names = [part.node for part in path]
+    found = {Arrival(name, plan.course.head, Payload.HIDDEN) for name in names if node == owner}
+    for at, part in enumerate(path):
+        if part.node == node:
+            found |= {Arrival(name, part.start, Payload.HIDDEN) for name in (owner, *names[:at])}
+            found |= {Arrival(name, part.stop, Payload.GRAD) for name in (owner, *names[at + 1 :])}
+    return frozenset(arrival for arrival in found if arrival.source != node)
+
+
 # ---- what belongs to a whole item ------------------------------------------------------------------
 
 

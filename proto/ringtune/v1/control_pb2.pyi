@@ -129,7 +129,7 @@ class Span(_message.Message):
     def __init__(self, action: _Optional[str] = ..., start_unix_s: _Optional[float] = ..., end_unix_s: _Optional[float] = ..., worked_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers")
+    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers", "scores")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,7 @@ class ReportRequest(_message.Message):
     SAVED_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node: str
     steps: _containers.RepeatedCompositeFieldContainer[StepReport]
@@ -156,7 +157,26 @@ class ReportRequest(_message.Message):
     saved: _containers.RepeatedCompositeFieldContainer[Saved]
     number: int
     transfers: _containers.RepeatedCompositeFieldContainer[Transfer]
-    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ...) -> None: ...
+    scores: _containers.RepeatedCompositeFieldContainer[SubnetScores]
+    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ...) -> None: ...
+
+class SubnetScores(_message.Message):
+    __slots__ = ("turn", "owner", "batch_id", "block", "scores", "subnets", "values")
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    SUBNETS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    turn: int
+    owner: str
+    batch_id: int
+    block: int
+    scores: int
+    subnets: int
+    values: bytes
+    def __init__(self, turn: _Optional[int] = ..., owner: _Optional[str] = ..., batch_id: _Optional[int] = ..., block: _Optional[int] = ..., scores: _Optional[int] = ..., subnets: _Optional[int] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class Transfer(_message.Message):
     __slots__ = ("source", "bytes", "seconds", "at_unix_s")
@@ -291,7 +311,7 @@ class CheckpointNoted(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json", "file", "failure", "done", "run_id", "checkpoint_json", "note", "kept", "resumed_json")
+    __slots__ = ("state", "job_toml", "profile_json", "plan_json", "metrics_json", "step_json", "report_json", "file", "failure", "done", "run_id", "checkpoint_json", "note", "kept", "operations_json", "resumed_json")
     STATE_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     PROFILE_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -306,6 +326,7 @@ class RunEvent(_message.Message):
     CHECKPOINT_JSON_FIELD_NUMBER: _ClassVar[int]
     NOTE_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_JSON_FIELD_NUMBER: _ClassVar[int]
     RESUMED_JSON_FIELD_NUMBER: _ClassVar[int]
     state: str
     job_toml: str
@@ -321,8 +342,9 @@ class RunEvent(_message.Message):
     checkpoint_json: str
     note: str
     kept: bool
+    operations_json: str
     resumed_json: str
-    def __init__(self, state: _Optional[str] = ..., job_toml: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., metrics_json: _Optional[str] = ..., step_json: _Optional[str] = ..., report_json: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., failure: _Optional[_Union[RunFailure, _Mapping]] = ..., done: _Optional[bool] = ..., run_id: _Optional[str] = ..., checkpoint_json: _Optional[str] = ..., note: _Optional[str] = ..., kept: _Optional[bool] = ..., resumed_json: _Optional[str] = ...) -> None: ...
+    def __init__(self, state: _Optional[str] = ..., job_toml: _Optional[str] = ..., profile_json: _Optional[str] = ..., plan_json: _Optional[str] = ..., metrics_json: _Optional[str] = ..., step_json: _Optional[str] = ..., report_json: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ..., failure: _Optional[_Union[RunFailure, _Mapping]] = ..., done: _Optional[bool] = ..., run_id: _Optional[str] = ..., checkpoint_json: _Optional[str] = ..., note: _Optional[str] = ..., kept: _Optional[bool] = ..., operations_json: _Optional[str] = ..., resumed_json: _Optional[str] = ...) -> None: ...
 
 class FileChunk(_message.Message):
     __slots__ = ("path", "chunk", "last", "sha256")
@@ -488,7 +510,7 @@ class LoadChunk(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., file: _Optional[_Union[FileChunk, _Mapping]] = ...) -> None: ...
 
 class TurnMessage(_message.Message):
-    __slots__ = ("index", "kind", "owner", "round", "first_seq", "num_items", "first_step", "first_batch", "unfreeze_at")
+    __slots__ = ("index", "kind", "owner", "round", "first_seq", "num_items", "first_step", "first_batch", "unfreeze_at", "operations")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -498,6 +520,7 @@ class TurnMessage(_message.Message):
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
     FIRST_BATCH_FIELD_NUMBER: _ClassVar[int]
     UNFREEZE_AT_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     index: int
     kind: str
     owner: str
@@ -507,19 +530,30 @@ class TurnMessage(_message.Message):
     first_step: int
     first_batch: int
     unfreeze_at: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, index: _Optional[int] = ..., kind: _Optional[str] = ..., owner: _Optional[str] = ..., round: _Optional[int] = ..., first_seq: _Optional[int] = ..., num_items: _Optional[int] = ..., first_step: _Optional[int] = ..., first_batch: _Optional[int] = ..., unfreeze_at: _Optional[_Iterable[int]] = ...) -> None: ...
+    operations: str
+    def __init__(self, index: _Optional[int] = ..., kind: _Optional[str] = ..., owner: _Optional[str] = ..., round: _Optional[int] = ..., first_seq: _Optional[int] = ..., num_items: _Optional[int] = ..., first_step: _Optional[int] = ..., first_batch: _Optional[int] = ..., unfreeze_at: _Optional[_Iterable[int]] = ..., operations: _Optional[str] = ...) -> None: ...
+
+class TableMessage(_message.Message):
+    __slots__ = ("digest", "table_json")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TABLE_JSON_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    table_json: bytes
+    def __init__(self, digest: _Optional[str] = ..., table_json: _Optional[bytes] = ...) -> None: ...
 
 class GrantRequest(_message.Message):
-    __slots__ = ("run_id", "plan_epoch", "turns", "keep_from_step")
+    __slots__ = ("run_id", "plan_epoch", "turns", "keep_from_step", "tables")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TURNS_FIELD_NUMBER: _ClassVar[int]
     KEEP_FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     plan_epoch: int
     turns: _containers.RepeatedCompositeFieldContainer[TurnMessage]
     keep_from_step: int
-    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[TurnMessage, _Mapping]]] = ..., keep_from_step: _Optional[int] = ...) -> None: ...
+    tables: _containers.RepeatedCompositeFieldContainer[TableMessage]
+    def __init__(self, run_id: _Optional[str] = ..., plan_epoch: _Optional[int] = ..., turns: _Optional[_Iterable[_Union[TurnMessage, _Mapping]]] = ..., keep_from_step: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[TableMessage, _Mapping]]] = ...) -> None: ...
 
 class CollectRequest(_message.Message):
     __slots__ = ("run_id", "with_head", "with_private")
