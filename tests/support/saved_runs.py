@@ -39,6 +39,13 @@ def write_run(folder: Path) -> Path:
     return folder
 
 
+def own_weights_instead(folder: Path) -> None:
+    """Make a run one that trained the blocks' own weights."""
+    (folder / "job.toml").write_text((folder / "job.toml").read_text().replace('config = "seq_bn"', 'config = "full"'))
+    (folder / "adapter/adapter_config.json").unlink()
+    (folder / "adapter/adapter.safetensors").rename(folder / "adapter/blocks.safetensors")
+
+
 def adapter_files() -> dict[str, bytes]:
     """A small adapter of every block, and a head of two classes."""
     tensors = {

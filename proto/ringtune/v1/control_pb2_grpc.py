@@ -755,7 +755,7 @@ class AgentServicer:
 
     def Collect(self, request, context):
         """Send trained tensors and this node's totals: "adapter.safetensors" (its blocks), "model_head.safetensors",
-        "adapter_config.json", "head_config.json", "totals.json".
+        "adapter_config.json", "head_config.json", "totals.json"; without an adapter "blocks.safetensors" (its blocks).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

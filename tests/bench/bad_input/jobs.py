@@ -74,6 +74,8 @@ OUT_OF_RANGE: dict[str, tuple[str, ...]] = {
         '"seq_bn[reduction=8]"',
         "\"seq_bn[non_linearity='none']\"",
         "\"seq_bn[scaling='big']\"",
+        '"full|lora"',
+        '"full[r=8]"',
         '"seq_bn[mh_adapter=1]"',
         '"seq_bn[output_adapter=False]"',
         '"seq_bn[cross_adapter=True]"',

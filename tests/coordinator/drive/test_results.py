@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
+from safetensors.numpy import load, save
 
 from coordinator.drive.results import Results
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import Pieces
+from tests.support.fake_agents import job
 
 
 def test_results_lie_in_a_folder_for_each_node_until_they_are_dropped(
@@ -25,6 +30,24 @@ def test_results_lie_in_a_folder_for_each_node_until_they_are_dropped(
     results.drop()
     assert list(tmp_path.iterdir()) == []
     Results().drop()
+
+
+def test_results_of_own_weights_are_merged_blocks() -> None:
+    """Blocks of all nodes in one file beside the head; no adapter is asked for."""
+    results = Results()
+    files: dict[str, bytes] = defaultdict(bytes)
+
+    def take(event: Any) -> None:
+        files[event.file.path] += event.file.chunk
+
+    head = {"head_config.json": b"{}", "model_head.safetensors": save({"h": numpy.ones(1, dtype=numpy.float32)})}
+    for node, more in (("a", head), ("b", {})):
+        blocks = save({f"bert.encoder.layer.{node}": numpy.ones(2, dtype=numpy.float32)})
+        results.take(node, {name: Pieces.of(part) for name, part in {"blocks.safetensors": blocks, **more}.items()})
+    wanted = job(adapter__config="full")
+    results.send_adapter(wanted, take)
+    assert files.keys() == {"adapter/blocks.safetensors", "adapter/head_config.json", "adapter/model_head.safetensors"}
+    assert load(files["adapter/blocks.safetensors"]).keys() == {f"bert.encoder.layer.{node}" for node in "ab"}
 
 
 def test_results_have_the_totals_of_each_node() -> None:

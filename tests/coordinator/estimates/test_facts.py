@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -139,6 +140,14 @@ def test_block_flop_counts_weights_and_attention(wanted: Job) -> None:
     """Two rows of 8 tokens: 2 x 8 x (2 x 250 weights + 4 x 8 x 8)."""
     plan = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], batch_size=4, microbatches=2, max_length=8)
     assert block_flop(plan, wanted, MODEL) == 2 * 8 * (2 * 250 + 4 * 8 * 8)
+
+
+def test_block_flop_counts_own_weights_once(wanted: Job) -> None:
+    """What trains of a block's own weights is not in its frozen bytes, but is multiplied all the same."""
+    plan = plan_by_hand([("a", 0, 2), ("b", 2, 4)], ["a"], batch_size=4, microbatches=2, max_length=8)
+    divided = dataclasses.replace(MODEL, block_bytes=400, adapter_block_bytes=600)
+    own = wanted.with_overrides({"adapter.config": "full"})
+    assert block_flop(plan, own, divided) == 2 * 8 * (2 * 250 + 4 * 8 * 8)
 
 
 def test_plan_text_says_how_stale_pipeadapter_is(wanted: Job) -> None:

@@ -14,7 +14,7 @@ from safetensors.numpy import load, save
 from coordinator.export.export import export_run
 from ringtune.errors import IntegrityError, RingTuneError, UsageError
 from tests.support.disk import log_of_syncs
-from tests.support.saved_runs import write_run
+from tests.support.saved_runs import own_weights_instead, write_run
 
 
 @pytest.fixture
@@ -77,6 +77,14 @@ def test_export_of_a_language_model_has_no_head(run: Path, tmp_path: Path, has_o
     card = (tmp_path / "out/README.md").read_text()
     assert 'model = AutoModelForCausalLM.from_pretrained("tiny")\nadapters.init(model)\n' in card
     assert "AutoAdapterModel" not in card
+
+
+def test_export_of_own_weights_is_refused(run: Path, tmp_path: Path) -> None:
+    """There is no adapter to give away; where the weights are is said."""
+    own_weights_instead(run)
+    with pytest.raises(UsageError, match=r"no adapter to export.*'full'.*run/adapter/blocks\.safetensors"):
+        export_run(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_export_card_of_a_run_that_was_not_evaluated(run: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from coordinator.run_folder.place import RunPlace
 from coordinator.run_folder.saved_run import evaluation_job, read_run
 from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
 from tests.contract.test_hints import parse
-from tests.support.saved_runs import LABELS, plan, write_run
+from tests.support.saved_runs import LABELS, own_weights_instead, plan, write_run
 from tests.support.version_0_1 import WRITTEN
 
 
@@ -42,6 +42,16 @@ def test_saved_run_without_an_adapter_is_refused(
     folder = write_run(tmp_path / "run")
     (folder / name).unlink()
     with pytest.raises(kind, match=message):
+        read_run(folder)
+
+
+def test_saved_run_of_own_weights_has_blocks_instead(tmp_path: Path) -> None:
+    """It is whole without an adapter, and not without its blocks."""
+    folder = write_run(tmp_path / "run")
+    own_weights_instead(folder)
+    assert read_run(folder).job.adapter.config == "full"
+    (folder / "adapter/blocks.safetensors").unlink()
+    with pytest.raises(InvalidInputError, match=r"adapter/blocks\.safetensors is missing"):
         read_run(folder)
 
 

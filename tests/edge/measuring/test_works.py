@@ -88,6 +88,17 @@ def test_measure_times_a_part_of_a_block_where_operations_part_it(
     assert {found.share for found in measured if found.work in SIZED} == {1.0}
 
 
+@pytest.mark.parametrize("subnets", [1, 2])
+def test_measure_times_own_weights(model_folder: Path, subnets: int) -> None:
+    """Without an adapter every work of a block and the update of its weights are timed, in parts too."""
+    job = ring.make_job(model_folder, adapter__config="full")
+    bench = ring.make_bench(model_folder, job, subnets=subnets)
+    measured = bench.measure(QUICK, budget_s=0.0, disk=None)
+    parts = set(PART_OF.values()) if subnets > 1 else set()
+    assert {found.work for found in measured.work_times} == SIZED | {Work.UPDATE} | parts
+    assert bench.activation_token_bytes() == pytest.approx(measured.activation_token_bytes)
+
+
 def test_measure_of_a_part_in_a_model_of_one_block(tmp_path: Path) -> None:
     """No block is above another there: the lowest one counts for it, in parts too."""
     folder = tiny.write_model(tmp_path / "model", num_blocks=1)

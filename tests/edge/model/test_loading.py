@@ -10,7 +10,7 @@ import torch
 
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import Pieces
-from ringtune.models.result_files import ADAPTER_FILES
+from ringtune.models.result_files import ADAPTER_FILES, BLOCKS_FILES
 from ringtune.schedule.plan import Plan
 from tests.support import hand_ring as ring
 from tests.support import tiny
@@ -25,13 +25,13 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_model(tmp_path_factory.mktemp("tiny-model"))
 
 
-def write(hand: ring.HandRing, folder: Path) -> Path:
+def write(hand: ring.HandRing, folder: Path, names: tuple[str, ...] = ADAPTER_FILES) -> Path:
     """The folder of a ring, as the coordinator merges it."""
     from coordinator.records.result_files import adapter_folder
 
     folder.mkdir(exist_ok=True)
     files = {node: {name: Pieces.of(part) for name, part in own.items()} for node, own in hand.files().items()}
-    for name, content in adapter_folder(files, ADAPTER_FILES).items():
+    for name, content in adapter_folder(files, names).items():
         (folder / name).write_bytes(bytes(content))
     return folder
 
@@ -101,6 +101,43 @@ def test_loading_round_trips_other_adapters(model_folder: Path, tmp_path: Path, 
         executor.load_saved(folder)
     again = other.tensors()
     assert all(torch.equal(value, again[name]) for name, value in hand.tensors().items())
+
+
+def test_loading_of_own_weights_gives_the_evaluation_of_the_trained_ring(model_folder: Path, tmp_path: Path) -> None:
+    """Also on another split and with private blocks, which had been of the slices; norms are the base model's own."""
+    values: dict[str, object] = {"adapter__config": "full"}
+    _, hand = make(model_folder, tmp_path, SPLITS[0], **values, train__max_steps=8)
+    hand.train()
+    folder = write(hand, tmp_path / "adapter", BLOCKS_FILES)
+    split = {"b": (1, 2), "c": (2, 4)}
+    plan, other = make(model_folder, tmp_path, split, **values, privacy__private_blocks=1, train__max_steps=1)
+    for executor in other.nodes.values():
+        executor.load_saved(folder)
+    other.plan = changed(plan, num_steps=0)
+    other.train()
+    assert other.evaluations[0] == pytest.approx(hand.evaluations[8], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bert.encoder.layer.3.output.LayerNorm.weight", "LayerNorm.weight, which this model has not"),
+        ("bert.encoder.layer.3.output.dense.bias", "output.dense.bias, which this model has not"),
+        ("bert.embeddings.word_embeddings.weight", "word_embeddings.weight, which this model has not"),
+    ],
+)
+def test_loading_of_own_weights_reaches_nothing_frozen(
+    model_folder: Path, tmp_path: Path, name: str, message: str
+) -> None:
+    """A file with more than what trains is refused by name."""
+    from safetensors.torch import load_file, save_file
+
+    _, hand = make(model_folder, tmp_path, SPLITS[0], adapter__config="full")
+    folder = write(hand, tmp_path / "adapter", BLOCKS_FILES)
+    tensors = load_file(folder / "blocks.safetensors") | {name: torch.zeros(32)}
+    save_file(tensors, folder / "blocks.safetensors")
+    with pytest.raises(IntegrityError, match=message):
+        hand.nodes["c"].load_saved(folder)
 
 
 def _drop(tensors: dict[str, torch.Tensor]) -> None:

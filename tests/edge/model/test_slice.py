@@ -11,7 +11,9 @@ import torch
 from edge.compute.executor import NodeExecutor
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.slice import Empty
+from ringtune.costs.model_facts import model_facts
 from ringtune.errors import IntegrityError, JobError, ModelError
+from ringtune.models.families import FAMILIES
 from ringtune.models.tensors import INDEX_FILE, WEIGHTS_FILE
 from tests.support import hand_ring as ring
 from tests.support import reference, tiny
@@ -144,6 +146,18 @@ def test_slice_hosts_the_bytes_of_its_blocks(model_folder: Path, tmp_path: Path)
     whole = reference.whole_model(job, ring.make_plan(job, {"a": _Rows()}, SLICES), model_folder)  # type: ignore[dict-item]
     block = whole.base_model.encoder.layer[0]
     assert one == sum(parameter.nbytes for parameter in block.parameters())
+
+
+def test_slice_of_own_weights_hosts_no_more_and_in_memory_of_its_own(model_folder: Path, tmp_path: Path) -> None:
+    """Without an adapter a block is its base weights alone; all are private memory, those of the list train."""
+    executor = _executor(model_folder, tmp_path, "b", adapter__config="full")
+    facts = model_facts(model_folder, ring.make_job(model_folder, adapter__config="full"))
+    assert executor.hosted_bytes == facts.block_bytes + facts.adapter_block_bytes
+    block = executor._hosted.skeleton.blocks[0]
+    trained = {name for name, parameter in block.named_parameters() if parameter.requires_grad}
+    assert trained == set(FAMILIES["bert"].subnet_weights)
+    assert all(parameter.untyped_storage().nbytes() == parameter.nbytes for parameter in block.parameters())
+    assert all(parameter.is_contiguous() for parameter in block.parameters())
 
 
 class _Rows:
