@@ -72,7 +72,7 @@ def _array(course: Course, batches: Batches, needed: Sequence[int], entries: Seq
     where = np.array([entry[1:4] for entry in entries], dtype=np.int64).reshape(-1, 3)
     seen = np.zeros(limits, dtype=np.int64)
     np.add.at(seen, tuple(where.T), 1)
-    _check_seen(batches.owner, seen, needed)
+    _check_seen(batches.owner, seen, needed, _scored(course, batches.owner))
     found = np.zeros((*limits, len(choice.scores), choice.subnets))
     found[tuple(where.T)] = np.array([entry.values for entry in entries]).reshape(-1, *found.shape[3:])
     _check_numbers(batches.owner, found, choice)
@@ -91,11 +91,18 @@ def _check_entry(entry: BlockScores, choice: Choice, limits: tuple[int, int, int
         )
 
 
-def _check_seen(owner: str, seen: NDArray[np.int64], needed: Sequence[int]) -> None:
-    for wrong, text in (((seen[:, :, needed] == 0), "are missing"), ((seen[:, :, needed] > 1), "stand twice")):
+def _scored(course: Course, node: str) -> list[int]:
+    """The batches of an owner that are scored."""
+    owner = course.owner(node)
+    return sorted(course.batch_id(node, at) for at in range(course.num_scored(owner) if owner else 0))
+
+
+def _check_seen(owner: str, seen: NDArray[np.int64], needed: Sequence[int], scored: Sequence[int]) -> None:
+    counts = seen[scored][:, :, needed]
+    for wrong, text in ((counts == 0, "are missing"), (counts > 1, "stand twice")):
         if wrong.any():
             batch, micro, at = (int(each[0]) for each in np.nonzero(wrong))
-            name = _name(BlockScores(owner, batch, micro, needed[at], ()))
+            name = _name(BlockScores(owner, scored[batch], micro, needed[at], ()))
             raise PlanError(f"{name} {text}; use one version on all machines, and start the run anew")
 
 

@@ -23,7 +23,7 @@ class ScoreKey(NamedTuple):
 def score_keys(plan: Plan, turn: Turn, node: str) -> tuple[ScoreKey, ...]:
     """What a node owes at the end of a turn: each block of its slice for each micro-batch of the turn, in order.
 
-    Private blocks never train, and nobody scores them. At the end of a turn that scores nothing, a node owes nothing.
+    Blocks that never train are not scored. At the end of a turn that scores nothing, a node owes nothing.
     """
     course, piece = plan.course, plan.slice_of(node)
     if turn.kind is not StepKind.SCORE or course.choice is None:
@@ -33,7 +33,8 @@ def score_keys(plan: Plan, turn: Turn, node: str) -> tuple[ScoreKey, ...]:
             ScoreKey(course.batch_id(item.owner, item.batch), micro, block)
             for item in items(course, turn)
             for micro in range(len(course.microbatch_sizes(item.rows)))
-            for block in range(piece.start, piece.stop)
+            for start, stop in course.trainable.ranges_within(piece.start, piece.stop)
+            for block in range(start, stop)
         )
     )
 

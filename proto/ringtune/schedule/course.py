@@ -100,6 +100,15 @@ class Course(Extent):
         """How many evaluation batches one owner has; the last batch may be short."""
         return num_batches(owner.eval_rows, self.batch_size)
 
+    def num_scored(self, owner: Owner) -> int:
+        """How many batches of an owner are scored for a choice, from the first of its stream on.
+
+        Whole subnets are pruned by one batch of each owner; for everything else each batch needs scores of its own.
+        """
+        if self.choice is not None and self.choice.prunes:
+            return 1
+        return num_batches(owner.train_rows, self.batch_size)
+
     def operations_of(self, owner: str, batch: int) -> tuple[str, ...]:
         """What whole blocks do for an owner's batch at this position of its stream; empty = all full.
 

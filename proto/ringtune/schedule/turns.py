@@ -22,7 +22,6 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.owner_turns import next_owner, owner_indices, turn_counts, turns_until_repeat, weights
-from ringtune.schedule.rows.batches import num_batches
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 
 _MOST_FOLLOWED = 20_000
@@ -322,15 +321,14 @@ def _visited(kind: StepKind, course: Course, holder: str) -> list[Owner]:
 def _visits(
     kind: StepKind, course: Course, step: int, holder: str, round_index: int, last: Turn | None
 ) -> Generator[Turn, None, Turn | None]:
-    """Yield a turn of this kind for each owner, with all its batches; return the last turn that there is."""
+    """Yield a turn of this kind for each owner, with all its batches that count; return the last turn that there is."""
     for owner in _visited(kind, course, holder):
-        is_score = kind is StepKind.SCORE
         last = _next_turn(
             last,
             kind=kind,
             owner=owner.node,
             round=round_index,
-            num_items=num_batches(owner.train_rows if is_score else owner.eval_rows, course.batch_size),
+            num_items=course.num_scored(owner) if kind is StepKind.SCORE else course.eval_batches(owner),
             first_step=step,
             first_batch=0,
         )

@@ -134,6 +134,11 @@ class Choice:
         return bool(self.groups)
 
     @property
+    def prunes(self) -> bool:
+        """Whether whole subnets are passed by, for all micro-batches of a while."""
+        return not self.tables and Policy(self.policy).is_pruning
+
+    @property
     def scores(self) -> tuple[Score, ...]:
         """The scores that have to be gathered; none where the policy asks for none."""
         if self.tables:
