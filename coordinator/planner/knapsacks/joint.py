@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.planner.knapsacks.packing import Bools, Ints, in_parts, take_in_order, whole_values
+from coordinator.planner.knapsacks.packing import Bools, Ints, after, in_parts, take_in_order, whole_values
 from coordinator.planner.knapsacks.two_stage import Codes, Knapsacks, codes_of
 
 
@@ -38,17 +38,15 @@ def joint(
 
 
 def _searched(values: Ints, costs: Ints, capacity: Ints, order: Ints) -> Codes:
-    at, weights = np.arange(len(order)), np.arange(int(capacity.max()) + 1)
-    best = np.zeros((len(order), len(weights)), dtype=np.int64)
+    at = np.arange(len(order))
+    best = np.zeros((len(order), int(capacity.max()) + 1), dtype=np.int64)
     kinds = np.zeros((order.shape[1], *best.shape), dtype=np.int8)  # 1 full, 2 forward-only, 0 neither
     for step, item in enumerate(order.T):
         before = best
         for kind in (1, 2):
-            cost, value = costs[at, kind - 1, item][:, None], values[at, kind - 1, item][:, None]
-            below = np.take_along_axis(before, np.maximum(weights - cost, 0), axis=1) + value
-            better = (weights >= cost) & (below > best)
-            best = np.where(better, below, best)
-            kinds[step][better] = kind
+            taking = after(before, costs[at, kind - 1, item], values[at, kind - 1, item])
+            kinds[step][taking > best] = kind
+            best = np.maximum(best, taking)
     full, forward_only, left = _walked_back(kinds, costs, capacity, order)
     return _filled(full, forward_only, left, values, costs, order)
 

@@ -20,6 +20,8 @@ Bools = NDArray[np.bool_]
 
 VALUE_BITS: Final = 40
 """A value is rounded to this many bits of the largest value of its knapsack."""
+_NEVER: Final = -(2**62)
+"""What no choice is worth."""
 _CELLS: Final = 16_000_000
 """Cells of the search table of one go; more knapsacks are solved in several."""
 
@@ -74,6 +76,24 @@ def in_parts(rows: NDArray[Any], items: int, capacity: int) -> list[NDArray[Any]
     return [rows[at : at + each] for at in range(0, len(rows), each)]
 
 
+def after(best: Ints, cost: Ints, value: Ints) -> Ints:
+    """What each knapsack is worth at each capacity if it takes one more item; impossible below the item's cost.
+
+    Args:
+        best: without the item, for each capacity from 0 on, K by W.
+        cost: of the item in each knapsack.
+        value: of the item in each knapsack.
+    """
+    if (cost == cost[0]).all():  # one shift for all knapsacks
+        least = min(int(cost[0]), best.shape[1])
+        found = np.full_like(best, _NEVER)
+        found[:, least:] = best[:, : best.shape[1] - least] + value[:, None]
+        return found
+    weights = np.arange(best.shape[1]) - cost[:, None]
+    below: Ints = np.take_along_axis(best, np.maximum(weights, 0), axis=1) + value[:, None]
+    return np.where(weights >= 0, below, _NEVER)
+
+
 def _sorted(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: Bools) -> Bools:
     """Items of equal cost: the most valuable ones, those in front where values tie."""
     ranked = np.argsort(-np.take_along_axis(values, order, axis=1), axis=1, kind="stable")
@@ -82,14 +102,13 @@ def _sorted(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: Boo
 
 def _searched(values: Ints, costs: Ints, capacity: Ints, order: Ints, allowed: Bools) -> Bools:
     """Items of any cost: Algorithm 2 over the items in their order of preference."""
-    at, weights = np.arange(len(values)), np.arange(int(capacity.max()) + 1)
-    best = np.zeros((len(values), len(weights)), dtype=np.int64)
+    at = np.arange(len(values))
+    best = np.zeros((len(values), int(capacity.max()) + 1), dtype=np.int64)
     better = np.zeros((order.shape[1], *best.shape), dtype=bool)
     for step, item in enumerate(order.T):
-        cost = costs[at, item][:, None]
-        below = np.take_along_axis(best, np.maximum(weights - cost, 0), axis=1) + values[at, item][:, None]
-        better[step] = (weights >= cost) & allowed[at, item][:, None] & (below > best)
-        best = np.where(better[step], below, best)
+        taking = after(best, costs[at, item], np.where(allowed[at, item], values[at, item], _NEVER))
+        better[step] = taking > best
+        best = np.maximum(best, taking)
     taken, left = np.zeros(values.shape, dtype=bool), capacity.copy()
     for step in reversed(range(len(better))):
         item = order[:, step]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections import Counter
 from fractions import Fraction
 
@@ -201,3 +202,13 @@ def test_order_of_scores_does_not_matter() -> None:
     course: Course = choosing_course(full=2, forward_only=1, microbatches=4, subnets=2, num_blocks=3, owners=2)
     scores = random_scores(course)
     assert choose_table(course, scores) == choose_table(course, scores[::-1])
+
+
+@pytest.mark.parametrize("policy", ["two-stage", "random"])
+def test_workload_variance_of_equal_boards_is_zero(policy: str) -> None:
+    """With equal boards and counts, every subnet has exactly as much work as any other, in every batch."""
+    course = choosing_course(full=3, forward_only=1, microbatches=5, subnets=6, num_blocks=12, policy=policy)
+    scores = random_scores(course) if policy == "two-stage" else ()
+    work = [Counter(column) for column in columns(choose_table(course, scores))]
+    busy = [each["1"] * 1.0 + each["2"] * 0.4 for each in work]
+    assert statistics.pvariance(busy) == 0
