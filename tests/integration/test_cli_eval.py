@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringtune.errors import DataError, IntegrityError, InvalidInputError
+from ringtune.errors import DataError, IntegrityError, InvalidInputError, UsageError
 from tests.support import tiny
 from tests.support.cluster import Cluster
 from tests.support.processes import run_ringtune
@@ -60,6 +60,21 @@ def test_eval_gives_what_the_run_reported(cluster: Cluster, run: Path) -> None:
     assert set(cluster.states()) == set(cluster.names)
     left = Path(os.environ["XDG_STATE_HOME"]) / "ringtune"
     assert not list(left.glob("eval-*")), "an evaluation leaves nothing in the user's folder"
+
+
+def test_eval_takes_a_run_of_own_weights(cluster: Cluster, tmp_path: Path) -> None:
+    """Without an adapter the blocks' own weights go to the submitter and back to other nodes; export names them."""
+    (tmp_path / "job.toml").write_text(JOB.format(model=cluster.model) + '[adapter]\nconfig = "full"\n')
+    good("train", tmp_path / "job.toml", "--coordinator", cluster.address, "--out", tmp_path / "run")
+    trained = json.loads((tmp_path / "run/report.json").read_text())["eval"]
+    files = sorted(path.name for path in (tmp_path / "run/adapter").iterdir())
+    assert files == ["blocks.safetensors", "head_config.json", "model_head.safetensors"]
+    found = good("eval", tmp_path / "run", "--data", cluster.eval, "--coordinator", cluster.address)
+    assert (found["count"], found["accuracy"]) == (trained["count"], trained["accuracy"])
+    assert found["loss"] == pytest.approx(trained["loss"], rel=1e-5)
+    done = run_ringtune("export", tmp_path / "run", "--out", tmp_path / "exported")
+    assert done.returncode == UsageError.exit_code
+    assert "has no adapter to export" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_eval_of_other_rows_needs_no_class_of_them_all(cluster: Cluster, run: Path, tmp_path: Path) -> None:
