@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ringtune.costs.model_facts import check_job, model_facts
+from ringtune.costs.memory import node_memory
+from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
 from ringtune.errors import IntegrityError, JobError, ModelError
 from ringtune.jobs.job import Job, Model
 from ringtune.models.families import FAMILIES
@@ -22,6 +23,7 @@ from tests.support.model_folder import (
     safetensors_bytes,
     write_model,
 )
+from tests.support.plans import make_plan
 
 JOB = Job(model=Model(path="m")).with_overrides({"train.max_length": 32})
 SHORT = JOB.with_overrides({"train.max_length": 16})
@@ -47,6 +49,27 @@ def test_model_facts_count_weights_by_hand(tmp_path: Path) -> None:
     assert facts.head_bytes == 4 * (8 * 8 + 8)
     assert facts.head_class_bytes == 4 * 9
     assert facts.adapter_block_bytes == 4 * (2 * 8 + 1 + 8)
+
+
+def test_model_facts_part_a_block_where_its_own_weights_train(tmp_path: Path) -> None:
+    """Of a block stay frozen two norms and the biases of both ways out; nothing is counted twice."""
+    folder = write_model(tmp_path)
+    plain, own = model_facts(folder, JOB), model_facts(folder, JOB.with_overrides({"adapter.config": "full"}))
+    assert own.block_bytes == 4 * (2 * 2 * 8 + 2 * 8)
+    assert own.adapter_block_bytes == 4 * BLOCK_WEIGHTS - own.block_bytes
+    assert own.digest == plain.digest
+
+
+def test_memory_of_own_weights_is_weights_gradients_and_moments(tmp_path: Path) -> None:
+    """Two blocks with AdamW: what trains is there four times, what is frozen once, and more is kept for backward."""
+    full = JOB.with_overrides({"adapter.config": "full"})
+    facts = model_facts(write_model(tmp_path), full)
+    plan = make_plan([("a", 0, 1), ("b", 1, 3)], ["a"], num_blocks=3, hidden_size=8, method="all")
+    token_bytes = computed_token_bytes(facts, full)
+    assert token_bytes == 4 * (4 + 2 + 3 + 2 * 2) * 8
+    parts = node_memory(plan, "b", facts, optimizer="adamw", activation_token_bytes=token_bytes).parts()
+    assert parts["weights"] == 2 * facts.block_bytes
+    assert parts["adapters"] + parts["optimizer"] == 2 * (1 + 1 + 2) * facts.adapter_block_bytes
 
 
 def test_model_facts_are_in_the_compute_dtype(tmp_path: Path) -> None:
