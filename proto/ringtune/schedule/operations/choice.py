@@ -41,7 +41,7 @@ class Policy(enum.StrEnum):
     STANDARD = "standard"  # everything is full
     TWO_STAGE = "two-stage"  # D2FT, Algorithm 1: full operations first, forward-only ones among the rest
     JOINT = "joint"  # one multiple-choice knapsack over both
-    RANDOM = "random"  # so many operations of each kind, anywhere
+    RANDOM = "random"  # each subnet draws by lot, with the same counts
     MAGNITUDE = "magnitude"  # subnets of small weights are passed by for all micro-batches
     MAGNITUDE_GRADIENT = "magnitude-gradient"  # so are subnets of small weights and gradients
 
