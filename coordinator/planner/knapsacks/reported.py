@@ -98,11 +98,12 @@ def _scored(course: Course, node: str) -> list[int]:
 
 
 def _check_seen(owner: str, seen: NDArray[np.int64], needed: Sequence[int], scored: Sequence[int]) -> None:
-    counts = seen[scored][:, :, needed]
-    for wrong, text in ((counts == 0, "are missing"), (counts > 1, "stand twice")):
+    missing = np.zeros(seen.shape, dtype=bool)
+    missing[np.ix_(scored, range(seen.shape[1]), needed)] = True
+    for wrong, text in ((missing & (seen == 0), "are missing"), (seen > 1, "stand twice")):
         if wrong.any():
-            batch, micro, at = (int(each[0]) for each in np.nonzero(wrong))
-            name = _name(BlockScores(owner, scored[batch], micro, needed[at], ()))
+            batch, micro, block = (int(each[0]) for each in np.nonzero(wrong))
+            name = _name(BlockScores(owner, batch, micro, block, ()))
             raise PlanError(f"{name} {text}; use one version on all machines, and start the run anew")
 
 

@@ -114,6 +114,18 @@ def test_pruning_passes_the_least_by(policy: str) -> None:
     assert {row for batch in table.batches for row in batch.rows} == {"3333111111"}
 
 
+def test_pruning_needs_the_scored_batch_only() -> None:
+    """Pruning scores one batch of each owner; its table is of all batches, and without that batch it is refused."""
+    course = choosing_course(full=3, microbatches=5, subnets=5, num_blocks=2, policy="magnitude", owners=2)
+    scored = {owner.node: course.batch_id(owner.node, 0) for owner in course.owners}
+    scores = [each for each in random_scores(course) if each.batch_id == scored[each.owner]]
+    assert len(choose_table(course, scores).batches) == 4
+    with pytest.raises(PlanError, match="owner node-1, .* are missing"):
+        choose_table(course, [each for each in scores if each.owner == "node-0"])
+    with pytest.raises(PlanError, match="stand twice"):
+        choose_table(course, [*scores, scores[0]._replace(batch_id=1), scores[0]._replace(batch_id=1)])
+
+
 def test_magnitude_gradient_adds_shares() -> None:
     """A subnet with small weights and a large gradient stays: both count as shares of their means."""
     course = choosing_course(full=1, microbatches=2, subnets=2, num_blocks=1, policy="magnitude-gradient")
