@@ -120,7 +120,7 @@ def test_pruning_needs_the_scored_batch_only() -> None:
     scored = {owner.node: course.batch_id(owner.node, 0) for owner in course.owners}
     scores = [each for each in random_scores(course) if each.batch_id == scored[each.owner]]
     assert len(choose_table(course, scores).batches) == 4
-    with pytest.raises(PlanError, match="owner node-1, .* are missing"):
+    with pytest.raises(PlanError, match=r"owner node-1, .* are missing"):
         choose_table(course, [each for each in scores if each.owner == "node-0"])
     with pytest.raises(PlanError, match="stand twice"):
         choose_table(course, [*scores, scores[0]._replace(batch_id=1), scores[0]._replace(batch_id=1)])
