@@ -66,7 +66,7 @@ def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
 
 
 def with_tables(job: Job, course: Course, model: ModelFacts) -> Course:
-    """Give a course the tables that its job names.
+    """Give a course the tables that its job names: the only one, or several that follow each other.
 
     Raises:
         JobError: they are of another model.
@@ -75,9 +75,9 @@ def with_tables(job: Job, course: Course, model: ModelFacts) -> Course:
     tables = given_tables(job.operations)
     job_subnets(job, model)
     try:
-        if len(tables) == 1 and tables[0][0] == 0:
-            return dataclasses.replace(course, operations=tables[0][1])
-        raise PlanError(f"it has {len(tables)} tables")
+        if len(tables) == 1:
+            return dataclasses.replace(course, operations=tables[0].operations)
+        return dataclasses.replace(course, choice=Choice.given(tables))
     except PlanError as error:
         raise PlanError(f"operations.table does not fit this run: {error}") from error
 
@@ -102,7 +102,7 @@ def check_given_operations(job: Job, plan: Plan, model: ModelFacts) -> None:
     if job.operations.is_chosen and has != says:
         plans = f"operations.policy = {has}" if has else "no operations to choose"
         raise PlanError(f"the plan has {plans}, the job says {says}; {anew}")
-    if choice is None:
+    if choice is None or choice.tables:
         return
     if not job.operations.is_chosen:
         raise PlanError(f"the plan has operations.policy = {has}, the job says {says}; {anew}")

@@ -19,6 +19,8 @@ def choice_lines(plan: Plan) -> list[str]:
         batches = len(course.operations.batches) if course.operations else 0
         return [f"operations are given, for {batches} batches"] if course.operations is not None else []
     choice = course.choice
+    if choice.tables:
+        return [f"operations are given, {len(choice.tables)} tables, which follow each other"]
     what = f"subnets of {choice.subnets} a block" if choice.subnets > 1 else "whole blocks"
     what = "whole slices" if choice.by_slice else what
     scores = " and ".join(choice.scores)

@@ -40,7 +40,7 @@ def _subnets(job: Job, *, heads: int, kv_heads: int, inner: int, where: str) -> 
     given = given_tables(job.operations)
     try:
         if given:
-            return _given(job, Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=given[0][1].subnets))
+            return _given(job, Subnets(heads=heads, kv_heads=kv_heads, inner=inner, count=given[0].operations.subnets))
         heads_each = job.operations.heads if job.operations.is_chosen and not job.operations.by_slice else 0
         return subnets_of(heads=heads, kv_heads=kv_heads, inner=inner, heads_each=heads_each)
     except PlanError as error:

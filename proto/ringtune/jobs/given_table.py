@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from ringtune.errors import JobError, PlanError
-from ringtune.files.strict import check_keys, read_value
 from ringtune.jobs.operations import OperationsSettings
-from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.operations.given import GivenTable, tables_from_json, tables_to_json
 
 _MOST_BYTES: Final = 64_000_000
 _MOST_TEXT: Final = 900_000
@@ -43,8 +41,7 @@ def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSet
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise JobError(f"can't read operations.table {path}: {reason}; {_REMEDY}") from error
-    tables = [_entry(step, table.to_json()) for step, table in _tables(text, f"operations.table {path}")]
-    table = json.dumps({"schema": 1, "tables": tables}, separators=(",", ":"))
+    table = json.dumps(tables_to_json(_tables(text, f"operations.table {path}")), separators=(",", ":"))
     if len(table) > _MOST_TEXT:
         raise JobError(
             f"operations.table {path} is {len(table):,} characters of text, a job has room for {_MOST_TEXT:,}; give it "
@@ -53,7 +50,7 @@ def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSet
     return dataclasses.replace(settings, table=table)
 
 
-def given_tables(settings: OperationsSettings) -> tuple[tuple[int, Operations], ...]:
+def given_tables(settings: OperationsSettings) -> tuple[GivenTable, ...]:
     """The tables that a job is given, each with the step that it holds from; none where it is given none.
 
     Raises:
@@ -70,27 +67,10 @@ def _is_text(table: str) -> bool:
     return table.lstrip().startswith("{")
 
 
-def _tables(text: str, where: str) -> tuple[tuple[int, Operations], ...]:
+def _tables(text: str, where: str) -> tuple[GivenTable, ...]:
     try:
-        value = json.loads(text)
+        return tables_from_json(json.loads(text))
     except ValueError as error:
         raise JobError(f"{where} is not JSON: {error}; {_REMEDY}") from error
-    entries = value.get("tables") if isinstance(value, Mapping) and "tables" in value else [_entry(0, value)]
-    if not isinstance(entries, list) or not entries:
-        raise JobError(f"{where} has no table in its list of tables; {_REMEDY}")
-    try:
-        return tuple(_read_entry(entry, f"{where}.tables[{at}]") for at, entry in enumerate(entries))
     except PlanError as error:
-        raise JobError(f"{error}; {_REMEDY}") from error
-
-
-def _read_entry(entry: object, where: str) -> tuple[int, Operations]:
-    if not isinstance(entry, Mapping):
-        raise PlanError(f"{where} has to be a table")
-    check_keys(entry, ("step", "operations"), where=where, error=PlanError)
-    step = read_value(int, entry.get("step"), where=f"{where}.step", error=PlanError)
-    return step, Operations.from_json(entry.get("operations"), where=f"{where}.operations")
-
-
-def _entry(step: int, operations: object) -> dict[str, object]:
-    return {"step": step, "operations": operations}
+        raise JobError(f"{where}: {error}; {_REMEDY}") from error

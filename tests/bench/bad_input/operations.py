@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import numpy as np
+from safetensors.numpy import load_file, save
+
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from tests.bench.bad_input.case import BASE_JOB, PLAN, TRAIN, Case, Place, job_case
 
@@ -13,7 +16,7 @@ CHOSEN = '[operations]\npolicy = "two-stage"\n'
 
 def cases() -> list[Case]:
     """All of them."""
-    return _budgets() + _heads() + _tables()
+    return [*_budgets(), *_heads(), *_tables(), _scores()]
 
 
 def _job(
@@ -113,3 +116,25 @@ def _tables() -> list[Case]:
         )
         for name, (table, says) in tables.items()
     ]
+
+
+def _scores() -> Case:
+    """Weights that are no numbers have no magnitude: nothing is trained by such scores."""
+    return Case(
+        name="operations: scores of weights that are no numbers",
+        arguments=TRAIN,
+        code=5,
+        says=("NaN", "block 1", "subnet 0", "micro-batch 0"),
+        prepare=_without_numbers,
+        leaves=("out",),
+    )
+
+
+def _without_numbers(place: Place) -> None:
+    """Write a model whose query weights in block 1 are NaN, and a job that scores by magnitude."""
+    weights = place.own_model() / "model.safetensors"
+    tensors = load_file(weights)
+    name = next(name for name in tensors if name.endswith("layer.1.attention.self.query.weight"))
+    tensors[name] = np.full_like(tensors[name], np.nan)
+    place.write("model/model.safetensors", save(tensors))
+    place.write("job.toml", BASE_JOB + '[operations]\npolicy = "magnitude"\ncompute = 0.5\n')

@@ -13,11 +13,13 @@ from ringtune.errors import JobError
 from ringtune.jobs.given_table import given_tables
 from ringtune.jobs.job import Job, Model, OperationsSettings, Train, load_job, parse_job
 from ringtune.rounds.job_changes import changed_keys, describe_changes, job_digest
+from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.operations.table import BatchOperations, Operations
 
 JOB = Job(model=Model(path="m"))
 CHOSEN = {"operations.policy": "two-stage", "operations.compute": 0.6}
 TABLE = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1131", "1211")),))
+GIVEN = GivenTable(step=0, operations=TABLE)
 
 
 def test_operations_survive_toml_with_every_key() -> None:
@@ -168,8 +170,8 @@ def _job_with(tmp_path: Path, value: object) -> Path:
 def test_given_table_travels_with_the_job(tmp_path: Path, value: object) -> None:
     """The file is read where the job is; the job that a run writes down names no file any more."""
     job = load_job(_job_with(tmp_path, value))
-    assert given_tables(job.operations) == ((0, TABLE),)
-    assert given_tables(parse_job(job.to_toml(), source="job").operations) == ((0, TABLE),)
+    assert given_tables(job.operations) == (GIVEN,)
+    assert given_tables(parse_job(job.to_toml(), source="job").operations) == (GIVEN,)
     assert job.operations.is_any
     assert not job.operations.is_chosen
 
@@ -178,11 +180,11 @@ def test_given_table_travels_with_the_job(tmp_path: Path, value: object) -> None
     ("value", "message"),
     [
         ("[", "is not JSON"),
-        ("[]", "has to be a table"),
+        ("[]", "have to be a JSON object"),
         ({"subnets": 1}, "batches has to be a list"),
-        ({"tables": []}, "has no table in its list of tables"),
-        ({"tables": [{"step": 0}, {"steps": 8}]}, "tables[0].operations has to be a table"),
-        ({"tables": [{"steps": 8}]}, "unknown key"),
+        ({"schema": 1, "tables": []}, "are not a list of schema 1"),
+        ({"schema": 1, "tables": [{"steps": 8}]}, "unknown key"),
+        ({"schema": 1, "tables": [{"step": 8, "operations": TABLE.to_json()}]}, "have to begin at step 0"),
         ({"subnets": 1, "batches": [["a", 0, 2, 4, "!"]]}, "packed operations are not readable"),
     ],
 )
@@ -197,8 +199,8 @@ def test_given_tables_have_the_steps_that_they_hold_from(tmp_path: Path) -> None
     """A run that chose anew wrote several."""
     tables = [{"step": step, "operations": TABLE.to_json()} for step in (0, 40)]
     assert given_tables(load_job(_job_with(tmp_path, {"schema": 1, "tables": tables})).operations) == (
-        (0, TABLE),
-        (40, TABLE),
+        GIVEN,
+        GivenTable(step=40, operations=TABLE),
     )
 
 

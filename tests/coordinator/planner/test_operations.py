@@ -13,8 +13,10 @@ from coordinator.planner.make_plan import make_plan
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import JobError, PlanError
 from ringtune.jobs.job import Job
-from ringtune.schedule.operations.choice import Choice
+from ringtune.schedule.operations.choice import Choice, Policy
+from ringtune.schedule.operations.given import GivenTable, tables_to_json
 from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.schedule.plan import Plan
 from tests.support.fake_agents import MODEL, facts, job
 
 FACTS = {name: facts(name) for name in "ab"}
@@ -39,6 +41,15 @@ def test_given_table_is_the_courses() -> None:
     assert make_plan(wanted, FACTS).plan.course.operations == table()
     assert make_plan(wanted, FACTS, evaluation_only=True).plan.course.operations is None
     assert make_plan(job(), FACTS).plan.course.operations is None
+
+
+def test_several_given_tables_follow_each_other() -> None:
+    """Those of a run that chose anew; the plan says when each begins to hold."""
+    tables = tuple(GivenTable(step=step, operations=table()) for step in (0, COURSE.local_iterations))
+    wanted = job().with_overrides({"operations.table": json.dumps(tables_to_json(tables))})
+    course = make_plan(wanted, FACTS).plan.course
+    assert course.choice == Choice.given(tables)
+    assert course.operations is None
 
 
 @pytest.mark.parametrize(
@@ -90,6 +101,14 @@ def test_choice_has_what_the_job_says() -> None:
     assert found.subnets == MODEL.num_heads // 2
     assert (found.policy, found.backward_score, found.forward_score) == ("joint", "taylor", "fisher")
     assert (found.score_scale, found.refresh_steps) == (0.5, 3 * job().train.local_iterations * len(FACTS))
+
+
+@pytest.mark.parametrize("policy", [policy.value for policy in Policy if policy != Policy.STANDARD])
+@pytest.mark.parametrize("values", [{"compute": 0.5}, {"full": 1, "forward_only": 1}, {"by_slice": True}], ids=str)
+def test_plan_with_a_choice_is_read_again(policy: str, values: dict[str, object]) -> None:
+    """Whatever is chosen how, the file of a plan gives an equal plan, digest and all."""
+    plan = make_plan(chosen(policy=policy, **values), FACTS).plan
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 def test_standard_chooses_nothing() -> None:

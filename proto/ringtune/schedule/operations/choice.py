@@ -78,7 +78,9 @@ class BlockCapacity:
     backward: float
 
     def __post_init__(self) -> None:
-        """Refuse what is no cost or capacity."""
+        """Refuse what is no cost or capacity; 0 is 0.0, as it is read again, so that digests are equal."""
+        for entry in dataclasses.fields(self):
+            object.__setattr__(self, entry.name, float(getattr(self, entry.name)))
         values = dataclasses.astuple(self)
         if not all(math.isfinite(value) and value >= 0 for value in values) or self.forward + self.backward <= 0:
             raise PlanError(f"capacities and costs have to be at least 0 and finite, not {list(values)}")
