@@ -178,3 +178,19 @@ def test_reporter_says_how_long_messages_took() -> None:
     reporter.close()
     found = [each for request in sender.requests for each in request.transfers]
     assert [(each.source, each.bytes, each.seconds, each.at_unix_s) for each in found] == [("b", 1000, 0.25, 7.5)]
+
+
+def test_reporter_splits_scores_and_keeps_their_order() -> None:
+    """Scores of many batches are several reports below the limit of a message; the end of the turn comes last."""
+    calls = ReportCalls()
+    reporter = make_reporter(calls)
+    for batch in range(40):
+        reporter.put(rp.Scored(control_pb2.SubnetScores(turn=3, batch_id=batch, values=bytes(200_000))))
+    reporter.put(rp.TurnDone(3))
+    assert reporter.flush(WAIT_S)
+    reporter.close()
+    requests = calls.requests
+    assert [message.batch_id for request in requests for message in request.scores] == list(range(40))
+    assert max(request.ByteSize() for request in requests) < 2 << 20 < sum(request.ByteSize() for request in requests)
+    assert [list(request.turns_done) for request in requests if request.turns_done] == [[3]]
+    assert requests[-1].turns_done

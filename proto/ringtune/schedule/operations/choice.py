@@ -126,6 +126,7 @@ class Choice:
             raise PlanError("operations need at least one subnet a block, one capacity, and no negative refresh_steps")
         if self.tables:
             check_tables(self.tables)
+        object.__setattr__(self, "score_scale", float(self.score_scale))
         if not (math.isfinite(self.score_scale) and self.score_scale > 0):
             raise PlanError(f"operations.score_scale is {self.score_scale}, it has to be above 0")
         _check_groups(self.groups, self.subnets)

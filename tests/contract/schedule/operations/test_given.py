@@ -9,7 +9,7 @@ import pytest
 
 from ringtune.errors import PlanError
 from ringtune.schedule.course import Course
-from ringtune.schedule.operations.choice import Choice
+from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.operations.given import GivenTable, tables_from_json, tables_to_json
 from ringtune.schedule.operations.table import Operations
 from tests.support.choosing import make_choice, table_of
@@ -46,6 +46,14 @@ def test_choice_without_given_tables_comes_back() -> None:
     course = changed(PLAN, choice=make_choice("joint", refresh_steps=3, score_scale=0.5)).course
     assert "tables" not in course.to_json()["choice"]
     assert Course.from_json(json.loads(json.dumps(course.to_json()))) == course
+
+
+def test_choice_of_whole_numbers_keeps_its_digest() -> None:
+    """A capacity of 0 is read back as 0.0, and both are one course."""
+    capacity = BlockCapacity(full=3, forward_only=0, forward=1, backward=2)
+    choice = Choice(policy="magnitude", subnets=1, capacities=(capacity,), score_scale=1)
+    course = changed(PLAN, choice=choice).course
+    assert Course.from_json(json.loads(json.dumps(course.to_json()))).digest == course.digest
 
 
 def _without_first(value: dict[str, Any]) -> None:
