@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from ringtune.schedule.operations.subnets import Subnets
 
 Active = tuple[int, ...]
 """Subnets that are computed, in order."""
+_ATTENTION: Final = ("query", "key", "value")
 
 
 class PartialBlock:
@@ -90,14 +91,31 @@ class PartialBlock:
         return found
 
     def _attention(self, x_BTD: torch.Tensor, active: Active, with_bias: bool, context: Any) -> torch.Tensor:
-        q, k, v = (self._heads(name, x_BTD, active) for name in ("query", "key", "value"))
+        q, k, v = self._merged(x_BTD, active) if self._layout.is_merged else self._separate(x_BTD, active)
         found = self._attend(self._modules["attention"], q, k, v, context)
         return self._inputs("attention_out", found.flatten(2), active, with_bias)
 
-    def _heads(self, name: str, x_BTD: torch.Tensor, active: Active) -> torch.Tensor:
-        """Compute the active heads of queries, keys or values: (B, H, T, width of a head)."""
-        found = self._outputs(name, x_BTD, active)
-        return found.view(*found.shape[:-1], -1, self._matrices[name].width).transpose(1, 2)
+    def _separate(self, x_BTD: torch.Tensor, active: Active) -> list[torch.Tensor]:
+        """Compute the active heads of queries, keys and values: (B, H, T, width of a head) each."""
+        return [self._heads(name, self._outputs(name, x_BTD, active)) for name in _ATTENTION]
+
+    def _merged(self, x_BTD: torch.Tensor, active: Active) -> list[torch.Tensor]:
+        """Do the same where one matrix gives all three: one product, and LoRA has a part for each that it wraps."""
+        module = self._modules["query"]
+        ranges = [_ranges(self._matrices[name], self._subnets, active) for name in _ATTENTION]
+        found = active_outputs(x_BTD, self._weight(module), module.bias, sum(ranges, ()))
+        parts = list(found.chunk(3, -1))
+        if (lora := self._lora(module)) is not None:
+            wrapped = [at for at, enabled in enumerate(lora.enable_lora) if enabled]
+            inners = torch.nn.functional.linear(x_BTD, lora.lora_A).chunk(len(wrapped), -1)
+            for before, (at, inner) in enumerate(zip(wrapped, inners, strict=True)):
+                rows = self._matrices[_ATTENTION[at]]._replace(offset=before * (module.out_features // 3))
+                change = active_outputs(inner, lora.lora_B, None, _ranges(rows, self._subnets, active))
+                parts[at] = torch.add(parts[at], change, alpha=lora.scaling)
+        return [self._heads(name, part) for name, part in zip(_ATTENTION, parts, strict=True)]
+
+    def _heads(self, name: str, outputs_BTa: torch.Tensor) -> torch.Tensor:
+        return outputs_BTa.view(*outputs_BTa.shape[:-1], -1, self._matrices[name].width).transpose(1, 2)
 
     def _feed_forward(self, x_BTD: torch.Tensor, active: Active, with_bias: bool) -> torch.Tensor:
         activation, up = self._modules["activation"], self._outputs("up", x_BTD, active)
@@ -112,17 +130,9 @@ class PartialBlock:
         lora = self._lora(module)
         if lora is None:
             return found
-        first, offset = lora.lora_A, 0
-        if self._layout.is_merged and hasattr(lora, "enable_lora"):
-            at = ("query", "key", "value").index(name)
-            if not lora.enable_lora[at]:
-                return found
-            before = sum(lora.enable_lora[:at])
-            first = first[before * lora.r : (before + 1) * lora.r]
-            offset = before * (module.out_features // 3)
-        inner = torch.nn.functional.linear(x_BTD, first)
-        ranges = _ranges(matrix._replace(offset=offset), self._subnets, active)
-        return torch.add(found, active_outputs(inner, lora.lora_B, None, ranges), alpha=lora.scaling)
+        inner = torch.nn.functional.linear(x_BTD, lora.lora_A)
+        change = active_outputs(inner, lora.lora_B, None, _ranges(matrix, self._subnets, active))
+        return torch.add(found, change, alpha=lora.scaling)
 
     def _inputs(self, name: str, x_BTa: torch.Tensor, active: Active, with_bias: bool) -> torch.Tensor:
         module, ranges = self._modules[name], _ranges(self._matrices[name], self._subnets, active)

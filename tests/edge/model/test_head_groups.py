@@ -1,0 +1,105 @@
+"""A block by head groups does less work, keeps less, and copies no weight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from edge.model.activations import saved_tensors, storage_bytes
+from edge.model.head_groups.linear import active_inputs, active_outputs
+from edge.model.safetensors_files import SafetensorsFiles
+from edge.model.skeleton import build_skeleton
+from edge.model.slice import BlockRunner, materialise
+from ringtune.jobs.job import parse_job
+from tests.support.tiny_families import write_family
+
+RANGES = ((1, 3), (4, 7))
+
+
+def runner_of(folder: Path, adapter: str, model_type: str = "bert") -> tuple[BlockRunner, torch.nn.Module]:
+    """A runner of one block with four heads, and the model."""
+    write_family(folder, model_type, num_blocks=1)
+    job = parse_job(
+        f'[model]\npath = "{folder}"\ntask = "sequence-classification"\n[adapter]\nconfig = "{adapter}"\n',
+        source="test",
+    )
+    skeleton = build_skeleton(folder, job)
+    with SafetensorsFiles(folder) as weights:
+        device = torch.device("cpu")
+        materialise(skeleton, weights, blocks=[0], with_embedding=False, dtype=torch.float32, device=device)
+    return BlockRunner(skeleton, dropout=0.0, seed=0), skeleton.model
+
+
+def flops_of(runner: BlockRunner, pattern: str) -> tuple[int, int]:
+    """Multiplications and additions of products in the forward, and in the backward."""
+    x, mask = torch.randn(2, 8, 32, requires_grad=True), torch.ones(2, 8, dtype=torch.int64)
+    context = runner.context(x, mask)
+    in_place = {torch.ops.aten.addmm_: _product_flops}
+    with FlopCounterMode(display=False, custom_mapping=in_place) as forward:
+        y = runner.run(x, mask, context, 0, 1, patterns={0: pattern})
+    with FlopCounterMode(display=False, custom_mapping=in_place) as backward:
+        torch.autograd.backward([y.sum()])
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+def _product_flops(to: Any, left: Any, right: Any, out_shape: Any = None, **_: Any) -> int:
+    """What torch counts for products that are not added in place."""
+    return int(2 * left[0] * left[1] * right[1])
+
+
+@pytest.mark.promise("3 frozen means free")
+@pytest.mark.parametrize("model_type", ["bert", "gpt2", "vit"])
+def test_skipped_and_forward_only_subnets_multiply_less(tmp_path: Path, model_type: str) -> None:
+    """Of four subnets two skipped halve both; two forward-only leave the forward and halve the backward."""
+    runner, _ = runner_of(tmp_path, "full", model_type)
+    full, half, free = (flops_of(runner, pattern) for pattern in ("1111", "1313", "1212"))
+    assert half == (full[0] / 2, full[1] / 2)
+    assert free == (full[0], full[1] / 2)
+
+
+@pytest.mark.parametrize("adapter", ["seq_bn", "lora", "full"])
+def test_graph_of_a_part_keeps_less_and_no_copy_of_a_weight(tmp_path: Path, adapter: str) -> None:
+    """What the graph keeps besides the model's own weights is activations, fewer than the whole block's."""
+    runner, model = runner_of(tmp_path, adapter)
+    own = storage_bytes(model.parameters())
+    x, mask = torch.randn(2, 8, 32), torch.ones(2, 8, dtype=torch.int64)
+    context = runner.context(x, mask)
+
+    def kept(pattern: str) -> list[torch.Tensor]:
+        y = runner.run(x.requires_grad_(), mask, context, 0, 1, patterns={0: pattern})
+        return [tensor for tensor in saved_tensors(y) if tensor.untyped_storage().data_ptr() not in own]
+
+    whole, part, one = (kept(pattern) for pattern in ("1111", "1332", "3133"))
+    assert sum(storage_bytes(part).values()) == sum(storage_bytes(one).values()) < sum(storage_bytes(whole).values())
+    shapes = {tuple(tensor.shape) for tensor in model.parameters() if tensor.dim() == 2 and max(tensor.shape) > 31}
+    assert not [tensor.shape for tensor in part if tuple(tensor.shape) in shapes]
+
+
+def test_products_with_ranges_equal_those_with_parts_that_were_cut_out() -> None:
+    """Values and every gradient, of stored and of transposed matrices."""
+    torch.manual_seed(0)
+    chosen = [at for start, stop in RANGES for at in range(start, stop)]
+    for weight in (torch.randn(9, 4, dtype=torch.float64), torch.randn(4, 9, dtype=torch.float64).t()):
+        given = [torch.randn(2, 3, 4, dtype=torch.float64), weight, torch.randn(9, dtype=torch.float64)]
+        x, rows, bias = (value.detach().requires_grad_() for value in given)
+        assert torch.autograd.gradcheck(lambda x, w, b: active_outputs(x, w, b, RANGES), (x, rows, bias))
+        assert torch.autograd.gradcheck(lambda x, w: active_outputs(x, w, None, RANGES), (x, rows))
+        cut = torch.nn.functional.linear(x, rows[chosen], bias[chosen])
+        assert torch.allclose(active_outputs(x, rows, bias, RANGES), cut, rtol=1e-12)
+
+
+def test_products_with_some_inputs_equal_those_with_parts_that_were_cut_out() -> None:
+    """As above, for columns and a bias that is added once."""
+    torch.manual_seed(0)
+    chosen = [at for start, stop in RANGES for at in range(start, stop)]
+    for weight in (torch.randn(4, 9, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64).t()):
+        given = [torch.randn(2, 3, 5, dtype=torch.float64), weight, torch.randn(4, dtype=torch.float64)]
+        x, columns, bias = (value.detach().requires_grad_() for value in given)
+        assert torch.autograd.gradcheck(lambda x, w, b: active_inputs(x, w, b, RANGES), (x, columns, bias))
+        assert torch.autograd.gradcheck(lambda x, w: active_inputs(x, w, None, RANGES), (x, columns))
+        cut = torch.nn.functional.linear(x, columns[:, chosen], bias)
+        assert torch.allclose(active_inputs(x, columns, bias, RANGES), cut, rtol=1e-12)
