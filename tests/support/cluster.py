@@ -48,6 +48,7 @@ class Outcome:
     steps: list[dict[str, Any]] = field(default_factory=list)
     files: dict[str, bytearray] = field(default_factory=dict)
     checkpoints: list[CheckpointManifest] = field(default_factory=list)
+    operations: list[str] = field(default_factory=list)
     resumed_at: int = 0
     error: str = ""
     message: str = ""
@@ -107,6 +108,8 @@ class Follower:
                 outcome.files.setdefault(event.file.path, bytearray()).extend(event.file.chunk)
             case "checkpoint_json":
                 outcome.checkpoints.append(CheckpointManifest.parse(event.checkpoint_json))
+            case "operations_json":
+                outcome.operations.append(event.operations_json)
             case "resumed_json":
                 outcome.resumed_at = json.loads(event.resumed_json)["step"]
             case "failure":
