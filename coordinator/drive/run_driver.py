@@ -345,6 +345,7 @@ class RunDriver(Driver):
             predicted_bytes=self._require_plan().memory_bytes,
             unfreeze_at=self._rounds.unfreeze_at,
             predicted_steps_s=self._predicted.steps_s if self._predicted else None,
+            operations=self._books.operations_report(),
         )
         self._emit(control_pb2.RunEvent(report_json=json.dumps(report)))
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from coordinator.records.events import EventSink
 from coordinator.records.file_events import GrowingFile
+from coordinator.records.operations_ledger import OperationsLedger
 from coordinator.records.report import RunLedger
 from coordinator.records.trace_file import TraceText
 from ringtune.costs.profile import LinkFacts, Profile
@@ -48,6 +50,8 @@ class RunBooks:
         self._trace_text: TraceText | None = None
         self._recordings: dict[str, GrowingFile] = {}
         self._recorded = RecordedProfile(plan.course, profile, skipped_items=skipped_items)
+        self._profile = profile
+        self._operations = OperationsLedger(plan)
         self.ledger = RunLedger(plan, job.train)
 
     def begin(self, started_unix_s: float) -> None:
@@ -63,10 +67,12 @@ class RunBooks:
         node = request.node
         for traffic in request.traffic:
             self.ledger.add_traffic(node, traffic.seq, traffic.target, traffic.payload, traffic.bytes)
+            self._operations.add_traffic(node, traffic.seq, traffic.payload, traffic.bytes)
         for transfer in request.transfers:
             self._recorded.links.add(transfer.source, node, transfer.bytes, transfer.seconds, at_s=transfer.at_unix_s)
         spans = list(self._spans(request))
         self.ledger.add_spans(node, spans)
+        self._operations.add_spans(node, spans)
         for span in filter(lambda span: span.is_compute, spans):
             self._recorded.add(node, span.action, span.end_s - span.start_s, worked_s=span.worked_s)
         if spans and self._trace_file is not None and self._trace_text is not None:
@@ -95,6 +101,10 @@ class RunBooks:
         """Make a profile with the times that the run's actions took so far."""
         return self._recorded.profile()
 
+    def operations_report(self) -> dict[str, Any] | None:
+        """Write what operations left to be done, and what they saved; None where everything was full."""
+        return self._operations.report(self._profile, self._recorded.profile())
+
     def shown_links(self) -> tuple[LinkFacts, ...]:
         """Only the links whose rates the run's own transfers showed so far."""
         return self._recorded.links.shown(self._links)
@@ -112,6 +122,7 @@ class RunBooks:
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(progress)))
             case rounds.LogTurn(turn):
                 self._recorded.turn_done(turn)
+                self._operations.turn_done(turn)
                 for line in self.ledger.turn_done(turn):
                     self._emit(control_pb2.RunEvent(metrics_json=json.dumps(line)))
             case rounds.LogUnfreeze(step, depth):

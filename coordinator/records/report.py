@@ -282,6 +282,7 @@ class RunLedger:
         predicted_bytes: Mapping[str, int],
         unfreeze_at: Sequence[int] = (),
         predicted_steps_s: float | None = None,
+        operations: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return the content of report.json.
 
@@ -292,6 +293,7 @@ class RunLedger:
             predicted_bytes: what the planner expected each node to need.
             unfreeze_at: the steps at which one more block began to train.
             predicted_steps_s: what the planner expected all steps of the run to take; None = it did not say.
+            operations: what they left to be done, and what they saved; None where everything was full.
         """
         final = self._evaluations[-1] if self._evaluations else {"rows": 0, "count": 0, "loss": None, "accuracy": None}
         return {
@@ -304,6 +306,7 @@ class RunLedger:
             "unfreeze_at": list(unfreeze_at),
             "training": training_facts(self._plan.course) if self._plan.course.num_steps else None,
             "predicted_steps_s": predicted_steps_s,
+            "operations": operations,
             "wall_s": round(wall_s, 6),
             "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
             "train": {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ringtune.schedule.operations.codes import pattern_of
 from ringtune.schedule.operations.table import BatchOperations
@@ -44,6 +45,29 @@ def operations_lines(plan: Plan, *, most_batches: int = MOST_BATCHES) -> list[st
         lines += _batch(entry, course.num_blocks, table.subnets)
     more = len(table.batches) - most_batches
     return [*lines, f"  and {more} more batches"] if more > 0 else lines
+
+
+def saved_lines(operations: Mapping[str, Any] | None) -> list[str]:
+    """Write what operations left to be done on each node, and what they saved; nothing where everything was full.
+
+    Args:
+        operations: of a run's report.
+    """
+    if not operations:
+        return []
+    width = max(len(node) for node in operations["nodes"])
+    lines = ["operations of its train steps, as shares of all full:"]
+    for node, shares in operations["nodes"].items():
+        full, forward, skipped = (f"{shares[name]:.0%}" for name in ("full", "forward_only", "skipped"))
+        lines.append(f"  {node:<{width}}  {full} full, {forward} forward-only, {skipped} skipped")
+    return lines + [f"  {name:<{width}}  {_shares(operations[name])}" for name in ("compute", "bytes")]
+
+
+def _shares(figures: Mapping[str, Any]) -> str:
+    """Example: ``62 % measured, 61 % predicted, 60 % by the paper's count``."""
+    words = {"measured": "measured", "predicted": "predicted", "paper": "by the paper's count"}
+    known = [f"{figures[name]:.0%} {word}" for name, word in words.items() if figures.get(name) is not None]
+    return ", ".join(known) or "nothing to compare with"
 
 
 def _batch(entry: BatchOperations, num_blocks: int, subnets: int) -> Iterator[str]:

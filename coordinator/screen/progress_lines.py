@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from coordinator.screen.operations_text import saved_lines
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
 
@@ -102,6 +103,7 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         )
     if report["nodes"]:
         lines.append("  (needs: what the plan reserved; whole process: its peak, with the libraries that it loads)")
+    lines += saved_lines(report.get("operations"))
     if report["eval"]["count"]:
         lines.append(_evaluation(report["eval"]))
     return lines

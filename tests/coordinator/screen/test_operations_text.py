@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from coordinator.screen.operations_text import choice_lines, operations_lines
+from coordinator.screen.operations_text import choice_lines, operations_lines, saved_lines
 from coordinator.screen.plan_text import plan_text
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.operations.table import BatchOperations, Operations
@@ -49,3 +49,17 @@ def test_plan_without_operations_says_nothing_of_them() -> None:
     plan = make_plan(SLICES, ["a"], num_blocks=2)
     assert operations_lines(plan) == choice_lines(plan) == []
     assert "operations" not in "\n".join(plan_text(plan, {}, measured=False))
+
+
+def test_saved_operations_are_told_by_node_then_as_compute_and_bytes() -> None:
+    """Measured, predicted and the paper's count stand side by side; what is not known is left out."""
+    node = {"full": 0.6, "forward_only": 0.2, "skipped": 0.2}
+    figures = {"measured": 0.7, "predicted": 0.69, "paper": 0.68}
+    lines = saved_lines({"nodes": {"a": node}, "compute": figures, "bytes": {**figures, "measured": None}})
+    assert lines == [
+        "operations of its train steps, as shares of all full:",
+        "  a  60% full, 20% forward-only, 20% skipped",
+        "  compute  70% measured, 69% predicted, 68% by the paper's count",
+        "  bytes  69% predicted, 68% by the paper's count",
+    ]
+    assert saved_lines(None) == []

@@ -1,0 +1,136 @@
+"""Keep account of what operations left to be done in a run, and of what they saved.
+
+Only train steps count. What they would have taken with everything full is not measured but reckoned: seconds by the
+times that the run itself recorded, bytes by the mean lengths of the owners' rows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ringtune.costs.operation_shares import Done, all_full, done_of, total
+from ringtune.costs.profile import Profile
+from ringtune.costs.seconds import CourseCosts
+from ringtune.engine.spans import Span
+from ringtune.errors import PlanError
+from ringtune.schedule.actions import Op, Payload
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Item, StepKind, Turn, items
+
+_BLOCK_OPS = (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD)
+_BETWEEN_BLOCKS = (Payload.HIDDEN, Payload.GRAD)
+
+
+class OperationsLedger:
+    """The account of one run's operations; it stays empty where everything is full.
+
+    Args:
+        plan: of the run.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._is_kept = plan.course.may_skip
+        self._busy_s: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._bytes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self._done: dict[tuple[Plan, str, int, int], int] = defaultdict(int)
+        self._items: dict[tuple[Plan, str, int, int], Item] = {}
+        self._total_busy_s: dict[str, float] = defaultdict(float)
+        self._total_bytes: dict[str, int] = defaultdict(int)
+
+    # ---- what nodes report ------------------------------------------------------------------------
+
+    def add_spans(self, node: str, spans: Iterable[Span]) -> None:
+        """Count the seconds of forwards and backwards of blocks."""
+        if self._is_kept:
+            for span in spans:
+                if span.action.op in _BLOCK_OPS:
+                    self._busy_s[span.action.seq][node] += max(0.0, span.end_s - span.start_s)
+
+    def add_traffic(self, node: str, seq: int, payload: str, sent_bytes: int) -> None:
+        """Count the bytes of hidden states and gradients."""
+        if self._is_kept and payload in _BETWEEN_BLOCKS:
+            self._bytes[seq][node] += sent_bytes
+
+    def turn_done(self, turn: Turn) -> None:
+        """Close a turn that every node has done; what is no train turn is forgotten."""
+        if not self._is_kept:
+            return
+        plan = self._plan.decided(turn.unfreeze_at, turn.operations)
+        for seq in range(turn.first_seq, turn.end_seq):
+            busy_s, sent = self._busy_s.pop(seq, {}), self._bytes.pop(seq, {})
+            if turn.kind is StepKind.TRAIN:
+                _add(self._total_busy_s, busy_s)
+                _add(self._total_bytes, sent)
+        if turn.kind is StepKind.TRAIN:
+            for item in items(plan.course, turn):
+                alike = (plan, item.owner, plan.course.batch_id(item.owner, item.batch), _depth(plan, item))
+                self._done[alike] += 1
+                self._items[alike] = item
+
+    # ---- the end ----------------------------------------------------------------------------------
+
+    def report(self, planned: Profile, recorded: Profile) -> dict[str, Any] | None:
+        """Write what was done and saved; None where everything was full, or nothing was trained.
+
+        Args:
+            planned: what the run was planned with, which predicts.
+            recorded: the times that the run recorded, which measure.
+        """
+        if not self._done:
+            return None
+        done, full = self._sums(planned)
+        _, full_recorded = self._sums(recorded)
+        all_done, everything, measured = total(done.values()), total(full.values()), total(full_recorded.values())
+        busy_s, sent = sum(self._total_busy_s.values()), sum(self._total_bytes.values())
+        return {
+            "steps": sum(self._done.values()),
+            "nodes": {node: each.shares() for node, each in done.items()},
+            "compute": {
+                "busy_s": busy_s,
+                "all_full_s": measured.work_s,
+                "measured": _share(busy_s, measured.work_s),
+                "predicted": _share(all_done.work_s, everything.work_s),
+                "paper": _share(all_done.paper_compute, everything.paper_compute),
+            },
+            "bytes": {
+                "sent_bytes": sent,
+                "all_full_bytes": measured.sent_bytes,
+                "measured": _share(sent, measured.sent_bytes),
+                "predicted": _share(all_done.sent_bytes, everything.sent_bytes),
+                "paper": _share(all_done.paper_sent, everything.paper_sent),
+            },
+        }
+
+    def _sums(self, profile: Profile) -> tuple[dict[str, Done], dict[str, Done]]:
+        """What each node did in the run, and what it would have done with everything full."""
+        costs = _costs(self._plan, profile)
+        done, full = ({node: Done() for node in self._plan.nodes} for _ in range(2))
+        for alike, times in self._done.items():
+            plan, item = alike[0], self._items[alike]
+            for sums, of in ((done, plan), (full, all_full(plan))):
+                for node, each in done_of(of, item, costs).items():
+                    sums[node] += each.times(times)
+        return done, full
+
+
+def _add(sums: dict[str, Any], more: Mapping[str, float]) -> None:
+    for node, value in more.items():
+        sums[node] += value
+
+
+def _depth(plan: Plan, item: Item) -> int:
+    return plan.course.method.trained(plan.course, item.step).lowest
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None
+
+
+def _costs(plan: Plan, profile: Profile) -> CourseCosts | None:
+    try:
+        return CourseCosts(plan.course, profile, nodes=plan.nodes)
+    except PlanError:  # an old plan on nodes that nobody measured
+        return None
