@@ -17,7 +17,6 @@ ring      seconds of a step on four boards at 60 % compute over all full, and wh
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import math
 import sys
@@ -28,7 +27,7 @@ from typing import Any
 from coordinator.demo.fetch import demo_cache
 from coordinator.demo.workspace import prepare
 from deploy.testbed.capabilities import MissingCapability
-from tests.bench import d2ft_runs
+from tests.bench import d2ft_runs, head_groups
 from tests.bench import knapsacks as knapsack_solvers
 from tests.bench.d2ft_runs import FULL_SIZE, TINY, Sizes
 
@@ -54,7 +53,19 @@ TARGETS = {
 
 def compute(folder: Path, model: Path, train: Path, sizes: Sizes) -> Figures:
     """Blocks by head groups, on one core."""
-    return dict(importlib.import_module("tests.bench.head_groups").compute_ratios())
+    shapes = [(sizes.rows, sizes.tokens)] if sizes is TINY else [(8, 128), (8, 64), (2, 64)]
+    found = head_groups.compute_ratios(shapes=shapes, rounds=1 if sizes is TINY else 9)
+    return {**worst_ratios(found, shapes[0]), "compute_ratios": found}
+
+
+def worst_ratios(found: Mapping[str, Mapping[str, float]], shape: tuple[int, int]) -> Figures:
+    """For each adapter the ratio of the model that gains least, at one shape (rows, tokens)."""
+    ending = f"{shape[0]}x{shape[1]}"
+    return {
+        f"{ratio}_{adapter}": max(each[ratio] for name, each in found.items() if name.endswith(f"_{adapter}_{ending}"))
+        for adapter in ("seq_bn", "lora", "full")
+        for ratio in ("compute_ratio_60", "compute_ratio_50")
+    }
 
 
 def knapsacks(folder: Path, model: Path, train: Path, sizes: Sizes) -> Figures:

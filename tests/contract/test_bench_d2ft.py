@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringtune.schedule.placement import Slice
-from tests.bench.d2ft import TARGETS, misses
+from tests.bench.d2ft import TARGETS, misses, worst_ratios
 from tests.bench.d2ft_runs import long_rows, slice_table, spread
 
 SLICES = [Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=3), Slice(node="c", start=3, stop=4)]
@@ -46,3 +46,16 @@ def test_long_rows_join_sentences(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [row["label"] for row in rows] == ["good"] * 3
     assert rows[0]["text"] == " ".join(["one two"] * 6)
+
+
+def test_worst_ratio_is_that_of_the_model_that_gains_least() -> None:
+    """At 1,024 tokens a micro-batch; smaller shapes are only reported."""
+    found = {
+        f"{model}_{adapter}_{shape}": {"compute_ratio_60": ratio, "compute_ratio_50": ratio - 0.1}
+        for model, ratio in (("minilm", 0.6), ("base", 0.62))
+        for adapter in ("seq_bn", "lora", "full")
+        for shape in ("8x128", "2x64")
+    }
+    ratios = worst_ratios(found | {"base_full_2x64": {"compute_ratio_60": 0.9, "compute_ratio_50": 0.9}}, (8, 128))
+    assert ratios["compute_ratio_60_full"] == 0.62
+    assert ratios.keys() == {name for name in TARGETS if name.startswith("compute_ratio")}
