@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ringtune.costs.memory import Share, Sizes
+from ringtune.costs.operation_memory import needs_gradients
 from ringtune.costs.profile import NodeFacts
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope, TensorKey
+from ringtune.schedule.operations.codes import FULL, share
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import StepKind
 from sim.items import ItemKind, Items
 
 
@@ -157,6 +160,7 @@ class MemoryLedger:
         embedding_bytes: float | None = None,
     ) -> None:
         self._head, self._by_seq = plan.course.head, granted.by_seq
+        self._scores_gradients = needs_gradients(plan.course)
         self._sizes = {
             node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes
         }
@@ -220,21 +224,31 @@ class MemoryLedger:
             return None
         tensor_bytes = sizes.tensor_bytes(item.sizes[micro])
         block_bytes = sizes.kept_bytes(item.sizes[micro])
-        all_bytes = (stop - start) * block_bytes
+        all_bytes = self._graph_bytes(sizes, item, micro, start, stop)
         if op.graph is Graph.KEEPS:
             return Effect(held, takes=all_bytes, touches=block_bytes, graph=Graph.KEEPS)
         if op.graph is Graph.FREES:
-            units = tuple(unit for unit in range(start, stop) if unit in item.trained)
+            units = tuple(unit for unit in range(start, stop) if unit in item.trained) if item.kind.has_update else ()
+            reduced = sizes.gradient_bytes if item.kind is StepKind.SCORE and self._scores_gradients else 0
             used_up = 0 if start > item.lowest[micro] else tensor_bytes  # else it becomes the one of the block below
             return Effect(
                 held,
-                touches=block_bytes,
+                touches=block_bytes + reduced,
                 frees=all_bytes + used_up,
                 graph=Graph.FREES,
                 input_bytes=tensor_bytes,
                 gradient=units,
             )
         return Effect(held, touches=block_bytes)
+
+    def _graph_bytes(self, sizes: Sizes, item: ItemKind, micro: int, start: int, stop: int) -> float:
+        """Bytes that the graph of blocks [start, stop) keeps: of subnets in proportion to those with a graph."""
+        size, patterns = item.sizes[micro], item.patterns(micro, start, stop)
+        each = sizes.kept_bytes(size)
+        if item.kind is StepKind.SCORE and self._scores_gradients:
+            each += sizes.kept_for_scores_bytes(size)
+        left_out = sum(1 - share(pattern, FULL) for pattern in patterns)
+        return (stop - start) * each - left_out * sizes.kept_in_subnets_bytes(size)
 
     def _head_effect(self, held: Held, sizes: Sizes, item: ItemKind, micro: int) -> Effect:
         """The effect of a head: its hidden state, which is there already, makes way for the gradient of it."""
@@ -246,15 +260,16 @@ class MemoryLedger:
             takes=left_bytes,
             touches=work_bytes - tensor_bytes - left_bytes,
             input_bytes=tensor_bytes,
-            gradient=(self._head,) if item.trained.has_head else (),
+            gradient=(self._head,) if item.trained.has_head and item.kind.has_update else (),
         )
 
 
-def _fixed_bytes(sizes: Sizes, share: Share, embedding_bytes: float | None) -> float:
+def _fixed_bytes(sizes: Sizes, part: Share, embedding_bytes: float | None) -> float:
     """Bytes that a node holds throughout: hosted blocks and adapters; an owner's head, embedding and rows."""
-    blocks = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
+    blocks = part.stop - part.start + (part.private_blocks if part.is_owner else 0)
     fixed = blocks * (sizes.block_bytes + sizes.adapter_bytes)
-    if not share.is_owner:
+    fixed += sizes.tables_bytes
+    if not part.is_owner:
         return fixed
     fixed += sizes.head_bytes + sizes.data_bytes
     return fixed + (sizes.embedding_bytes if embedding_bytes is None else embedding_bytes)

@@ -196,7 +196,8 @@ def test_ledger_holds_embeddings_until_they_leave_and_nothing_for_checkpoints() 
 @pytest.mark.parametrize("seed", range(40))
 def test_ledger_of_a_whole_run_ends_where_it_began(seed: int) -> None:
     """Nothing is left of any micro-batch, for any plan and timing."""
-    plan = random_plan(random.Random(seed))
+    rng = random.Random(seed)
+    plan = random_plan(rng, with_operations=seed % 2 == 1)
     profile = profile_of(plan)
     costs = CourseCosts(plan.course, profile, nodes=plan.nodes)
     items = Items(costs)
@@ -205,3 +206,33 @@ def test_ledger_of_a_whole_run_ends_where_it_began(seed: int) -> None:
     VirtualRing(plan, action_s=times, observer=Meter(plan.nodes, items, times, found, keep_spans=False)).run()
     assert found.now_bytes == before
     assert max(found.peak_bytes[node] - before[node] for node in plan.nodes) > 0
+
+
+def test_ledger_keeps_the_active_part_of_a_graph() -> None:
+    """Two of four subnets have a graph: all but half of what subnets keep, until the backward frees just that."""
+    found = ledger()
+    rows = ("1111" * 3 + "1123",)
+    item = training(1, FULL)._replace(rows=rows, subnets=4)
+    of_subnets = (4 * 32 + 4 * 32) * 4 * FULL
+    came(found, "b", Payload.HIDDEN)
+    before = found.now_bytes["b"]
+    ran(found, "b", Action(Op.FORWARD, 0, 0, 3, 4), item)
+    assert found.now_bytes["b"] - before == ACTIVATION - of_subnets / 2
+    ran(found, "b", Action(Op.BACKWARD, 0, 0, 3, 4), item)
+    whole = ledger()
+    came(whole, "b", Payload.HIDDEN)
+    ran(whole, "b", Action(Op.FORWARD, 0, 0, 3, 4), training(1, FULL))
+    assert whole.now_bytes["b"] - before == ACTIVATION
+    ran(whole, "b", Action(Op.BACKWARD, 0, 0, 3, 4), training(1, FULL))
+    assert whole.now_bytes["b"] == found.now_bytes["b"]
+
+
+def test_ledger_of_scores_leaves_no_gradient() -> None:
+    """Nothing is updated after them, so no gradient of an adapter or head waits for that."""
+    found = ledger()
+    item = training(1, FULL)._replace(kind=StepKind.SCORE)
+    before = found.now_bytes["b"]
+    came(found, "b", Payload.HIDDEN)
+    ran(found, "b", Action(Op.FORWARD, 0, 0, 3, 4), item)
+    ran(found, "b", Action(Op.BACKWARD, 0, 0, 3, 4), item)
+    assert found.now_bytes["b"] <= before + TENSOR

@@ -12,11 +12,14 @@ from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.lowering import legs
+from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from ringtune.schedule.versions import trained
+from sim.prediction import predict
 from sim.ring import VirtualRing
-from tests.support.plans import make_plan, random_plan
+from tests.support.plans import changed, make_plan, random_operations, random_plan
+from tests.support.profiles import random_profile
 
 WEIGHTLESS = ModelFacts(
     model_type="bert",
@@ -129,3 +132,27 @@ def test_memory_of_an_owner_at_the_top_bounds_its_own_micro_batches(hosts: int) 
     assert result.finish is not None
     assert not result.finish.error
     assert peak_waiting(plan, "o", result.handled["o"]) * tensor_bytes <= bound
+
+
+def with_operations(plan: Plan, rng: random.Random) -> Plan:
+    """The plan with tables of any number of subnets, given or chosen by the run."""
+    subnets = rng.choice([1, 2, 4])
+    kind = rng.choice(["table", "random", "two-stage", "magnitude"])
+    if kind == "table":
+        codes = rng.choice(["123", "13"])
+        return changed(plan, operations=random_operations(rng, plan.course, codes=codes, subnets=subnets))
+    full = rng.choice([0.3, 0.5, 1.0]) * plan.course.batch_size
+    capacity = BlockCapacity(full=2 * full, forward_only=rng.choice([0.0, 1.0]), forward=1.0, backward=1.0)
+    refresh = rng.choice([0, 2])
+    return changed(plan, choice=Choice(policy=kind, subnets=subnets, capacities=(capacity,), refresh_steps=refresh))
+
+
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("seed", range(80))
+def test_memory_with_operations_bounds_what_the_ledger_counts(seed: int) -> None:
+    """Graphs of parts of blocks, of slices that are passed by, and of scores: never more than the planner counted."""
+    rng = random.Random(seed)
+    plan = with_operations(random_plan(rng), rng)
+    found = predict(plan, random_profile(plan, rng), optimizer=rng.choice(["sgd", "adamw"]))
+    for node in found.nodes:
+        assert node.peak_memory_bytes <= node.needed_bytes, node.node

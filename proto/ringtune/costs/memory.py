@@ -23,8 +23,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from ringtune.costs.logits import logits_peak_bytes
+from ringtune.costs.operation_memory import (
+    SCORE_WORK_BYTES,
+    gathers_scores,
+    kept_graphs,
+    largest_gradient_bytes,
+    needs_gradients,
+    score_token_bytes,
+    subnet_token_bytes,
+    tables_bytes,
+)
 from ringtune.costs.passing import passing_bytes, update_work_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
+from ringtune.models.adapter_config import trains_own_weights
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import CREDITS
@@ -33,13 +45,9 @@ from ringtune.schedule.versions import ever_trained, in_flight
 
 MOMENTS: Final = {"adamw": 2, "sgd": 0}
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
-MOST_LOGIT_BYTES: Final = 16 << 20
-"""What the logits of a micro-batch may take; a head with more takes its tokens in chunks of so many bytes."""
 
 PARTS: Final = ("weights", "adapters", "optimizer", "activations", "head", "data", "buffers", "passing")
 """What a node's memory is reported by."""
-
-_LOGIT_COPIES = 3
 
 
 class Term(NamedTuple):
@@ -139,6 +147,7 @@ class Sizes:
         activation_token_bytes: what one block keeps for backward, for each padded token of a micro-batch; measured, or
             from ``estimate_activation_token_bytes``.
         data_bytes: of the node's rows and tokenizer.
+        trains_own_weights: whether the blocks' own weights train instead of adapters.
     """
 
     def __init__(
@@ -150,6 +159,7 @@ class Sizes:
         dtype: str,
         activation_token_bytes: float,
         data_bytes: int = 0,
+        trains_own_weights: bool = False,
     ) -> None:
         self._item_bytes = DTYPE_BYTES[dtype]
         self._token_logits = model.head_token_logits
@@ -163,6 +173,11 @@ class Sizes:
         self.data_bytes = data_bytes
         self._has_mask = not model.fixed_tokens
         self._head = course.head
+        in_subnets = subnet_token_bytes(model, self._item_bytes, trains_own_weights=trains_own_weights)
+        self._subnet_token_bytes = min(in_subnets, activation_token_bytes)
+        self._score_token_bytes = 0 if trains_own_weights else score_token_bytes(model, self._item_bytes)
+        self.gradient_bytes = largest_gradient_bytes(model, self._item_bytes)
+        self.tables_bytes = tables_bytes(course)
 
     @staticmethod
     def at(course: Course, node: NodeFacts, *, optimizer: str, dtype: str) -> Sizes:
@@ -174,6 +189,7 @@ class Sizes:
             dtype=dtype,
             activation_token_bytes=node.activation_token_bytes,
             data_bytes=node.data_bytes,
+            trains_own_weights=trains_own_weights(node.shape.adapter),
         )
 
     def trained_bytes(self, unit: int) -> int:
@@ -190,6 +206,14 @@ class Sizes:
         The block's work space is taken as just as large.
         """
         return tokens * self._activation_token_bytes
+
+    def kept_in_subnets_bytes(self, tokens: float) -> float:
+        """Bytes of these that all subnets of the block keep together; the rest is there whatever their share."""
+        return tokens * self._subnet_token_bytes
+
+    def kept_for_scores_bytes(self, tokens: float) -> float:
+        """Bytes that one block keeps besides, of so many padded tokens, while scores are gathered."""
+        return tokens * self._score_token_bytes
 
     def mask_bytes(self, rows: int, max_length: int) -> int:
         """Bytes of what tells the blocks which tokens of a micro-batch see which: a number for every two of a row."""
@@ -243,9 +267,10 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     yield Term(
         "optimizer", "gradient and moments of an adapter", num_trained, (1 + sizes.moments) * sizes.adapter_bytes
     )
-    yield Term("activations", "block's graph of a micro-batch", flying * num_kept * len(micro), kept)
-    yield Term("activations", "input of a micro-batch's graph", flying * min(1, num_kept) * len(micro), tensor)
+    yield from _graph_terms(course, (share.stop - num_kept, share.stop), sizes, flying)
     yield Term("activations", "work space of a block", min(1, num_hosted), kept)
+    if gathers_scores(course):
+        yield from _score_terms(course, share, sizes)
     num_masks = flying * len(micro) if num_kept else 0
     num_masks += share.credits if num_hosted > num_kept else 0
     mask = sizes.mask_bytes(micro[0], course.max_length)
@@ -254,6 +279,7 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
         yield Term("head", "head with gradient and moments", 1, (2 + sizes.moments) * sizes.head_bytes)
         yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
         yield Term("data", "rows and tokenizer", 1, sizes.data_bytes)
+    yield Term("data", "operation tables", 1, sizes.tables_bytes)
     yield Term("buffers", "tensor on its way or waiting", _waiting(course, share, reach.lowest, flying), tensor)
     yield Term(
         "passing",
@@ -261,6 +287,43 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
         1,
         _passing(sizes, num_trained, has_head=share.is_owner and reach.has_head),
     )
+
+
+def _graph_terms(course: Course, blocks: tuple[int, int], sizes: Sizes, flying: int) -> Iterable[Term]:
+    """The graphs of blocks [start, stop); where tables are sure to leave some of them out, only the rest."""
+    (start, stop), micro, graphs = blocks, course.microbatch_sizes(), kept_graphs(course)
+    tokens = micro[0] * course.max_length
+    kept, tensor = round(sizes.kept_bytes(tokens)), round(sizes.tensor_bytes(tokens))
+    if graphs is None:
+        yield Term("activations", "block's graph of a micro-batch", flying * (stop - start) * len(micro), kept)
+        yield Term("activations", "input of a micro-batch's graph", flying * min(1, stop - start) * len(micro), tensor)
+        return
+    of_subnets = sizes.kept_in_subnets_bytes(tokens)
+    whole, shares = sum(graphs.micros[start:stop]), sum(graphs.shares[start:stop])
+    yield Term(
+        "activations", "block's graph of a micro-batch, without its subnets", flying * whole, round(kept - of_subnets)
+    )
+    yield Term("activations", "all blocks' active subnets in the graphs of an item", flying, round(shares * of_subnets))
+    inputs = graphs.inputs(start, stop, len(micro))
+    yield Term("activations", "input of a micro-batch's graph", flying * inputs, tensor)
+
+
+def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
+    """What a pass that gathers scores holds besides: whole graphs, inputs of linear layers, and one gradient.
+
+    It goes down to the lowest block that may train, although a short run may never train that.
+    """
+    micro, lowest = course.microbatch_sizes(), course.trainable.lowest
+    tokens = micro[0] * course.max_length
+    scored = max(0, share.stop - max(share.start, lowest))
+    more = max(0, scored - max(0, share.stop - max(share.start, ever_trained(course).lowest)))
+    yield Term(
+        "activations", "block's graph while scores are gathered", more * len(micro), round(sizes.kept_bytes(tokens))
+    )
+    if scored and needs_gradients(course):
+        inputs = round(sizes.kept_for_scores_bytes(tokens))
+        yield Term("activations", "inputs of a block's linear layers, for scores", scored * len(micro), inputs)
+        yield Term("passing", "gradient that is reduced to scores", 1, sizes.gradient_bytes + SCORE_WORK_BYTES)
 
 
 def _passing(sizes: Sizes, num_trained: int, *, has_head: bool) -> int:
@@ -333,57 +396,3 @@ def _gradients(course: Course, share: Share, lowest: int, flying: int) -> int:
     if share.is_owner and course.head > lowest and not (is_host and is_top and not course.may_skip):
         count += below(1)
     return count
-
-
-def estimate_activation_token_bytes(
-    model: ModelFacts, *, tokens: int, dropout: float, dtype: str = "float32", trains_own_weights: bool = False
-) -> float:
-    """Estimate the bytes that one block keeps for backward per padded token, where nothing was measured.
-
-    The estimate is 5 to 8 % above the MiniLM block that it was fitted to (``Source``). For a block of any family it is
-    at most 7 % too low or 33 % too high (``tests/edge/model/test_sizes.py``).
-
-    In units of the hidden state (a token's width): queries, keys, values and attention output 4, inputs of
-    the layer norms 3, adapter 2, and of the feed-forward part ``inner_kept * intermediate / hidden``. With dropout
-    the attention probabilities are kept three times, and the masks 2. A linear layer that trains keeps its input: where
-    the block's own weights train, there is no adapter and one input of a norm less, but the inputs of queries, keys and
-    values, of the way out of the attention and of the feed-forward part are kept 3, and that of the way out of it
-    ``intermediate / hidden``.
-
-    Args:
-        model: sizes of the model.
-        tokens: of the longest row.
-        dropout: probability; above 0 it disables the attention kernel that keeps no probabilities.
-        dtype: of the computation.
-        trains_own_weights: whether the block's own weights train instead of an adapter.
-
-    Source: saved tensors of one MiniLM block at 16 x 128 tokens: 37.3 MiB without, 75.2 MiB with dropout
-    (``tests/contract/costs/test_memory.py``).
-    """
-    inner_units = (model.inner_kept + trains_own_weights) * model.intermediate_size / model.hidden_size
-    hidden_units = 4 + (2 + 3 if trains_own_weights else 3 + 2) + inner_units + (2 if dropout > 0 else 0)
-    probabilities = 3 * model.num_heads * tokens if dropout > 0 else 0
-    return (hidden_units * model.hidden_size + probabilities) * DTYPE_BYTES[dtype]
-
-
-def logits_fit(num_tokens: int, token_logits: int, item_bytes: int) -> bool:
-    """Whether a head may compute the logits of so many padded tokens at once.
-
-    Logits computed at once are there three times: as such, as probabilities, and as gradient. Logits of a chunk of
-    tokens change in place instead.
-
-    Args:
-        num_tokens: of the micro-batch.
-        token_logits: numbers for each token; 0 if the head looks at one token of a row.
-        item_bytes: of a number.
-    """
-    return _LOGIT_COPIES * num_tokens * token_logits * item_bytes <= MOST_LOGIT_BYTES
-
-
-def logits_peak_bytes(num_tokens: int, token_logits: int, item_bytes: int) -> int:
-    """Bytes that the logits of a micro-batch of at most so many tokens take at their peak.
-
-    Logits that do not fit (``logits_fit``) are computed in chunks.
-    """
-    each = token_logits * item_bytes
-    return min(_LOGIT_COPIES * num_tokens * each, max(MOST_LOGIT_BYTES, each))

@@ -7,18 +7,9 @@ import random
 
 import pytest
 
-from ringtune.costs.memory import (
-    DTYPE_BYTES,
-    MOMENTS,
-    MOST_LOGIT_BYTES,
-    PARTS,
-    MemoryEstimate,
-    Term,
-    estimate_activation_token_bytes,
-    logits_fit,
-    logits_peak_bytes,
-    node_memory,
-)
+from ringtune.costs.activation_bytes import estimate_activation_token_bytes
+from ringtune.costs.logits import MOST_LOGIT_BYTES, logits_fit, logits_peak_bytes
+from ringtune.costs.memory import DTYPE_BYTES, MOMENTS, PARTS, MemoryEstimate, Term, node_memory
 from ringtune.costs.passing import passing_bytes, update_work_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.actions import Leg, Op, Payload

@@ -1,0 +1,72 @@
+"""What a graph keeps of a part of a block, and besides for scores, against the tensors that torch really keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edge.measuring.rows import uneven_mask
+from edge.measuring.works import Bench
+from ringtune.costs.memory import Sizes
+from ringtune.costs.model_facts import model_facts
+from ringtune.jobs.job import Adapter, Job, Model
+from ringtune.models.adapter_config import trains_own_weights
+from ringtune.models.families import FAMILIES
+from ringtune.schedule.actions import Op
+from tests.support import tiny_families
+from tests.support.hand_ring import make_bench
+from tests.support.plans import make_plan
+
+_WIDE = {"hidden_size": 256, "intermediate_size": 1024, "max_position_embeddings": 128}
+_WIDTHS: dict[str, dict[str, object]] = {
+    "distilbert": {"dim": 256, "hidden_dim": 1024},
+    "gpt2": {"n_embd": 256, "n_inner": 1024, "n_positions": 128},
+    "llama": {**_WIDE, "intermediate_size": 704},
+    "mistral": {**_WIDE, "intermediate_size": 704, "head_dim": None},
+    "vit": {"hidden_size": 256, "intermediate_size": 1024, "image_size": 28},
+}
+
+
+def make_case(folder: Path, model_type: str, adapter: str) -> tuple[Path, Job]:
+    """A folder with a wide model of two blocks, and a job on it."""
+    folder = tiny_families.write_family(folder, model_type, num_blocks=2, **_WIDTHS.get(model_type, _WIDE))
+    task = FAMILIES[model_type].tasks[0]
+    job = Job(model=Model(path=str(folder), task=task), adapter=Adapter(config=adapter)).with_overrides(
+        {"train.max_length": 50, "train.batch_size": 8, "train.microbatches": 1, "train.dropout": 0.0}
+    )
+    return folder, job
+
+
+def kept_bytes(bench: Bench, *, is_part: bool) -> float:
+    """Bytes per padded token that one block's graph keeps."""
+    size, item = bench.sizes[0], bench._item(lowest=False, is_part=is_part)
+    bench._put_hidden(item, bench._random(size), uneven_mask(size))
+    bench._run(Op.FORWARD_FREE, item)
+    before = bench._executor.live_bytes()
+    bench._run(Op.FORWARD, item)
+    found = bench._executor.live_bytes() - before
+    bench._executor.forget_turn(item)
+    return found / (size.rows * size.tokens)
+
+
+@pytest.mark.parametrize("adapter", ["seq_bn", "lora", "full"])
+@pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
+def test_half_of_a_block_keeps_at_most_what_is_counted(tmp_path: Path, model_type: str, adapter: str) -> None:
+    """A graph with half of the subnets is counted as all of it without half of what subnets keep.
+
+    That is at most 20 % too much. The mask, which a micro-batch has once, may be in either; so may a number a head.
+    """
+    folder, job = make_case(tmp_path, model_type, adapter)
+    facts = model_facts(folder, job)
+    whole, half = (kept_bytes(make_bench(folder, job, subnets=2), is_part=is_part) for is_part in (False, True))
+    plan = make_plan([("a", 0, 2)], ["a"], num_blocks=2, hidden_size=facts.hidden_size)
+    sizes = Sizes(
+        plan.course, facts, optimizer="sgd", dtype="float32", activation_token_bytes=whole,
+        trains_own_weights=trains_own_weights(adapter),
+    )  # fmt: skip
+    counted = sizes.kept_bytes(1) - sizes.kept_in_subnets_bytes(1) / 2
+    shape = make_bench(folder, job).sizes[0]
+    mask = sizes.mask_bytes(shape.rows, shape.tokens) / (shape.rows * shape.tokens)
+    assert half <= 1.005 * counted + mask
+    assert counted <= 1.2 * half
