@@ -92,7 +92,9 @@ class RecordedProfile:
     # ---- what happens -----------------------------------------------------------------------------
 
     def granted(self, turn: Turn) -> None:
-        """Note a granted turn: actions of its items count from now on."""
+        """Note a granted turn: actions of its items count from now on, unless they score subnets beside their work."""
+        if turn.kind is StepKind.SCORE:
+            return
         course = self._course.decided(turn.unfreeze_at, turn.operations)
         subnets = course.operations.subnets if course.operations else 1
         for item in items(course, turn):

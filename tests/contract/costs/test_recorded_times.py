@@ -17,6 +17,7 @@ from ringtune.schedule.turns import StepKind, turn_sequence
 from sim.action_times import ProfileTimes
 from sim.items import Items
 from sim.ring import VirtualRing
+from tests.support.choosing import make_choice
 from tests.support.plans import changed, make_plan, random_operations
 from tests.support.profiles import TIMES, node, part, point, profile_of
 
@@ -124,6 +125,18 @@ def test_recorded_profile_marks_what_is_recorded_by_its_samples() -> None:
     assert points[0].median_s == pytest.approx(wanted.seconds(Work.FORWARD, 64))
     assert found.block_forward_s == pytest.approx(wanted.seconds(Work.FORWARD, 64))
     assert found.block_backward_s == pytest.approx(wanted.seconds(Work.BACKWARD, 64))
+
+
+def test_recorded_profile_takes_no_times_of_scores() -> None:
+    """Actions of score turns do more than those of steps, and nobody plans by them."""
+    plan, prior = changed(PLAN, choice=make_choice(subnets=1)), made_up(2)
+    turn = next(turn_sequence(plan.course))
+    found = RecordedProfile(plan.course, prior)
+    found.granted(turn)
+    for seq in range(turn.first_seq, turn.end_seq):
+        for micro in range(2):
+            found.add("b", Action(Op.BACKWARD, seq, micro, 3, 4), 99.0)
+    assert turn.kind is StepKind.SCORE and found.profile() == prior
 
 
 def test_recorded_profile_leaves_what_was_seldom_or_never_seen() -> None:

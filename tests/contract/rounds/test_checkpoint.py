@@ -13,6 +13,7 @@ from ringtune.jobs.job import Job, Model
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard
 from ringtune.rounds.job_changes import changed_keys, job_digest
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
+from tests.support.choosing import make_choice, table_of
 from tests.support.plans import changed, make_method, make_plan
 from tests.support.unfreezing import unfreezing_after
 
@@ -58,6 +59,33 @@ def test_resume_of_a_run_that_decides_needs_its_losses() -> None:
     for wrong in (dataclasses.replace(fits, unfreezing=NOTHING_KNOWN), dataclasses.replace(fits, step=6)):
         with pytest.raises(PlanError, match="the checkpoint is of another run"):
             Resume(plan=plan, manifests=(wrong,)).check(JOB)
+
+
+def test_manifest_keeps_the_operation_table_in_force() -> None:
+    """It is read again as it was, counts in the digest, and one without it is as it was before there were tables."""
+    plan = changed(PLAN, choice=make_choice())
+    saved = manifest(plan_digest=plan.digest, operations=table_of(plan.course, 1))
+    assert CheckpointManifest.parse(json.dumps(saved.to_json())) == saved
+    assert saved.digest != dataclasses.replace(saved, operations=table_of(plan.course, 2)).digest
+    assert "operations" not in manifest().to_json()
+    spoiled = json.loads(json.dumps(saved.to_json()))
+    spoiled["operations"]["batches"][0][4] = "!"
+    with pytest.raises(IntegrityError, match="the manifest is damaged"):
+        CheckpointManifest.from_json(spoiled)
+
+
+def test_resume_of_a_run_that_chooses_needs_its_table() -> None:
+    """A manifest without one, or with one of another course, is of another run."""
+    plan = changed(PLAN, choice=make_choice())
+    fits = manifest(plan_digest=plan.digest, operations=table_of(plan.course, 1))
+    Resume(plan=plan, manifests=(fits,)).check(JOB)
+    other = make_plan([("a", 0, 3), ("b", 3, 5)], ["a"], num_blocks=5)
+    for wrong, message in (
+        (None, "has no table of operations"),
+        (table_of(changed(other, choice=make_choice()).course, 1), "it has to be 8 of"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            Resume(plan=plan, manifests=(dataclasses.replace(fits, operations=wrong),)).check(JOB)
 
 
 @pytest.mark.parametrize("at", range(0, 600, 23))

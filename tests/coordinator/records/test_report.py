@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -10,8 +11,9 @@ import pytest
 from coordinator.records.report import RunLedger, mean
 from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError
+from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.tables.words import parse_action
-from ringtune.schedule.turns import Turn, turn_sequence
+from ringtune.schedule.turns import StepKind, Turn, turn_sequence
 from ringtune.schedule.versions import depth
 from tests.support.fake_agents import job
 from tests.support.plans import make_plan
@@ -112,6 +114,19 @@ def test_ledger_writes_a_decision_before_the_steps_that_it_holds_for() -> None:
     step(books, TURNS[1], 0, 0.5, 102.0)
     assert [(line["kind"], line["step"]) for line in books.turn_done(TURNS[1])] == [("unfreeze", 2), ("train", 3)]
     assert books.turn_done(TURNS[2]) == []
+
+
+def test_ledger_writes_a_table_before_the_first_step_that_has_it() -> None:
+    """Its digest and how many operations of each kind; turns that only evaluate or score have no such line."""
+    books = ledger()
+    table = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1132", "1133")),))
+    counts = {"full": 4, "forward_only": 1, "shortcut": 3}
+    line = {"kind": "operations", "step": 2, "digest": table.digest, **counts}
+    assert books.operations_chosen(2, table) == line
+    score = dataclasses.replace(TURNS[1], kind=StepKind.SCORE)
+    assert books.turn_done(TURNS[0]) == [] == books.turn_done(score)
+    step(books, TURNS[1], 0, 0.5, 102.0)
+    assert [entry["kind"] for entry in books.turn_done(TURNS[1])] == ["operations", "train"]
 
 
 @pytest.mark.parametrize(("local_iterations", "expected"), [(1, 0.25), (2, 0.375), (4, 1.0)])

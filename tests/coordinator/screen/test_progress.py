@@ -12,7 +12,7 @@ from rich.console import Console
 from coordinator.screen.live_progress import LiveProgress
 from coordinator.screen.output import make_progress
 from coordinator.screen.progress import JsonProgress, PlainProgress, Progress
-from coordinator.screen.progress_lines import evaluation_line
+from coordinator.screen.progress_lines import evaluation_line, operations_line
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
@@ -39,6 +39,15 @@ def step(number: int, *, loss: float | None = 0.5) -> dict[str, Any]:
     }
 
 
+OPERATIONS = {"kind": "operations", "step": 6, "digest": "ab", "full": 12, "forward_only": 3, "shortcut": 5}
+
+
+def test_operations_line_of_an_empty_table_says_that_all_is_full() -> None:
+    """A table that names no batch leaves every batch as it is."""
+    nothing = {**OPERATIONS, "full": 0, "forward_only": 0, "shortcut": 0}
+    assert operations_line(nothing) == "operations chosen after step 6: all full"
+
+
 def show(progress: Progress) -> None:
     """A whole run."""
     with progress:
@@ -48,6 +57,7 @@ def show(progress: Progress) -> None:
             progress.step(step(number))
         progress.step({**step(8, loss=0.0012), "kind": "evaluate"})
         progress.unfreeze({"kind": "unfreeze", "step": 6, "depth": 3})
+        progress.operations(OPERATIONS)
         progress.evaluation(EVALUATION)
         progress.report(REPORT)
         progress.note("done")
@@ -63,11 +73,13 @@ def test_json_progress_is_an_object_a_line() -> None:
         "plan",
         *["step"] * 9,
         "unfreeze",
+        "operations",
         "evaluation",
         "report",
         "note",
     ]
-    assert events[-4] == {"event": "unfreeze", "step": 6, "depth": 3}
+    assert events[-5] == {"event": "unfreeze", "step": 6, "depth": 3}
+    assert events[-4] == {"event": "operations", **{key: OPERATIONS[key] for key in OPERATIONS if key != "kind"}}
     assert events[1]["slices"] == {"a": [0, 2], "b": [2, 4]}
     assert events[-2]["report"]["wall_s"] == 2.5
 
@@ -79,6 +91,7 @@ def test_plain_progress_is_terse() -> None:
     lines = stream.getvalue().splitlines()
     assert "  a  blocks [0, 2), owns 10 rows, needs 1.0 MiB" in lines
     assert [line for line in lines if line.startswith("step")][-1] == "step 8/8: round 1, a, depth 2, loss 0.5000"
+    assert "operations chosen after step 6: 60 % full, 15 % forward-only, 25 % skipped" in lines
     assert "evaluation after 8 steps: accuracy 0.9000, loss 0.2500 on 10 rows" in lines
     assert "0.0012" not in stream.getvalue(), "the loss of one evaluation batch is no loss of the run"
     assert "\x1b" not in stream.getvalue()
