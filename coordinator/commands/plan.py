@@ -98,7 +98,9 @@ def plan(
     time = (
         measured_time(planned, found, wanted.train.optimizer) if is_measured else guessed_time(planned, wanted, model)
     )
-    why = explained(planned.choice, relative=not is_measured) if explain and planned.choice is not None else None
+    why = None
+    if explain and planned.choice is not None:
+        why = explained(planned.choice, relative=not is_measured, plan=planned.plan, profile=planned.profile)
     given = GivenPlan(plan=planned.plan, version=__version__, model_digest=model.digest)
     value = plan_json(given, planned.memory, note=note, why=why, time=time)
     if save is not None:

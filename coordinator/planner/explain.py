@@ -9,10 +9,12 @@ from typing import Any
 
 from coordinator.planner.choose import Candidate, Choice, plan_of, slices_of
 from coordinator.planner.even import block_s
+from coordinator.planner.explain_operations import OperationsReason, explain_operations, reason_lines
 from coordinator.planner.memory_caps import MemoryCaps
 from coordinator.planner.predict.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
 from coordinator.planner.predict.step_time import Ring, job_s, step_times
 from coordinator.planner.search.moves import applied, moves
+from ringtune.costs.profile import Profile
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
 
@@ -86,6 +88,7 @@ class Explanation:
         second: the best other plan that was found; None if there is none.
         relative: whether times were assumed, so that only ratios mean something.
         cut_after_s: the seconds after which the clock ended the planning; None if it did not.
+        operations: what they save; None where everything is full.
     """
 
     nodes: tuple[NodeReason, ...]
@@ -101,19 +104,23 @@ class Explanation:
     second: Runner | None
     relative: bool
     cut_after_s: float | None = None
+    operations: OperationsReason | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as dictionaries, lists, numbers and strings."""
         return dataclasses.asdict(self)
 
 
-def explain(choice: Choice, *, relative: bool) -> Explanation:
+def explain(choice: Choice, *, relative: bool, plan: Plan | None = None, profile: Profile | None = None) -> Explanation:
     """Explain a choice of the planner.
 
     Args:
         choice: what was decided.
         relative: whether times were assumed.
+        plan: what became of it once its operations were settled.
+        profile: that it was made with; needed to explain operations.
     """
+    operations = explain_operations(plan, profile) if plan is not None and profile is not None else None
     best, costs = choice.best, choice.costs
     plan = plan_of(best.draft, costs, best.ring)
     times = step_times(costs, best.ring)
@@ -131,6 +138,7 @@ def explain(choice: Choice, *, relative: bool) -> Explanation:
         second=_second(choice),
         relative=relative,
         cut_after_s=choice.cut_after_s,
+        operations=operations,
     )
 
 
@@ -250,6 +258,7 @@ def explanation_text(found: Explanation) -> list[str]:
         f"  {found.microbatches} micro-batches, {found.credits} credits a link and boundary, "
         f"{found.wire_dtype} on the wire"
     )
+    lines += reason_lines(found.operations) if found.operations is not None else []
     lines += [f"  depth {each.depth}: {each.steps} steps of {seconds(each.step_s)}" for each in found.depths]
     simulated = "" if found.simulated_s is None else f", {seconds(found.simulated_s)} by the simulator"
     lines.append(f"  all steps: {seconds(found.job_s)} by the formula{simulated}")

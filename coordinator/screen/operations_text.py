@@ -22,7 +22,7 @@ def choice_lines(plan: Plan) -> list[str]:
     choice = course.choice
     if choice.tables:
         return [f"operations are given, {len(choice.tables)} tables, which follow each other"]
-    what = f"subnets of {choice.subnets} a block" if choice.subnets > 1 else "whole blocks"
+    what = f"{choice.subnets} subnets a block" if choice.subnets > 1 else "whole blocks"
     what = "whole slices" if choice.by_slice else what
     scores = " and ".join(choice.scores)
     by = f" by {scores}" if scores else ""

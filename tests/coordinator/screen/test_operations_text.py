@@ -39,7 +39,7 @@ def test_operations_to_be_chosen_are_marked_as_assumed() -> None:
     plan = Plan(dataclasses.replace(even.course, choice=choice), even.placements)
     assert operations_lines(plan)[0].startswith("operations, assumed until the run has chosen: 1 full")
     assert choice_lines(plan) == [
-        "operations of subnets of 2 a block are chosen by the policy two-stage by weight-magnitude and fisher before "
+        "operations of 2 subnets a block are chosen by the policy two-stage by weight-magnitude and fisher before "
         "training, and anew every 12 steps"
     ]
 

@@ -1,0 +1,137 @@
+"""Explain operations: what each node does of a batch and why, and what that saves of compute and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringtune.costs.operation_shares import all_full, done_of, total
+from ringtune.costs.profile import Profile
+from ringtune.costs.seconds import CourseCosts
+from ringtune.schedule.operations.choice import Choice, Policy
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.spreading.expected import expected_table
+from ringtune.schedule.turns import StepKind, Turn, items
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeCounts:
+    """What the subnets of one node may do of a batch, in micro-batches.
+
+    Attributes:
+        node: its name.
+        full: forward and backward.
+        forward_only: the forward only.
+        forward_share: what a forward costs of a full operation there.
+    """
+
+    node: str
+    full: float
+    forward_only: float
+    forward_share: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperationsReason:
+    """What operations save, predicted, as shares of a step in which everything is full.
+
+    Attributes:
+        policy: that chooses them; empty where tables are given.
+        is_assumed: whether the tables are not known yet.
+        microbatches: of a batch.
+        counts: of each host in ring order; none where tables are given.
+        compute: seconds of blocks.
+        sent: bytes between blocks.
+        paper_compute: compute by the paper's count.
+        paper_sent: communication by the paper's count.
+    """
+
+    policy: str
+    is_assumed: bool
+    microbatches: int
+    counts: tuple[NodeCounts, ...]
+    compute: float
+    sent: float
+    paper_compute: float
+    paper_sent: float
+
+
+def explain_operations(plan: Plan, profile: Profile) -> OperationsReason | None:
+    """Explain the operations of a plan by the last steps of its first owner, where most trains; None if all is full.
+
+    Args:
+        plan: the plan.
+        profile: that it was made with.
+    """
+    course = plan.course
+    if not course.may_skip or not course.num_steps:
+        return None
+    soonest = plan.soonest()
+    with_table = soonest if course.operations else soonest.decided((), expected_table(soonest.course))
+    costs = CourseCosts(course, profile, nodes=plan.nodes)
+    turn = _last_steps(soonest)
+    done, full = (
+        total(each for item in items(one.course, turn) for each in done_of(one, item, costs).values())
+        for one in (with_table, all_full(soonest))
+    )
+    choice = course.choice if course.operations is None else None
+    return OperationsReason(
+        policy=choice.policy if choice and not choice.tables else "",
+        is_assumed=course.operations is None,
+        microbatches=course.microbatches,
+        counts=_counts(plan, choice) if choice else (),
+        compute=done.work_s / full.work_s if full.work_s else 1.0,
+        sent=done.sent_bytes / full.sent_bytes if full.sent_bytes else 1.0,
+        paper_compute=done.paper_compute / full.paper_compute,
+        paper_sent=done.paper_sent / full.paper_sent,
+    )
+
+
+def _last_steps(plan: Plan) -> Turn:
+    """As many steps at the end of a run as its first owner has batches, at most a turn of them."""
+    course, owner = plan.course, plan.course.owners[0]
+    steps = min(course.num_steps, -(-owner.train_rows // course.batch_size))
+    return Turn(
+        index=0,
+        kind=StepKind.TRAIN,
+        owner=owner.node,
+        round=0,
+        first_seq=0,
+        num_items=steps,
+        first_step=course.num_steps - steps,
+        first_batch=0,
+    )
+
+
+def _counts(plan: Plan, choice: Choice) -> tuple[NodeCounts, ...]:
+    if not choice.capacities:
+        return ()
+    rows, found = plan.course.batch_size / plan.course.microbatches, []
+    for host in plan.placement.hosts:
+        each = choice.capacity(host.start)
+        both = each.forward + each.backward
+        found.append(
+            NodeCounts(
+                node=host.node,
+                full=each.full / both / rows,
+                forward_only=each.forward_only / each.forward / rows if each.forward else 0.0,
+                forward_share=each.forward / both,
+            )
+        )
+    return tuple(found)
+
+
+def reason_lines(found: OperationsReason) -> list[str]:
+    """Write the explanation as lines of text."""
+    assumed = ", assumed until the run has chosen" if found.is_assumed else ""
+    lines = [
+        f"  operations: {found.compute:.0%} of the compute and {found.sent:.0%} of the bytes of all full{assumed} "
+        f"({found.paper_compute:.0%} and {found.paper_sent:.0%} by the paper's count)"
+    ]
+    if found.policy and Policy(found.policy).is_pruning:
+        share = found.counts[0].full / found.microbatches
+        return [*lines, f"    {found.policy}: {share:.0%} of all subnets stay, for all micro-batches"]
+    return lines + [
+        f"    {each.node}: each subnet is full for {each.full:.3g} and forward-only for {each.forward_only:.3g} of "
+        f"{found.microbatches} micro-batches; there a forward costs {each.forward_share:.0%} of a full operation"
+        for each in found.counts
+    ]
