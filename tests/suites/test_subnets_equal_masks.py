@@ -14,7 +14,9 @@ import torch
 from ringtune.errors import JobError, PlanError
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT
 from ringtune.schedule.operations.table import Operations
-from tests.support.operation_masks import SPLITS, collected, mixed_table, one_process, run
+from ringtune.schedule.turns import Item
+from tests.support.operation_masks import SPLITS, Masks, collected, mixed_table, one_process, run
+from tests.support.stale_reference import StaleProcess
 from tests.support.tiny_families import MODEL_TYPES
 from tests.support.torch_ring import Case, distance, make_carrier, write_family_inputs
 
@@ -128,11 +130,36 @@ def test_subnets_under_unfreezing_equal_masks(inputs: Any, split: str, adapter: 
     assert distance(result_of(case, split), reference_of(case)) < 1e-9
 
 
+class StaleWithMasks(StaleProcess):
+    """PipeAdapter's rule written out, with masks."""
+
+    def __post_init__(self) -> None:
+        """Hook the model."""
+        super().__post_init__()
+        self._course = self.plan.course
+        self._masks = Masks(self.model, self._course.subnets)
+
+    def begin(self, item: Item, micro: int) -> None:
+        """Look the row of the micro-batch up."""
+        self._masks.row = self._course.subnet_operations_of(item.owner, item.batch)[micro]
+
+
+@pytest.mark.promise("2 right version")
+@pytest.mark.parametrize("adapter", ["seq_bn", "full"])
+def test_subnets_with_several_items_in_flight_equal_masks(inputs: Any, adapter: str) -> None:
+    """Under PipeAdapter parts of a block wait for their backward while newer versions of it train."""
+    folder = inputs("bert")
+    case = case_of(folder, subnets=4, adapter=adapter, method="pipeadapter", num_steps=6, local_iterations=3)
+    wanted = StaleWithMasks(case.job, case.plan(SPLITS["four"]), folder / "model", case.datasets()).train()
+    assert distance(result_of(case, "four"), wanted.tensors()) < 1e-9
+
+
 @pytest.mark.promise("5 timing changes nothing")
+@pytest.mark.parametrize("method", ["all", "pipeadapter"])
 @pytest.mark.parametrize("adapter", ADAPTERS)
-def test_timing_changes_no_bit_of_a_run_with_subnets(inputs: Any, adapter: str) -> None:
+def test_timing_changes_no_bit_of_a_run_with_subnets(inputs: Any, adapter: str, method: str) -> None:
     """Other delays, so other micro-batches in flight, same bits in float32."""
-    case = dataclasses.replace(family_case(inputs, "bert", adapter), dtype="float32")
+    case = dataclasses.replace(family_case(inputs, "bert", adapter), dtype="float32", method=method)
     first = result_of(case, "four", seed=1)
     for seed in (2, 3):
         other = result_of(case, "four", seed=seed)

@@ -81,7 +81,9 @@ class StaleProcess:
         for value in used.values():
             value.requires_grad_()
         loss = self.loss(item, used)
-        grads = dict(zip(used, torch.autograd.grad(loss, list(used.values())), strict=True))
+        may_skip = self.plan.course.may_skip  # then a block may have no part in a batch
+        found = torch.autograd.grad(loss, list(used.values()), allow_unused=may_skip)
+        grads = dict(zip(used, found, strict=True))
         for part in (*self.blocks, self.head):
             for name, value in part.items():
                 value.grad = grads[name]
@@ -96,14 +98,19 @@ class StaleProcess:
         """The library's own mean loss of each micro-batch, weighted by its share of the targets."""
         batch = self.datasets[item.owner].batch(self.plan.course, item)
         _, all_targets = targets_of(self.job.model.task, batch)
-        losses, first = [], 0
+        losses: list[torch.Tensor] = []
+        first = 0
         for size in self.plan.course.microbatch_sizes(item.rows):
             rows = batch.rows(first, first + size)
             first += size
+            self.begin(item, len(losses))
             targets, count = targets_of(self.job.model.task, rows)
             output = functional_call(self.model, used, kwargs={**inputs_of(self.model, rows), **targets})
             losses.append(output.loss * (count / all_targets))
         return torch.stack(losses).sum()
+
+    def begin(self, item: Item, micro: int) -> None:
+        """Do what is to be done before the forward of a micro-batch; nothing here."""
 
     def tensors(self) -> Tensors:
         """Adapters and head, named as the ring names them."""
