@@ -7,6 +7,7 @@ Between the probed depths the simulated time follows the formula's: its error ch
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -146,6 +147,7 @@ def simulated_step_s(
     return (observer.ends_s[burn_in + measured - 1] - observer.ends_s[burn_in - 1]) / measured
 
 
+@functools.lru_cache(maxsize=64)
 def _table_of(course: Course, owner: str) -> Operations | None:
     """The operations of one owner's batches, those that are expected where the run chooses them."""
     if not course.may_skip:

@@ -121,7 +121,7 @@ class Course(Extent):
         """The rows of the operation table for an owner's batch at this position of its stream; empty = all full."""
         if self.operations is None:
             return ()
-        return _rows_of(self.operations).get((owner, self.batch_id(owner, batch)), ())
+        return self.operations.rows_of(owner, self.batch_id(owner, batch))
 
     @property
     def subnets(self) -> int:
@@ -238,11 +238,6 @@ def _decided(course: Course, steps: tuple[int, ...], operations: Operations | No
     if course.choice is None:
         raise PlanError("a turn has a table of operations, but the course of its run chooses none")
     return dataclasses.replace(course, method=method, operations=operations)
-
-
-@functools.lru_cache(maxsize=64)
-def _rows_of(operations: Operations) -> dict[tuple[str, int], tuple[str, ...]]:
-    return operations.by_batch()
 
 
 @functools.lru_cache(maxsize=256)

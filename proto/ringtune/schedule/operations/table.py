@@ -49,10 +49,15 @@ class Operations:
     batches: tuple[BatchOperations, ...] = ()
     subnets: int = 1
     _hash: int = field(default=0, init=False, repr=False, compare=False)
+    _rows: dict[tuple[str, int], tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Compute the hash once: a table is part of a course, which is in the key of many caches."""
+        """Compute the hash once: a table is part of a course, which is in the key of many caches.
+
+        Rows are looked up for every item. A cache outside would compare whole tables, where two are equal.
+        """
         object.__setattr__(self, "_hash", hash((self.batches, self.subnets)))
+        self._rows.update({(entry.owner, entry.batch_id): entry.rows for entry in self.batches})
 
     def __hash__(self) -> int:
         """The hash of all fields, computed once."""
@@ -81,9 +86,9 @@ class Operations:
                 if len(row) != length or not CODES.issuperset(row):
                     raise PlanError(f"{name} have a row {row!r}, it has to be {length} of {', '.join(sorted(CODES))}")
 
-    def by_batch(self) -> dict[tuple[str, int], tuple[str, ...]]:
-        """The rows of each batch, by (owner, batch id)."""
-        return {(entry.owner, entry.batch_id): entry.rows for entry in self.batches}
+    def rows_of(self, owner: str, batch_id: int) -> tuple[str, ...]:
+        """The rows of one batch; empty = all full."""
+        return self._rows.get((owner, batch_id), ())
 
     def block_rows(self) -> frozenset[tuple[str, str]]:
         """Every (owner, row of whole blocks) that the table has."""
