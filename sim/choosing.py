@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ringtune.rounds.turn_scores import score_keys
+from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
@@ -28,10 +29,12 @@ class ExpectedTables:
 
     Args:
         plan: of the run.
+        known: tables that a real run of the plan has chosen; they come in place of expected ones.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, known: Sequence[GivenTable] = ()) -> None:
         self._plan = plan
+        self._known = {table.step: table.operations for table in known}
 
     def scores(self, node: str, turn: Turn) -> tuple[BlockScores, ...]:
         """A zero for every score that the node owes."""
@@ -40,5 +43,5 @@ class ExpectedTables:
         return tuple(BlockScores(turn.owner, *key, values) for key in score_keys(self._plan, turn, node))
 
     def table(self, step: int, scores: Sequence[BlockScores]) -> Operations:
-        """The expected table, whatever the scores."""
-        return expected_table(self._plan.course)
+        """The known table or the expected one, whatever the scores."""
+        return self._known.get(step) or expected_table(self._plan.course)

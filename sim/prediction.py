@@ -6,7 +6,7 @@ The run itself is the real one, engines and rounds included; only the seconds co
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,9 +15,11 @@ from ringtune.costs.profile import Profile
 from ringtune.costs.seconds import CourseCosts
 from ringtune.errors import DeadlineError
 from ringtune.schedule.actions import Action
+from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
 from sim.action_times import ProfileTimes, RecordedTimes
+from sim.choosing import ExpectedTables
 from sim.items import Items
 from sim.limits import memory_bounds
 from sim.links import MeasuredLinks
@@ -128,6 +130,7 @@ def predict(
     control_latency_s: float = 0.0,
     keep_spans: bool = False,
     seed: int = 0,
+    tables: Sequence[GivenTable] = (),
 ) -> Prediction:
     """Run ``plan`` on a virtual clock with the times of ``profile``.
 
@@ -143,6 +146,7 @@ def predict(
         control_latency_s: of a word between a node and the coordinator.
         keep_spans: keep every action and message for a trace.
         seed: of draws from ``samples``.
+        tables: that a run of the plan has chosen; where the plan's run chooses others, the expected one holds.
 
     Raises:
         PlanError: the profile lacks a node, a link or a time.
@@ -167,6 +171,7 @@ def predict(
         observer=meter,
         start=start,
         record=False,
+        chooser=ExpectedTables(plan, tables),
         wait_s=float("inf"),
         rest=costs.rest if samples is None else lambda node: NO_REST,
     )

@@ -52,6 +52,7 @@ def simulate(
         samples=recording.samples if recording else None,
         same_run=same_run,
         start=measured.start if measured else None,
+        tables=measured.tables if measured else (),
         keep_spans=out is not None,
         seed=seed,
     )

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from coordinator.run_folder.saved_run import read_json
+from coordinator.run_folder.tables_file import TablesFile
 from coordinator.what_if.recorded import Recorded
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import IntegrityError, InvalidInputError, PlanError, UsageError
 from ringtune.jobs.job import Job, load_job
+from ringtune.schedule.operations.given import GivenTable, table_before
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.plan_0_1 import read_any_plan
+from ringtune.schedule.spreading.expected import expected_table
 from ringtune.schedule.turns import StartPoint, holder_after
 from sim.limits import recorded_shape
 from sim.recorded import Recording, read_trace
@@ -56,12 +59,14 @@ class MeasuredRun:
         sent_bytes: of each link, by (source, target).
         start: where that run began; None = it did all steps of the plan.
         unfreeze_at: the steps at which it unfroze, where the plan leaves that to the run; None = the plan says it.
+        tables: the operation tables that it chose, where the plan leaves that to the run.
     """
 
     recording: Recording
     sent_bytes: Mapping[tuple[str, str], int]
     start: StartPoint | None
     unfreeze_at: tuple[int, ...] | None = None
+    tables: tuple[GivenTable, ...] = ()
 
 
 def read_inputs(plan: Path, profile: Path | None) -> Inputs:
@@ -205,17 +210,21 @@ def read_measured(inputs: Inputs) -> MeasuredRun | None:
         raise PlanError(
             f"{trace} has {recording.num_steps} steps, the plan {inputs.plan.course.num_steps}: they are not of one run"
         )
+    tables = TablesFile(inputs.run).read() if inputs.plan.course.choice is not None else ()
     return MeasuredRun(
         recording=recording,
         sent_bytes=_sent_bytes(report.get("links", {}), report_file),
-        start=_resumed_at(inputs.plan, left_out) if left_out else None,
+        start=_resumed_at(inputs.plan, left_out, tables) if left_out else None,
         unfreeze_at=_unfreeze_at(report, report_file) if inputs.plan.course.decides else None,
+        tables=tables,
     )
 
 
-def _resumed_at(plan: Plan, step: int) -> StartPoint:
+def _resumed_at(plan: Plan, step: int, tables: Sequence[GivenTable]) -> StartPoint:
     """Make the point where a run went on whose trace lacks the first ``step`` steps of the plan."""
-    return StartPoint.of(plan.course, step=step, holder=holder_after(plan.course, step))
+    course = plan.course
+    operations = table_before(tables, step) or (expected_table(course) if course.choice is not None else None)
+    return StartPoint.of(course, step=step, holder=holder_after(course, step), operations=operations)
 
 
 def _unfreeze_at(report: Mapping[str, Any], path: Path) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from coordinator.records.trace_file import TraceText
 from ringtune import cli
 from ringtune.costs.profile import Profile
 from ringtune.engine.spans import Span
+from ringtune.schedule.operations.given import GivenTable, tables_to_json
 from ringtune.schedule.plan import Plan
 from sim.prediction import Prediction, predict
 from tests.support.fake_agents import job
@@ -66,8 +67,10 @@ def write_pair(
     )
 
 
-def write_run(folder: Path, *, slower: float = 1.0, plan: Plan = PLAN) -> Prediction:
+def write_run(folder: Path, *, slower: float = 1.0, plan: Plan = PLAN, tables: Sequence[GivenTable] = ()) -> Prediction:
     """The folder of a finished run whose actions took ``slower`` times what the profile says.
+
+    ``tables`` are those that it has chosen.
 
     Returns:
         What that run would measure.
@@ -83,7 +86,7 @@ def write_run(folder: Path, *, slower: float = 1.0, plan: Plan = PLAN) -> Predic
         )
         for node in PROFILE.nodes
     )
-    real = predict(plan, dataclasses.replace(PROFILE, nodes=nodes), keep_spans=True)
+    real = predict(plan, dataclasses.replace(PROFILE, nodes=nodes), keep_spans=True, tables=tables)
     text = TraceText(plan.nodes, num_blocks=plan.course.num_blocks, started_unix_s=1.7e9)
     spans = "".join(
         text.spans(node, [Span(action, 1.7e9 + start_s, 1.7e9 + end_s)]) for node, action, start_s, end_s in real.spans
@@ -91,6 +94,8 @@ def write_run(folder: Path, *, slower: float = 1.0, plan: Plan = PLAN) -> Predic
     (folder / "trace.json").write_text(text.begin() + spans + text.end())
     links = {f"{link.source}>{link.target}": link.sent_bytes for link in real.links}
     (folder / "report.json").write_text(json.dumps({"wall_s": 1.0, "steps": plan.course.num_steps, "links": links}))
+    if tables:
+        write_json(folder / "operations.json", tables_to_json(tables))
     return real
 
 

@@ -59,6 +59,11 @@ def check_tables(tables: Sequence[GivenTable]) -> None:
         raise PlanError("operation tables are of different numbers of subnets a block; they have to be of one run")
 
 
+def table_before(tables: Sequence[GivenTable], step: int) -> Operations | None:
+    """The table that was in force until a turn boundary, whatever begins to hold there; None if there was none."""
+    return next((table.operations for table in reversed(tables) if table.step < step), None)
+
+
 def tables_to_json(tables: Sequence[GivenTable]) -> dict[str, Any]:
     """Write the content of ``operations.json``."""
     return {"schema": SCHEMA, "tables": [table.to_json() for table in tables]}
