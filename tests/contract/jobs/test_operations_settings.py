@@ -120,6 +120,7 @@ def test_operations_said_otherwise_leave_the_other_way_behind() -> None:
     assert (counted.operations.compute, counted.operations.full) == (None, 2)
     assert counted.with_overrides({"operations.compute": 0.5}).operations.full is None
     assert job.with_overrides({"operations.policy": "standard"}) == JOB
+    assert job.with_overrides({"operations.table": "a.json"}).operations == OperationsSettings(table="a.json")
 
 
 def test_operations_fit_more_micro_batches() -> None:
