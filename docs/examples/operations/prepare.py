@@ -1,4 +1,4 @@
-"""Prepare the example of operations: the images and the vision transformer of the image example, in a folder of its own.
+"""Prepare the example of operations: images and vision transformer of the image example, in a folder of its own.
 
 ``python -m docs.examples.operations.prepare`` leaves what ``docs.examples.fashion.prepare`` leaves.
 """
