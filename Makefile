@@ -12,6 +12,7 @@
 #   make bench-memory  measure what boards need against what the plan says: build/bench/memory.json
 #   make bench-predictions  measure how long runs take against what profiles say: build/bench/predictions.json
 #   make bench-d2ft  measure what operations of subnets cost and save: build/bench/d2ft.json
+#   make bench-d2ft-accuracy  train with operations, text and images, in hours: build/bench/d2ft_accuracy.json
 #   make bench-examples  train the three examples, on the ring and in one process: build/bench/examples.json
 #
 #   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url URL"
@@ -30,7 +31,7 @@ STAMP := $(VENV)/ringtune.stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test promises lint proto docs wheel bench-ring bench-sim bench-memory bench-predictions bench-d2ft bench-examples clean
+.PHONY: help setup demo test promises lint proto docs wheel bench-ring bench-sim bench-memory bench-predictions bench-d2ft bench-d2ft-accuracy bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -83,6 +84,9 @@ bench-predictions: $(STAMP)
 
 bench-d2ft: $(STAMP)
 	$(BIN)/python -m tests.bench.d2ft $(ARGS)
+
+bench-d2ft-accuracy: $(STAMP)
+	$(BIN)/python -m tests.bench.d2ft_accuracy $(ARGS)
 
 bench-examples: $(STAMP)
 	$(BIN)/python -m tests.bench.examples $(ARGS)

@@ -86,10 +86,10 @@ def sentences() -> tuple[Path, Path, Path]:
 
 
 def clothes() -> tuple[Path, Path, Path]:
-    """The image example's model; 200 images of each class to train on and 400 held out."""
+    """The model of the example of operations; 200 images of each class to train on and 400 held out."""
     from docs.examples.fashion import prepare as fashion
 
-    example = Path("build/examples/fashion")
+    example = Path("build/examples/operations")
     made = [example / "model", example / "train.npz", example / "held_out.npz"]
     if not (made[0] / "recipe.json").exists() or not all(path.exists() for path in made[1:]):
         fashion.prepare(example)
