@@ -93,3 +93,5 @@ class Meter:
                 self.depth_steps[command.depth] = self.depth_steps.get(command.depth, 0) + 1
         elif isinstance(command, rd.LogTurn):
             self._items.forget(command.turn)
+            if command.turn.kind is StepKind.SCORE:  # its last backward ends after its last loss; no step begins before
+                self._last_item_s = now_s

@@ -158,6 +158,16 @@ def test_a_run_that_chooses_takes_its_scores_and_then_its_table() -> None:
     assert found.evaluation_s > 2 * score_s and without.evaluation_s < score_s
 
 
+def test_steps_after_scores_take_what_their_table_takes() -> None:
+    """The last backward of a scoring is no part of the first step; it once made the steps of short runs too long."""
+    plan = choosing("two-stage", full=2)
+    static = changed(plan, choice=None, operations=expected_table(plan.course))
+    found, wanted = (predict(each, profile(plan)) for each in (plan, static))
+    assert found.train_s == pytest.approx(wanted.train_s)
+    assert found.depths[0].step_s == pytest.approx(wanted.depths[0].step_s)
+    assert found.evaluation_s > wanted.evaluation_s + 1
+
+
 def test_standard_and_random_gather_no_scores() -> None:
     """All-full tables that a run chooses take what no tables take; a random one takes half of the blocks."""
     plan = choosing("standard", full=4)
