@@ -120,11 +120,12 @@ def last_step_s(folder: Path, steps: int) -> float:
 
 
 class BoardJob(NamedTuple):
-    """A job on boards: its name, micro-batches, and its keys of ``[operations]``."""
+    """A job on boards: its name, micro-batches, its keys of ``[operations]``, and how many boards have a turn."""
 
     name: str
     microbatches: int
     operations: Mapping[str, object]
+    turns: int = 1
 
 
 def on_layout(
@@ -145,7 +146,10 @@ def on_layout(
                 microbatches=job.microbatches,
                 tokens=sizes.tokens,
                 more=ON_BOARDS
-                | {"train.batch_size": sizes.rows * job.microbatches, "train.local_iterations": sizes.steps}
+                | {
+                    "train.batch_size": sizes.rows * job.microbatches,
+                    "train.local_iterations": -(-sizes.steps // job.turns),
+                }
                 | {f"operations.{key}": value for key, value in job.operations.items()},
             )
             timed = bed.timed(path, bed.measure(path), job.name)
@@ -172,9 +176,9 @@ def spread(busy_s: Mapping[str, float]) -> float:
 
 
 def hetero_busy_spread(folder: Path, *, model: Path, train: Path, sizes: Sizes) -> Figures:
-    """Two boards, one twice as fast, at 60 % compute with counts that the planner chooses."""
+    """Two boards, one twice as fast, at 60 % compute with counts that the planner chooses; both have a turn."""
     layout = boards_of((0.35, 0.7), (1000.0, 1000.0))
-    jobs = [BoardJob("balanced", 10, {"policy": "two-stage", "compute": 0.6, "balance": True})]
+    jobs = [BoardJob("balanced", 10, {"policy": "two-stage", "compute": 0.6, "balance": True}, turns=2)]
     small = sizes._replace(rows=max(1, sizes.rows // 2))
     (balanced,) = on_layout(layout, folder, jobs, model=model, train=train, sizes=small)
     return {"hetero_busy_spread": spread(balanced["busy_step_s"]), "hetero": balanced}
