@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from edge.data.rows import OwnerDataset
 from edge.data.tokens import Batch
 from edge.measuring.laps import Timer
 from edge.measuring.rows import known_labels, resized
+from edge.model.slice import BlockRunner
 from ringtune.costs.measuring import Size
 from ringtune.costs.work_times import PART_OF, WHOLE_WORKS, Work, WorkTime
 from ringtune.jobs.job import Job
@@ -97,6 +100,23 @@ def test_measure_times_own_weights(model_folder: Path, subnets: int) -> None:
     parts = set(PART_OF.values()) if subnets > 1 else set()
     assert {found.work for found in measured.work_times} == SIZED | {Work.UPDATE} | parts
     assert bench.activation_token_bytes() == pytest.approx(measured.activation_token_bytes)
+
+
+def test_measure_of_a_part_computes_just_that_part(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the subnets of the one block are passed by, with a graph and without; whole blocks have no pattern."""
+    seen: list[tuple[str, ...]] = []
+    run = BlockRunner.run
+
+    def watched(self: Any, *args: Any, patterns: Mapping[int, str] | None = None, **options: Any) -> torch.Tensor:
+        seen.append(tuple((patterns or {}).values()))
+        return run(self, *args, patterns=patterns, **options)
+
+    monkeypatch.setattr(BlockRunner, "run", watched)
+    ring.make_bench(model_folder, ring.make_job(model_folder), subnets=4).measure(QUICK, budget_s=0.0, disk=None)
+    first_part = seen.index(("1133",))
+    assert set(seen[:first_part]) == {()}
+    assert set(seen) == {(), ("1133",)}
+    assert seen.count(("1133",)) >= 2 * 3 * 4
 
 
 def test_measure_of_a_part_in_a_model_of_one_block(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from edge.measuring import bench_plan
 from edge.measuring.rows import uneven_mask
 from edge.measuring.works import Bench
 from ringtune.costs.memory import Sizes
@@ -14,6 +16,8 @@ from ringtune.jobs.job import Adapter, Job, Model
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.models.families import FAMILIES
 from ringtune.schedule.actions import Op
+from ringtune.schedule.operations.choice import BlockCapacity, Choice
+from ringtune.schedule.turns import StepKind
 from tests.support import tiny_families
 from tests.support.hand_ring import make_bench
 from tests.support.plans import make_plan
@@ -27,6 +31,8 @@ _WIDTHS: dict[str, dict[str, object]] = {
     "vit": {"hidden_size": 256, "intermediate_size": 1024, "image_size": 28},
 }
 
+_CAPACITY = BlockCapacity(full=8.0, forward_only=0.0, forward=1.0, backward=1.0)
+
 
 def make_case(folder: Path, model_type: str, adapter: str) -> tuple[Path, Job]:
     """A folder with a wide model of two blocks, and a job on it."""
@@ -38,9 +44,9 @@ def make_case(folder: Path, model_type: str, adapter: str) -> tuple[Path, Job]:
     return folder, job
 
 
-def kept_bytes(bench: Bench, *, is_part: bool) -> float:
+def kept_bytes(bench: Bench, *, is_part: bool, kind: StepKind = StepKind.TRAIN) -> float:
     """Bytes per padded token that one block's graph keeps."""
-    size, item = bench.sizes[0], bench._item(lowest=False, is_part=is_part)
+    size, item = bench.sizes[0], bench._item(lowest=False, is_part=is_part, kind=kind)
     bench._put_hidden(item, bench._random(size), uneven_mask(size))
     bench._run(Op.FORWARD_FREE, item)
     before = bench._executor.live_bytes()
@@ -70,3 +76,27 @@ def test_half_of_a_block_keeps_at_most_what_is_counted(tmp_path: Path, model_typ
     mask = sizes.mask_bytes(shape.rows, shape.tokens) / (shape.rows * shape.tokens)
     assert half <= 1.005 * counted + mask
     assert counted <= 1.2 * half
+
+
+@pytest.mark.parametrize("adapter", ["seq_bn", "lora", "full"])
+@pytest.mark.parametrize("model_type", tiny_families.MODEL_TYPES)
+def test_graphs_of_scores_keep_at_most_what_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, adapter: str
+) -> None:
+    """Linear layers whose weights get a gradient keep their inputs, each once; own weights that train do so anyway."""
+    chosen = Choice(policy="two-stage", subnets=2, capacities=(_CAPACITY,), backward_score="fisher")
+    monkeypatch.setattr(bench_plan, "_any_table", lambda subnets: chosen)
+    folder, job = make_case(tmp_path, model_type, adapter)
+    facts = model_facts(folder, job)
+    bench = make_bench(folder, job, subnets=2)
+    step, score = (kept_bytes(bench, is_part=False, kind=kind) for kind in (StepKind.TRAIN, StepKind.SCORE))
+    course = dataclasses.replace(bench._plan.course, choice=chosen)
+    sizes = Sizes(
+        course, facts, optimizer="sgd", dtype="float32", activation_token_bytes=step,
+        trains_own_weights=trains_own_weights(adapter),
+    )  # fmt: skip
+    counted = sizes.kept_bytes(1) + sizes.kept_for_scores_bytes(1)
+    assert (score > step) == (adapter != "full")
+    assert score <= counted <= 1.2 * score
+    weights = [parameter for _, parameter in bench._executor._hosted.skeleton.blocks[bench._block].named_parameters()]
+    assert max(parameter.numel() for parameter in weights) * 4 <= sizes.gradient_bytes
