@@ -112,6 +112,8 @@ class PartialBlock:
                 rows = self._matrices[_ATTENTION[at]]._replace(offset=before * (module.out_features // 3))
                 change = active_outputs(inner, lora.lora_B, None, _ranges(rows, self._subnets, active))
                 parts[at] = torch.add(parts[at], change, alpha=lora.scaling)
+            # so that no view keeps what was there before LoRA's change
+            parts = [part if at in wrapped else part.contiguous() for at, part in enumerate(parts)]
         return [self._heads(name, part) for name, part in zip(_ATTENTION, parts, strict=True)]
 
     def _heads(self, name: str, outputs_BTa: torch.Tensor) -> torch.Tensor:
