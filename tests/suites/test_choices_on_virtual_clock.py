@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
 
 import pytest
@@ -10,11 +11,13 @@ import pytest
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.boundaries import table_is_due
+from ringtune.schedule.course import TABLES_AT_ONCE
 from ringtune.schedule.lowering import links
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.operations.choice import Choice
 from ringtune.schedule.operations.given import GivenTable
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
 from sim.ring import VirtualRing
@@ -213,3 +216,18 @@ def test_expected_tables_run_without_any_scores() -> None:
     result = VirtualRing(plan).run()
     assert result.finish == rd.Finish("", "") and [entry.step for entry in decisions(result)] == [0, 4]
     assert list(turn_sequence(plan.course)) == [dataclasses.replace(turn, operations=None) for turn in turns_of(result)]
+
+
+def test_choices_of_a_long_run_leave_no_pile_of_tables() -> None:
+    """Caches keep the views of a few tables, not of every one that the run has ever chosen."""
+    plan = changed(make_plan(THREE, ["a"], num_steps=120), choice=make_choice("random", refresh_steps=2))
+
+    def num_alive() -> int:
+        gc.collect()
+        return sum(isinstance(value, Operations) for value in gc.get_objects())
+
+    before = num_alive()
+    result = VirtualRing(plan, chooser=DrawnTables(plan, "pile"), record=False).run()
+    assert result.finish == rd.Finish("", "")
+    del result
+    assert num_alive() - before <= 3 * TABLES_AT_ONCE

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ringtune.costs.profile import ModelFacts
-from ringtune.schedule.course import Course
+from ringtune.schedule.course import TABLES_AT_ONCE, Course
 from ringtune.schedule.operations.choice import Policy
 from ringtune.schedule.operations.codes import FULL, block_row, pattern_of, share
 from ringtune.schedule.operations.table import Operations
@@ -25,9 +25,6 @@ SCORE_WORK_BYTES: Final = 2 << 20
 _ROW_BYTES: Final = 260
 _BATCH_BYTES: Final = 400
 """What Python takes for a row and for a batch besides their codes, measured: texts, tuples, entries of caches."""
-
-_MOST_TABLES: Final = 256
-"""Most tables that a node holds: those of the latest decisions, ``schedule.course`` keeps their courses."""
 
 
 class KeptGraphs(NamedTuple):
@@ -162,7 +159,7 @@ def _num_tables(course: Course) -> int:
     choice = course.choice
     if choice is None:
         return 1
-    if choice.tables:
-        return len(choice.tables)
+    if choice.tables:  # the plan has them all, and a grant brings each once more
+        return len(choice.tables) + min(TABLES_AT_ONCE, len(choice.tables))
     every = choice.refresh_steps
-    return min(_MOST_TABLES, 1 + (course.num_steps // every if every else 0))
+    return min(TABLES_AT_ONCE, 1 + (course.num_steps // every if every else 0))

@@ -20,13 +20,13 @@ from typing import Final
 
 from ringtune.errors import IntegrityError, PlanError
 from ringtune.rpc.codec import turn_from_proto, turn_to_proto
-from ringtune.schedule.course import Course
+from ringtune.schedule.course import TABLES_AT_ONCE, Course
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.v1 import control_pb2
 
-KEPT_TABLES: Final = 8
-"""How many tables a node keeps: turns under way have two at most."""
+KEPT_TABLES: Final = TABLES_AT_ONCE
+"""How many tables a node keeps."""
 
 
 class GrantWriter:

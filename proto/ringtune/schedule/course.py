@@ -25,6 +25,9 @@ from ringtune.schedule.placement import Slice
 from ringtune.schedule.rows.batches import BatchStream, num_batches
 from ringtune.schedule.units import EMBEDDING
 
+TABLES_AT_ONCE: Final = 8
+"""Chosen tables of which views are kept; turns under way have two at most."""
+
 WIRE_DTYPES: Final = ("float32", "bfloat16", "float16", "int8", "float64")
 
 
@@ -62,6 +65,7 @@ class Course(Extent):
     operations: Operations | None = None
     choice: Choice | None = None
     _hash: int = field(default=0, init=False, repr=False, compare=False)
+    _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse a course that breaks a rule, whatever its placement.
@@ -136,7 +140,7 @@ class Course(Extent):
 
     def batch_id(self, owner: str, batch: int) -> int:
         """The id of an owner's batch at this position of its stream of training batches."""
-        return _stream(self, owner).batch_id(batch)
+        return _stream(self.plain, owner).batch_id(batch)
 
     # ---- decisions --------------------------------------------------------------------------------
 
@@ -161,7 +165,17 @@ class Course(Extent):
             PlanError: the method leaves nothing to the run, the steps break a rule, the course chooses no tables, or
                 the table does not fit it.
         """
-        return _decided(self, steps, operations) if steps or operations is not None else self
+        if operations is not None:
+            return _with_table(self, steps, operations)
+        return _decided(self, steps) if steps else self
+
+    @property
+    def plain(self) -> Course:
+        """The course without the table that its run has chosen; the course itself if it has none of that kind.
+
+        What no table changes is looked up by this course, so that caches do not keep every table of a long run.
+        """
+        return self._plain or self
 
     def soonest(self) -> Course:
         """The course of the earliest decisions possible: no run of this course trains more at any step.
@@ -231,13 +245,18 @@ def _parts(rows: int, microbatches: int) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _decided(course: Course, steps: tuple[int, ...], operations: Operations | None) -> Course:
-    method = course.method.decided(steps) if steps else course.method
-    if operations is None:
-        return course.with_method(method)
+def _decided(course: Course, steps: tuple[int, ...]) -> Course:
+    return course.with_method(course.method.decided(steps))
+
+
+@functools.lru_cache(maxsize=TABLES_AT_ONCE)
+def _with_table(course: Course, steps: tuple[int, ...], operations: Operations) -> Course:
     if course.choice is None:
         raise PlanError("a turn has a table of operations, but the course of its run chooses none")
-    return dataclasses.replace(course, method=method, operations=operations)
+    plain = course.decided(steps)
+    found = dataclasses.replace(plain, operations=operations)
+    object.__setattr__(found, "_plain", plain)
+    return found
 
 
 @functools.lru_cache(maxsize=256)

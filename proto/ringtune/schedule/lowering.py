@@ -57,7 +57,7 @@ def way(plan: Plan, item: Item, micro: int) -> Way:
     if item.kind is StepKind.CHECKPOINT:
         return {}
     lowest, pattern = lowest_and_pattern(plan.course, item, micro)
-    return lower(plan, item.owner, lowest, pattern)
+    return lower(plan.plain, item.owner, lowest, pattern)
 
 
 def legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
@@ -227,7 +227,7 @@ def item_updates(plan: Plan, item: Item, node: str) -> tuple[Action, ...]:
         return (Action(Op.SAVE, item.seq),)
     if not item.kind.has_update:
         return ()
-    ranges = _updated(plan, node, trained(plan.course, item.kind, item.step), node == item.owner)
+    ranges = _updated(plan.plain, node, trained(plan.course, item.kind, item.step), node == item.owner)
     return tuple(Action(Op.UPDATE, item.seq, -1, start, stop) for start, stop in ranges)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.files.strict import check_keys
-from ringtune.schedule.course import Course
+from ringtune.schedule.course import TABLES_AT_ONCE, Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Placement, Slice
@@ -35,6 +35,7 @@ class Plan:
     course: Course
     placements: tuple[Placement, ...]
     _hash: int = field(default=0, init=False, repr=False, compare=False)
+    _plain: Plan | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse placements that do not fit the course.
@@ -88,7 +89,14 @@ class Plan:
         Raises:
             PlanError: the course leaves nothing to the run, or the decisions break a rule.
         """
-        return _decided(self, steps, operations) if steps or operations is not None else self
+        if operations is not None:
+            return _with_table(self, steps, operations)
+        return _decided(self, steps) if steps else self
+
+    @property
+    def plain(self) -> Plan:
+        """The plan of the plain course; see ``Course.plain``."""
+        return self._plain or self
 
     def soonest(self) -> Plan:
         """The plan of the course with the earliest decisions possible; see ``Course.soonest``.
@@ -155,8 +163,15 @@ def _without_digest(value: object) -> object:
 
 
 @functools.lru_cache(maxsize=256)
-def _decided(plan: Plan, steps: tuple[int, ...], operations: Operations | None) -> Plan:
-    return Plan(plan.course.decided(steps, operations), plan.placements)
+def _decided(plan: Plan, steps: tuple[int, ...]) -> Plan:
+    return Plan(plan.course.decided(steps), plan.placements)
+
+
+@functools.lru_cache(maxsize=TABLES_AT_ONCE)
+def _with_table(plan: Plan, steps: tuple[int, ...], operations: Operations) -> Plan:
+    found = Plan(plan.course.decided(steps, operations), plan.placements)
+    object.__setattr__(found, "_plain", plan.decided(steps))
+    return found
 
 
 def _check(plan: Plan) -> None:

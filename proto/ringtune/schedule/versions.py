@@ -16,12 +16,16 @@ from ringtune.schedule.turns import Item, StepKind
 from ringtune.schedule.units import Units
 
 
-@functools.lru_cache(maxsize=4096)
 def trained(course: Course, kind: StepKind, step: int) -> Units:
     """The units whose weights get a gradient in an item of this kind; none if it has no backward.
 
     A ``SCORE`` item gives one to every unit that may train.
     """
+    return _trained(course.plain, kind, step)
+
+
+@functools.lru_cache(maxsize=4096)
+def _trained(course: Course, kind: StepKind, step: int) -> Units:
     if not kind.has_backward:
         return Units(course.num_blocks)
     return course.trainable if kind is StepKind.SCORE else course.method.trained(course, step)

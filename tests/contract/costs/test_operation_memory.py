@@ -14,7 +14,7 @@ from ringtune.costs.operation_memory import (
     kept_graphs,
     tables_bytes,
 )
-from ringtune.schedule.course import Course
+from ringtune.schedule.course import TABLES_AT_ONCE, Course
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.operations.table import BatchOperations, Operations
@@ -143,7 +143,7 @@ def test_tables_are_counted_for_every_decision_that_a_node_may_hold() -> None:
     assert tables_bytes(PLAN.course) == 0 and one > 0
     assert tables_bytes(with_choice("random", full=1, refresh_steps=2)) == 5 * one
     long = dataclasses.replace(with_choice("random", full=1, refresh_steps=2), num_steps=100_000)
-    assert tables_bytes(long) == 256 * one
+    assert tables_bytes(long) == TABLES_AT_ONCE * one
     assert terms(estimate(with_rows(*(("1133",) * 2,) * 2)))["operation tables"] == tables_bytes(
         with_rows(*(("1133",) * 2,) * 2)
     )

@@ -34,7 +34,7 @@ def block_code(pattern: str) -> str:
     return min(pattern)
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=4096)
 def block_row(row: str, subnets: int) -> str:
     """The operations of whole blocks in a row with so many subnets a block; see ``block_code``.
 
