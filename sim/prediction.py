@@ -93,7 +93,7 @@ class Prediction:
     Attributes:
         wall_s: from the first grant to the end of the last action.
         train_s: thereof steps.
-        evaluation_s: thereof evaluations and checkpoints.
+        evaluation_s: thereof evaluations, checkpoints, and items that gather scores.
         bubble_share: idle share of the hosts, mean.
         num_steps: optimizer steps.
         num_actions: compute actions of all nodes.

@@ -9,6 +9,7 @@ from typing import Any
 from coordinator.records.trace_file import TraceText
 from coordinator.screen.text_table import table_lines
 from coordinator.what_if.prediction_inputs import MeasuredRun, measured_json
+from ringtune.costs.operation_memory import gathers_scores
 from ringtune.engine.spans import Span
 from ringtune.errors import StorageError, UsageError
 from ringtune.files.durable import write_durably
@@ -33,15 +34,18 @@ def prediction_lines(plan: Plan, found: Prediction, measured: MeasuredRun | None
         measured: what a real run of it took.
     """
     course = plan.course
+    besides = "evaluations, checkpoints and scores" if gathers_scores(course) else "evaluations and checkpoints"
     lines = [
         f"{course.method.name}, {course.num_blocks} blocks on {len(plan.nodes)} nodes, {found.num_steps} steps of "
         f"{course.batch_size} rows in {course.microbatches} micro-batches, digest {plan.digest[:12]}",
         f"wall time {format_seconds(found.wall_s)}: {format_seconds(found.train_s)} of steps, "
-        f"{format_seconds(found.evaluation_s)} of evaluations and checkpoints; "
+        f"{format_seconds(found.evaluation_s)} of {besides}; "
         f"hosts idle {share_text(found.bubble_share)} of it; {found.num_actions:,} actions",
     ]
     if plan.course.decides:
         lines.append("the run decides itself when it unfreezes; predicted is a loss that never improves: the soonest")
+    if gathers_scores(course):
+        lines.append("the run chooses its operations by scores; predicted are as many of each kind, evenly spread")
     if measured is not None:
         real = measured_json(measured, found.wall_s)
         again = f" (resumed, {real['steps']} steps)" if measured.start else ""

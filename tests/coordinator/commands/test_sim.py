@@ -18,6 +18,7 @@ from ringtune.jobs.job import parse_job
 from ringtune.quantities import format_bytes
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.methods.patience import Patience
+from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.turns import StartPoint
 from sim.prediction import predict
 from tests.support.plans import changed
@@ -147,6 +148,20 @@ def test_sim_of_a_run_that_unfroze_by_itself_does_as_the_run_did(steps: tuple[in
     assert [depth["depth"] for depth in value["depths"]] == list(range(1, len(steps) + 2))
     alone = ringtune("sim", tmp_path / "run/plan.json", "--profile", tmp_path / "run/profile.json").output
     assert "predicted is a loss that never improves: the soonest" in alone
+
+
+def test_sim_of_a_run_that_chooses_operations_says_what_it_assumes(tmp_path: Path) -> None:
+    """Scores take time of their own, and nobody knows the table before there are any."""
+    capacity = BlockCapacity(full=PLAN.course.batch_size, forward_only=0.0, forward=1.0, backward=1.0)
+    said = []
+    for policy in ("two-stage", "random"):
+        choice = Choice(policy=policy, subnets=2, capacities=(capacity,))
+        write_pair(tmp_path / policy, plan=changed(PLAN, choice=choice))
+        files = (tmp_path / policy / "plan.json", "--profile", tmp_path / policy / "profile.json")
+        said.append(re.sub(r"\s+", " ", ringtune("sim", *files).output))
+    assumed = "the run chooses its operations by scores; predicted are as many of each kind, evenly spread"
+    assert assumed in said[0] and "of evaluations, checkpoints and scores" in said[0]
+    assert assumed not in said[1] and "of evaluations and checkpoints" in said[1]
 
 
 def test_sim_draws_times_for_another_plan(tmp_path: Path) -> None:
