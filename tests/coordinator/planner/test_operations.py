@@ -10,7 +10,8 @@ import pytest
 
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import make_plan
-from ringtune.costs.profile import NodeFacts
+from coordinator.planner.operations import block_costs
+from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import JobError, PlanError
 from ringtune.jobs.job import Job
 from ringtune.schedule.operations.choice import Choice, Policy
@@ -136,6 +137,29 @@ def test_choice_by_slice_is_settled_with_the_slices() -> None:
     assert plan.course.choice is not None
     assert plan.course.choice.groups == tuple((piece.start, piece.stop) for piece in plan.placement.slices)
     assert len(plan.placement.slices) == 2
+
+
+def unequal(times: float) -> dict[str, NodeFacts]:
+    """Two nodes, of which b takes so many times as long."""
+    slow = {
+        name: times * getattr(FACTS["b"], name) for name in ("block_forward_s", "block_graph_s", "block_backward_s")
+    }
+    return {"a": FACTS["a"], "b": dataclasses.replace(FACTS["b"], hardware="slow", **slow)}
+
+
+def test_balanced_choice_is_settled_with_the_slices_and_their_hosts() -> None:
+    """Each block has the costs of its host; a plan of it is accepted as it is."""
+    wanted = chosen(balance=True, heads=0).with_overrides({"train.microbatches": 4})
+    nodes = unequal(1.5)
+    plan = make_plan(wanted, nodes).plan
+    assert plan.course.choice is not None
+    capacities = plan.course.choice.capacities
+    assert len(capacities) == plan.course.num_blocks
+    for piece in plan.placement.slices:
+        forward_s = block_costs(dataclasses.replace(plan.course, choice=None), Profile(nodes=tuple(nodes.values())))
+        for block in range(piece.start, piece.stop):
+            assert capacities[block].forward == pytest.approx(forward_s[piece.node][0])
+    assert accept_plan(GivenPlan(plan=plan), wanted, nodes).plan == plan
 
 
 def test_counts_beyond_other_micro_batches_are_refused() -> None:
