@@ -21,6 +21,8 @@ from ringtune.schedule.turns import Item, StepKind, Turn, items
 
 _BLOCK_OPS = (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD)
 _BETWEEN_BLOCKS = (Payload.HIDDEN, Payload.GRAD)
+_MOST_ITEMS = 1000
+"""Most items whose operations are counted one by one; a run's report takes two seconds for so many."""
 
 
 class OperationsLedger:
@@ -81,8 +83,8 @@ class OperationsLedger:
         """
         if not self._done:
             return None
-        done, full = self._sums(planned)
-        _, full_recorded = self._sums(recorded)
+        done = self._sums(_costs(self._plan, planned))
+        full, full_recorded = (self._all_full(_costs(self._plan, profile)) for profile in (planned, recorded))
         all_done, everything, measured = total(done.values()), total(full.values()), total(full_recorded.values())
         busy_s, sent = sum(self._total_busy_s.values()), sum(self._total_bytes.values())
         return {
@@ -104,16 +106,33 @@ class OperationsLedger:
             },
         }
 
-    def _sums(self, profile: Profile) -> tuple[dict[str, Done], dict[str, Done]]:
-        """What each node did in the run, and what it would have done with everything full."""
-        costs = _costs(self._plan, profile)
-        done, full = ({node: Done() for node in self._plan.nodes} for _ in range(2))
-        for alike, times in self._done.items():
-            plan, item = alike[0], self._items[alike]
-            for sums, of in ((done, plan), (full, all_full(plan))):
-                for node, each in done_of(of, item, costs).items():
-                    sums[node] += each.times(times)
-        return done, full
+    def _sums(self, costs: CourseCosts | None) -> dict[str, Done]:
+        """What each node did in the run; of very many different items a part stands for all."""
+        step = -(-len(self._done) // _MOST_ITEMS)
+        chosen = list(self._done.items())[::step]
+        scale = sum(self._done.values()) / sum(times for _, times in chosen)
+        sums = {node: Done() for node in self._plan.nodes}
+        for alike, times in chosen:
+            _add_done(sums, done_of(alike[0], self._items[alike], costs), times * scale)
+        return sums
+
+    def _all_full(self, costs: CourseCosts | None) -> dict[str, Done]:
+        """What each node would have done with everything full, where items of an owner are alike at each depth."""
+        counts: dict[tuple[Plan, str, int], int] = defaultdict(int)
+        items_of: dict[tuple[Plan, str, int], Item] = {}
+        for (plan, owner, batch, depth), times in self._done.items():
+            alike = (all_full(plan), owner, depth)
+            counts[alike] += times
+            items_of[alike] = self._items[plan, owner, batch, depth]
+        sums = {node: Done() for node in self._plan.nodes}
+        for alike, times in counts.items():
+            _add_done(sums, done_of(alike[0], items_of[alike], costs), times)
+        return sums
+
+
+def _add_done(sums: dict[str, Done], more: Mapping[str, Done], times: float) -> None:
+    for node, each in more.items():
+        sums[node] += each.times(times)
 
 
 def _add(sums: dict[str, Any], more: Mapping[str, float]) -> None:

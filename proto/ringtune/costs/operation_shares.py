@@ -55,7 +55,7 @@ class Done:
             **{entry.name: getattr(self, entry.name) + getattr(other, entry.name) for entry in dataclasses.fields(Done)}
         )
 
-    def times(self, count: int) -> Done:
+    def times(self, count: float) -> Done:
         """What is done for so many items that are alike."""
         return Done(**{entry.name: count * getattr(self, entry.name) for entry in dataclasses.fields(Done)})
 

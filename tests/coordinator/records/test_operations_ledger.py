@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.records import operations_ledger
 from coordinator.records.operations_ledger import OperationsLedger
 from ringtune.engine.spans import Span
 from ringtune.schedule.actions import Action, Op, Payload
@@ -70,6 +71,22 @@ def test_measured_seconds_are_compared_with_recorded_ones() -> None:
     assert second is not None
     assert second["compute"]["all_full_s"] == pytest.approx(2 * first["compute"]["all_full_s"])
     assert second["compute"]["predicted"] == first["compute"]["predicted"]
+
+
+def test_part_of_very_many_items_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report of a long run does not take minutes; batches that are alike give the same report."""
+    plan, turns = planned("1111", "1133")
+    reports = []
+    for most in (1000, 1):
+        monkeypatch.setattr(operations_ledger, "_MOST_ITEMS", most)
+        ledger = OperationsLedger(plan)
+        for turn in turns:
+            ledger.turn_done(turn)
+        reports.append(ledger.report(profile_of(plan), profile_of(plan)))
+    assert reports[0] is not None
+    assert reports[1] is not None
+    assert reports[1]["compute"] == pytest.approx(reports[0]["compute"])
+    assert reports[1]["nodes"] == reports[0]["nodes"]
 
 
 def test_run_in_which_everything_is_full_has_no_such_report() -> None:
