@@ -30,7 +30,7 @@ class JobTime:
     """The predicted seconds of all steps of a job.
 
     Attributes:
-        steps_s: seconds; evaluations, checkpoints and the start come on top.
+        steps_s: seconds; evaluations, scores, checkpoints and the start come on top.
         by: ``simulator``, ``formula`` or ``rough guess``.
         assumed_flop_per_s: the rate of every node under a rough guess; None with measured times.
     """

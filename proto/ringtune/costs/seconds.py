@@ -89,7 +89,7 @@ class NodeCosts:
         self._table = work_table(node)
         self._head = head
         self._trains_all = node.shape.adapter == _FULL_TRAINING
-        self._partial: dict[tuple[Op, str, str, float], float] = {}
+        self._partial: dict[tuple[Op, str, float, float, float], float] = {}
 
     def seconds(
         self,
@@ -135,10 +135,10 @@ class NodeCosts:
 
     def pattern_s(self, op: Op, work: str, pattern: str, size: float) -> float:
         """Seconds of one block with a pattern, of an op that is timed as ``work``."""
-        key = (op, work, pattern, size)
+        full, forward_only = share(pattern, FULL), share(pattern, FORWARD_ONLY)
+        key = (op, work, full, forward_only, size)
         found = self._partial.get(key)
         if found is None:
-            full, forward_only = share(pattern, FULL), share(pattern, FORWARD_ONLY)
             active = full + forward_only if op.graph is Graph.NONE else full
             found = self._table.seconds(work, size) - (1 - active) * self._table.share_s(Work(work), size)
             if op.timing.beside and forward_only:

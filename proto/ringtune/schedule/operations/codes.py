@@ -48,7 +48,7 @@ def pattern_of(row: str, block: int, subnets: int) -> str:
     return row[block * subnets : (block + 1) * subnets]
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=4096)
 def patterns_of(row: str, start: int, stop: int, subnets: int) -> tuple[str, ...]:
     """The patterns of blocks [start, stop) in a row; none for an empty row, which is all full."""
     return tuple(pattern_of(row, block, subnets) for block in range(start, stop)) if row else ()
