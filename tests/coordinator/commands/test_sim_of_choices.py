@@ -97,5 +97,6 @@ def test_sim_of_a_run_with_given_tables_needs_no_scores() -> None:
     choice = Choice.given(TABLES)
     given = predict(changed(PLAN, choice=choice), PROFILE)
     chosen = predict(CHOOSING, PROFILE, tables=TABLES)
-    assert given.train_s == pytest.approx(chosen.train_s) and given.num_steps == chosen.num_steps
+    assert given.train_s == pytest.approx(chosen.train_s, rel=0.01)  # frozen blocks work ahead where nothing is scored
+    assert given.num_steps == chosen.num_steps
     assert given.evaluation_s < chosen.evaluation_s
