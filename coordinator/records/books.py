@@ -50,8 +50,7 @@ class RunBooks:
         self._trace_text: TraceText | None = None
         self._recordings: dict[str, GrowingFile] = {}
         self._recorded = RecordedProfile(plan.course, profile, skipped_items=skipped_items)
-        self._profile = profile
-        self._operations = OperationsLedger(plan)
+        self._operations = OperationsLedger(plan, profile)
         self.ledger = RunLedger(plan, job.train)
 
     def begin(self, started_unix_s: float) -> None:
@@ -103,7 +102,7 @@ class RunBooks:
 
     def operations_report(self) -> dict[str, Any] | None:
         """Write what operations left to be done, and what they saved; None where everything was full."""
-        return self._operations.report(self._profile, self._recorded.profile())
+        return self._operations.report(self._recorded.profile())
 
     def shown_links(self) -> tuple[LinkFacts, ...]:
         """Only the links whose rates the run's own transfers showed so far."""

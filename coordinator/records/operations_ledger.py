@@ -21,8 +21,6 @@ from ringtune.schedule.turns import Item, StepKind, Turn, items
 
 _BLOCK_OPS = (Op.FORWARD, Op.FORWARD_FREE, Op.BACKWARD)
 _BETWEEN_BLOCKS = (Payload.HIDDEN, Payload.GRAD)
-_MOST_ITEMS = 1000
-"""Most items whose operations are counted one by one; a run's report takes two seconds for so many."""
 
 
 class OperationsLedger:
@@ -30,15 +28,18 @@ class OperationsLedger:
 
     Args:
         plan: of the run.
+        profile: what the run was planned with, which predicts.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, profile: Profile) -> None:
         self._plan = plan
         self._is_kept = plan.course.may_skip
+        self._costs = _costs(plan, profile) if self._is_kept else None
         self._busy_s: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._bytes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-        self._done: dict[tuple[Plan, str, int, int], int] = defaultdict(int)
-        self._items: dict[tuple[Plan, str, int, int], Item] = {}
+        self._done = {node: Done() for node in plan.nodes}
+        self._steps: dict[tuple[Plan, str, int], int] = defaultdict(int)
+        self._items: dict[tuple[Plan, str, int], Item] = {}
         self._total_busy_s: dict[str, float] = defaultdict(float)
         self._total_bytes: dict[str, int] = defaultdict(int)
 
@@ -68,27 +69,27 @@ class OperationsLedger:
                 _add(self._total_bytes, sent)
         if turn.kind is StepKind.TRAIN:
             for item in items(plan.course, turn):
-                alike = (plan, item.owner, plan.course.batch_id(item.owner, item.batch), _depth(plan, item))
-                self._done[alike] += 1
+                _add_done(self._done, done_of(plan, item, self._costs), 1)
+                alike = (all_full(plan.plain), item.owner, _depth(plan, item))
+                self._steps[alike] += 1
                 self._items[alike] = item
 
     # ---- the end ----------------------------------------------------------------------------------
 
-    def report(self, planned: Profile, recorded: Profile) -> dict[str, Any] | None:
+    def report(self, recorded: Profile) -> dict[str, Any] | None:
         """Write what was done and saved; None where everything was full, or nothing was trained.
 
         Args:
-            planned: what the run was planned with, which predicts.
             recorded: the times that the run recorded, which measure.
         """
-        if not self._done:
+        if not self._steps:
             return None
-        done = self._sums(_costs(self._plan, planned))
-        full, full_recorded = (self._all_full(_costs(self._plan, profile)) for profile in (planned, recorded))
+        done = self._done
+        full, full_recorded = (self._all_full(costs) for costs in (self._costs, _costs(self._plan, recorded)))
         all_done, everything, measured = total(done.values()), total(full.values()), total(full_recorded.values())
         busy_s, sent = sum(self._total_busy_s.values()), sum(self._total_bytes.values())
         return {
-            "steps": sum(self._done.values()),
+            "steps": sum(self._steps.values()),
             "nodes": {node: each.shares() for node, each in done.items()},
             "compute": {
                 "busy_s": busy_s,
@@ -106,27 +107,11 @@ class OperationsLedger:
             },
         }
 
-    def _sums(self, costs: CourseCosts | None) -> dict[str, Done]:
-        """What each node did in the run; of very many different items a part stands for all."""
-        step = -(-len(self._done) // _MOST_ITEMS)
-        chosen = list(self._done.items())[::step]
-        scale = sum(self._done.values()) / sum(times for _, times in chosen)
-        sums = {node: Done() for node in self._plan.nodes}
-        for alike, times in chosen:
-            _add_done(sums, done_of(alike[0], self._items[alike], costs), times * scale)
-        return sums
-
     def _all_full(self, costs: CourseCosts | None) -> dict[str, Done]:
         """What each node would have done with everything full, where items of an owner are alike at each depth."""
-        counts: dict[tuple[Plan, str, int], int] = defaultdict(int)
-        items_of: dict[tuple[Plan, str, int], Item] = {}
-        for (plan, owner, batch, depth), times in self._done.items():
-            alike = (all_full(plan), owner, depth)
-            counts[alike] += times
-            items_of[alike] = self._items[plan, owner, batch, depth]
         sums = {node: Done() for node in self._plan.nodes}
-        for alike, times in counts.items():
-            _add_done(sums, done_of(alike[0], items_of[alike], costs), times)
+        for alike, times in self._steps.items():
+            _add_done(sums, done_of(alike[0], self._items[alike], costs), times)
         return sums
 
 

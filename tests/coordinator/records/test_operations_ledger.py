@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.records import operations_ledger
 from coordinator.records.operations_ledger import OperationsLedger
 from ringtune.engine.spans import Span
 from ringtune.schedule.actions import Action, Op, Payload
@@ -35,14 +34,15 @@ def span(op: Op, seq: int, seconds: float) -> Span:
 def test_report_has_shares_of_each_node_and_what_was_saved() -> None:
     """Node b is passed by for one of two micro-batches: it is half full, and half of its messages travel."""
     plan, turns = planned("1111", "1133")
-    ledger, profile = OperationsLedger(plan), profile_of(plan)
+    profile = profile_of(plan)
+    ledger = OperationsLedger(plan, profile)
     for turn in turns:
         for seq in range(turn.first_seq, turn.end_seq):
             ledger.add_spans("a", [span(Op.FORWARD, seq, 0.25), span(Op.BACKWARD, seq, 0.5), span(Op.EMBED, seq, 9.0)])
             ledger.add_traffic("a", seq, Payload.HIDDEN, 100)
             ledger.add_traffic("a", seq, Payload.HEAD, 1_000_000)
         ledger.turn_done(turn)
-    found = ledger.report(profile, profile)
+    found = ledger.report(profile)
     assert found is not None
     steps = plan.course.num_steps
     assert found["steps"] == steps
@@ -62,36 +62,20 @@ def test_report_has_shares_of_each_node_and_what_was_saved() -> None:
 def test_measured_seconds_are_compared_with_recorded_ones() -> None:
     """A run on boards that turned out half as fast has not done more."""
     plan, turns = planned("1111", "1133")
-    ledger = OperationsLedger(plan)
+    ledger = OperationsLedger(plan, profile_of(plan))
     for turn in turns:
         ledger.turn_done(turn)
     slow = profile_of(plan, times={work: 2 * seconds for work, seconds in TIMES.items()})
-    first, second = (ledger.report(profile_of(plan), recorded) for recorded in (profile_of(plan), slow))
+    first, second = (ledger.report(recorded) for recorded in (profile_of(plan), slow))
     assert first is not None
     assert second is not None
     assert second["compute"]["all_full_s"] == pytest.approx(2 * first["compute"]["all_full_s"])
     assert second["compute"]["predicted"] == first["compute"]["predicted"]
 
 
-def test_part_of_very_many_items_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report of a long run does not take minutes; batches that are alike give the same report."""
-    plan, turns = planned("1111", "1133")
-    reports = []
-    for most in (1000, 1):
-        monkeypatch.setattr(operations_ledger, "_MOST_ITEMS", most)
-        ledger = OperationsLedger(plan)
-        for turn in turns:
-            ledger.turn_done(turn)
-        reports.append(ledger.report(profile_of(plan), profile_of(plan)))
-    assert reports[0] is not None
-    assert reports[1] is not None
-    assert reports[1]["compute"] == pytest.approx(reports[0]["compute"])
-    assert reports[1]["nodes"] == reports[0]["nodes"]
-
-
 def test_run_in_which_everything_is_full_has_no_such_report() -> None:
     """Nothing is counted for it either."""
     plan, turns = planned()
-    ledger = OperationsLedger(plan)
+    ledger = OperationsLedger(plan, profile_of(plan))
     ledger.turn_done(turns[0])
-    assert ledger.report(profile_of(plan), profile_of(plan)) is None
+    assert ledger.report(profile_of(plan)) is None
