@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Final
 
 from coordinator.drive.checkpointing import Checkpointing
 from coordinator.drive.lost_peers import Blame
@@ -15,6 +16,9 @@ from ringtune.rpc.codec import numbers_from_proto
 from ringtune.rpc.scores_codec import scores_from_proto
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.v1 import control_pb2
+
+_MOST_SCORES: Final = 1 << 22
+"""Most entries of scores that are kept for turns under way; a million batches of four micro-batches have so many."""
 
 
 class Reports:
@@ -50,8 +54,7 @@ class Reports:
             values = numbers_from_proto(step.values)
             yield rounds.StepReported(request.node, step.seq, step.step, step.kind, values)
         self._checkpoints.note_saved(request.node, request.saved)
-        for message in request.scores:
-            self._scores.setdefault((request.node, message.turn), []).extend(scores_from_proto(message))
+        self._note_scores(request)
         for turn in request.turns_done:
             yield rounds.TurnReported(request.node, turn, tuple(self._scores.pop((request.node, turn), ())))
         if request.error:
@@ -60,6 +63,17 @@ class Reports:
                 self._blame.add(failed, request.lost_peer, time.monotonic())
             else:
                 yield failed
+
+    def _note_scores(self, request: control_pb2.ReportRequest) -> None:
+        """Keep scores until the end of their turn is reported, within bounds: they are checked only then."""
+        for message in request.scores:
+            self._scores.setdefault((request.node, message.turn), []).extend(scores_from_proto(message))
+        held = sum(len(entries) for entries in self._scores.values()) if request.scores else 0
+        if held > _MOST_SCORES:
+            raise IntegrityError(
+                f"node {request.node} reports scores without end: {held} are here of turns that nobody has ended; use "
+                "one version on all machines"
+            )
 
     def verdict(self, now_s: float) -> rounds.NodeFailed | None:
         """Return the failure of a node that others complain about, once its time to report itself is up."""

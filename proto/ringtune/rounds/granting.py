@@ -49,6 +49,11 @@ class Granting:
         self._next: Turn | None = None
         self._saved_step = start.step if start else None
 
+    @property
+    def chooses_for(self) -> int | None:
+        """The step whose operation table is waited for; None if none is, as in a run that grants nothing more."""
+        return None if self.is_exhausted else self.tables.chooses_for
+
     def depth(self, turn: Turn, step: int) -> int:
         """How many blocks train at a step of a turn."""
         return depth(self._plan.course.decided(turn.unfreeze_at, turn.operations), step)

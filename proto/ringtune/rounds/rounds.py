@@ -257,7 +257,7 @@ class Rounds:
     @property
     def _chooses_for(self) -> int | None:
         """The step for which an operation table is being chosen; None if none is."""
-        return self._granting.tables.chooses_for if self._granting is not None else None
+        return self._granting.chooses_for if self._granting is not None else None
 
     @property
     def unfreeze_at(self) -> tuple[int, ...]:

@@ -149,6 +149,19 @@ def test_choice_is_not_waited_for_by_a_run_that_is_drained() -> None:
     assert rounds.handle(rd.OperationsChosen(asked.step, TABLE), 3.0) == []
 
 
+def test_choice_that_fails_while_a_run_is_drained_is_not_waited_for_either() -> None:
+    """The granted turns end and are saved as in any run that is stopped."""
+    rounds, _ = begun(RANDOM)
+    turns = granted(rounds.handle(rd.OperationsChosen(0, TABLE), 1.0))
+    turns += granted(rounds.handle(rd.DrainAsked("Ctrl-C"), 2.0))
+    assert [turn.kind for turn in turns] == [StepKind.TRAIN, StepKind.TRAIN, StepKind.CHECKPOINT]
+    assert rounds.handle(rd.OperationsFailed(4, "PlanError", "no"), 3.0) == []
+    log = [command for turn in turns for node in RANDOM.nodes for command in done(rounds, turn, node)]
+    (saved,) = of(rd.LogCheckpoint, log)
+    assert (saved.step, saved.operations) == (4, TABLE)
+    assert log[-1] == rd.Finish("InterruptedRunError", "Ctrl-C")
+
+
 def test_scores_that_come_twice_count_once() -> None:
     """A node that did not hear that its report had arrived sends it again."""
     rounds, answer = begun()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.drive import reports
 from coordinator.drive.choosing import choose_beside
 from coordinator.drive.requests import RunRequest
 from coordinator.run_folder.checkpoints import RunCheckpoints, find_resume
@@ -204,6 +205,20 @@ def test_choosing_with_wrong_scores_ends_the_run(
     with FakeCluster("a", "b", agents=agents) as cluster, pytest.raises(error, match=message):
         run(cluster, tmp_path)
     assert not (tmp_path / "operations.json").exists()
+
+
+def test_choosing_with_scores_without_end_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that sends scores and never ends their turn does not fill the coordinator's memory."""
+    monkeypatch.setattr(reports, "_MOST_SCORES", 10)
+
+    def on_grant(agent: FakeAgent, turns: list[Turn]) -> None:
+        report = agent.report(turns)
+        del report.turns_done[:]
+        agent.stub.Report(report, timeout=CALL_S)
+
+    agents = {name: {"on_grant": on_grant} for name in ("a", "b")}
+    with FakeCluster("a", "b", agents=agents) as cluster, pytest.raises(IntegrityError, match="scores without end"):
+        run(cluster, tmp_path)
 
 
 # ---- the thread that chooses -----------------------------------------------------------------------
