@@ -36,7 +36,8 @@ class Sizes(NamedTuple):
     steps: int
 
 
-FULL_SIZE = Sizes(rows=8, tokens=128, steps=10)
+FULL_SIZE = Sizes(rows=8, tokens=128, steps=8)
+SHORT = Sizes(rows=2, tokens=32, steps=4)
 TINY = Sizes(rows=1, tokens=16, steps=3)
 
 
