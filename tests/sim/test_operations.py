@@ -16,6 +16,7 @@ from ringtune.schedule.operations.codes import share
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.spreading.expected import expected_table
+from sim.changes import change_profile
 from sim.prediction import Prediction, predict
 from tests.support.plans import changed, make_plan, random_operations
 from tests.support.profiles import TIMES, all_pairs, part, profile_of
@@ -181,3 +182,11 @@ def test_scores_that_are_refreshed_take_their_time_again() -> None:
     once, twice = (choosing("two-stage", full=2, refresh_steps=every) for every in (0, 2))
     found = [predict(plan, profile(plan)).evaluation_s for plan in (once, twice)]
     assert found[1] == pytest.approx(2 * found[0], rel=0.05)
+
+
+def test_a_faster_node_computes_parts_faster_too() -> None:
+    """What-if a node were twice as fast: it is busy for half the time, with parts of blocks as with whole ones."""
+    plan = one_step(("13121122", "22131311"), subnets=2)
+    before, after = (predict(plan, found) for found in (profile(plan), change_profile(profile(plan), "a.compute", "2")))
+    assert busy(after, "a") == pytest.approx(busy(before, "a") / 2)
+    assert busy(after, "b") == pytest.approx(busy(before, "b"))
