@@ -63,6 +63,7 @@ def choice_of(
         backward_score=settings.backward_score,
         forward_score=settings.forward_score,
         score_scale=settings.score_scale,
+        ties=settings.ties,
         refresh_steps=refresh or (PRUNING_STEPS if pruning else 0),
         groups=tuple((host.start, host.stop) for host in hosts) if settings.by_slice else (),
     )

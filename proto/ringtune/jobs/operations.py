@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from ringtune.errors import JobError
 from ringtune.jobs.sections import MOST_STEPS
-from ringtune.schedule.operations.choice import Policy, Score, why_undefined
+from ringtune.schedule.operations.choice import Policy, Score, Ties, why_undefined
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +25,7 @@ class OperationsSettings:
         backward_score: by what full operations are chosen.
         forward_score: by what forward-only operations are chosen.
         score_scale: what a forward score counts against a backward score, with policy joint.
+        ties: which micro-batches a subnet prefers where scores tie: other ones than its neighbours, or the same as all.
         refresh_rounds: scores and operations are gathered and chosen anew after so many rounds; 0 = once, at the start.
         table: instead of all other keys: the file ``operations.json`` of a run, whose operations this run repeats.
     """
@@ -39,6 +40,7 @@ class OperationsSettings:
     backward_score: str = Score.WEIGHT_MAGNITUDE.value
     forward_score: str = Score.FISHER.value
     score_scale: float = 1.0
+    ties: str = Ties.SPREAD.value
     refresh_rounds: int = 0
     table: str = ""
 
@@ -48,6 +50,7 @@ class OperationsSettings:
             ("policy", self.policy, Policy),
             ("backward_score", self.backward_score, Score),
             ("forward_score", self.forward_score, Score),
+            ("ties", self.ties, Ties),
         ):
             if value not in set(known):
                 raise JobError(f"operations.{name} = {value!r} is not one of {', '.join(known)}{why_undefined(value)}")

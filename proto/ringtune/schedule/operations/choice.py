@@ -57,6 +57,14 @@ UNDEFINED_POLICIES: Final = {
 }
 """Policies of the paper that can't be built from what it says, and what is missing."""
 
+
+class Ties(enum.StrEnum):
+    """Which micro-batches a subnet prefers where scores tie, as weight magnitudes always do."""
+
+    SPREAD = "spread"  # other ones than its neighbours, so that each micro-batch has as many full subnets
+    TOGETHER = "together"  # the same ones as all others, so that whole micro-batches are full, or pass all blocks by
+
+
 PRUNING_STEPS: Final = 16
 """Steps after which the pruning policies choose anew (D2FT, section III-A)."""
 
@@ -100,6 +108,7 @@ class Choice:
         refresh_steps: a table is chosen anew at the first turn after so many steps; 0 = once, before training.
         groups: ranges [start, stop) of blocks, ascending; all blocks of one have the same operations, so that the node
             which hosts them can be passed by. Blocks in none of them have operations of their own.
+        ties: a value of ``Ties``.
         tables: that another run has chosen; they hold from their steps on, and nothing is scored or chosen.
     """
 
@@ -111,6 +120,7 @@ class Choice:
     score_scale: float = 1.0
     refresh_steps: int = 0
     groups: tuple[tuple[int, ...], ...] = ()
+    ties: str = Ties.SPREAD.value
     tables: tuple[GivenTable, ...] = ()
 
     def __post_init__(self) -> None:
@@ -119,6 +129,7 @@ class Choice:
             ("policy", self.policy, Policy),
             ("backward_score", self.backward_score, Score),
             ("forward_score", self.forward_score, Score),
+            ("ties", self.ties, Ties),
         ):
             if value not in set(known):
                 raise PlanError(f"operations.{name} = {value!r} is not one of {', '.join(known)}{why_undefined(value)}")

@@ -15,6 +15,9 @@ so this rule alone decides there. Example: 6 subnets of one block, 3 of 5 micro-
 Each subnet is full as often as the others, each micro-batch has 3 or 4 full subnets, and those are neighbours (the
 last and the first one too), so that their weights lie in one piece. Each further block is rotated such that all
 micro-batches have as even a number of full subnets as can be, and each further batch begins one micro-batch later.
+
+With ``ties = "together"`` all choosers have the same first micro-batch, as if the items of Algorithm 2 stood in one
+order: whole micro-batches are full, and others pass all blocks by, with the messages that they would have been.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringtune.schedule.course import Course
-from ringtune.schedule.operations.choice import BlockCapacity
+from ringtune.schedule.operations.choice import BlockCapacity, Ties
 from ringtune.schedule.versions import ever_trained
 
 _SLACK = 1e-9
@@ -85,7 +88,10 @@ def choosers_of(course: Course) -> tuple[Chooser, ...]:
         capacity = _sum([choice.capacity(block) for block in range(start, stop)])
         chooser = Chooser(start=start, stop=stop, subnet=0, first=0, capacity=capacity)
         full = min(course.microbatches, round(chooser.full_rows() * course.microbatches / course.batch_size))
-        firsts, totals = _firsts(totals, choice.subnets, full)
+        if choice.ties == Ties.TOGETHER:
+            firsts = [0] * choice.subnets
+        else:
+            firsts, totals = _firsts(totals, choice.subnets, full)
         found += [dataclasses.replace(chooser, subnet=subnet, first=first) for subnet, first in enumerate(firsts)]
     return tuple(found)
 
