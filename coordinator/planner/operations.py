@@ -120,6 +120,7 @@ def _check_same_choice(job: Job, choice: Choice, subnets: int, anew: str) -> Non
         ("backward_score", choice.backward_score, settings.backward_score),
         ("forward_score", choice.forward_score, settings.forward_score),
         ("score_scale", choice.score_scale, settings.score_scale),
+        ("ties", choice.ties, settings.ties),
     ):
         if has != says:
             of = " subnets a block" if name == "heads" else ""

@@ -105,6 +105,7 @@ OUT_OF_RANGE: dict[str, tuple[str, ...]] = {
     "operations.backward_score": ('"loss"', '""'),
     "operations.forward_score": ('"gradient"', '""'),
     "operations.score_scale": ("0", "-1", "nan", "inf"),
+    "operations.ties": ('"even"', '""'),
     "operations.refresh_rounds": ("-1", HUGE),
     "operations.table": ('"none.json"', '"model"', '"train.csv"', '"{}"'),
     "runtime.threads": ("-1", "100000", HUGE),

@@ -77,6 +77,7 @@ balance = false
 backward_score = "weight-magnitude"
 forward_score = "fisher"
 score_scale = 1.0
+ties = "spread"
 refresh_rounds = 0
 table = ""
 

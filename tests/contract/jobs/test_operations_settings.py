@@ -34,6 +34,7 @@ def test_operations_survive_toml_with_every_key() -> None:
         backward_score="taylor",
         forward_score="gradient-magnitude",
         score_scale=0.25,
+        ties="together",
         refresh_rounds=3,
     )
     job = dataclasses.replace(JOB, operations=settings)
@@ -50,6 +51,7 @@ CHANGES = [
     {"operations.backward_score": "taylor"},
     {"operations.forward_score": "taylor"},
     {"operations.score_scale": 0.5},
+    {"operations.ties": "together"},
     {"operations.refresh_rounds": 3},
     {"operations.compute": 0.5},
     {"operations.policy": "joint"},

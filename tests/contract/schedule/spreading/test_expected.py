@@ -38,6 +38,15 @@ def test_full_operations_are_spread_evenly(microbatches: int, subnets: int) -> N
         assert min(totals) > 0 or full * subnets * 12 < microbatches
 
 
+def test_ties_together_leave_whole_micro_batches_out() -> None:
+    """Every subnet of every block has the same micro-batches; each batch begins one later."""
+    course = choosing_course(full=2, microbatches=3, subnets=3, num_blocks=2, train_rows=6, size=1, ties="together")
+    assert [entry.rows for entry in expected_table(course).batches] == [
+        ("111111", "111111", "333333"),
+        ("333333", "111111", "111111"),
+    ]
+
+
 def test_blocks_of_a_group_share_one_code() -> None:
     """With groups, whole slices are passed by; the next one takes the micro-batches that the last one left."""
     course = choosing_course(full=2, microbatches=4, num_blocks=4, groups=((0, 2), (2, 4)))
