@@ -177,12 +177,24 @@ def spread(busy_s: Mapping[str, float]) -> float:
 
 
 def hetero_busy_spread(folder: Path, *, model: Path, train: Path, sizes: Sizes) -> Figures:
-    """Two boards, one twice as fast, at 60 % compute with counts that the planner chooses; both have a turn."""
+    """Two boards, one twice as fast, at 60 % compute with counts that the planner chooses; both have a turn.
+
+    Beside it equal counts. Slices are the planner's in both.
+    """
     layout = boards_of((0.35, 0.7), (1000.0, 1000.0))
-    jobs = [BoardJob("balanced", 10, {"policy": "two-stage", "compute": 0.6, "balance": True}, turns=2)]
+    keys = {"policy": "two-stage", "compute": 0.6}
+    jobs = [
+        BoardJob("balanced", 10, {**keys, "balance": True}, turns=2),
+        BoardJob("equal-counts", 10, keys, turns=2),
+    ]
     small = sizes._replace(rows=max(1, sizes.rows // 2))
-    (balanced,) = on_layout(layout, folder, jobs, model=model, train=train, sizes=small)
-    return {"hetero_busy_spread": spread(balanced["busy_step_s"]), "hetero": balanced}
+    balanced, equal = on_layout(layout, folder, jobs, model=model, train=train, sizes=small)
+    return {
+        "hetero_busy_spread": spread(balanced["busy_step_s"]),
+        "hetero_busy_spread_equal_counts": spread(equal["busy_step_s"]),
+        "hetero": balanced,
+        "hetero_equal_counts": equal,
+    }
 
 
 def ring_step_ratio(folder: Path, *, model: Path, train: Path, sizes: Sizes) -> Figures:

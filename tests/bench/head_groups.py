@@ -8,6 +8,7 @@ of all rounds is given.
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import statistics
@@ -150,5 +151,13 @@ def _ratios(width: int, adapter: str, rows: int, tokens: int, rounds: int) -> di
     return {f"compute_ratio_{name}": round(value, 4) for name, value in found.items()}
 
 
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9, help="rounds in which every variant has a turn")
+    sys.stdout.write(json.dumps(compute_ratios(rounds=parser.parse_args().rounds), indent=2) + "\n")
+    return 0
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(compute_ratios(), indent=2) + "\n")
+    sys.exit(main())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
+import sys
 import time
 from typing import Final
 
@@ -152,6 +154,13 @@ def _worth(codes: Codes, backward: Floats, forward: Floats) -> Floats:
     return worth
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Measure and print."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     for measure in (knapsack_seconds, workload_variance, hetero_busy_spread, cost_of_decoupling):
         print(json.dumps({measure.__name__: measure()}, indent=2))  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
