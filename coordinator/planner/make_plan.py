@@ -27,7 +27,7 @@ from ringtune.costs.memory import MemoryEstimate
 from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
 from ringtune.costs.seconds import CourseCosts, check_profile
-from ringtune.errors import DataError, ModelError, PeerLostError, PlanError
+from ringtune.errors import DataError, JobError, ModelError, PeerLostError, PlanError
 from ringtune.jobs.job import Job
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import Course
@@ -96,6 +96,7 @@ def make_plan(
         CapacityError: no split fits; names a node with what it needs and has.
         DataError: nobody owns data, or the labels do not agree.
         DeadlineError: nothing that fits was found in time.
+        JobError: the job's operations fit none of the numbers of micro-batches.
         ModelError: the nodes have different models.
         PlanError: the job breaks a rule of the plan, or a link is missing.
     """
@@ -114,11 +115,10 @@ def make_plan(
     alike = as_alike(nodes) if all(link.is_assumed for link in links) else None
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile, job.train.optimizer)
-    drafts = [
-        with_operations(job, draft.with_choices(count, dtype), model, profile)
-        for dtype in wire_dtypes or (job.wire.dtype,)
-        for count in microbatches or (0,)
+    choices = [
+        draft.with_choices(count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in microbatches or (0,)
     ]
+    drafts = _with_fitting_operations(job, choices, model, profile)
     effort = effort or Effort(seconds=job.runtime.plan_s)
     if not links or evaluation_only:
         effort = dataclasses.replace(effort, judged_actions=0)
@@ -135,6 +135,24 @@ def make_plan(
     plan = settled(job, plan_of(choice.best.draft, choice.costs, choice.best.ring), model, profile)
     kept = refuse_if_full(job, plan, facts)
     return dataclasses.replace(kept, choice=choice, profile=profile)
+
+
+def _with_fitting_operations(job: Job, drafts: Sequence[Draft], model: ModelFacts, profile: Profile) -> list[Draft]:
+    """Give drafts the operations of their job; those whose micro-batches do not fit them are left out.
+
+    Raises:
+        JobError: no draft is left, as counts fit none.
+        PlanError: no draft is left, as given tables fit none.
+    """
+    found, errors = [], []
+    for draft in drafts:
+        try:
+            found.append(with_operations(job, draft, model, profile))
+        except (JobError, PlanError) as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return found
 
 
 def planned_as(

@@ -108,6 +108,18 @@ def check_given_operations(job: Job, plan: Plan, model: ModelFacts) -> None:
         raise PlanError(f"the plan has operations.policy = {has}, the job says {says}; {anew}")
     _check_same_choice(job, choice, job_subnets(job, model).count, anew)
     again = _choice(job, course, model, plan.placement.hosts, _costs_of(choice, plan.placement.hosts))
+    if choice.refresh_steps != again.refresh_steps:
+        has_steps, says_steps = (
+            f"every {one.refresh_steps} steps" if one.refresh_steps else "once" for one in (choice, again)
+        )
+        raise PlanError(
+            f"the plan chooses operations {has_steps}, the job says {says_steps} (operations.refresh_rounds); {anew}"
+        )
+    if choice.groups != again.groups:
+        raise PlanError(
+            f"the plan has one operation for the blocks {_ranges(choice)}, its slices are {_ranges(again)} "
+            f"(operations.by_slice); {anew}"
+        )
     if not _are_alike(choice.capacities, again.capacities):
         raise PlanError(f"the plan's subnets may do more or less than operations.compute, full or balance say; {anew}")
 
@@ -125,6 +137,10 @@ def _check_same_choice(job: Job, choice: Choice, subnets: int, anew: str) -> Non
         if has != says:
             of = " subnets a block" if name == "heads" else ""
             raise PlanError(f"the plan has {has}{of}, the job says {says} (operations.{name}); {anew}")
+
+
+def _ranges(choice: Choice) -> str:
+    return ", ".join(f"[{start}, {stop})" for start, stop in choice.groups)
 
 
 def _costs_of(choice: Choice, hosts: Sequence[Slice]) -> dict[str, tuple[float, float]]:

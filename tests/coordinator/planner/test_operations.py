@@ -170,6 +170,12 @@ def test_counts_beyond_other_micro_batches_are_refused() -> None:
         make_plan(wanted, FACTS, microbatches=(1,))
 
 
+def test_micro_batches_that_do_not_fit_the_counts_are_left_out() -> None:
+    """The others are still to choose from."""
+    assert make_plan(chosen(full=2), FACTS, microbatches=(1, 2, 4)).plan.course.microbatches in (2, 4)
+    assert make_plan(with_table(table(microbatches=4)), FACTS, microbatches=(1, 4)).plan.course.microbatches == 4
+
+
 def test_heads_that_do_not_divide_are_refused_with_the_models_name() -> None:
     """Before anything is planned."""
     with pytest.raises(JobError, match=rf"operations.heads = 3 does not divide .*{MODEL.model_type}"):
@@ -210,6 +216,11 @@ def test_given_plan_without_the_jobs_table_is_refused() -> None:
             chosen(forward_score="taylor"),
             "the plan has fisher, the job says taylor (operations.forward_score)",
         ),
+        (
+            chosen(),
+            chosen(refresh_rounds=2),
+            "the plan chooses operations once, the job says every 8 steps (operations.refresh_rounds)",
+        ),
     ],
 )
 def test_given_plan_with_other_operations_is_refused(planned: Job, run: Job, message: str) -> None:
@@ -217,6 +228,17 @@ def test_given_plan_with_other_operations_is_refused(planned: Job, run: Job, mes
     with pytest.raises(PlanError) as caught:
         accepted(planned, run)
     assert message in str(caught.value)
+
+
+def test_given_plan_with_other_groups_than_its_slices_is_refused() -> None:
+    """A node is passed by as a whole, so groups are slices."""
+    wanted = chosen(by_slice=True)
+    plan = make_plan(wanted, FACTS).plan
+    assert plan.course.choice is not None
+    choice = dataclasses.replace(plan.course.choice, groups=((0, plan.course.num_blocks),))
+    other = Plan(dataclasses.replace(plan.course, choice=choice), plan.placements)
+    with pytest.raises(PlanError, match=r"its slices are .* \(operations.by_slice\)"):
+        accept_plan(GivenPlan(plan=other), wanted, FACTS)
 
 
 def test_given_plan_keeps_what_it_settled() -> None:
