@@ -88,13 +88,14 @@ class OperationsLedger:
         full, full_recorded = (self._all_full(costs) for costs in (self._costs, _costs(self._plan, recorded)))
         all_done, everything, measured = total(done.values()), total(full.values()), total(full_recorded.values())
         busy_s, sent = sum(self._total_busy_s.values()), sum(self._total_bytes.values())
+        all_full_s = measured.work_s if _was_full_where_it_counts(done, full) else None
         return {
             "steps": sum(self._steps.values()),
             "nodes": {node: each.shares() for node, each in done.items()},
             "compute": {
                 "busy_s": busy_s,
-                "all_full_s": measured.work_s,
-                "measured": _share(busy_s, measured.work_s),
+                "all_full_s": all_full_s,
+                "measured": _share(busy_s, all_full_s or 0.0),
                 "predicted": _share(all_done.work_s, everything.work_s),
                 "paper": _share(all_done.paper_compute, everything.paper_compute),
             },
@@ -113,6 +114,11 @@ class OperationsLedger:
         for alike, times in self._steps.items():
             _add_done(sums, done_of(alike[0], self._items[alike], costs), times)
         return sums
+
+
+def _was_full_where_it_counts(done: Mapping[str, Done], full: Mapping[str, Done]) -> bool:
+    """Whether each node that trains blocks has done anything full: else nothing says how long that takes there."""
+    return all(done[node].full > 0 for node, each in full.items() if each.full > 0)
 
 
 def _add_done(sums: dict[str, Done], more: Mapping[str, Done], times: float) -> None:

@@ -21,10 +21,11 @@ from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Train
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.schedule.actions import Payload
-from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT
+from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT, pattern_of
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.versions import ever_trained
 
 REPORT_SCHEMA = 1
 _LARGEST_EXPONENT = 700.0
@@ -197,6 +198,8 @@ class RunLedger:
             self._steps[seq] = _Step(line, ended_unix_s)
             self._steps_done += 1
             self._last.take(line)
+        else:
+            line |= {"batch": shown(seq - turn.first_seq), "batches": turn.num_items}
         return {"seq": seq, "num_steps": self._plan.course.num_steps, **line}
 
     def unfrozen(self, step: int, depth: int) -> dict[str, Any]:
@@ -215,9 +218,12 @@ class RunLedger:
         """Note that the run has chosen the operation table that holds from ``step`` on; its line is placed likewise.
 
         Returns:
-            What to show as progress at once: the table's digest, and how many operations of each kind it has.
+            What to show as progress at once: the table's digest, and how many operations of each kind it has for
+            blocks that train at some step.
         """
-        codes = "".join(row for batch in operations.batches for row in batch.rows)
+        blocks, subnets = ever_trained(self._plan.course).blocks, operations.subnets
+        rows = [row for batch in operations.batches for row in batch.rows]
+        codes = "".join(pattern_of(row, block, subnets) for row in rows for block in blocks)
         kinds = {"full": FULL, "forward_only": FORWARD_ONLY, "shortcut": SHORTCUT}
         counts = {name: codes.count(code) for name, code in kinds.items()}
         entry = {"kind": "operations", "step": step, "digest": operations.digest, **counts}

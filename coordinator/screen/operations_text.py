@@ -67,6 +67,8 @@ def _shares(figures: Mapping[str, Any]) -> str:
     """Example: ``62 % measured, 61 % predicted, 60 % by the paper's count``."""
     words = {"measured": "measured", "predicted": "predicted", "paper": "by the paper's count"}
     known = [f"{figures[name]:.0%} {word}" for name, word in words.items() if figures.get(name) is not None]
+    if "all_full_s" in figures and figures["all_full_s"] is None:
+        known.insert(0, "not measured")
     return ", ".join(known) or "nothing to compare with"
 
 

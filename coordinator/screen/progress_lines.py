@@ -39,8 +39,12 @@ def step_line(step: Mapping[str, Any]) -> str:
 
 
 def evaluating_line(step: Mapping[str, Any]) -> str:
-    """Describe an item that trains nothing; a batch's loss is no loss of the run, so it is not told."""
-    return f"{step['kind']} after step {step['step']}: {step['initiator']}"
+    """Describe an item that trains nothing; a batch's loss is no loss of the run, so it is not told.
+
+    Example: ``score after step 0: 3 of 30 batches, a``.
+    """
+    count = f"{step['batch']} of {step['batches']} batches, " if "batch" in step else ""
+    return f"{step['kind']} after step {step['step']}: {count}{step['initiator']}"
 
 
 def unfreeze_line(entry: Mapping[str, Any]) -> str:
@@ -49,7 +53,7 @@ def unfreeze_line(entry: Mapping[str, Any]) -> str:
 
 
 def operations_line(entry: Mapping[str, Any]) -> str:
-    """Describe an operation table by the shares of its operations.
+    """Describe an operation table by the shares of its operations for blocks that train.
 
     Example: ``operations chosen after step 0: 60 % full, 0 % forward-only, 40 % skipped``.
     """

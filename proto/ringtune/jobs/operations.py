@@ -18,7 +18,8 @@ class OperationsSettings:
         heads: attention heads of one subnet, which has as large a share of the feed-forward rows; 0 = a whole block
             is one subnet.
         by_slice: whether all blocks of a node have the same operations, so that it can be passed by.
-        compute: share of the compute of a run in which everything is full, above 0 and at most 1.
+        compute: share of what blocks that train cost if everything is full, above 0 and at most 1; how many operations
+            are forward-only follows from measured costs, so runs to be repeated give ``full`` and ``forward_only``.
         full: instead of ``compute``: of how many micro-batches of a batch each subnet does forward and backward.
         forward_only: with ``full``: of how many more it does the forward only.
         balance: whether nodes get unequal counts, so that all are busy for the same time in a step.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.records.operations_ledger import OperationsLedger
+from coordinator.screen.operations_text import saved_lines
 from ringtune.engine.spans import Span
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.operations.table import BatchOperations, Operations
@@ -71,6 +72,20 @@ def test_measured_seconds_are_compared_with_recorded_ones() -> None:
     assert second is not None
     assert second["compute"]["all_full_s"] == pytest.approx(2 * first["compute"]["all_full_s"])
     assert second["compute"]["predicted"] == first["compute"]["predicted"]
+
+
+@pytest.mark.parametrize("rows", [("2222", "3333"), ("1122", "1133")], ids=["nowhere", "not at node b"])
+def test_seconds_of_all_full_are_not_measured_where_nothing_was_full(rows: tuple[str, str]) -> None:
+    """Such a run never saw how long a full operation takes."""
+    plan, turns = planned(*rows)
+    ledger = OperationsLedger(plan, profile_of(plan))
+    for turn in turns:
+        ledger.turn_done(turn)
+    found = ledger.report(profile_of(plan))
+    assert found is not None
+    assert (found["compute"]["all_full_s"], found["compute"]["measured"]) == (None, None)
+    (line,) = [line for line in saved_lines(found) if line.startswith("  compute")]
+    assert line.split(maxsplit=1)[1].startswith("not measured, ")
 
 
 def test_run_in_which_everything_is_full_has_no_such_report() -> None:

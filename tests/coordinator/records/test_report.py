@@ -14,7 +14,7 @@ from ringtune.errors import IntegrityError
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.tables.words import parse_action
 from ringtune.schedule.turns import StepKind, Turn, turn_sequence
-from ringtune.schedule.versions import depth
+from ringtune.schedule.versions import depth, ever_trained
 from tests.support.fake_agents import job
 from tests.support.plans import make_plan
 
@@ -127,6 +127,22 @@ def test_ledger_writes_a_table_before_the_first_step_that_has_it() -> None:
     assert books.turn_done(TURNS[0]) == [] == books.turn_done(score)
     step(books, TURNS[1], 0, 0.5, 102.0)
     assert [entry["kind"] for entry in books.turn_done(TURNS[1])] == ["operations", "train"]
+
+
+def test_ledger_counts_operations_of_blocks_that_train_only() -> None:
+    """Blocks that never train are full in each table, which says nothing; here the upper half trains."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, every_steps=1)
+    assert ever_trained(plan.course).blocks == (2, 3)
+    table = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1132", "1133")),))
+    line = RunLedger(plan, job().train).operations_chosen(0, table)
+    assert [line[name] for name in ("full", "forward_only", "shortcut")] == [0, 1, 3]
+
+
+def test_ledger_numbers_the_batches_of_a_turn_that_trains_nothing() -> None:
+    """So that one sees how far it has come."""
+    score = dataclasses.replace(TURNS[1], kind=StepKind.SCORE)
+    progress = ledger().step_done(score, score.first_seq + 1, 0, 0, {}, 101.0)
+    assert (progress["batch"], progress["batches"]) == (2, score.num_items)
 
 
 @pytest.mark.parametrize(("local_iterations", "expected"), [(1, 0.25), (2, 0.375), (4, 1.0)])

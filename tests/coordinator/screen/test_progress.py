@@ -12,7 +12,7 @@ from rich.console import Console
 from coordinator.screen.live_progress import LiveProgress
 from coordinator.screen.output import make_progress
 from coordinator.screen.progress import JsonProgress, PlainProgress, Progress
-from coordinator.screen.progress_lines import evaluation_line, operations_line
+from coordinator.screen.progress_lines import evaluating_line, evaluation_line, operations_line
 from tests.support.plans import make_plan
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
@@ -46,6 +46,12 @@ def test_operations_line_of_an_empty_table_says_that_all_is_full() -> None:
     """A table that names no batch leaves every batch as it is."""
     nothing = {**OPERATIONS, "full": 0, "forward_only": 0, "shortcut": 0}
     assert operations_line(nothing) == "operations chosen after step 6: all full"
+
+
+def test_line_of_a_batch_that_is_scored_has_its_count() -> None:
+    """The lines of a turn differ, and say how many are to come."""
+    scored = {**step(0), "kind": "score", "batch": 3, "batches": 30}
+    assert evaluating_line(scored) == "score after step 0: 3 of 30 batches, a"
 
 
 def show(progress: Progress) -> None:
