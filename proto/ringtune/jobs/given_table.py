@@ -15,8 +15,8 @@ from ringtune.jobs.operations import OperationsSettings
 from ringtune.schedule.operations.given import GivenTable, tables_from_json, tables_to_json
 
 _MOST_BYTES: Final = 64_000_000
-_MOST_TEXT: Final = 900_000
-"""Most characters of a table in a job, of whose text ``job_text.MAX_BYTES`` are read."""
+_MOST_TEXT: Final = 3_000_000
+"""Most characters of tables in a job: with the plan, which has them too, it goes to a node in one message of 8 MiB."""
 
 _REMEDY: Final = "give the operations.json of a run, or the operations of its plan.json"
 
@@ -44,8 +44,8 @@ def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSet
     table = json.dumps(tables_to_json(_tables(text, f"operations.table {path}")), separators=(",", ":"))
     if len(table) > _MOST_TEXT:
         raise JobError(
-            f"operations.table {path} is {len(table):,} characters of text, a job has room for {_MOST_TEXT:,}; give it "
-            "in a plan, with --plan"
+            f"operations.table {path} is {len(table):,} characters of text, a job has room for {_MOST_TEXT:,}; repeat "
+            "that run by its own job.toml and --plan with its plan.json, which choose the same tables again"
         )
     return dataclasses.replace(settings, table=table)
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from ringtune.errors import JobError
 
-MAX_BYTES: Final = 1_000_000
-"""Most bytes of a job file; one with every key has two thousand."""
+MAX_BYTES: Final = 4_000_000
+"""Most bytes of a job file; one with every key has two thousand, and given operation tables come on top."""
 
 _PLACE = re.compile(r"\(at line (\d+), column (\d+)\)")
 _KEY = re.compile(r"\s*(?:\[+\s*(?P<section>[^]]*)|(?P<key>[\w.\"'-]+)\s*=)")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +190,7 @@ def test_given_table_travels_with_the_job(tmp_path: Path, value: object) -> None
         ({"schema": 1, "tables": []}, "are not a list of schema 1"),
         ({"schema": 1, "tables": [{"steps": 8}]}, "unknown key"),
         ({"schema": 1, "tables": [{"step": 8, "operations": TABLE.to_json()}]}, "have to begin at step 0"),
-        ({"subnets": 1, "batches": [["a", 0, 2, 4, "!"]]}, "packed operations are not readable"),
+        ({"subnets": 1, "rows": [[2, 4, "!"]], "batches": [["a", 0, 0]]}, "packed operations are not readable"),
     ],
 )
 def test_given_table_is_refused_with_its_file(tmp_path: Path, value: object, message: str) -> None:
@@ -221,3 +223,27 @@ def test_given_table_is_told_shortly(tmp_path: Path) -> None:
     job = load_job(_job_with(tmp_path, many.to_json()))
     before = dataclasses.replace(job, operations=OperationsSettings())
     assert len(describe_changes(before, job)) < 300
+
+
+def _packed_table(rng: random.Random) -> dict[str, Any]:
+    """Any table of 600 batches of 4 micro-batches with 72 codes each."""
+    packed = [bytes([*(rng.randrange(243) for _ in range(57)), rng.randrange(27)]) for _ in range(600)]
+    rows = [[4, 72, base64.b64encode(each).decode()] for each in packed]
+    return {"subnets": 6, "rows": rows, "batches": [["a", at, at] for at in range(600)]}
+
+
+def test_given_tables_of_a_run_of_real_size_fit_into_a_job(tmp_path: Path) -> None:
+    """Sixteen tables of 600 batches, none alike: the job that a run writes down is read again."""
+    rng = random.Random(1)
+    tables = [{"step": 40 * at, "operations": _packed_table(rng)} for at in range(16)]
+    job = load_job(_job_with(tmp_path, {"schema": 1, "tables": tables}))
+    (tmp_path / "again.toml").write_text(job.to_toml())
+    assert load_job(tmp_path / "again.toml") == job
+    assert len(job.operations.table) > 900_000
+
+
+def test_given_tables_that_no_job_has_room_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy is one that there is for several tables too."""
+    monkeypatch.setattr("ringtune.jobs.given_table._MOST_TEXT", 10)
+    with pytest.raises(JobError, match=r"has room for 10; repeat that run by its own job.toml"):
+        load_job(_job_with(tmp_path, TABLE.to_json()))

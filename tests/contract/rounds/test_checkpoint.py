@@ -69,7 +69,7 @@ def test_manifest_keeps_the_operation_table_in_force() -> None:
     assert saved.digest != dataclasses.replace(saved, operations=table_of(plan.course, 2)).digest
     assert "operations" not in manifest().to_json()
     spoiled = json.loads(json.dumps(saved.to_json()))
-    spoiled["operations"]["batches"][0][4] = "!"
+    spoiled["operations"]["rows"][0][2] = "!"
     with pytest.raises(IntegrityError, match="the manifest is damaged"):
         CheckpointManifest.from_json(spoiled)
 

@@ -110,7 +110,7 @@ def _unnamed(request: control_pb2.GrantRequest) -> None:
         (_text(b"\xff"), "can't be used"),
         (_text(b"[]"), "can't be used"),
         (_text(b"{}"), "can't be used"),
-        (_text(b'{"subnets": 2, "batches": [["a", 0, 2, 8, "!"]]}'), "not readable"),
+        (_text(b'{"subnets": 2, "rows": [[2, 8, "!"]], "batches": [["a", 0, 0]]}'), "not readable"),
         (_text(b'{"subnets": 2, "batches": [], "more": 1}'), "unknown key"),
         (_unnamed, "trains without a table of operations"),
     ],

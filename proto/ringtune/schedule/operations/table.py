@@ -11,7 +11,7 @@ blocks with one subnet each and two micro-batches::
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,18 +97,15 @@ class Operations:
     # ---- files ------------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Write the table as a JSON-able one: a batch is its owner, its id, its micro-batches and packed codes."""
-        batches = [
-            [
-                entry.owner,
-                entry.batch_id,
-                len(entry.rows),
-                len(entry.rows[0]) if entry.rows else 0,
-                pack("".join(entry.rows)),
-            ]
-            for entry in self.batches
-        ]
-        return {"subnets": self.subnets, "batches": batches}
+        """Write the table as a JSON-able one; what several batches do alike is written once.
+
+        ``rows`` has micro-batches, codes of each, and packed codes, in the order of first use. A batch is its owner,
+        its id, and where in ``rows`` it stands.
+        """
+        places: dict[tuple[str, ...], int] = {}
+        batches = [[entry.owner, entry.batch_id, places.setdefault(entry.rows, len(places))] for entry in self.batches]
+        rows = [[len(each), len(each[0]) if each else 0, pack("".join(each))] for each in places]
+        return {"subnets": self.subnets, "rows": rows, "batches": batches}
 
     @staticmethod
     def from_json(value: object, *, where: str = "operations") -> Operations:
@@ -119,15 +116,19 @@ class Operations:
         """
         if not isinstance(value, Mapping):
             raise PlanError(f"{where} has to be a table; plan anew")
-        check_keys(value, ("subnets", "batches"), where=where, error=PlanError)
+        check_keys(value, ("subnets", "rows", "batches"), where=where, error=PlanError)
         subnets = read_value(int, value.get("subnets"), where=f"{where}.subnets", error=PlanError)
-        entries = value.get("batches")
+        entries, codes = value.get("batches"), value.get("rows")
         if not isinstance(entries, list):
             raise PlanError(f"{where}.batches has to be a list; plan anew")
-        return Operations(
-            subnets=subnets,
-            batches=tuple(_batch(entry, f"{where}.batches[{at}]") for at, entry in enumerate(entries)),
-        )
+        if not isinstance(codes, list):
+            raise PlanError(f"{where}.rows has to be a list; plan anew")
+        shared: dict[str, str] = {}
+        rows = [_rows(each, shared, f"{where}.rows[{at}]") for at, each in enumerate(codes)]
+        batches = tuple(_batch(entry, rows, f"{where}.batches[{at}]") for at, entry in enumerate(entries))
+        if tuple(dict.fromkeys(entry.rows for entry in batches)) != tuple(rows):
+            raise PlanError(f"{where}.rows have to be distinct and in the order in which batches use them; plan anew")
+        return Operations(subnets=subnets, batches=batches)
 
     @property
     def digest(self) -> str:
@@ -140,10 +141,17 @@ def _block_rows(table: Operations) -> frozenset[tuple[str, str]]:
     return frozenset((entry.owner, block_row(row, table.subnets)) for entry in table.batches for row in entry.rows)
 
 
-def _batch(value: object, where: str) -> BatchOperations:
+def _rows(value: object, shared: dict[str, str], where: str) -> tuple[str, ...]:
     match value:
-        case [str(owner), int(batch_id), int(count), int(length), str(packed)] if min(count, length) > 0:
+        case [int(count), int(length), str(packed)] if min(count, length) > 0:
             codes = unpack(packed, count * length)
-            rows = tuple(codes[at : at + length] for at in range(0, len(codes), length))
-            return BatchOperations(owner=owner, batch_id=batch_id, rows=rows)
-    raise PlanError(f"{where} is not [owner, batch id, micro-batches, codes of each, packed codes]; plan anew")
+            found = (codes[at : at + length] for at in range(0, len(codes), length))
+            return tuple(shared.setdefault(row, row) for row in found)
+    raise PlanError(f"{where} is not [micro-batches, codes of each, packed codes]; plan anew")
+
+
+def _batch(value: object, rows: Sequence[tuple[str, ...]], where: str) -> BatchOperations:
+    match value:
+        case [str(owner), int(batch_id), int(at)] if 0 <= at < len(rows):
+            return BatchOperations(owner=owner, batch_id=batch_id, rows=rows[at])
+    raise PlanError(f"{where} is not [owner, batch id, place in rows], of {len(rows)}; plan anew")

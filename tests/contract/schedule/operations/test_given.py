@@ -80,7 +80,7 @@ def _other_subnets(value: dict[str, Any]) -> None:
         (lambda value: value["tables"].append(3), "an object with step and operations"),
         (lambda value: value["tables"][0].update(step="0"), r"tables\[0\].step"),
         (lambda value: value["tables"][0].update(turn=0), "unknown key"),
-        (lambda value: value["tables"][0]["operations"].update(batches=[["a", 0, 1, 3, "!"]]), "not readable"),
+        (lambda value: value["tables"][0]["operations"].update(rows=[[1, 3, "!"]]), "not readable"),
     ],
 )
 def test_given_tables_that_no_run_wrote_are_refused(change: Any, message: str) -> None:
