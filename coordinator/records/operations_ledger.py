@@ -1,7 +1,8 @@
 """Keep account of what operations left to be done in a run, and of what they saved.
 
-Only train steps count. What they would have taken with everything full is not measured but reckoned: seconds by the
-times that the run itself recorded, bytes by the mean lengths of the owners' rows.
+Only train steps save; what gathering scores took is counted beside it. What steps would have taken with everything full
+is not measured but reckoned: seconds by the times that the run itself recorded, bytes by the mean lengths of the
+owners' rows.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class OperationsLedger:
         self._items: dict[tuple[Plan, str, int], Item] = {}
         self._total_busy_s: dict[str, float] = defaultdict(float)
         self._total_bytes: dict[str, int] = defaultdict(int)
+        self._scored = 0
+        self._score_busy_s = 0.0
+        self._score_bytes = 0
 
     # ---- what nodes report ------------------------------------------------------------------------
 
@@ -58,7 +62,7 @@ class OperationsLedger:
             self._bytes[seq][node] += sent_bytes
 
     def turn_done(self, turn: Turn) -> None:
-        """Close a turn that every node has done; what is no train turn is forgotten."""
+        """Close a turn that every node has done; what neither trains nor scores is forgotten."""
         if not self._is_kept:
             return
         plan = self._plan.decided(turn.unfreeze_at, turn.operations)
@@ -67,6 +71,11 @@ class OperationsLedger:
             if turn.kind is StepKind.TRAIN:
                 _add(self._total_busy_s, busy_s)
                 _add(self._total_bytes, sent)
+            elif turn.kind is StepKind.SCORE:
+                self._score_busy_s += sum(busy_s.values())
+                self._score_bytes += sum(sent.values())
+        if turn.kind is StepKind.SCORE:
+            self._scored += turn.num_items
         if turn.kind is StepKind.TRAIN:
             for item in items(plan.course, turn):
                 _add_done(self._done, done_of(plan, item, self._costs), 1)
@@ -106,6 +115,7 @@ class OperationsLedger:
                 "predicted": _share(all_done.sent_bytes, everything.sent_bytes),
                 "paper": _share(all_done.paper_sent, everything.paper_sent),
             },
+            "scores": {"batches": self._scored, "busy_s": self._score_busy_s, "sent_bytes": self._score_bytes},
         }
 
     def _all_full(self, costs: CourseCosts | None) -> dict[str, Done]:

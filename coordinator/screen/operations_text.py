@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.operations.codes import pattern_of
 from ringtune.schedule.operations.table import BatchOperations
 from ringtune.schedule.plan import Plan
@@ -60,7 +61,16 @@ def saved_lines(operations: Mapping[str, Any] | None) -> list[str]:
     for node, shares in operations["nodes"].items():
         full, forward, skipped = (f"{shares[name]:.0%}" for name in ("full", "forward_only", "skipped"))
         lines.append(f"  {node:<{width}}  {full} full, {forward} forward-only, {skipped} skipped")
-    return lines + [f"  {name:<{width}}  {_shares(operations[name])}" for name in ("compute", "bytes")]
+    lines += [f"  {name:<{width}}  {_shares(operations[name])}" for name in ("compute", "bytes")]
+    scores = operations.get("scores") or {"batches": 0}
+    if not scores["batches"]:
+        return lines
+    on_top = f"{format_seconds(scores['busy_s'])} and {format_bytes(scores['sent_bytes'])} on top"
+    steps = f"{format_seconds(operations['compute']['busy_s'])} and {format_bytes(operations['bytes']['sent_bytes'])}"
+    return [
+        *lines,
+        f"  {'scores':<{width}}  {on_top}, measured, for {scores['batches']} batches; the steps took {steps}",
+    ]
 
 
 def _shares(figures: Mapping[str, Any]) -> str:

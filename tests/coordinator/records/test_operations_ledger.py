@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from coordinator.records.operations_ledger import OperationsLedger
 from coordinator.screen.operations_text import saved_lines
 from ringtune.engine.spans import Span
+from ringtune.quantities import format_seconds
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.turns import Turn, turn_sequence
+from ringtune.schedule.turns import StepKind, Turn, turn_sequence
 from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, profile_of
 
@@ -58,6 +61,28 @@ def test_report_has_shares_of_each_node_and_what_was_saved() -> None:
     assert sent["measured"] == pytest.approx(100 * steps / sent["all_full_bytes"])
     assert sent["predicted"] == pytest.approx(0.5, rel=0.02)
     assert sent["paper"] == pytest.approx(0.75)
+
+
+def test_what_scores_took_stands_beside_what_steps_saved() -> None:
+    """Seconds and bytes of blocks, counted apart from those of steps; without scores no line tells of any."""
+    plan, turns = planned("1111", "1133")
+    ledger = OperationsLedger(plan, profile_of(plan))
+    score, train = dataclasses.replace(turns[0], kind=StepKind.SCORE), turns[1]
+    for turn, seconds in ((score, 2.0), (train, 0.25)):
+        for seq in range(turn.first_seq, turn.end_seq):
+            ledger.add_spans("a", [span(Op.BACKWARD, seq, seconds), span(Op.EMBED, seq, 9.0)])
+            ledger.add_traffic("a", seq, Payload.GRAD, 100)
+    ledger.turn_done(train)
+    before = ledger.report(profile_of(plan))
+    assert before is not None
+    assert not [line for line in saved_lines(before) if "scores" in line]
+    ledger.turn_done(score)
+    found = ledger.report(profile_of(plan))
+    assert found is not None
+    count = score.num_items
+    assert found["scores"] == {"batches": count, "busy_s": 2.0 * count, "sent_bytes": 100 * count}
+    assert {**found, "scores": before["scores"]} == before
+    assert f"{format_seconds(2.0 * count)} and {100 * count} B on top, measured" in saved_lines(found)[-1]
 
 
 def test_measured_seconds_are_compared_with_recorded_ones() -> None:
