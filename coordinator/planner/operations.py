@@ -120,7 +120,7 @@ def check_given_operations(job: Job, plan: Plan, model: ModelFacts) -> None:
             f"the plan has one operation for the blocks {_ranges(choice)}, its slices are {_ranges(again)} "
             f"(operations.by_slice); {anew}"
         )
-    if not _are_alike(choice.capacities, again.capacities):
+    if choice.is_counted != again.is_counted or not _are_alike(choice.capacities, again.capacities):
         raise PlanError(f"the plan's subnets may do more or less than operations.compute, full or balance say; {anew}")
 
 

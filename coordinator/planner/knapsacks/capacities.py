@@ -53,6 +53,8 @@ def choice_of(
         capacities = _by_block(each, hosts, num_blocks)
     elif pruning:
         capacities = (_pruning_capacity(settings, counts, mean, microbatch_sizes, subnets * num_blocks),)
+    elif settings.compute is not None:
+        capacities = (_share_capacity(settings.compute, mean, microbatch_sizes, subnets),)
     else:
         capacities = (_capacity(counts, mean, microbatch_sizes, subnets),)
     refresh = settings.refresh_rounds * local_iterations * owners
@@ -64,6 +66,7 @@ def choice_of(
         forward_score=settings.forward_score,
         score_scale=settings.score_scale,
         ties=settings.ties,
+        is_counted=settings.full is not None and not pruning,
         refresh_steps=refresh or (PRUNING_STEPS if pruning else 0),
         groups=tuple((host.start, host.stop) for host in hosts) if settings.by_slice else (),
     )
@@ -126,11 +129,34 @@ def _mean_cost(hosts: Sequence[Slice], costs: Mapping[str, tuple[float, float]])
 
 
 def _capacity(counts: Counts, each: tuple[float, float], sizes: Sequence[int], subnets: int) -> BlockCapacity:
+    """So many micro-batches of mean rows."""
     forward, backward = (cost / subnets for cost in each)
-    largest = sorted(sizes, reverse=True)
+    rows = sum(sizes) / len(sizes)
     return BlockCapacity(
-        full=(forward + backward) * sum(largest[: counts.full]),
-        forward_only=forward * sum(largest[: counts.forward_only]),
+        full=(forward + backward) * counts.full * rows,
+        forward_only=forward * counts.forward_only * rows,
         forward=forward,
         backward=backward,
     )
+
+
+def _share_capacity(compute: float, each: tuple[float, float], sizes: Sequence[int], subnets: int) -> BlockCapacity:
+    """A share of a batch's rows: the most rows of full operations that fit it, and forward-only ones of the rest."""
+    forward, backward = (cost / subnets for cost in each)
+    budget = compute * sum(sizes) * (forward + backward)
+    full = _rows(sizes, whole(budget, forward + backward))
+    rest = whole(budget - full * (forward + backward), forward)
+    return BlockCapacity(
+        full=(forward + backward) * full,
+        forward_only=forward * _rows(sizes, min(rest, sum(sizes) - full)),
+        forward=forward,
+        backward=backward,
+    )
+
+
+def _rows(sizes: Sequence[int], most: int) -> int:
+    """The rows of those micro-batches that fill so many rows best."""
+    found = {0}
+    for size in sizes:
+        found |= {rows + size for rows in found if rows + size <= most}
+    return max(found)

@@ -26,7 +26,7 @@ from ringtune.schedule.operations.choice import Choice, Policy, Score
 from ringtune.schedule.operations.codes import FULL, SHORTCUT
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import BatchOperations, Operations
-from ringtune.schedule.spreading.choosers import Chooser, choosers_of
+from ringtune.schedule.spreading.choosers import Chooser, choosers_of, limits_of
 from ringtune.schedule.spreading.expected import kept_subnets
 
 MOST_UNITS = 100
@@ -34,11 +34,11 @@ MOST_UNITS = 100
 
 
 def choose_table(course: Course, scores: Sequence[BlockScores], step: int = 0) -> Operations:
-    """The table of a course's policy; blocks that never train are full, which is forward-only there.
+    """The table of a course's policy; blocks that may not train are full, which is forward-only there.
 
     Args:
         course: with a choice.
-        scores: of every micro-batch of every batch and every block that trains; not asked for where the policy needs
+        scores: of every micro-batch of every batch and every block that may train; not asked for where the policy needs
             none.
         step: of the decision; the policy random draws another table at each.
 
@@ -71,7 +71,7 @@ def _chosen(
 ) -> NDArray[np.uint8]:
     choice = _choice(course)
     units = _units(choosers) if choice.policy == Policy.JOINT else [_Units(1, 1)] * len(choosers)
-    knapsacks = _knapsacks(choosers, batches, units, sum(batches.sizes) / course.batch_size)
+    knapsacks = _knapsacks(course, choosers, batches, units)
     if scores is None:
         codes = drawn(knapsacks, seed=course.seed, owner=batches.owner, step=step)
     else:
@@ -125,12 +125,13 @@ def _units_of(share: float) -> _Units:
     return _Units(MOST_UNITS, math.ceil(MOST_UNITS * share - 1e-9))
 
 
-def _knapsacks(choosers: Sequence[Chooser], batches: Batches, units: Sequence[_Units], share: float) -> Knapsacks:
-    count, each = batches.num_batches, math.gcd(*batches.sizes)
-    sizes = np.array(batches.sizes) // each
+def _knapsacks(course: Course, choosers: Sequence[Chooser], batches: Batches, units: Sequence[_Units]) -> Knapsacks:
+    limits = [limits_of(course, chooser, batches.sizes) for chooser in choosers]
+    count, each = batches.num_batches, math.gcd(*limits[0].costs)
+    sizes = np.array(limits[0].costs) // each
     full, forward = (np.tile([unit[at] for unit in units], count) for at in (0, 1))
-    full_rows = np.tile([chooser.full_rows(share) // each for chooser in choosers], count)
-    forward_rows = np.tile([chooser.forward_rows(share) // each for chooser in choosers], count)
+    full_rows = np.tile([limit.full // each for limit in limits], count)
+    forward_rows = np.tile([limit.forward_only // each for limit in limits], count)
     return Knapsacks(
         full_costs=full[:, None] * sizes,
         forward_costs=forward[:, None] * sizes,

@@ -17,7 +17,7 @@ from ringtune.schedule.operations.choice import Policy
 from ringtune.schedule.operations.codes import FULL, block_row, pattern_of, share
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.rows.batches import num_batches
-from ringtune.schedule.spreading.choosers import choosers_of
+from ringtune.schedule.spreading.choosers import choosers_of, limits_of
 
 SCORE_WORK_BYTES: Final = 2 << 20
 """What reducing a gradient to scores takes besides the gradient: chunks in float64."""
@@ -131,13 +131,13 @@ def _of_capacities(course: Course) -> KeptGraphs:
     parts, subnets = course.microbatch_sizes(), course.subnets
     micros, shares = [len(parts)] * course.num_blocks, [float(len(parts))] * course.num_blocks
     for chooser in choosers_of(course):
-        rows = min(chooser.full_rows(), course.batch_size)
-        most = min(len(parts), rows // min(parts))
+        limits = limits_of(course, chooser, parts)
+        most = min(len(parts), limits.full // min(limits.costs))
         for block in range(chooser.start, chooser.stop):
             if chooser.subnet == 0:
                 micros[block], shares[block] = 0, 0.0
             micros[block] = most if subnets == 1 else len(parts) if most else micros[block]
-            shares[block] += min(rows / parts[0], most) / subnets
+            shares[block] += min(limits.full / max(limits.costs), most) / subnets
     return KeptGraphs(tuple(micros), tuple(shares), tuple(micros))
 
 

@@ -109,6 +109,8 @@ class Choice:
         groups: ranges [start, stop) of blocks, ascending; all blocks of one have the same operations, so that the node
             which hosts them can be passed by. Blocks in none of them have operations of their own.
         ties: a value of ``Ties``.
+        is_counted: whether capacities are of micro-batches, whatever their rows, so that counts are exact; otherwise
+            they are of rows, which no choice exceeds.
         tables: that another run has chosen; they hold from their steps on, and nothing is scored or chosen.
     """
 
@@ -121,6 +123,7 @@ class Choice:
     refresh_steps: int = 0
     groups: tuple[tuple[int, ...], ...] = ()
     ties: str = Ties.SPREAD.value
+    is_counted: bool = False
     tables: tuple[GivenTable, ...] = ()
 
     def __post_init__(self) -> None:

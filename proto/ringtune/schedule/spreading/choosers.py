@@ -27,10 +27,10 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations.choice import BlockCapacity, Ties
-from ringtune.schedule.versions import ever_trained
 
 _SLACK = 1e-9
 """What a capacity may lack of a whole row, of rounding in its last bits."""
@@ -72,6 +72,34 @@ class Chooser:
         return whole(self.capacity.forward_only * share, self.capacity.forward)
 
 
+class Limits(NamedTuple):
+    """What one chooser may do for the micro-batches of one batch, in whole numbers.
+
+    Attributes:
+        costs: of each micro-batch: its rows, or 1 where micro-batches are counted.
+        full: of full operations together; at least one micro-batch fits.
+        forward_only: of forward-only ones.
+    """
+
+    costs: tuple[int, ...]
+    full: int
+    forward_only: int
+
+
+def limits_of(course: Course, chooser: Chooser, sizes: tuple[int, ...]) -> Limits:
+    """What a chooser may do for a batch with micro-batches of so many rows.
+
+    A batch with fewer rows than others has its share, or with fewer micro-batches where these are counted.
+    """
+    if course.choice is not None and course.choice.is_counted:
+        rows = course.batch_size / course.microbatches
+        costs, share = (1,) * len(sizes), len(sizes) / course.microbatches / rows
+    else:
+        costs, share = sizes, sum(sizes) / course.batch_size
+    full = chooser.full_rows(share)
+    return Limits(costs, max(full, min(costs)) if chooser.capacity.full else full, chooser.forward_rows(share))
+
+
 def whole(capacity: float, cost: float) -> int:
     """How many whole times a cost fits a capacity: the rounding of capacities, down to rows; none at no cost."""
     return math.floor(capacity / cost * (1 + _SLACK) + _SLACK) if cost else 0
@@ -79,7 +107,10 @@ def whole(capacity: float, cost: float) -> int:
 
 @functools.lru_cache(maxsize=16)
 def choosers_of(course: Course) -> tuple[Chooser, ...]:
-    """All choosers of a course, by block and subnet; none where tables are given. Blocks that never train have none."""
+    """All choosers of a course, by block and subnet; none where tables are given.
+
+    Blocks that may not train have none. How long the run is does not matter, so that a longer run has the same ones.
+    """
     choice, found = course.choice, list[Chooser]()
     if choice is None or choice.tables:
         return ()
@@ -87,7 +118,8 @@ def choosers_of(course: Course) -> tuple[Chooser, ...]:
     for start, stop in _ranges(course):
         capacity = _sum([choice.capacity(block) for block in range(start, stop)])
         chooser = Chooser(start=start, stop=stop, subnet=0, first=0, capacity=capacity)
-        full = min(course.microbatches, round(chooser.full_rows() * course.microbatches / course.batch_size))
+        limits = limits_of(course, chooser, course.microbatch_sizes())
+        full = min(course.microbatches, round(limits.full * course.microbatches / sum(limits.costs)))
         if choice.ties == Ties.TOGETHER:
             firsts = [0] * choice.subnets
         else:
@@ -116,7 +148,7 @@ def _firsts(totals: Sequence[int], subnets: int, full: int) -> tuple[list[int], 
 def _ranges(course: Course) -> list[tuple[int, int]]:
     groups = course.choice.groups if course.choice else ()
     shared = {block: at for at, group in enumerate(groups) for block in range(*group)}
-    blocks, found = [block for block in range(course.num_blocks) if block in ever_trained(course)], list[list[int]]()
+    blocks, found = [block for block in range(course.num_blocks) if block in course.trainable], list[list[int]]()
     for block in blocks:
         same = found and block - 1 == found[-1][-1] and shared.get(block, -1) == shared.get(block - 1, -2)
         if same:

@@ -14,6 +14,7 @@ tie. For a course of three subnets a block that are full for 3 of 5 micro-batche
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 
 from ringtune.schedule.course import Course
@@ -21,7 +22,7 @@ from ringtune.schedule.operations.choice import Policy
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.rows.batches import num_batches
-from ringtune.schedule.spreading.choosers import Chooser, choosers_of, whole
+from ringtune.schedule.spreading.choosers import Chooser, choosers_of, limits_of, whole
 
 
 @functools.lru_cache(maxsize=16)
@@ -83,17 +84,32 @@ def _spread(course: Course, sizes: tuple[int, ...], batch_id: int) -> tuple[str,
 
 
 def _codes(course: Course, chooser: Chooser, sizes: tuple[int, ...], batch_id: int) -> list[str]:
-    share = sum(sizes) / course.batch_size
-    full, forward = chooser.full_rows(share), chooser.forward_rows(share)
-    codes = [SHORTCUT] * len(sizes)
+    limits, codes = limits_of(course, chooser, sizes), [SHORTCUT] * len(sizes)
     order = chooser.order(batch_id, len(sizes))
-    for micro in order:
-        if sizes[micro] <= full:
-            codes[micro], full = FULL, full - sizes[micro]
-    for micro in order:
-        if codes[micro] == SHORTCUT and sizes[micro] <= forward:
-            codes[micro], forward = FORWARD_ONLY, forward - sizes[micro]
+    for code, limit in ((FULL, limits.full), (FORWARD_ONLY, limits.forward_only)):
+        rest = [micro for micro in order if codes[micro] == SHORTCUT]
+        for at in _taken(tuple(limits.costs[micro] for micro in rest), limit):
+            codes[rest[at]] = code
     return codes
+
+
+@functools.lru_cache(maxsize=1024)
+def _taken(costs: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    """The items that a knapsack takes where all are worth the same: as many as fit, and none that can be left out.
+
+    Of all such choices it is the one that leaves out the latest item, then the next latest one, and so on.
+    """
+    found, needed = [], _most(costs, limit)
+    for at in reversed(range(len(costs))):
+        if _most(costs[:at], limit) < needed:
+            found.append(at)
+            limit, needed = limit - costs[at], needed - 1
+    return tuple(found)
+
+
+def _most(costs: Sequence[int], limit: int) -> int:
+    """How many items fit together."""
+    return sum(each <= limit for each in itertools.accumulate(sorted(costs)))
 
 
 @functools.lru_cache(maxsize=16)

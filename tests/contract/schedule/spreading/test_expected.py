@@ -15,6 +15,7 @@ from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.spreading.choosers import choosers_of
 from ringtune.schedule.spreading.expected import expected_table
 from tests.support.operation_choices import choosing_course
+from tests.support.plans import make_plan
 
 
 def test_expected_table_as_drawn() -> None:
@@ -120,3 +121,14 @@ def test_groups_of_subnets_are_refused() -> None:
             groups=((0, 2),),
             capacities=(BlockCapacity(full=1, forward_only=0, forward=1, backward=1),),
         )
+
+
+def test_length_of_a_run_does_not_change_its_operations() -> None:
+    """Blocks that train only in a longer run choose from the start, so that a longer run has the same table."""
+    course = choosing_course(full=2, microbatches=4, num_blocks=6)
+    plan = make_plan([("a", 0, 6)], ["a"], num_blocks=6, num_steps=4, every_steps=2)
+    short = dataclasses.replace(plan.course, choice=course.choice)
+    longer = dataclasses.replace(short, num_steps=40)
+    assert len(choosers_of(short)) == 6
+    assert choosers_of(short) == choosers_of(longer)
+    assert expected_table(short) == expected_table(longer)
