@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,13 @@ POLICIES = ("two-stage", "joint", "random")
 
 
 def uneven_course(
-    policy: str, *, batch_size: int = 10, microbatches: int = 4, train_rows: int = 20, **settings: object
+    policy: str, *, batch_size: int = 10, microbatches: int = 4, train_rows: int = 20, **settings: Any
 ) -> Course:
     """A course with micro-batches of unequal rows, whose capacities are those of a job."""
     course = choosing_course(full=1, microbatches=microbatches, subnets=2, num_blocks=3, size=3, train_rows=train_rows)
     course = dataclasses.replace(course, batch_size=batch_size)
     made = choice_of(
-        OperationsSettings(policy=policy, backward_score="taylor", **settings),  # type: ignore[arg-type]
+        OperationsSettings(policy=policy, backward_score="taylor", **settings),
         subnets=2,
         microbatch_sizes=course.microbatch_sizes(),
         hosts=(Slice(node="a", start=0, stop=3),),
@@ -67,7 +68,7 @@ def test_compute_is_never_exceeded(policy: str, batch_size: int, compute: float)
 
 @pytest.mark.parametrize("batch_size", [10, 11, 13])
 @pytest.mark.parametrize("settings", [{"full": 2, "forward_only": 1}, {"compute": 0.5}, {"compute": 0.7}], ids=str)
-def test_expected_table_is_what_equal_scores_give(batch_size: int, settings: dict[str, object]) -> None:
+def test_expected_table_is_what_equal_scores_give(batch_size: int, settings: dict[str, Any]) -> None:
     """Predictions assume the very table that weight magnitudes lead to."""
     course = uneven_course("two-stage", batch_size=batch_size, train_rows=2 * batch_size, **settings)
     assert choose_table(course, made_scores(course, lambda *_: 1.0)) == expected_table(course)
@@ -76,7 +77,7 @@ def test_expected_table_is_what_equal_scores_give(batch_size: int, settings: dic
 @pytest.mark.parametrize("policy", ["two-stage", "random"])
 @pytest.mark.parametrize("settings", [{"full": 3}, {"compute": 0.6}], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 3])
-def test_owner_of_few_rows_trains(policy: str, settings: dict[str, object], rows: int) -> None:
+def test_owner_of_few_rows_trains(policy: str, settings: dict[str, Any], rows: int) -> None:
     """Every subnet of every batch has at least one full micro-batch, however few rows there are."""
     course = uneven_course(policy, microbatches=5, train_rows=rows, **settings)
     for table in (choose_table(course, random_scores(course)), expected_table(course)):
