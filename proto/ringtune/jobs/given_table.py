@@ -33,7 +33,10 @@ def with_table_read(settings: OperationsSettings, folder: Path) -> OperationsSet
     """
     if not settings.table or _is_text(settings.table):
         return settings
-    path = (folder / Path(settings.table).expanduser()).resolve()
+    try:
+        path = (folder / Path(settings.table).expanduser()).resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise JobError(f"operations.table = {settings.table!r} is no path: {error}; {_REMEDY}") from error
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise JobError(f"operations.table {path} has more than {_MOST_BYTES:,} bytes; {_REMEDY}")
@@ -69,8 +72,12 @@ def _is_text(table: str) -> bool:
 
 def _tables(text: str, where: str) -> tuple[GivenTable, ...]:
     try:
-        return tables_from_json(json.loads(text))
-    except ValueError as error:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise JobError(f"{where} is not JSON: {error}; {_REMEDY}") from error
+    if isinstance(value, dict) and "course" in value:
+        raise JobError(f"{where} is a plan; give the operations.json beside it, or the plan itself with --plan")
+    try:
+        return tables_from_json(value)
     except PlanError as error:
         raise JobError(f"{where}: {error}; {_REMEDY}") from error

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ringtune.errors import JobError
 from ringtune.jobs.operations import OperationsSettings
 from ringtune.jobs.sections import Adapter, Privacy, Train
 from ringtune.models.head_group_support import refusal
+
+_OF_A_CHOICE: Final = ("compute", "full", "by_slice", "balance", "refresh_rounds")
 
 
 def check_operations(operations: OperationsSettings, *, adapter: Adapter, train: Train, privacy: Privacy) -> None:
@@ -18,9 +22,10 @@ def check_operations(operations: OperationsSettings, *, adapter: Adapter, train:
         _check_table_alone(operations)
     elif operations.is_chosen:
         _check_budget(operations, train.microbatches)
-    elif (wanting := [name for name in ("compute", "full") if getattr(operations, name) is not None]) != []:
+    elif wanting := [name for name in operations.changed() if name in _OF_A_CHOICE]:
+        value = getattr(operations, wanting[0])
         raise JobError(
-            f"operations.{wanting[0]} = {getattr(operations, wanting[0])} has no meaning with operations.policy = "
+            f"operations.{wanting[0]} = {str(value).lower()} has no meaning with operations.policy = "
             f"'{operations.policy}', where everything is full; set operations.policy = 'two-stage', or remove it"
         )
     if operations.is_any and privacy.private_blocks:

@@ -105,7 +105,7 @@ def _tables() -> list[Case]:
         "more blocks": (of(rows=("1" * 99, "1" * 99)), ("row",)),
         "other subnets": (of(rows=("1" * 7, "1" * 7), subnets=7), ("7 subnets", "another model")),
     }
-    return [
+    return _files() + [
         Case(
             name=f"operations: a table of {name}",
             arguments=TRAIN if name == "another owner" else PLAN,
@@ -116,6 +116,35 @@ def _tables() -> list[Case]:
         )
         for name, (table, says) in tables.items()
     ]
+
+
+def _files() -> list[Case]:
+    """Files that hold no table."""
+    files = {
+        "deep nesting": ("[" * 100_000, "is not JSON"),
+        "no tables": ('{"schema": 1, "tables": []}', "no table"),
+        "a plan": ('{"schema": 1, "course": {}, "placements": []}', "is a plan"),
+    }
+    return [
+        Case(
+            name=f"operations: a file with {name}",
+            arguments=PLAN,
+            code=5,
+            says=("operations.table", says),
+            prepare=_file(text),
+        )
+        for name, (text, says) in files.items()
+    ]
+
+
+def _file(text: str) -> Callable[[Place], object]:
+    """Write a job that is given a file."""
+
+    def prepare(place: Place) -> None:
+        place.write("operations.json", text)
+        place.write("job.toml", BASE_JOB + '[operations]\ntable = "operations.json"\n')
+
+    return prepare
 
 
 def _scores() -> Case:

@@ -13,7 +13,7 @@ import pytest
 
 from ringtune.errors import JobError
 from ringtune.jobs.given_table import given_tables
-from ringtune.jobs.job import Job, Model, OperationsSettings, Train, load_job, parse_job
+from ringtune.jobs.job import Job, Model, OperationsSettings, Train, load_job, parse_job, with_absolute_paths
 from ringtune.rounds.job_changes import changed_keys, describe_changes, job_digest
 from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.operations.table import BatchOperations, Operations
@@ -84,6 +84,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"policy": "two-stage"}, "operations.policy = 'two-stage' needs operations.compute or operations.full"),
     ({"compute": 0.6}, "operations.compute = 0.6 has no meaning with operations.policy = 'standard'"),
     ({"full": 3}, "operations.full = 3 has no meaning with operations.policy = 'standard'"),
+    ({"by_slice": True}, "operations.by_slice = true has no meaning with operations.policy = 'standard'"),
+    ({"balance": True}, "operations.balance = true has no meaning with operations.policy = 'standard'"),
+    ({"refresh_rounds": 2}, "operations.refresh_rounds = 2 has no meaning with operations.policy = 'standard'"),
     ({"policy": "joint", "full": 5}, "operations.full is 5, a batch has train.microbatches = 4; lower it or raise"),
     (
         {"policy": "joint", "full": 3, "forward_only": 2},
@@ -187,7 +190,9 @@ def test_given_table_travels_with_the_job(tmp_path: Path, value: object) -> None
         ("[", "is not JSON"),
         ("[]", "have to be a JSON object"),
         ({"subnets": 1}, "batches has to be a list"),
-        ({"schema": 1, "tables": []}, "are not a list of schema 1"),
+        ({"schema": 1, "tables": []}, "the list has no table"),
+        ({"schema": 1, "course": {}, "placements": []}, "is a plan; give the operations.json beside it"),
+        ("[" * 100_000, "is not JSON"),
         ({"schema": 1, "tables": [{"steps": 8}]}, "unknown key"),
         ({"schema": 1, "tables": [{"step": 8, "operations": TABLE.to_json()}]}, "have to begin at step 0"),
         ({"subnets": 1, "rows": [[2, 4, "!"]], "batches": [["a", 0, 0]]}, "packed operations are not readable"),
@@ -215,6 +220,14 @@ def test_given_table_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "operations.json").unlink()
     with pytest.raises(JobError, match=r"can't read operations.table .*operations.json: No such file"):
         load_job(path)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "~nouser_x/t.json"])
+def test_given_table_whose_name_is_no_path_is_refused(tmp_path: Path, name: str) -> None:
+    """No such user, and a byte that no path has."""
+    job = JOB.with_overrides({"operations.table": name})
+    with pytest.raises(JobError, match=r"operations.table .*; give the operations.json of a run"):
+        with_absolute_paths(job, tmp_path)
 
 
 def test_given_table_is_told_shortly(tmp_path: Path) -> None:

@@ -81,7 +81,9 @@ def tables_from_json(value: object) -> tuple[GivenTable, ...]:
         return (GivenTable(step=0, operations=Operations.from_json(value)),)
     check_keys(value, ("schema", "tables"), where="", error=PlanError)
     entries = value["tables"]
-    if value.get("schema") != SCHEMA or not isinstance(entries, list) or not entries:
+    if value.get("schema") == SCHEMA and entries == []:
+        raise PlanError("operation tables are none: the list has no table; the run has chosen none yet")
+    if value.get("schema") != SCHEMA or not isinstance(entries, list):
         raise PlanError(
             f"operation tables of schema {value.get('schema')!r} are not a list of schema {SCHEMA}; use the version "
             "that wrote them"

@@ -75,7 +75,7 @@ def _other_subnets(value: dict[str, Any]) -> None:
         (_turned_around, "begin at step 0"),
         (_other_subnets, "different numbers of subnets"),
         (lambda value: value.update(schema=2), "schema 2"),
-        (lambda value: value.update(tables=[]), "not a list"),
+        (lambda value: value.update(tables=[]), "the list has no table"),
         (lambda value: value.update(tables={}), "not a list"),
         (lambda value: value["tables"].append(3), "an object with step and operations"),
         (lambda value: value["tables"][0].update(step="0"), r"tables\[0\].step"),
