@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ringtune.costs.memory import Share, Sizes
-from ringtune.costs.operation_memory import needs_gradients
+from ringtune.costs.operation_memory import block_scores_bytes, needs_gradients
 from ringtune.costs.profile import NodeFacts
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope, TensorKey
 from ringtune.schedule.operations.codes import FULL, share
@@ -168,7 +168,7 @@ class MemoryLedger:
         self._held: dict[str, Held] = {}
         for node, sizes in self._sizes.items():
             self._held[node] = held = Held(sizes)
-            held.add(_fixed_bytes(sizes, Share.of(plan, node), embedding_bytes))
+            held.add(_fixed_bytes(sizes, Share.of(plan, node), embedding_bytes) + _scores_bytes(plan, node))
 
     @property
     def peak_bytes(self) -> dict[str, int]:
@@ -262,6 +262,13 @@ class MemoryLedger:
             input_bytes=tensor_bytes,
             gradient=(self._head,) if item.trained.has_head and item.kind.has_update else (),
         )
+
+
+def _scores_bytes(plan: Plan, node: str) -> int:
+    """Bytes of what the hosted blocks' scores take where the run gathers some."""
+    piece = plan.slice_of(node)
+    scored = plan.course.trainable.ranges_within(piece.start, piece.stop)
+    return sum(stop - start for start, stop in scored) * block_scores_bytes(plan.course)
 
 
 def _fixed_bytes(sizes: Sizes, part: Share, embedding_bytes: float | None) -> float:

@@ -187,7 +187,7 @@ class NodeExecutor:
         has_grad_below = action.start > entry.lowest[action.micro]
         with torch.enable_grad(), self._scoring.watched(item, action, entry.trained):
             x = hidden.detach().requires_grad_(has_grad_below)
-            at, patterns = (item.step, action.micro), entry.patterns(action)
+            at, patterns = entry.dropout_at(action), entry.patterns(action)
             y = blocks.run(x, mask, context, action.start, action.stop, train_at=at, patterns=patterns)
         flow.graphs[action.start, action.stop] = (x, y)
         flow.hidden = y.detach()
@@ -198,8 +198,8 @@ class NodeExecutor:
         hidden, rows = flow.head_input(action), entry.rows(action)
         flow.drop_hidden()
         if item.kind.has_backward:
-            at = (item.step, action.micro)
-            result = owner.train_step(hidden, rows, num_targets=max(1, entry.num_targets), at=at)
+            at, num_targets = entry.dropout_at(action), max(1, entry.num_targets)
+            result = owner.train_step(hidden, rows, num_targets=num_targets, at=at)
             if entry.lowest[action.micro] < self._course.head:
                 flow.grad = result.grad
             if not item.kind.has_update or not entry.trained.has_head:
@@ -225,6 +225,7 @@ class NodeExecutor:
         if y.requires_grad:
             torch.autograd.backward([y], [flow.grad])
         flow.grad = x.grad
+        self._scoring.reduce(entry.item, action)
         if not entry.item.kind.has_update:
             for parameter in self._hosted.blocks.parameters(action.start, action.stop).values():
                 parameter.grad = None

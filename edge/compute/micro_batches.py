@@ -20,7 +20,7 @@ from ringtune.schedule.actions import Action
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import lowest_units
 from ringtune.schedule.operations.codes import pattern_of
-from ringtune.schedule.turns import Item
+from ringtune.schedule.turns import Item, StepKind
 from ringtune.schedule.units import Units
 from ringtune.schedule.versions import trained
 
@@ -140,6 +140,10 @@ class OpenItem:
             return {}
         row = self.operations[action.micro]
         return {block: pattern_of(row, block, self.subnets) for block in range(action.start, action.stop)}
+
+    def dropout_at(self, action: Action) -> tuple[int, int] | None:
+        """The (step, micro-batch) that dropout is drawn at; None for scores, which are gathered without."""
+        return None if self.item.kind is StepKind.SCORE else (self.item.step, action.micro)
 
     def rows(self, action: Action) -> Batch:
         """Cut the rows of the action's micro-batch out of the batch.

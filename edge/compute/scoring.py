@@ -3,16 +3,16 @@
 In a score item the weights of a block's subnets have gradients, whether they train or are the frozen base of an
 adapter. No parameter of the model is touched for that: while a forward builds its graph, other tensors on the same
 memory stand in their places. As soon as such a tensor has its gradient in the backward, the gradient is reduced to a
-few numbers and freed, so that no more than one is there at a time.
+few numbers and freed, so that no more than one is there at a time. As soon as the backward of a block is done, one
+number for each score and subnet is left.
 
 Source: D2FT, section II-A.3 (Fisher information, weight magnitude, gradient magnitude, Taylor importance).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -32,16 +32,7 @@ _CHUNK: Final = 1 << 16
 
 Slices = tuple[tuple[WeightSlice, ...], ...]
 Sums = dict[WeightSlice, dict[Score, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Gathered:
-    """The sums of one block for one micro-batch, part by part, as its backward leaves them."""
-
-    item: Item
-    micro: int
-    block: int
-    sums: Sums = field(default_factory=dict)
+Row = tuple[float, ...]
 
 
 class Scoring:
@@ -58,8 +49,9 @@ class Scoring:
         self._scores: tuple[Score, ...] = course.choice.scores if course.choice else ()
         self._by_gradient = tuple(score for score in self._scores if score.needs_gradient)
         self._slices: dict[int, Slices] = {}
-        self._gathered: dict[int, list[_Gathered]] = {}
-        self._magnitudes: dict[tuple[int, int], Sums] = {}
+        self._open: dict[tuple[int, int, int], Sums] = {}  # by item, micro-batch and block; until its backward is done
+        self._done: dict[int, dict[int, list[BlockScores]]] = {}  # by turn and item
+        self._magnitudes: dict[tuple[int, int], Row] = {}
 
     @contextmanager
     def watched(self, item: Item, action: Action, trained: Units) -> Iterator[None]:
@@ -81,17 +73,25 @@ class Scoring:
             for module, name, parameter in places:
                 setattr(module, name, parameter)
 
+    def reduce(self, item: Item, action: Action) -> None:
+        """Reduce what the backward of some blocks has gathered to one number for each score and subnet."""
+        for block in range(action.start, action.stop):
+            sums = self._open.pop((item.seq, action.micro, block), None)
+            if sums is not None:
+                found = self._block_scores(item, action.micro, block, sums)
+                self._done.setdefault(item.turn, {}).setdefault(item.seq, []).append(found)
+
     def take(self, turn: int) -> tuple[BlockScores, ...]:
         """Hand out the scores of a turn whose items are done, and forget them."""
-        gathered = sorted(self._gathered.pop(turn, ()), key=lambda found: (found.item.seq, found.micro, found.block))
-        taken = tuple(self._block_scores(found) for found in gathered)
-        self._magnitudes = {key: sums for key, sums in self._magnitudes.items() if key[0] != turn}
-        return taken
+        done = self._done.pop(turn, {})
+        self._magnitudes = {key: row for key, row in self._magnitudes.items() if key[0] != turn}
+        return tuple(
+            found for seq in sorted(done) for found in sorted(done[seq], key=lambda found: (found.micro, found.block))
+        )
 
     def _watch(self, item: Item, micro: int, block: int) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
         """Put tensors on the same memory in the places of a block's weights; yield what was there."""
-        found = _Gathered(item, micro, block)
-        self._gathered.setdefault(item.turn, []).append(found)
+        sums = self._open[item.seq, micro, block] = Sums()
         self._weigh(item.turn, block)
         if not self._by_gradient:
             return
@@ -100,7 +100,7 @@ class Scoring:
             path, _, last = name.rpartition(".")
             home, parameter = module.get_submodule(path), module.get_parameter(name)
             stand_in: Any = nn.Parameter(parameter.detach())
-            stand_in.register_post_accumulate_grad_hook(_reducer(parts, self._by_gradient, found.sums))
+            stand_in.register_post_accumulate_grad_hook(_reducer(parts, self._by_gradient, sums))
             setattr(home, last, stand_in)
             yield home, last, parameter
 
@@ -110,7 +110,7 @@ class Scoring:
             module, sums = self._skeleton.blocks[block], Sums()
             for name, parts in _by_name(self._slices_of(block)).items():
                 _reduce(module.get_parameter(name).detach(), None, parts, (Score.WEIGHT_MAGNITUDE,), sums)
-            self._magnitudes[turn, block] = sums
+            self._magnitudes[turn, block] = self._row(block, Score.WEIGHT_MAGNITUDE, sums)
 
     def _slices_of(self, block: int) -> Slices:
         if block not in self._slices:
@@ -120,22 +120,21 @@ class Scoring:
             self._slices[block] = subnet_slices(module, model_type, subnets)
         return self._slices[block]
 
-    def _block_scores(self, found: _Gathered) -> BlockScores:
-        """Add the sums of each subnet's parts up, always in the same order."""
-        item, weighed = found.item, self._magnitudes.get((found.item.turn, found.block), {})
-
-        def value(score: Score, parts: Sequence[WeightSlice]) -> float:
-            sums: Mapping[WeightSlice, Mapping[Score, float]] = found.sums if score.needs_gradient else weighed
-            return sum(sums[part][score] for part in parts)
-
-        slices = self._slices_of(found.block)
+    def _block_scores(self, item: Item, micro: int, block: int, sums: Sums) -> BlockScores:
         return BlockScores(
             owner=item.owner,
             batch_id=self._course.batch_id(item.owner, item.batch),
-            micro=found.micro,
-            block=found.block,
-            values=tuple(tuple(value(score, parts) for parts in slices) for score in self._scores),
+            micro=micro,
+            block=block,
+            values=tuple(
+                self._row(block, score, sums) if score.needs_gradient else self._magnitudes[item.turn, block]
+                for score in self._scores
+            ),
         )
+
+    def _row(self, block: int, score: Score, sums: Sums) -> Row:
+        """Add the sums of each subnet's parts up, always in the same order."""
+        return tuple(sum(sums[part][score] for part in parts) for parts in self._slices_of(block))
 
 
 def _by_name(slices: Slices) -> dict[str, list[WeightSlice]]:

@@ -90,7 +90,7 @@ class OwnerParts:
         batch: Batch,
         *,
         num_targets: int,
-        at: tuple[int, int],
+        at: tuple[int, int] | None,
     ) -> HeadResult:
         """Compute the loss and the gradient of the hidden state, and add the head's own gradients up.
 
@@ -98,10 +98,10 @@ class OwnerParts:
             hidden_BTD: leaves the last block.
             batch: the rows of this micro-batch.
             num_targets: valid targets of the whole batch, which the loss is divided by.
-            at: (step, micro-batch), for dropout.
+            at: (step, micro-batch), for dropout; None = without.
         """
-        set_mode(self.head, train=True)
-        if self._train.dropout > 0:
+        set_mode(self.head, train=at is not None)
+        if at is not None and self._train.dropout > 0:
             seed_unit(self._train.seed, *at, HEAD_UNIT)
         with torch.enable_grad():
             leaf_BTD = hidden_BTD.detach().requires_grad_(True)

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from ringtune.costs.logits import logits_peak_bytes
 from ringtune.costs.operation_memory import (
     SCORE_WORK_BYTES,
+    block_scores_bytes,
     gathers_scores,
     kept_graphs,
     largest_gradient_bytes,
@@ -317,9 +318,9 @@ def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     tokens = micro[0] * course.max_length
     scored = max(0, share.stop - max(share.start, lowest))
     more = max(0, scored - max(0, share.stop - max(share.start, ever_trained(course).lowest)))
-    yield Term(
-        "activations", "block's graph while scores are gathered", more * len(micro), round(sizes.kept_bytes(tokens))
-    )
+    kept = round(sizes.kept_bytes(tokens))
+    yield Term("activations", "block's graph while scores are gathered", more * len(micro), kept)
+    yield Term("data", "block's scores until they are reported", scored, block_scores_bytes(course))
     if scored and needs_gradients(course):
         inputs = round(sizes.kept_for_scores_bytes(tokens))
         yield Term("activations", "inputs of a block's linear layers, for scores", scored * len(micro), inputs)

@@ -22,6 +22,12 @@ from ringtune.schedule.spreading.choosers import choosers_of, limits_of
 SCORE_WORK_BYTES: Final = 2 << 20
 """What reducing a gradient to scores takes besides the gradient: chunks in float64."""
 
+_SCORES_BYTES: Final = 200
+_SCORE_BYTES: Final = 64
+_NUMBER_BYTES: Final = 40
+_MESSAGE_BYTES: Final = 700
+"""What Python takes for a block's scores, for one of them and for a number in it, and for a message, all measured."""
+
 _ROW_BYTES: Final = 260
 _BATCH_BYTES: Final = 400
 """What Python takes for a row and for a batch besides their codes, measured: texts, tuples, entries of caches."""
@@ -82,6 +88,22 @@ def gathers_scores(course: Course) -> bool:
 def needs_gradients(course: Course) -> bool:
     """Whether the scores of a run need gradients of the weights of its blocks."""
     return course.choice is not None and any(score.needs_gradient for score in course.choice.scores)
+
+
+@functools.lru_cache(maxsize=64)
+def block_scores_bytes(course: Course) -> int:
+    """Bytes of one block's scores for all batches, until they are reported; 0 where a run gathers none.
+
+    A node holds them as numbers until the end of a turn, and then as messages that wait to be sent. Example: two
+    scores of 6 subnets for 600 batches of 4 micro-batches are 2.8 MB.
+    """
+    if course.choice is None:
+        return 0
+    scores, subnets = len(course.choice.scores), course.choice.subnets
+    numbers = course.microbatches * (_SCORES_BYTES + scores * (_SCORE_BYTES + subnets * _NUMBER_BYTES))
+    message = _MESSAGE_BYTES + 2 * course.microbatches * scores * subnets * 8
+    batches = sum(course.num_scored(owner) for owner in course.owners)
+    return batches * (numbers + message) if scores else 0
 
 
 @functools.lru_cache(maxsize=64)

@@ -11,6 +11,7 @@ from ringtune.costs.memory import MemoryEstimate, Share, Sizes, memory_estimate
 from ringtune.costs.operation_memory import (
     SCORE_WORK_BYTES,
     KeptGraphs,
+    block_scores_bytes,
     kept_graphs,
     tables_bytes,
 )
@@ -136,6 +137,19 @@ def test_scores_go_down_to_blocks_that_a_short_run_never_trains() -> None:
     choice = with_choice("two-stage", full=1).choice
     found = terms(estimate(dataclasses.replace(plan.course, choice=choice)))
     assert found["block's graph of a micro-batch"] == found["block's graph while scores are gathered"] == 2 * 2 * GRAPH
+
+
+def test_scores_of_all_batches_are_counted_for_every_block_that_is_scored() -> None:
+    """As many as there are batches, micro-batches, scores and subnets; a policy without scores has none."""
+    chosen, what = with_choice("two-stage", full=1), "block's scores until they are reported"
+    one = block_scores_bytes(chosen)
+    assert terms(estimate(chosen))[what] == 4 * one
+    assert terms(estimate(chosen, start=3))[what] == one > 2 * 2 * 2 * 2 * 8
+    longer = dataclasses.replace(chosen, owners=(dataclasses.replace(chosen.owners[0], train_rows=80),))
+    assert block_scores_bytes(longer) == 10 * one
+    assert block_scores_bytes(with_choice("two-stage", full=1, subnets=4)) > one
+    assert block_scores_bytes(with_choice("magnitude", full=1)) < one
+    assert block_scores_bytes(with_choice("random", full=1)) == block_scores_bytes(PLAN.course) == 0
 
 
 def test_tables_are_counted_for_every_decision_that_a_node_may_hold() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from edge.compute import scoring
 from edge.compute.executor import NodeExecutor
+from ringtune.costs.operation_memory import block_scores_bytes
 from ringtune.models.families import FAMILIES
 from ringtune.schedule.operations.choice import BlockCapacity, Choice, Policy, Score
 from ringtune.schedule.operations.scores import BlockScores
@@ -90,7 +92,7 @@ def score(hand: ring.HandRing, turn: Turn) -> list[BlockScores]:
 # ---- the reference ---------------------------------------------------------------------------------
 
 
-def one_process(case: Case, plan: Plan, turn: Turn, *, dropout: bool = False) -> list[BlockScores]:
+def one_process(case: Case, plan: Plan, turn: Turn) -> list[BlockScores]:
     """The whole model, gradients of all weights, cut into equal parts by heads."""
     choice = plan.course.choice
     assert choice is not None
@@ -213,6 +215,55 @@ def test_scores_are_those_that_the_policy_needs(inputs: Any, policy: Policy, ada
     assert bool(got) is (policy is not Policy.RANDOM)
     if got:
         check_equal(got, one_process(case, hand.plan, turn))
+
+
+@pytest.mark.parametrize("kinds", [(Score.FISHER, Score.WEIGHT_MAGNITUDE), (Score.TAYLOR, Score.GRADIENT_MAGNITUDE)])
+def test_scores_of_large_weights_are_sums_of_chunks(
+    inputs: Any, monkeypatch: pytest.MonkeyPatch, kinds: tuple[Score, Score]
+) -> None:
+    """A weight of more numbers than are reduced at a time, whose last chunk is short."""
+    monkeypatch.setattr(scoring, "_CHUNK", 96)
+    case = Case(folder=inputs("bert"), microbatches=2)
+    hand = make_ring(case, SPLITS["two"], choice_of(*kinds, 2))
+    turn = score_turn(hand.plan, "a")
+    check_equal(score(hand, turn), one_process(case, hand.plan, turn))
+
+
+@pytest.mark.parametrize("adapter", ["seq_bn", "full"])
+def test_scores_are_gathered_without_dropout(inputs: Any, adapter: str) -> None:
+    """The same bits whatever the dropout of the training, of blocks and head."""
+    found = []
+    for dropout in (0.0, 0.1):
+        case = Case(folder=inputs("bert"), adapter=adapter, microbatches=2, dropout=dropout)
+        hand = make_ring(case, SPLITS["two"], choice_of(Score.TAYLOR, Score.FISHER, 1))
+        found.append(score(hand, score_turn(hand.plan, "a")))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kinds", [(Score.FISHER, Score.WEIGHT_MAGNITUDE), (Score.TAYLOR, Score.GRADIENT_MAGNITUDE)])
+@pytest.mark.parametrize("subnets", [1, 4])
+def test_scores_take_at_most_what_is_counted(inputs: Any, kinds: tuple[Score, Score], subnets: int) -> None:
+    """Until their turn ends they are numbers, as many as there are scores and subnets, and not one for each weight."""
+    case = Case(folder=inputs("bert"), microbatches=4)
+    hand = make_ring(case, SPLITS["one"], choice_of(*kinds, subnets))
+    score(hand, score_turn(hand.plan, "a", index=500))  # what is looked up once is there then
+    turn = score_turn(hand.plan, "a", index=501)
+    tracemalloc.start()
+    try:
+        hand.start_turn(turn)
+        for item in items(hand.plan.course, turn):
+            hand.run_item(item)
+        held = bytes_of(scoring.__file__)
+    finally:
+        tracemalloc.stop()
+    counted = len(hand.plan.course.trainable.blocks) * block_scores_bytes(hand.plan.course)
+    assert 0.1 * counted < held <= counted
+
+
+def bytes_of(file: str) -> int:
+    """Bytes that the lines of a file have asked for and that are still there."""
+    snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, file)])
+    return sum(trace.size for trace in snapshot.traces)
 
 
 def left_at(node: NodeExecutor) -> list[Any]:
