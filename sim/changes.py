@@ -23,6 +23,7 @@ from ringtune.costs.work_times import WorkTime
 from ringtune.errors import PlanError, UsageError
 from ringtune.files.strict import nearest
 from ringtune.quantities import parse_bytes
+from ringtune.schedule.course import Course
 from ringtune.schedule.methods import Method, method_class
 from ringtune.schedule.plan import Plan
 
@@ -217,10 +218,22 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
         )
     of_placement = {key: value for key, value in values.items() if key in _OF_PLACEMENT}
     of_course = {key: value for key, value in values.items() if key not in (*_OF_PLACEMENT, *_OF_METHOD)}
+    _check_tables_stay(course, values)
     course = dataclasses.replace(course, method=method, **of_course)  # type: ignore[arg-type]
     changed = Plan.of(course, dataclasses.replace(placement, **of_placement))  # type: ignore[arg-type]
     check_rows(profile, course.microbatch_sizes()[0], plan.course.microbatch_sizes()[0])
     return profile, changed
+
+
+def _check_tables_stay(course: Course, values: Mapping[str, int | str]) -> None:
+    """Refuse other batches where the plan has operation tables, which are of its own ones."""
+    has_tables = course.operations is not None or (course.choice is not None and course.choice.tables)
+    for key in ("batch_size", "microbatches"):
+        if has_tables and values.get(key, getattr(course, key)) != getattr(course, key):
+            raise PlanError(
+                f"--change {key}={values[key]}: the plan has operation tables of batches with {key} = "
+                f"{getattr(course, key)}; take the plan of a run without tables"
+            )
 
 
 def _changed_method(method: Method, values: Mapping[str, int | str]) -> Method:

@@ -75,6 +75,8 @@ def with_tables(job: Job, course: Course, model: ModelFacts) -> Course:
     tables = given_tables(job.operations)
     job_subnets(job, model)
     try:
+        for origin in filter(None, (table.origin for table in tables)):
+            origin.require(course.table_origin)
         if len(tables) == 1:
             return dataclasses.replace(course, operations=tables[0].operations)
         return dataclasses.replace(course, choice=Choice.given(tables))

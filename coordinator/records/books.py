@@ -128,7 +128,7 @@ class RunBooks:
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.unfrozen(step, depth))))
             case rounds.LogOperations(step, operations):
                 self._emit(control_pb2.RunEvent(step_json=json.dumps(self.ledger.operations_chosen(step, operations))))
-                chosen = GivenTable(step=step, operations=operations)
+                chosen = GivenTable(step=step, operations=operations, origin=self._plan.course.table_origin)
                 self._emit(control_pb2.RunEvent(operations_json=json.dumps(chosen.to_json())))
             case rounds.LogEvaluation(step, values):
                 text = json.dumps(self.ledger.evaluation_done(step, dict(values)))

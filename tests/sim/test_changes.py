@@ -10,6 +10,9 @@ from ringtune.costs.memory import node_memory
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError, UsageError
 from ringtune.schedule.methods import Everything, RingAda
+from ringtune.schedule.operations.choice import Choice
+from ringtune.schedule.operations.given import GivenTable
+from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from sim.changes import change_all, split_change, with_speed
 from sim.members import add_node, drop_from_plan, drop_from_profile
@@ -176,6 +179,19 @@ def test_changes_of_micro_batches_need_times_of_more_sizes() -> None:
     bare = dataclasses.replace(PROFILE, nodes=tuple(dataclasses.replace(n, work_times=()) for n in PROFILE.nodes))
     with pytest.raises(PlanError, match="node pi-1 has times of micro-batches of 4 rows only, not of 2; measure"):
         changed("microbatches=4", profile=bare)
+
+
+@pytest.mark.parametrize("key", ["batch_size", "microbatches"])
+@pytest.mark.parametrize("subnets", [1, 2])
+def test_changes_of_batches_of_operation_tables_are_refused(key: str, subnets: int) -> None:
+    """A table by itself, or several: which rows a batch has and how it is parted is not theirs any more."""
+    table = Operations(subnets=subnets)
+    given = {"operations": table} if subnets == 1 else {"choice": Choice.given([GivenTable(step=0, operations=table)])}
+    plan = plans.changed(PLAN, **given)
+    now = getattr(PLAN.course, key)
+    with pytest.raises(PlanError, match=rf"--change {key}={now + 1}: the plan has operation tables .* {key} = {now}"):
+        change_all(PROFILE, plan, [f"{key}={now + 1}"])
+    assert change_all(PROFILE, plan, [f"{key}={now}"])[1] == plan
 
 
 @pytest.mark.parametrize(

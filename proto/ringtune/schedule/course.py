@@ -19,6 +19,7 @@ from ringtune.schedule.extent import Extent, Owner
 from ringtune.schedule.methods import Method, method_from_json
 from ringtune.schedule.operations.choice import Choice
 from ringtune.schedule.operations.codes import block_row
+from ringtune.schedule.operations.origin import TableOrigin
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.owner_turns import EQUAL, TURNS
 from ringtune.schedule.placement import Slice
@@ -137,6 +138,17 @@ class Course(Extent):
     def may_skip(self) -> bool:
         """Whether a micro-batch may pass blocks by: there are operation tables, or the run will choose some."""
         return self.operations is not None or self.choice is not None
+
+    @property
+    def table_origin(self) -> TableOrigin:
+        """What decides which rows a batch id of an operation table means."""
+        return TableOrigin(
+            seed=self.seed,
+            batch_size=self.batch_size,
+            microbatches=self.microbatches,
+            num_blocks=self.num_blocks,
+            owners=tuple(sorted((owner.node, owner.train_rows) for owner in self.owners)),
+        )
 
     def batch_id(self, owner: str, batch: int) -> int:
         """The id of an owner's batch at this position of its stream of training batches."""
@@ -304,6 +316,8 @@ def _check_choice(course: Course, choice: Choice) -> None:
                 f"the operation table of step {table.step} is within a turn of {course.local_iterations} steps; it is "
                 "of another run"
             )
+        if table.origin is not None:
+            table.origin.require(course.table_origin)
         _check_table(course, table.operations)
 
 

@@ -68,6 +68,16 @@ def test_given_table_of_another_plan_is_refused(operations: Operations, message:
     assert message in str(caught.value)
 
 
+def test_given_table_of_another_seed_is_refused() -> None:
+    """The only table of a run fits by its shape, but its batches have other rows."""
+    given = GivenTable(step=0, operations=table(), origin=COURSE.table_origin)
+    wanted = job().with_overrides({"operations.table": json.dumps(tables_to_json([given]))})
+    assert make_plan(wanted, FACTS).plan.course.operations == table()
+    other = wanted.with_overrides({"train.seed": COURSE.seed + 1})
+    with pytest.raises(PlanError, match=rf"operations.table does not fit this run: .* seed {COURSE.seed}, not"):
+        make_plan(other, FACTS)
+
+
 def test_given_table_of_another_models_subnets_is_refused() -> None:
     """The message has the model's name."""
     with pytest.raises(JobError, match=rf"operations.table is of another model: 5 subnets .*{MODEL.model_type}"):

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ringtune.errors import PlanError
 from ringtune.files.strict import check_keys, read_value
+from ringtune.schedule.operations.origin import TableOrigin
 from ringtune.schedule.operations.table import Operations
 
 SCHEMA: Final = 1
@@ -21,14 +22,17 @@ class GivenTable:
     Attributes:
         step: at a turn boundary.
         operations: the table.
+        origin: of the run that chose it; None = unknown, it is written by hand.
     """
 
     step: int
     operations: Operations
+    origin: TableOrigin | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Write it as a JSON-able table."""
-        return {"step": self.step, "operations": self.operations.to_json()}
+        value = {"step": self.step, "operations": self.operations.to_json()}
+        return value if self.origin is None else {**value, "origin": self.origin.to_json()}
 
     @staticmethod
     def from_json(value: object, *, where: str = "the table") -> GivenTable:
@@ -39,11 +43,11 @@ class GivenTable:
         """
         if not isinstance(value, Mapping):
             raise PlanError(f"{where} has to be an object with step and operations; take another file")
-        check_keys(value, ("step", "operations"), where=where, error=PlanError)
+        check_keys(value, ("step", "operations", "origin"), where=where, error=PlanError)
         step = read_value(int, value.get("step"), where=f"{where}.step", error=PlanError)
-        return GivenTable(
-            step=step, operations=Operations.from_json(value.get("operations"), where=f"{where}.operations")
-        )
+        origin = TableOrigin.from_json(value["origin"], where=f"{where}.origin") if "origin" in value else None
+        operations = Operations.from_json(value.get("operations"), where=f"{where}.operations")
+        return GivenTable(step=step, operations=operations, origin=origin)
 
 
 def check_tables(tables: Sequence[GivenTable]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -107,3 +108,39 @@ def test_given_tables_have_to_fit_the_course() -> None:
         changed(make_plan([("a", 0, 4)], ["a"]), choice=Choice.given(TABLES))
     with pytest.raises(PlanError, match="micro-batches"):
         changed(PLAN, choice=Choice.given(TABLES), microbatches=1)
+
+
+def _of_origin(course: Course) -> tuple[GivenTable, ...]:
+    return tuple(dataclasses.replace(table, origin=course.table_origin) for table in TABLES)
+
+
+def test_given_tables_keep_their_origin() -> None:
+    """The values themselves are in the file, so that a message can say which differ."""
+    tables = _of_origin(PLAN.course)
+    assert tables_from_json(json.loads(json.dumps(tables_to_json(tables)))) == tables
+    assert changed(PLAN, choice=Choice.given(tables)).course.choice == Choice.given(tables)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 77}, f"a run with seed {PLAN.course.seed}, not 77: its batches have other rows"),
+        (
+            {"owners": (dataclasses.replace(PLAN.course.owners[0], train_rows=PLAN.course.owners[0].train_rows - 1),)},
+            "train rows of owner a .*; train rows of owner b .*, not none",
+        ),
+        ({"batch_size": PLAN.course.batch_size + 1}, "a run with batch_size .*, not"),
+    ],
+)
+def test_given_tables_of_other_rows_are_refused(changes: dict[str, Any], message: str) -> None:
+    """Their shape may fit: which rows a batch id means depends on seed, owners, rows and batch size."""
+    with pytest.raises(PlanError, match=message):
+        changed(PLAN, choice=Choice.given(_of_origin(PLAN.course)), **changes)
+
+
+@pytest.mark.parametrize("origin", [None, {}, {"owners": {"a": "3"}}, {"owners": {}}])
+def test_given_table_with_an_origin_that_is_none_is_refused(origin: object) -> None:
+    """Each value has its type."""
+    value = {**TABLES[0].to_json(), "origin": origin}
+    with pytest.raises(PlanError, match="origin"):
+        GivenTable.from_json(value)
