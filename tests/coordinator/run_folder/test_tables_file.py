@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coordinator.run_folder.folder import RunFolder, files_of_run
 from coordinator.run_folder.tables_file import NAME, TablesFile
 from ringtune.errors import IntegrityError
-from ringtune.schedule.operations.given import GivenTable, tables_from_json
+from ringtune.schedule.operations.given import GivenTable, tables_from_json, tables_to_json
 from tests.support.choosing import make_choice, table_of
 from tests.support.plans import changed, make_plan
 
@@ -74,3 +75,23 @@ def test_tables_file_that_is_damaged_is_named(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text('{"schema": 1, "tables": [')
     with pytest.raises(IntegrityError, match=r"operations\.json can't be read"):
         filled(tmp_path, 4)
+
+
+def test_tables_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision is written beside the earlier ones without reading them again, in a run that goes on too."""
+    filled(tmp_path, 0, 4)
+    reads: list[Path] = []
+    real = Path.read_text
+
+    def counted(path: Path, *args: Any, **kwargs: Any) -> str:
+        reads.append(path)
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    file = filled(tmp_path, *range(8, 40, 4))
+    assert len(reads) == 1
+    file.go_back_to(12)
+    file.add(json.dumps(entry(12, 1).to_json()))
+    assert len(reads) == 1
+    assert file.read() == (entry(0), entry(4), entry(8), entry(12, 1))
+    assert json.loads((tmp_path / NAME).read_text()) == tables_to_json(file.read())

@@ -73,6 +73,11 @@ def tables_to_json(tables: Sequence[GivenTable]) -> dict[str, Any]:
     return {"schema": SCHEMA, "tables": [table.to_json() for table in tables]}
 
 
+def tables_text(tables: Sequence[str]) -> str:
+    """Write the content of ``operations.json`` of tables that are JSON text already."""
+    return f'{{"schema": {SCHEMA}, "tables": [{", ".join(tables)}]}}'
+
+
 def tables_from_json(value: object) -> tuple[GivenTable, ...]:
     """Read the content of ``operations.json``, or a bare table as the only one.
 
