@@ -15,7 +15,7 @@ from coordinator.planner.draft import Draft
 from ringtune.costs.job_subnets import job_subnets
 from ringtune.costs.profile import ModelFacts, Profile
 from ringtune.costs.seconds import CourseCosts
-from ringtune.errors import PlanError
+from ringtune.errors import JobError, PlanError
 from ringtune.jobs.given_table import given_tables
 from ringtune.jobs.job import Job
 from ringtune.schedule.actions import Op
@@ -23,6 +23,8 @@ from ringtune.schedule.course import Course
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.spreading.choosers import choosers_of, whole
+from ringtune.schedule.spreading.expected import kept_subnets
 from ringtune.schedule.turns import StepKind
 
 _MEAN = "mean"
@@ -50,7 +52,7 @@ def with_operations(job: Job, draft: Draft, model: ModelFacts, profile: Profile)
     blocks = [Slice(node=_MEAN, start=at, stop=at + 1) for at in range(course.num_blocks)]
     hosts = blocks if job.operations.by_slice else [Slice(node=_MEAN, start=0, stop=course.num_blocks)]
     choice = _choice(job, course, model, hosts, {_MEAN: mean})
-    return dataclasses.replace(draft, course=dataclasses.replace(course, choice=choice))
+    return dataclasses.replace(draft, course=_pruned_at_all(dataclasses.replace(course, choice=choice)))
 
 
 def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
@@ -62,7 +64,26 @@ def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
     if not operations.balance:
         costs = dict.fromkeys(costs, _mean(costs))
     choice = _choice(job, course, model, plan.placement.hosts, costs)
-    return Plan(dataclasses.replace(course, choice=choice), plan.placements)
+    return Plan(_pruned_at_all(dataclasses.replace(course, choice=choice)), plan.placements)
+
+
+def _pruned_at_all(course: Course) -> Course:
+    """The course itself; refused where pruning could keep nothing that trains.
+
+    Raises:
+        JobError: with what may stay and the smallest part that chooses, and the keys to change.
+    """
+    choice = course.choice
+    if choice is None or not choice.prunes:
+        return course
+    keep, blocks = kept_subnets(course), [chooser.stop - chooser.start for chooser in choosers_of(course)]
+    if whole(keep, 1) < min(blocks):
+        what = "blocks, and the smallest slice has" if choice.by_slice else "subnets, and the smallest part is"
+        raise JobError(
+            f"operations.policy = '{choice.policy}' may keep {keep:.2g} of {sum(blocks)} {what} {min(blocks)}, so "
+            "nothing would train; raise operations.compute or operations.full, or leave operations.by_slice out"
+        )
+    return course
 
 
 def with_tables(job: Job, course: Course, model: ModelFacts) -> Course:

@@ -137,7 +137,9 @@ def choosing(policy: str, *, full: float, refresh_steps: int = 0, num_steps: int
         eval_rows=0, method="all",
     )  # fmt: skip
     capacity = BlockCapacity(full=2 * full, forward_only=0.0, forward=1.0, backward=1.0)
-    choice = Choice(policy=policy, subnets=2, capacities=(capacity,), refresh_steps=refresh_steps)
+    choice = Choice(
+        policy=policy, subnets=2, capacities=(capacity,), refresh_steps=refresh_steps, backward_score="fisher"
+    )
     return changed(plan, choice=choice)
 
 

@@ -38,8 +38,8 @@ def choose_table(course: Course, scores: Sequence[BlockScores], step: int = 0) -
 
     Args:
         course: with a choice.
-        scores: of every micro-batch of every batch and every block that may train; not asked for where the policy needs
-            none.
+        scores: of every micro-batch of each batch that is scored (``Course.num_scored``) and every block that may
+            train; not asked for where the policy needs none.
         step: of the decision; the policy random draws another table at each.
 
     Raises:
@@ -52,10 +52,17 @@ def choose_table(course: Course, scores: Sequence[BlockScores], step: int = 0) -
     if choice.policy == Policy.STANDARD or not choosers:
         return Operations(subnets=choice.subnets)
     given = scores_by_owner(course, choosers, scores) if choice.scores else {}
+    if choice.policy == Policy.JOINT:
+        given = _in_means(choosers, given)
     if Policy(choice.policy).is_pruning:
         found = _pruned(course, choosers, given)
     else:
         found = [_chosen(course, choosers, batches, given.get(batches.owner), step) for batches in batches_of(course)]
+    if not any((codes == ord(FULL)).any() for codes in found):
+        raise PlanError(
+            f"operations of policy {choice.policy} leave nothing full, so nothing would train; lower "
+            f"operations.score_scale, which is {choice.score_scale:g}, or raise operations.compute or operations.full"
+        )
     return Operations(
         batches=tuple(
             BatchOperations(owner=batches.owner, batch_id=batch_id, rows=rows)
@@ -77,14 +84,19 @@ def _chosen(
     else:
         summed = _by_chooser(choosers, scores)
         at = {score: summed[:, :, index].reshape(knapsacks.order.shape) for index, score in enumerate(choice.scores)}
-        backward, forward = at[Score(choice.backward_score)], at[Score(choice.forward_score)]
-        together = choice.policy == Policy.JOINT
-        codes = (
-            joint(knapsacks, backward, forward, choice.score_scale)
-            if together
-            else (two_stage(knapsacks, backward, forward))
-        )
+        backward = at[Score(choice.backward_score)]
+        forward = at.get(Score(choice.forward_score), np.zeros_like(backward))
+        if choice.policy == Policy.JOINT:
+            codes = _full_where_all_fits(knapsacks, joint(knapsacks, backward, forward, choice.score_scale))
+        else:
+            codes = two_stage(knapsacks, backward, forward)
     return codes.reshape(batches.num_batches, len(choosers), len(batches.sizes))
+
+
+def _full_where_all_fits(knapsacks: Knapsacks, codes: Codes) -> Codes:
+    """Leave nothing out for a score where nothing has to be left out."""
+    all_fits = knapsacks.full_capacity >= knapsacks.full_costs.sum(axis=1)
+    return np.where(all_fits[:, None], ord(FULL), codes).astype(np.uint8)
 
 
 def _pruned(course: Course, choosers: Sequence[Chooser], scores: dict[str, Scores]) -> list[NDArray[np.uint8]]:
@@ -94,6 +106,20 @@ def _pruned(course: Course, choosers: Sequence[Chooser], scores: dict[str, Score
     stay = kept(choosers, summed, kept_subnets(course))
     codes = np.where(stay, ord(FULL), ord(SHORTCUT)).astype(np.uint8)[None, :, None]
     return [np.tile(codes, (batches.num_batches, 1, len(batches.sizes))) for batches in batches_of(course)]
+
+
+def _in_means(choosers: Sequence[Chooser], given: dict[str, Scores]) -> dict[str, Scores]:
+    """Each kind of score as a share of its mean over all blocks that choose: what is compared needs one scale."""
+    found = {owner: scores.copy() for owner, scores in given.items()}
+    for kind in range(next(iter(given.values())).shape[3]):
+        every = np.concatenate([scores[:, :, choosers[0].start :, kind].ravel() for scores in given.values()])
+        largest = every.max(initial=0)
+        if not largest:
+            continue
+        mean = math.fsum(every / largest) / every.size
+        for scores in found.values():
+            scores[:, :, :, kind] = scores[:, :, :, kind] / largest / mean
+    return found
 
 
 def _choice(course: Course) -> Choice:

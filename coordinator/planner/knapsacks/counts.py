@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ringtune.errors import JobError
 from ringtune.jobs.operations import OperationsSettings
+from ringtune.schedule.operations.choice import Policy
 from ringtune.schedule.spreading.choosers import whole
 
 
@@ -53,7 +54,7 @@ def check_counts(settings: OperationsSettings, counts: Counts, microbatches: int
             f"operations.full = {counts.full} and operations.forward_only = {counts.forward_only} are more than the "
             f"{microbatches} micro-batches of a batch; lower them, or raise train.microbatches"
         )
-    if counts.full:
+    if counts.full or Policy(settings.policy).is_pruning:  # a share of all subnets need not be a whole micro-batch
         return
     if settings.compute is not None:
         raise JobError(

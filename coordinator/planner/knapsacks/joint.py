@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from coordinator.planner.knapsacks.packing import Bools, Ints, after, in_parts, take_in_order, whole_values
 from coordinator.planner.knapsacks.two_stage import Codes, Knapsacks, codes_of
+from ringtune.errors import PlanError
 
 
 def joint(
@@ -26,8 +27,15 @@ def joint(
         backward: what a full operation is worth for each micro-batch, K by N.
         forward: what a forward-only one is worth, before it is scaled.
         score_scale: what a forward score counts against a backward score.
+
+    Raises:
+        PlanError: a scaled forward score is too large for a float.
     """
-    values = whole_values(np.stack([backward, score_scale * forward], axis=1))
+    with np.errstate(over="ignore"):
+        scaled = score_scale * forward
+    if not np.isfinite(scaled).all():
+        raise PlanError(f"operations.score_scale = {score_scale:g} makes forward scores too large; lower it")
+    values = whole_values(np.stack([backward, scaled], axis=1))
     costs = np.stack([knapsacks.full_costs, knapsacks.forward_costs], axis=1)
     most = np.maximum(knapsacks.full_costs, knapsacks.forward_costs).sum(axis=1)
     capacity = np.minimum(knapsacks.full_capacity + knapsacks.forward_capacity, most)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-VALUE_BITS: Final = 40
-"""A value is rounded to this many bits of the largest value of its knapsack."""
+SUM_BITS: Final = 62
+"""All values of a knapsack together have at most so many bits; each is rounded to its share of them."""
 _NEVER: Final = -(2**62)
 """What no choice is worth."""
 _CELLS: Final = 16_000_000
@@ -29,7 +29,8 @@ _CELLS: Final = 16_000_000
 def whole_values(values: NDArray[np.float64]) -> Ints:
     """Values as whole numbers, each knapsack in its own unit, which is a power of two."""
     largest = values.max(axis=tuple(range(1, values.ndim)), initial=0.0, keepdims=True)
-    whole: Ints = np.rint(np.ldexp(values, VALUE_BITS - np.frexp(largest)[1])).astype(np.int64)
+    bits = SUM_BITS - (values.shape[-1] - 1).bit_length() if values.size else 0
+    whole: Ints = np.rint(np.ldexp(values, bits - np.frexp(largest)[1])).astype(np.int64)
     return whole
 
 

@@ -25,7 +25,7 @@ class OperationsSettings:
         balance: whether nodes get unequal counts, so that all are busy for the same time in a step.
         backward_score: by what full operations are chosen.
         forward_score: by what forward-only operations are chosen.
-        score_scale: what a forward score counts against a backward score, with policy joint.
+        score_scale: with policy joint: what a forward score counts against a backward score, each in parts of its mean.
         ties: which micro-batches a subnet prefers where scores tie: other ones than its neighbours, or the same as all.
         refresh_rounds: scores and operations are gathered and chosen anew after so many rounds; 0 = once, at the start.
         table: instead of all other keys: the file ``operations.json`` of a run, whose operations this run repeats.
@@ -55,6 +55,9 @@ class OperationsSettings:
         ):
             if value not in set(known):
                 raise JobError(f"operations.{name} = {value!r} is not one of {', '.join(known)}{why_undefined(value)}")
+        for name in ("heads", "compute", "full", "forward_only", "score_scale", "refresh_rounds"):
+            if isinstance(getattr(self, name), bool):
+                raise JobError(f"operations.{name} is {str(getattr(self, name)).lower()}, it has to be a number")
         for name in ("heads", "full", "forward_only", "refresh_rounds"):
             if (getattr(self, name) or 0) < 0:
                 raise JobError(f"operations.{name} is {getattr(self, name)}, it has to be at least 0")

@@ -108,9 +108,11 @@ class Course(Extent):
     def num_scored(self, owner: Owner) -> int:
         """How many batches of an owner are scored for a choice, from the first of its stream on.
 
-        Whole subnets are pruned by one batch of each owner; for everything else each batch needs scores of its own.
+        Whole subnets are pruned by one batch of each owner, and weights are the same for every batch. For everything
+        else each batch needs scores of its own.
         """
-        if self.choice is not None and self.choice.prunes:
+        choice = self.choice
+        if choice is not None and (choice.prunes or not any(score.needs_gradient for score in choice.scores)):
             return 1
         return num_batches(owner.train_rows, self.batch_size)
 

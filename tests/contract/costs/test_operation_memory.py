@@ -119,7 +119,10 @@ def test_all_full_tables_keep_what_no_tables_keep() -> None:
 
 def test_scores_keep_inputs_and_one_gradient() -> None:
     """A linear layer whose weights get a gradient keeps its input; own weights that train do so anyway."""
-    chosen, more = with_choice("two-stage", full=1), "inputs of a block's linear layers, for scores"
+    chosen, more = (
+        with_choice("two-stage", full=1, backward_score="fisher"),
+        "inputs of a block's linear layers, for scores",
+    )
     reduced = 4 * 32 * 32 * 4 + SCORE_WORK_BYTES
     found = terms(estimate(chosen))
     assert found[more] == 2 * 4 * (3 * 32 + 4 * 32) * 4 * TOKENS

@@ -24,6 +24,13 @@ TABLE = Operations(batches=(BatchOperations(owner="a", batch_id=0, rows=("1131",
 GIVEN = GivenTable(step=0, operations=TABLE)
 
 
+@pytest.mark.parametrize("name", ["heads", "compute", "full", "forward_only", "score_scale", "refresh_rounds"])
+def test_true_is_no_number(name: str) -> None:
+    """``full = true`` is not one micro-batch."""
+    with pytest.raises(JobError, match=rf"operations.{name} is true, it has to be a number"):
+        OperationsSettings(**{"full": 2, name: True})  # type: ignore[arg-type]
+
+
 def test_operations_survive_toml_with_every_key() -> None:
     """Each key is written and read again."""
     settings = OperationsSettings(

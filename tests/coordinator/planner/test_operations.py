@@ -149,6 +149,17 @@ def test_choice_by_slice_is_settled_with_the_slices() -> None:
     assert len(plan.placement.slices) == 2
 
 
+@pytest.mark.parametrize("policy", ["magnitude", "magnitude-gradient"])
+def test_pruning_that_could_keep_no_slice_is_refused_at_planning(policy: str) -> None:
+    """A share that is smaller than the smallest slice leaves nothing, which no pass over the data needs to show."""
+    alone = {"a": FACTS["a"]}
+    with pytest.raises(
+        JobError, match=r"may keep .* blocks, and the smallest slice has .* leave operations.by_slice out"
+    ):
+        make_plan(chosen(policy=policy, compute=0.6, by_slice=True), alone)
+    assert choice_of(chosen(policy=policy, compute=0.6), alone).prunes
+
+
 def unequal(times: float) -> dict[str, NodeFacts]:
     """Two nodes, of which b takes so many times as long."""
     slow = {

@@ -104,7 +104,8 @@ class Choice:
         capacities: of each block, from block 0 on; one for all blocks if there is one.
         backward_score: a value of ``Score``, by which full operations are chosen.
         forward_score: a value of ``Score``, by which forward-only operations are chosen.
-        score_scale: what a forward score counts against a backward score where both are chosen together.
+        score_scale: what a forward score counts against a backward score where both are chosen together, each in
+            parts of its mean over the job.
         refresh_steps: a table is chosen anew at the first turn after so many steps; 0 = once, before training.
         groups: ranges [start, stop) of blocks, ascending; all blocks of one have the same operations, so that the node
             which hosts them can be passed by. Blocks in none of them have operations of their own.
@@ -157,7 +158,7 @@ class Choice:
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """The scores that have to be gathered; none where the policy asks for none."""
+        """The scores that have to be gathered: those that something is chosen by."""
         if self.tables:
             return ()
         match Policy(self.policy):
@@ -167,6 +168,8 @@ class Choice:
                 return (Score.WEIGHT_MAGNITUDE,)
             case Policy.MAGNITUDE_GRADIENT:
                 return (Score.WEIGHT_MAGNITUDE, Score.GRADIENT_MAGNITUDE)
+        if self.policy == Policy.TWO_STAGE and not any(each.forward_only for each in self.capacities):
+            return (Score(self.backward_score),)
         return tuple(dict.fromkeys((Score(self.backward_score), Score(self.forward_score))))
 
     def capacity(self, block: int) -> BlockCapacity:

@@ -141,9 +141,13 @@ def _block_rows(table: Operations) -> frozenset[tuple[str, str]]:
     return frozenset((entry.owner, block_row(row, table.subnets)) for entry in table.batches for row in entry.rows)
 
 
+def _any_bool(*values: object) -> bool:
+    return any(isinstance(value, bool) for value in values)
+
+
 def _rows(value: object, shared: dict[str, str], where: str) -> tuple[str, ...]:
     match value:
-        case [int(count), int(length), str(packed)] if min(count, length) > 0:
+        case [int(count), int(length), str(packed)] if min(count, length) > 0 and not _any_bool(count, length):
             codes = unpack(packed, count * length)
             found = (codes[at : at + length] for at in range(0, len(codes), length))
             return tuple(shared.setdefault(row, row) for row in found)
@@ -152,6 +156,6 @@ def _rows(value: object, shared: dict[str, str], where: str) -> tuple[str, ...]:
 
 def _batch(value: object, rows: Sequence[tuple[str, ...]], where: str) -> BatchOperations:
     match value:
-        case [str(owner), int(batch_id), int(at)] if 0 <= at < len(rows):
+        case [str(owner), int(batch_id), int(at)] if 0 <= at < len(rows) and not _any_bool(batch_id, at):
             return BatchOperations(owner=owner, batch_id=batch_id, rows=rows[at])
     raise PlanError(f"{where} is not [owner, batch id, place in rows], of {len(rows)}; plan anew")

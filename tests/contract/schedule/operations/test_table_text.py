@@ -67,3 +67,15 @@ def test_rows_that_stand_twice_are_refused() -> None:
     spoiled["rows"][1] = spoiled["rows"][0]
     with pytest.raises(PlanError, match="distinct"):
         Operations.from_json(spoiled)
+
+
+def test_true_is_no_number_of_a_table() -> None:
+    """JSON's ``true`` is no batch, no place in the rows, and no number of micro-batches."""
+    table = Operations(batches=(BatchOperations(owner="a", batch_id=1, rows=("1",)),))
+    assert Operations.from_json(table.to_json()) == table
+    for change in (["a", True, 0], ["a", 1, False]):
+        with pytest.raises(PlanError, match=r"is not \[owner, batch id, place in rows\]"):
+            Operations.from_json({**table.to_json(), "batches": [change]})
+    packed = table.to_json()["rows"][0][2]
+    with pytest.raises(PlanError, match="codes of each, packed codes"):
+        Operations.from_json({**table.to_json(), "rows": [[True, 1, packed]]})

@@ -84,6 +84,12 @@ def test_pruning_has_one_budget_over_all_subnets() -> None:
     assert counts(found.capacities[0]) == (2.6, 0)
 
 
+def test_pruning_needs_no_whole_micro_batch() -> None:
+    """A share of all subnets may be smaller than one of two micro-batches."""
+    found = choice(2, policy="magnitude", compute=0.4)
+    assert counts(found.capacities[0]) == (0.8, 0)
+
+
 @pytest.mark.parametrize("microbatches", [8, 10])
 @pytest.mark.parametrize("compute", [0.4, 0.5, 0.6, 0.7])
 @pytest.mark.parametrize("forward", [0.33, 0.4, 0.43, 0.5])

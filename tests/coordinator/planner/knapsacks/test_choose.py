@@ -69,16 +69,67 @@ def test_counts_of_every_subnet_hold(policy: str) -> None:
 
 
 def test_joint_prefers_what_counts_more() -> None:
-    """With a large scale forward-only operations win, with a small one full ones; the capacity is one."""
+    """With a larger scale forward-only operations win, with a small one full ones; the capacity is one."""
     counts = {}
-    for scale in (0.01, 10.0):
+    for scale in (0.01, 0.5):
         course = choosing_course(
             full=2, forward_only=1, microbatches=5, subnets=2, num_blocks=2, policy="joint", score_scale=scale,
             backward_score="taylor",
         )  # fmt: skip
         table = choose_table(course, random_scores(course))
         counts[scale] = {"".join(sorted(column)) for column in columns(table)}
-    assert counts == {0.01: {"11233"}, 10.0: {"22222"}}
+    assert counts == {0.01: {"11233"}, 0.5: {"11233", "12223"}}
+
+
+def test_joint_in_which_nothing_is_full_is_refused() -> None:
+    """With a large scale forward-only operations win everywhere, and nothing would train; the key is named."""
+    course = choosing_course(
+        full=2, forward_only=1, microbatches=5, subnets=2, num_blocks=2, policy="joint", score_scale=100.0,
+        backward_score="taylor",
+    )  # fmt: skip
+    with pytest.raises(PlanError, match=r"nothing would train; lower operations.score_scale, which is 100"):
+        choose_table(course, random_scores(course))
+
+
+@pytest.mark.parametrize("units", [1e-30, 1e-6, 1e6, 1e300])
+def test_joint_does_not_depend_on_the_units_of_scores(units: float) -> None:
+    """Weights are sums of thousands and Fisher information of millionths: each counts in parts of its mean."""
+    course = choosing_course(full=2, forward_only=1, microbatches=5, subnets=2, num_blocks=2, policy="joint",
+                             score_scale=0.25, backward_score="taylor")  # fmt: skip
+    scores = random_scores(course)
+    other = [
+        each._replace(values=(each.values[0], tuple(units * value for value in each.values[1]))) for each in scores
+    ]
+    assert choose_table(course, other) == choose_table(course, scores)
+
+
+def test_scale_that_is_too_large_is_refused() -> None:
+    """Its product with a forward score is no number any more."""
+    course = choosing_course(full=2, forward_only=1, microbatches=5, num_blocks=2, policy="joint", score_scale=1.7e308,
+                             backward_score="taylor")  # fmt: skip
+    with pytest.raises(PlanError, match=r"operations.score_scale = 1.7e\+308"):
+        choose_table(course, random_scores(course))
+
+
+def test_joint_with_all_of_the_compute_is_all_full() -> None:
+    """Where all that is full fits, no forward-only operation is preferred to it, whatever it counts."""
+    course = choosing_course(full=5, microbatches=5, subnets=2, num_blocks=2, policy="joint", score_scale=100.0,
+                             backward_score="taylor")  # fmt: skip
+    assert set("".join(columns(choose_table(course, random_scores(course))))) == {"1"}
+
+
+def test_only_scores_that_are_used_are_gathered() -> None:
+    """Without forward-only operations there is no forward score, and of weights alone one batch is enough."""
+    alone = choosing_course(full=3, microbatches=5, subnets=3, num_blocks=4, owners=2)
+    both = choosing_course(full=3, forward_only=1, microbatches=5, num_blocks=4, owners=2)
+    assert alone.choice is not None and both.choice is not None
+    assert [str(score) for score in alone.choice.scores] == ["weight-magnitude"]
+    assert [str(score) for score in both.choice.scores] == ["weight-magnitude", "fisher"]
+    assert [course.num_scored(owner) for course in (alone, both) for owner in course.owners] == [1, 1, 2, 2]
+    scores = made_scores(alone, lambda entry, *_: 1.0 + entry.block)
+    scored = {owner.node: alone.batch_id(owner.node, 0) for owner in alone.owners}
+    of_one = [each for each in scores if each.batch_id == scored[each.owner]]
+    assert choose_table(alone, of_one) == choose_table(alone, scores) == expected_table(alone)
 
 
 def test_joint_keeps_counts_at_odd_costs() -> None:
@@ -197,7 +248,7 @@ def _broken(scores: list[BlockScores], kind: str) -> list[BlockScores]:
 )
 def test_wrong_scores_are_refused(kind: str, message: str) -> None:
     """A missing, doubled or senseless score is named by owner, batch, micro-batch, block and subnet."""
-    course = choosing_course(full=1, microbatches=2, subnets=2, num_blocks=3)
+    course = choosing_course(full=1, forward_only=1, microbatches=2, subnets=2, num_blocks=3)
     with pytest.raises(PlanError, match=message):
         choose_table(course, _broken(random_scores(course), kind))
 

@@ -140,3 +140,11 @@ def test_nothing_fits_or_is_given() -> None:
     none = Knapsacks(*(np.zeros(shape, dtype=np.int64) for shape in ((0, 5), (0, 5), 0, 0, (0, 5))))
     for solver in (two_stage, joint):
         assert solver(none, np.zeros((0, 5)), np.zeros((0, 5))).shape == (0, 5)
+
+
+def test_scores_far_apart_are_told_apart() -> None:
+    """Forward scores a trillion times as small as backward ones still choose among themselves."""
+    ones = np.ones((1, 4), dtype=np.int64)
+    knapsacks = Knapsacks(ones, ones, ones[:, 0], ones[:, 0], np.arange(4)[None])
+    backward, forward = np.array([[1.0, 0.0, 0.0, 0.0]]), np.array([[1e-13, 1e-13, 2e-13, 3e-13]])
+    assert joint(knapsacks, backward, forward).tobytes().decode() == "1332"

@@ -26,7 +26,7 @@ def uneven_course(
     course = choosing_course(full=1, microbatches=microbatches, subnets=2, num_blocks=3, size=3, train_rows=train_rows)
     course = dataclasses.replace(course, batch_size=batch_size)
     made = choice_of(
-        OperationsSettings(policy=policy, backward_score="taylor", **settings),
+        OperationsSettings(policy=policy, backward_score="taylor", score_scale=0.1, **settings),
         subnets=2,
         microbatch_sizes=course.microbatch_sizes(),
         hosts=(Slice(node="a", start=0, stop=3),),
