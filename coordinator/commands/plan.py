@@ -100,7 +100,13 @@ def plan(
     )
     why = None
     if explain and planned.choice is not None:
-        why = explained(planned.choice, relative=not is_measured, plan=planned.plan, profile=planned.profile)
+        why = explained(
+            planned.choice,
+            relative=not is_measured,
+            plan=planned.plan,
+            profile=planned.profile,
+            optimizer=wanted.train.optimizer,
+        )
     given = GivenPlan(plan=planned.plan, version=__version__, model_digest=model.digest)
     value = plan_json(given, planned.memory, note=note, why=why, time=time)
     if save is not None:

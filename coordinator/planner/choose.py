@@ -46,6 +46,21 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Settled:
+    """The chosen ring, judged again with the operations that were settled with its slices.
+
+    Attributes:
+        best: with those operations.
+        costs: tables with them.
+        equal: with equal counts for all nodes; None without ``operations.balance``.
+    """
+
+    best: Candidate
+    costs: RingCosts
+    equal: Candidate | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
     """The ring that was chosen and the rings that it was preferred to.
 
@@ -58,6 +73,7 @@ class Choice:
         lower_s: no ring is faster by the formula; 0 if not known.
         even: whether alike nodes got even slices.
         cut_after_s: the seconds after which the clock ended the planning; None if it did not.
+        settled: what was judged again; None where no operations depend on the slices.
     """
 
     best: Candidate
@@ -68,6 +84,12 @@ class Choice:
     lower_s: float
     even: bool = False
     cut_after_s: float | None = None
+    settled: Settled | None = None
+
+    @property
+    def runs(self) -> Candidate:
+        """The chosen ring with the operations that a run carries out."""
+        return self.settled.best if self.settled is not None else self.best
 
 
 def choose_plan(
@@ -228,6 +250,23 @@ def _judged(candidates: list[Candidate], task: Task) -> list[Candidate]:
         judged.append(dataclasses.replace(one, simulated_s=seconds))
     judged.sort(key=lambda one: (one.simulated_s, one.job_s, one.ring.nodes, one.ring.counts))
     return judged + [one for one in candidates if one not in near]
+
+
+def judged_again(one: Candidate, draft: Draft, profile: Profile, *, optimizer: str, effort: Effort) -> Candidate:
+    """Judge a candidate's ring for a draft that was settled since; by the simulator if the candidate was."""
+    costs = ring_costs(draft, profile, optimizer=optimizer)
+    seconds = None
+    if one.simulated_s is not None:
+        seconds = simulated_job_s(
+            plan_of(draft, costs, one.ring),
+            profile,
+            costs,
+            one.ring,
+            optimizer=optimizer,
+            most_actions=effort.judged_actions // _CANDIDATES,
+            is_over=effort.is_cancelled,
+        )
+    return Candidate(ring=one.ring, draft=draft, job_s=job_s(costs, one.ring), simulated_s=seconds)
 
 
 def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:

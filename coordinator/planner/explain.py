@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,8 @@ class Explanation:
         relative: whether times were assumed, so that only ratios mean something.
         cut_after_s: the seconds after which the clock ended the planning; None if it did not.
         operations: what they save; None where everything is full.
+        is_settled: whether operations were settled with the slices, unlike those of the second best plan.
+        equal: seconds of all steps with the nodes' own counts, and with equal ones; None without operations.balance.
     """
 
     nodes: tuple[NodeReason, ...]
@@ -105,13 +107,22 @@ class Explanation:
     relative: bool
     cut_after_s: float | None = None
     operations: OperationsReason | None = None
+    is_settled: bool = False
+    equal: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as dictionaries, lists, numbers and strings."""
         return dataclasses.asdict(self)
 
 
-def explain(choice: Choice, *, relative: bool, plan: Plan | None = None, profile: Profile | None = None) -> Explanation:
+def explain(
+    choice: Choice,
+    *,
+    relative: bool,
+    plan: Plan | None = None,
+    profile: Profile | None = None,
+    optimizer: str = "adamw",
+) -> Explanation:
     """Explain a choice of the planner.
 
     Args:
@@ -119,9 +130,13 @@ def explain(choice: Choice, *, relative: bool, plan: Plan | None = None, profile
         relative: whether times were assumed.
         plan: what became of it once its operations were settled.
         profile: that it was made with; needed to explain operations.
+        optimizer: of the job.
     """
-    operations = explain_operations(plan, profile) if plan is not None and profile is not None else None
-    best, costs = choice.best, choice.costs
+    operations = None
+    if plan is not None and profile is not None:
+        operations = explain_operations(plan, profile, optimizer=optimizer)
+    best, settled = choice.runs, choice.settled
+    costs = settled.costs if settled is not None else choice.costs
     plan = plan_of(best.draft, costs, best.ring)
     times = step_times(costs, best.ring)
     return Explanation(
@@ -133,13 +148,22 @@ def explain(choice: Choice, *, relative: bool, plan: Plan | None = None, profile
         microbatches=plan.course.microbatches,
         credits=plan.placement.credits,
         wire_dtype=plan.course.wire_dtype,
-        proven=choice.proven and not choice.even,
+        proven=choice.proven and not choice.even and settled is None,
         even=choice.even,
         second=_second(choice),
         relative=relative,
         cut_after_s=choice.cut_after_s,
         operations=operations,
+        is_settled=settled is not None,
+        equal=_seconds(best, settled.equal) if settled is not None and settled.equal is not None else None,
     )
+
+
+def _seconds(best: Candidate, equal: Candidate) -> tuple[float, float]:
+    """The seconds of two candidates by the simulator if both have such, otherwise by the formula."""
+    if best.simulated_s is not None and equal.simulated_s is not None:
+        return best.simulated_s, equal.simulated_s
+    return best.job_s, equal.job_s
 
 
 def _nodes(choice: Choice, plan: Plan) -> Iterator[NodeReason]:
@@ -242,7 +266,9 @@ def _differs(one: Candidate, other: Candidate) -> bool:
 
 def explanation_text(found: Explanation) -> list[str]:
     """Write an explanation as lines of text."""
-    seconds = (lambda value: f"{value:.4g} block times") if found.relative else format_seconds
+    seconds: Callable[[float], str] = format_seconds
+    if found.relative:
+        seconds = "{:.4g} block times".format
     width = max(len(node.node) for node in found.nodes)
     lines = ["why:"]
     for node in found.nodes:
@@ -258,7 +284,8 @@ def explanation_text(found: Explanation) -> list[str]:
         f"  {found.microbatches} micro-batches, {found.credits} credits a link and boundary, "
         f"{found.wire_dtype} on the wire"
     )
-    lines += reason_lines(found.operations) if found.operations is not None else []
+    lines += reason_lines(found.operations, seconds) if found.operations is not None else []
+    lines += [_balance_line(*found.equal, seconds)] if found.equal is not None else []
     lines += [f"  depth {each.depth}: {each.steps} steps of {seconds(each.step_s)}" for each in found.depths]
     simulated = "" if found.simulated_s is None else f", {seconds(found.simulated_s)} by the simulator"
     lines.append(f"  all steps: {seconds(found.job_s)} by the formula{simulated}")
@@ -274,5 +301,12 @@ def explanation_text(found: Explanation) -> list[str]:
         by = f"{seconds(found.second.job_s)} by the formula" + (
             "" if judged is None else f", {seconds(judged)} by the simulator"
         )
-        lines.append(f"  second best: {slices} with {found.second.microbatches} micro-batches: {by}")
+        before = ", before its operations are settled" if found.is_settled else ""
+        lines.append(f"  second best: {slices} with {found.second.microbatches} micro-batches: {by}{before}")
     return lines
+
+
+def _balance_line(own_s: float, equal_s: float, seconds: Callable[[float], str]) -> str:
+    more = own_s / equal_s - 1 if equal_s else 0.0
+    says = f"takes {more:.1%} longer" if more > 5e-4 else f"gains {-more:.1%}" if more < -5e-4 else "gains nothing"
+    return f"    operations.balance {says}: {seconds(own_s)} for all steps, {seconds(equal_s)} with equal counts"

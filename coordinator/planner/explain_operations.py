@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from coordinator.planner.predict.plan_time import paid_after, score_pass_s, score_passes
 from ringtune.costs.operation_shares import all_full, done_of, total
 from ringtune.costs.profile import Profile
 from ringtune.costs.seconds import CourseCosts
+from ringtune.quantities import format_seconds
 from ringtune.schedule.operations.choice import Choice, Policy
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.spreading.expected import expected_table
@@ -43,6 +46,9 @@ class OperationsReason:
         sent: bytes between blocks.
         paper_compute: compute by the paper's count.
         paper_sent: communication by the paper's count.
+        score_passes: how often scores are gathered.
+        score_s: seconds of each pass, by the formula.
+        paid_after: steps after which one pass has paid, by the formula; None if it never does.
     """
 
     policy: str
@@ -53,14 +59,18 @@ class OperationsReason:
     sent: float
     paper_compute: float
     paper_sent: float
+    score_passes: int = 0
+    score_s: float = 0.0
+    paid_after: int | None = None
 
 
-def explain_operations(plan: Plan, profile: Profile) -> OperationsReason | None:
+def explain_operations(plan: Plan, profile: Profile, *, optimizer: str = "adamw") -> OperationsReason | None:
     """Explain the operations of a plan by the last steps of its first owner, where most trains; None if all is full.
 
     Args:
         plan: the plan.
         profile: that it was made with.
+        optimizer: of the job.
     """
     course = plan.course
     if not course.may_skip or not course.num_steps:
@@ -74,7 +84,12 @@ def explain_operations(plan: Plan, profile: Profile) -> OperationsReason | None:
         for one in (with_table, all_full(soonest))
     )
     choice = course.choice if course.operations is None else None
+    passes = score_passes(course)
+    pass_s = score_pass_s(plan, profile, optimizer=optimizer) if passes else 0.0
     return OperationsReason(
+        score_passes=passes,
+        score_s=pass_s,
+        paid_after=paid_after(plan, profile, pass_s, optimizer=optimizer) if passes else None,
         policy=choice.policy if choice and not choice.tables else "",
         is_assumed=course.operations is None,
         microbatches=course.microbatches,
@@ -120,8 +135,8 @@ def _counts(plan: Plan, choice: Choice) -> tuple[NodeCounts, ...]:
     return tuple(found)
 
 
-def reason_lines(found: OperationsReason) -> list[str]:
-    """Write the explanation as lines of text."""
+def reason_lines(found: OperationsReason, seconds: Callable[[float], str] = format_seconds) -> list[str]:
+    """Write the explanation as lines of text; ``seconds`` writes times."""
     assumed = ", assumed until the run has chosen" if found.is_assumed else ""
     lines = [
         f"  operations: {found.compute:.0%} of the compute and {found.sent:.0%} of the bytes of all full{assumed} "
@@ -129,9 +144,21 @@ def reason_lines(found: OperationsReason) -> list[str]:
     ]
     if found.policy and Policy(found.policy).is_pruning:
         share = found.counts[0].full / found.microbatches
-        return [*lines, f"    {found.policy}: {share:.0%} of all subnets stay, for all micro-batches"]
-    return lines + [
+        lines.append(f"    {found.policy}: {share:.0%} of all subnets stay, for all micro-batches")
+        return lines + _score_lines(found, seconds)
+    lines += [
         f"    {each.node}: each subnet is full for {each.full:.3g} and forward-only for {each.forward_only:.3g} of "
         f"{found.microbatches} micro-batches; there a forward costs {each.forward_share:.0%} of a full operation"
         for each in found.counts
+    ]
+    return lines + _score_lines(found, seconds)
+
+
+def _score_lines(found: OperationsReason, seconds: Callable[[float], str]) -> list[str]:
+    if not found.score_passes:
+        return []
+    paid = "never paid" if found.paid_after is None else f"paid after {found.paid_after} steps"
+    passes = "one pass" if found.score_passes == 1 else f"each of {found.score_passes} passes"
+    return [
+        f"    scores come on top of all steps: {passes} takes {seconds(found.score_s)} and is {paid}, by the formula"
     ]

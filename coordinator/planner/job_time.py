@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from coordinator.planner.draft import Draft
 from coordinator.planner.make_plan import Planned
-from coordinator.planner.predict.ring_costs import ring_costs
-from coordinator.planner.predict.step_time import Ring, job_s
+from coordinator.planner.predict.plan_time import plan_job_s, score_pass_s, score_passes
 from ringtune.costs.memory import DTYPE_BYTES
 from ringtune.costs.profile import ModelFacts, Profile
 from ringtune.errors import PlanError
@@ -32,11 +30,13 @@ class JobTime:
     Attributes:
         steps_s: seconds; evaluations, scores, checkpoints and the start come on top.
         by: ``simulator``, ``formula`` or ``rough guess``.
+        scores_s: seconds of gathering scores, by the formula; 0 if the run gathers none, None if not known.
         assumed_flop_per_s: the rate of every node under a rough guess; None with measured times.
     """
 
     steps_s: float
     by: str
+    scores_s: float | None = 0.0
     assumed_flop_per_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -46,12 +46,18 @@ class JobTime:
     def line(self) -> str:
         """Describe time and source on a line."""
         if self.assumed_flop_per_s is None:
-            return f"predicted: {format_seconds(self.steps_s)} for all steps, by the {self.by} from measured times"
+            steps = f"predicted: {format_seconds(self.steps_s)} for all steps, by the {self.by} from measured times"
+            return f"{steps}{self._on_top()}"
         return (
-            f"rough guess: {format_seconds(self.steps_s)} for all steps, if every node did "
+            f"rough guess: {format_seconds(self.steps_s)} for all steps{self._on_top()}, if every node did "
             f"{self.assumed_flop_per_s / 1e9:g} billion operations a second and messages took no time; nothing was "
             "measured: 'ringtune measure' and --profile give a prediction"
         )
+
+    def _on_top(self) -> str:
+        if self.scores_s is None:
+            return "; scores come on top"
+        return f"; scores come on top, {format_seconds(self.scores_s)} by the formula" if self.scores_s else ""
 
 
 def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime | None:
@@ -62,24 +68,25 @@ def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime
         profile: with times.
         optimizer: of the job.
     """
+    scores_s = _scores_s(planned.plan, profile, optimizer)
     if planned.choice is not None and not planned.choice.even:
-        best = planned.choice.best
+        best = planned.choice.runs
         if best.simulated_s is not None:
-            return JobTime(steps_s=best.simulated_s, by="simulator")
-        return JobTime(steps_s=best.job_s, by="formula")
+            return JobTime(steps_s=best.simulated_s, by="simulator", scores_s=scores_s)
+        return JobTime(steps_s=best.job_s, by="formula", scores_s=scores_s)
     try:
-        return JobTime(steps_s=_formula_s(planned.plan, profile, optimizer), by="formula")
+        steps_s = plan_job_s(planned.plan, profile, optimizer=optimizer)
+        return JobTime(steps_s=steps_s, by="formula", scores_s=scores_s)
     except PlanError:  # a node of the plan has no times
         return None
 
 
-def _formula_s(plan: Plan, profile: Profile, optimizer: str) -> float:
-    placement = plan.placement
-    draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
-    costs = ring_costs(draft, profile, optimizer=optimizer)
-    pieces = [piece for piece in placement.slices if piece.num_blocks]
-    nodes = tuple(costs.names.index(piece.node) for piece in pieces)
-    return job_s(costs, Ring(nodes=nodes, counts=tuple(piece.num_blocks for piece in pieces)))
+def _scores_s(plan: Plan, profile: Profile, optimizer: str) -> float | None:
+    passes = score_passes(plan.course)
+    try:
+        return passes * score_pass_s(plan, profile, optimizer=optimizer) if passes else 0.0
+    except PlanError:  # a node of the plan has no times
+        return None
 
 
 def guessed_time(planned: Planned, job: Job, model: ModelFacts) -> JobTime | None:
@@ -90,7 +97,14 @@ def guessed_time(planned: Planned, job: Job, model: ModelFacts) -> JobTime | Non
     if planned.choice is None:
         return None
     block_s = block_flop(planned.plan, job, model) / ASSUMED_FLOP_PER_S
-    return JobTime(steps_s=planned.choice.best.job_s * block_s, by="rough guess", assumed_flop_per_s=ASSUMED_FLOP_PER_S)
+    profile = planned.profile or Profile(nodes=())
+    scores_s = _scores_s(planned.plan, profile, job.train.optimizer)
+    return JobTime(
+        steps_s=planned.choice.runs.job_s * block_s,
+        by="rough guess",
+        scores_s=scores_s and scores_s * block_s,
+        assumed_flop_per_s=ASSUMED_FLOP_PER_S,
+    )
 
 
 def block_flop(plan: Plan, job: Job, model: ModelFacts) -> float:

@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.planner.choose import Choice, choose_plan, plan_of
+from coordinator.planner.choose import Candidate, Choice, Settled, choose_plan, judged_again, plan_of
 from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort
 from coordinator.planner.even import as_alike
 from coordinator.planner.initiators import initiator_order
 from coordinator.planner.memory_caps import MemoryCaps
 from coordinator.planner.operations import settled, with_operations
+from coordinator.planner.predict.ring_costs import ring_costs
 from coordinator.planner.refusals import nothing_fits, refusal
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.memory import MemoryEstimate
@@ -132,9 +133,29 @@ def make_plan(
     )
     if choice is None:
         raise nothing_fits(_caps(job, drafts[0], facts), nodes)
-    plan = settled(job, plan_of(choice.best.draft, choice.costs, choice.best.ring), model, profile)
+    drafted = plan_of(choice.best.draft, choice.costs, choice.best.ring)
+    plan = settled(job, drafted, model, profile)
     kept = refuse_if_full(job, plan, facts)
+    if plan != drafted:
+        choice = dataclasses.replace(choice, settled=_judged_again(job, choice, drafted, model, profile, effort))
     return dataclasses.replace(kept, choice=choice, profile=profile)
+
+
+def _judged_again(
+    job: Job, choice: Choice, drafted: Plan, model: ModelFacts, profile: Profile, effort: Effort
+) -> Settled:
+    """Judge the chosen ring with settled operations, and beside it with equal counts."""
+
+    def judged(one: Job) -> Candidate:
+        operations = settled(one, drafted, model, profile).course.choice
+        course = dataclasses.replace(choice.best.draft.course, choice=operations)
+        draft = dataclasses.replace(choice.best.draft, course=course)
+        return judged_again(choice.best, draft, profile, optimizer=job.train.optimizer, effort=effort)
+
+    best = judged(job)
+    equal = judged(job.with_overrides({"operations.balance": False})) if job.operations.balance else None
+    costs = ring_costs(best.draft, profile, optimizer=job.train.optimizer)
+    return Settled(best=best, costs=costs, equal=equal)
 
 
 def _with_fitting_operations(job: Job, drafts: Sequence[Draft], model: ModelFacts, profile: Profile) -> list[Draft]:

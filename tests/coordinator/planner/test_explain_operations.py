@@ -7,6 +7,8 @@ import pytest
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.explain_operations import explain_operations, reason_lines
 from coordinator.planner.make_plan import make_plan
+from coordinator.planner.predict.plan_time import plan_job_s
+from ringtune.costs.operation_shares import all_full
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.plan import Plan
 from tests.support import plans
@@ -37,6 +39,26 @@ def test_chosen_operations_are_explained_by_counts() -> None:
     assert "(70% and 75% by the paper's count)" in text
     assert "assumed until the run has chosen" in text
     assert "a: each subnet is full for 1 and forward-only for 1 of 2 micro-batches" in text
+
+
+def test_scores_are_explained_by_their_seconds_and_when_they_have_paid() -> None:
+    """Half of the compute is saved at each step; a policy that needs no scores has no such line."""
+    planned = make_plan(CHOSEN, FACTS)
+    assert planned.profile is not None
+    reason = explain_operations(planned.plan, planned.profile)
+    assert reason is not None and reason.paid_after is not None
+    assert (reason.score_passes, reason.score_s > 0) == (1, True)
+    plan, steps = planned.plan, planned.plan.course.num_steps
+    all_s, some_s = (plan_job_s(one, planned.profile, optimizer="adamw") for one in (all_full(plan), plan))
+    saved_s = (all_s - some_s) / steps
+    assert saved_s * (reason.paid_after - 1) < reason.score_s <= saved_s * reason.paid_after * (1 + 1e-9)
+    line = reason_lines(reason)[-1]
+    assert line.startswith("    scores come on top of all steps: one pass takes ")
+    assert f"paid after {reason.paid_after} steps" in line
+    drawn = make_plan(CHOSEN.with_overrides({"operations.policy": "random"}), FACTS)
+    assert drawn.profile is not None
+    without = explain_operations(drawn.plan, drawn.profile)
+    assert without is not None and "scores" not in reason_lines(without)[-1]
 
 
 def test_pruning_is_explained_by_the_subnets_that_stay() -> None:
