@@ -15,7 +15,7 @@ from ringtune.jobs.job import Job
 from ringtune.quantities import format_seconds
 from tests.support.fake_agents import facts, job
 
-SLOW = {name: 4 * getattr(facts("b"), name) for name in ("block_forward_s", "block_graph_s", "block_backward_s")}
+SLOW = {name: 2 * getattr(facts("b"), name) for name in ("block_forward_s", "block_graph_s", "block_backward_s")}
 FACTS = {"a": facts("a"), "b": dataclasses.replace(facts("b"), hardware="slow", **SLOW)}
 LINKS = [
     LinkFacts(source=source, target=target, rate_bytes_per_s=1e9, latency_s=1e-4) for source, target in ("ab", "ba")
@@ -49,6 +49,7 @@ def test_announced_time_is_that_of_the_settled_operations(operations: dict[str, 
     found = measured_time(made, Profile(nodes=PROFILE.nodes), "adamw")
     assert found is not None
     assert found.steps_s == pytest.approx(plan_job_s(made.plan, Profile(nodes=PROFILE.nodes), optimizer="adamw"))
+    assert (found.steps_s != pytest.approx(made.choice.best.job_s)) == ("balance" in operations)
     assert made.choice.runs.draft.course.choice == made.plan.course.choice != made.choice.best.draft.course.choice
 
 
@@ -61,13 +62,15 @@ def test_announced_time_of_settled_operations_is_simulated_too() -> None:
     assert (found.by, found.steps_s) == ("simulator", made.choice.settled.best.simulated_s)
 
 
-def test_explanation_says_what_balance_gains() -> None:
-    """Predicted seconds with the nodes' own counts beside those with equal ones."""
-    made = planned(wanted(balance=True))
+@pytest.mark.parametrize(("compute", "says"), [(0.5, "gains 5.3%"), (0.6, "takes 8.5% longer")])
+def test_explanation_says_what_balance_gains(compute: float, says: str) -> None:
+    """Predicted seconds with the nodes' own counts beside those with equal ones; slices are unequal already."""
+    made = planned(wanted(balance=True, compute=compute))
     assert made.choice is not None and made.choice.settled is not None and made.choice.settled.equal is not None
     why = explain(made.choice, relative=False, plan=made.plan, profile=made.profile)
     assert why.equal == (made.choice.settled.best.job_s, made.choice.settled.equal.job_s)
     (line,) = [line for line in explanation_text(why) if "operations.balance" in line]
+    assert line.startswith(f"    operations.balance {says}: ")
     assert f"{format_seconds(why.equal[1])} with equal counts" in line
     assert why.job_s == why.equal[0]
     assert sum(each.steps * each.step_s for each in why.depths) == pytest.approx(why.job_s)
