@@ -38,6 +38,10 @@ _BESIDES: Mapping[str, Mapping[str, object]] = {
     "operations.compute": {"operations.policy": "two-stage"},
     "operations.full": {"operations.policy": "two-stage"},
     "operations.forward_only": {"operations.policy": "two-stage", "operations.full": 0},
+    **{
+        f"operations.{name}": {"operations.policy": "two-stage", "operations.compute": 0.6}
+        for name in ("by_slice", "balance", "refresh_rounds")
+    },
 }
 _IN_WORDS_ELSEWHERE = ("adapter.config",)
 _ASKED_OTHERWISE = {
