@@ -144,13 +144,14 @@ def test_scores_go_down_to_blocks_that_a_short_run_never_trains() -> None:
 
 def test_scores_of_all_batches_are_counted_for_every_block_that_is_scored() -> None:
     """As many as there are batches, micro-batches, scores and subnets; a policy without scores has none."""
-    chosen, what = with_choice("two-stage", full=1), "block's scores until they are reported"
+    chosen = with_choice("two-stage", full=1, backward_score="fisher")
+    what = "block's scores until they are reported"
     one = block_scores_bytes(chosen)
     assert terms(estimate(chosen))[what] == 4 * one
     assert terms(estimate(chosen, start=3))[what] == one > 2 * 2 * 2 * 2 * 8
     longer = dataclasses.replace(chosen, owners=(dataclasses.replace(chosen.owners[0], train_rows=80),))
     assert block_scores_bytes(longer) == 10 * one
-    assert block_scores_bytes(with_choice("two-stage", full=1, subnets=4)) > one
+    assert block_scores_bytes(with_choice("two-stage", full=1, subnets=4, backward_score="fisher")) > one
     assert block_scores_bytes(with_choice("magnitude", full=1)) < one
     assert block_scores_bytes(with_choice("random", full=1)) == block_scores_bytes(PLAN.course) == 0
 
