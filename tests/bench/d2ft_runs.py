@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -182,6 +183,9 @@ def hetero_busy_spread(folder: Path, *, model: Path, train: Path, sizes: Sizes) 
     Beside it equal counts. Slices are the planner's in both.
     """
     layout = boards_of((0.35, 0.7), (1000.0, 1000.0))
+    # a run that gathers gradient scores keeps whole graphs of all micro-batches
+    boards = tuple(dataclasses.replace(board, memory_bytes=3 << 30) for board in layout.boards)
+    layout = dataclasses.replace(layout, boards=boards)
     keys = {"policy": "two-stage", "compute": 0.6}
     jobs = [
         BoardJob("balanced", 10, {**keys, "balance": True}, turns=2),
