@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringtune.costs.memory import MemoryEstimate, Share, Sizes, memory_estimate
+from ringtune.costs.memory.estimate import MemoryEstimate, Share, Sizes, memory_estimate
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.costs.seconds import check_profile
 from ringtune.errors import CapacityError, PlanError

@@ -1,6 +1,6 @@
 """Bytes that each node holds, counted while a virtual run goes on; the peak is what the simulator reports.
 
-The planner's bound (``ringtune.costs.memory``) has to lie above it for any timing. What is counted: weights, adapters
+The planner's bound (``costs.memory.estimate``) has to lie above it for any timing. What is counted: weights, adapters
 and the head with their optimizer state, gradients, what forwards keep for backward, the work space of the block that
 runs, and the tensors of a micro-batch, wherever they are::
 
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ringtune.costs.memory import Share, Sizes
-from ringtune.costs.operation_memory import block_scores_bytes, needs_gradients
+from ringtune.costs.memory.estimate import Share, Sizes
+from ringtune.costs.memory.operations import block_scores_bytes, needs_gradients
 from ringtune.costs.profile import NodeFacts
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope, TensorKey
 from ringtune.schedule.operations.codes import FULL, share

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from coordinator.estimates.row_counts import RowCounts, count_rows
 from coordinator.submit.local.local_nodes import LocalSetup, node_name
-from ringtune.costs.data_memory import data_bytes
+from ringtune.costs.memory.rows import data_bytes
 from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import NodeFacts
 from ringtune.jobs.job import Job

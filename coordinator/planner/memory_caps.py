@@ -1,11 +1,11 @@
-"""Bytes that a node needs for a slice, for every (start, stop, hosts above): a cache over ``ringtune.costs.memory``."""
+"""Bytes that a node needs for a slice, for every (start, stop, hosts above): a cache over ``costs.memory.estimate``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from coordinator.planner.draft import Draft
-from ringtune.costs.memory import MemoryEstimate, Share, Sizes, memory_estimate
+from ringtune.costs.memory.estimate import MemoryEstimate, Share, Sizes, memory_estimate
 from ringtune.costs.profile import NodeFacts
 from ringtune.schedule.plan import Plan
 

@@ -9,7 +9,7 @@ from typing import Any
 from coordinator.records.trace_file import TraceText
 from coordinator.screen.text_table import table_lines
 from coordinator.what_if.prediction_inputs import MeasuredRun, measured_json
-from ringtune.costs.operation_memory import gathers_scores
+from ringtune.costs.memory.operations import gathers_scores
 from ringtune.engine.spans import Span
 from ringtune.errors import StorageError, UsageError
 from ringtune.files.durable import write_durably

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ringtune.costs.memory import node_memory
+from ringtune.costs.memory.estimate import node_memory
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError, UsageError
 from ringtune.schedule.methods import Everything, RingAda

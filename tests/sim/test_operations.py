@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ringtune.costs.operation_memory import tables_bytes
+from ringtune.costs.memory.operations import tables_bytes
 from ringtune.costs.profile import Profile
 from ringtune.costs.work_times import Work
 from ringtune.schedule.actions import Op

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from ringtune.costs.memory import node_memory
+from ringtune.costs.memory.estimate import node_memory
 from ringtune.costs.work_times import Work
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op

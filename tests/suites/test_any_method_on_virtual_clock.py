@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ringtune.costs.memory import node_memory
+from ringtune.costs.memory.estimate import node_memory
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Graph
 from ringtune.schedule.extent import Extent

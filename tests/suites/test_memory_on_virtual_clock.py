@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ringtune.costs.memory import node_memory
+from ringtune.costs.memory.estimate import node_memory
 from ringtune.costs.profile import ModelFacts
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled

@@ -123,7 +123,7 @@ class LinkFacts:
         receive_cpu_s_per_byte: the same of the target.
         busy_source_s: how much longer a long message takes while the source computes, waiting for the processor.
         busy_target_s: the same when the target does.
-        is_assumed: whether nobody measured it; see ``costs.assumed_links``.
+        is_assumed: whether nobody measured it; see ``costs.links.assumed``.
     """
 
     source: str

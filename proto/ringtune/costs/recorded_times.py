@@ -25,8 +25,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.costs.recorded_links import RecordedLinks
 from ringtune.costs.seconds import NodeCosts, padded_size, work_points
 from ringtune.costs.work_times import BLOCK_WORKS, PART_OF, Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Scope

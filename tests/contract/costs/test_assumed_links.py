@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringtune.costs.assumed_links import LOOPBACK_BYTES_PER_S, with_assumed
+from ringtune.costs.links.assumed import LOOPBACK_BYTES_PER_S, with_assumed
 from ringtune.costs.profile import LinkFacts
 
 

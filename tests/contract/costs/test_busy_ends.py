@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringtune.costs.busy_ends import Transfer, busy_rate
+from ringtune.costs.links.busy_ends import Transfer, busy_rate
 
 
 def test_line_without_transfers_has_no_rate() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import zipfile
 from pathlib import Path
 
-from ringtune.costs.data_memory import ROW_BYTES, TOKEN_BYTES, VOCABULARY_ENTRY_BYTES, data_bytes, held_bytes
+from ringtune.costs.memory.rows import ROW_BYTES, TOKEN_BYTES, VOCABULARY_ENTRY_BYTES, data_bytes, held_bytes
 from tests.support.fake_agents import MODEL
 
 TEXT_BYTES, NUM_ROWS, TOKENS = 10_000, 100, 16

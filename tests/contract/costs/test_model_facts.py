@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ringtune.costs.memory import node_memory
+from ringtune.costs.memory.estimate import node_memory
 from ringtune.costs.model_facts import check_job, computed_token_bytes, model_facts
 from ringtune.errors import IntegrityError, JobError, ModelError
 from ringtune.jobs.job import Job, Model

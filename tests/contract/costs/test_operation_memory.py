@@ -7,8 +7,8 @@ import tracemalloc
 
 import pytest
 
-from ringtune.costs.memory import MemoryEstimate, Share, Sizes, memory_estimate
-from ringtune.costs.operation_memory import (
+from ringtune.costs.memory.estimate import MemoryEstimate, Share, Sizes, memory_estimate
+from ringtune.costs.memory.operations import (
     SCORE_WORK_BYTES,
     KeptGraphs,
     block_scores_bytes,

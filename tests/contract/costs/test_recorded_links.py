@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from ringtune.costs.assumed_links import loopback_link
+from ringtune.costs.links.assumed import loopback_link
+from ringtune.costs.links.recorded import LEAST_SAMPLES, RecordedLinks
 from ringtune.costs.profile import LinkFacts
-from ringtune.costs.recorded_links import LEAST_SAMPLES, RecordedLinks
 
 KNOWN = LinkFacts(source="a", target="b", rate_bytes_per_s=12e6, latency_s=0.002)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.planner.make_plan import make_plan
-from ringtune.costs.assumed_links import with_assumed
+from ringtune.costs.links.assumed import with_assumed
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, DataError, ModelError, PlanError
 from ringtune.jobs.job import Job

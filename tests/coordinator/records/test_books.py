@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from coordinator.records.books import RunBooks
+from ringtune.costs.links.recorded import LEAST_SAMPLES
 from ringtune.costs.profile import LinkFacts, Profile
-from ringtune.costs.recorded_links import LEAST_SAMPLES
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import facts, job
 from tests.support.plans import make_plan

@@ -13,7 +13,7 @@ import torch
 
 from edge.compute import scoring
 from edge.compute.executor import NodeExecutor
-from ringtune.costs.operation_memory import block_scores_bytes
+from ringtune.costs.memory.operations import block_scores_bytes
 from ringtune.models.families import FAMILIES
 from ringtune.schedule.operations.choice import BlockCapacity, Choice, Policy, Score
 from ringtune.schedule.operations.scores import BlockScores

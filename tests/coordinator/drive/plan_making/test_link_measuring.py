@@ -13,9 +13,9 @@ from coordinator.planner.given_plan import GivenPlan
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from coordinator.submit.outcome import Outcome
+from ringtune.costs.links.recorded import LEAST_SAMPLES
 from ringtune.costs.measuring import hidden_bytes
 from ringtune.costs.profile import LinkFacts, Profile
-from ringtune.costs.recorded_links import LEAST_SAMPLES
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, MODEL, FakeAgent, FakeCluster, facts, job

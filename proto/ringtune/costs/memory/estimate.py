@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from ringtune.costs.logits import logits_peak_bytes
-from ringtune.costs.operation_memory import (
+from ringtune.costs.memory.logits import logits_peak_bytes
+from ringtune.costs.memory.operations import (
     SCORE_WORK_BYTES,
     block_scores_bytes,
     gathers_scores,
@@ -35,7 +35,7 @@ from ringtune.costs.operation_memory import (
     subnet_token_bytes,
     tables_bytes,
 )
-from ringtune.costs.passing import passing_bytes, update_work_bytes
+from ringtune.costs.memory.passing import passing_bytes, update_work_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.quantities import format_bytes

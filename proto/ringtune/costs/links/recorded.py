@@ -26,8 +26,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ringtune.costs.assumed_links import LOOPBACK_BYTES_PER_S, Pair
-from ringtune.costs.busy_ends import Transfer, busy_rate
+from ringtune.costs.links.assumed import LOOPBACK_BYTES_PER_S, Pair
+from ringtune.costs.links.busy_ends import Transfer, busy_rate
 from ringtune.costs.profile import LinkFacts
 
 LEAST_SAMPLES = 8

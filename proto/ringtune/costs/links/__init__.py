@@ -1,0 +1,1 @@
+"""What links cost: assumed before they are measured, and corrected by what runs recorded."""
