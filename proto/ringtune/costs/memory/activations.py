@@ -29,7 +29,7 @@ def estimate_activation_token_bytes(
         trains_own_weights: whether the block's own weights train instead of an adapter.
 
     Source: saved tensors of one MiniLM block at 16 x 128 tokens: 37.3 MiB without, 75.2 MiB with dropout
-    (``tests/contract/costs/test_memory.py``).
+    (``tests/contract/costs/memory/test_estimate.py``).
     """
     inner_units = (model.inner_kept + trains_own_weights) * model.intermediate_size / model.hidden_size
     hidden_units = 4 + (2 + 3 if trains_own_weights else 3 + 2) + inner_units + (2 if dropout > 0 else 0)
