@@ -22,10 +22,10 @@ from edge.compute.scoring import Scoring
 from edge.data.rows import OwnerDataset
 from edge.machine.settling import settle_of
 from edge.model.activations import storage_bytes
-from edge.model.loading import load_saved
 from edge.model.optimizers import apply_update
 from edge.model.owner import OwnerParts
-from edge.model.saving import adapter_files
+from edge.model.result.loading import load_saved
+from edge.model.result.saving import adapter_files
 from edge.model.versions import VersionStore
 from edge.shards.shard_file import load_shard, to_shard
 from ringtune.engine.diverged import LOWER_THE_RATE, diverged, may_diverge

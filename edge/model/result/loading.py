@@ -1,4 +1,4 @@
-"""Load a saved result into what a node hosts: the way back of ``edge.model.saving``.
+"""Load a saved result into what a node hosts: the way back of ``edge.model.result.saving``.
 
 Every node gets the whole folder and takes only the tensors of its own blocks, and at an owner the head, by their names
 in the whole model. It writes to what it would save itself and to nothing else, so a file can't reach a weight that does
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from edge.model.saving import saved_tensors
+from edge.model.result.saving import saved_tensors
 from edge.model.skeleton import Skeleton
 from edge.model.tensor_bytes import fill
 from ringtune.errors import IntegrityError

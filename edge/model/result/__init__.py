@@ -1,0 +1,1 @@
+"""What a run leaves behind: saved by each node, and loaded again."""
