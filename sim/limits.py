@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ringtune.costs.memory.estimate import MemoryEstimate, Share, Sizes, memory_estimate
+from ringtune.costs.memory.estimate import memory_estimate
+from ringtune.costs.memory.share import Share
+from ringtune.costs.memory.sizes import Sizes
+from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.costs.seconds import check_profile
 from ringtune.errors import CapacityError, PlanError

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ringtune.costs.memory.estimate import Share, Sizes
 from ringtune.costs.memory.operations import block_scores_bytes, needs_gradients
+from ringtune.costs.memory.share import Share
+from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.profile import NodeFacts
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope, TensorKey
 from ringtune.schedule.operations.codes import FULL, share

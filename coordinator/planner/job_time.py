@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from coordinator.planner.make_plan import Planned
 from coordinator.planner.predict.plan_time import plan_job_s, score_pass_s, score_passes
-from ringtune.costs.memory.estimate import DTYPE_BYTES
+from ringtune.costs.memory.sizes import DTYPE_BYTES
 from ringtune.costs.profile import ModelFacts, Profile
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job

@@ -24,7 +24,7 @@ from coordinator.planner.operations import settled, with_operations
 from coordinator.planner.predict.ring_costs import ring_costs
 from coordinator.planner.refusals import nothing_fits, refusal
 from ringtune.costs.measuring import job_shape
-from ringtune.costs.memory.estimate import MemoryEstimate
+from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
 from ringtune.costs.seconds import CourseCosts, check_profile

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from coordinator.planner.draft import Draft
-from ringtune.costs.memory.estimate import MemoryEstimate, Share, Sizes, memory_estimate
+from ringtune.costs.memory.estimate import memory_estimate
+from ringtune.costs.memory.share import Share
+from ringtune.costs.memory.sizes import Sizes
+from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts
 from ringtune.schedule.plan import Plan
 

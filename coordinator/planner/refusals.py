@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from coordinator.planner.even import block_s, split_blocks
 from coordinator.planner.memory_caps import MemoryCaps
-from ringtune.costs.memory.estimate import MemoryEstimate
+from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, PlanError
 from ringtune.quantities import format_bytes

@@ -12,7 +12,7 @@ from coordinator.planner.job_time import JobTime
 from coordinator.screen.operations_text import choice_lines, operations_lines
 from coordinator.screen.text_table import table_lines
 from coordinator.screen.training_text import training_lines
-from ringtune.costs.memory.estimate import MemoryEstimate
+from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.errors import UsageError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import ops

@@ -11,7 +11,7 @@ from typing import Any
 
 from coordinator.planner.make_plan import check_inputs, make_plan
 from coordinator.what_if.recorded import Recorded, Times
-from ringtune.costs.memory.estimate import MemoryEstimate
+from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import PlanError, RingTuneError
 from ringtune.jobs.job import Job

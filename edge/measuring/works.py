@@ -39,7 +39,8 @@ from edge.measuring.rows import SizedRows, known_labels, uneven_mask
 from edge.measuring.wire import decode, encode
 from edge.shards.state_folder import RunShards
 from ringtune.costs.measuring import Size, timed_sizes
-from ringtune.costs.memory.estimate import MemoryEstimate, node_memory
+from ringtune.costs.memory.estimate import node_memory
+from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.model_facts import computed_token_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.costs.work_times import PART_OF, Work, WorkTime

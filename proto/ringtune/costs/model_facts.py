@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ringtune.costs.job_subnets import check_subnets
 from ringtune.costs.memory.activations import estimate_activation_token_bytes
-from ringtune.costs.memory.estimate import DTYPE_BYTES
+from ringtune.costs.memory.sizes import DTYPE_BYTES
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import JobError
 from ringtune.jobs.job import Job

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ringtune.costs.memory.estimate import MOMENTS
+from ringtune.costs.memory.sizes import MOMENTS
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, TimedShape
 from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTable, WorkTime
 from ringtune.errors import PlanError

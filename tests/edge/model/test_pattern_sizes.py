@@ -10,7 +10,7 @@ import pytest
 from edge.measuring import bench_plan
 from edge.measuring.rows import uneven_mask
 from edge.measuring.works import Bench
-from ringtune.costs.memory.estimate import Sizes
+from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.model_facts import model_facts
 from ringtune.jobs.job import Adapter, Job, Model
 from ringtune.models.adapter_config import trains_own_weights

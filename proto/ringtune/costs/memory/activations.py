@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringtune.costs.memory.estimate import DTYPE_BYTES
+from ringtune.costs.memory.sizes import DTYPE_BYTES
 from ringtune.costs.profile import ModelFacts
 
 

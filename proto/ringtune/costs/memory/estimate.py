@@ -18,212 +18,23 @@ What the engine's rules bound, and where it shows here:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, NamedTuple
 
-from ringtune.costs.memory.logits import logits_peak_bytes
 from ringtune.costs.memory.operations import (
     SCORE_WORK_BYTES,
     block_scores_bytes,
     gathers_scores,
     kept_graphs,
-    largest_gradient_bytes,
     needs_gradients,
-    score_token_bytes,
-    subnet_token_bytes,
-    tables_bytes,
 )
 from ringtune.costs.memory.passing import passing_bytes, update_work_bytes
-from ringtune.costs.profile import ModelFacts, NodeFacts
-from ringtune.models.adapter_config import trains_own_weights
-from ringtune.quantities import format_bytes
+from ringtune.costs.memory.share import Share
+from ringtune.costs.memory.sizes import Sizes
+from ringtune.costs.memory.terms import MemoryEstimate, Term
+from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.course import Course
-from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import ever_trained, in_flight
-
-MOMENTS: Final = {"adamw": 2, "sgd": 0}
-DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
-
-PARTS: Final = ("weights", "adapters", "optimizer", "activations", "head", "data", "buffers", "passing")
-"""What a node's memory is reported by."""
-
-
-class Term(NamedTuple):
-    """So many equal things in memory at once.
-
-    Attributes:
-        part: one of ``PARTS``.
-        what: in words.
-        number: how many.
-        each_bytes: of one.
-    """
-
-    part: str
-    what: str
-    number: int
-    each_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all these things together: ``number * each_bytes``."""
-        return self.number * self.each_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
-    """What one node holds at the moment of the run when it holds most.
-
-    Attributes:
-        terms: everything, none of them counted twice.
-    """
-
-    terms: tuple[Term, ...] = ()
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all terms together."""
-        return sum(term.number * term.each_bytes for term in self.terms)
-
-    def parts(self) -> dict[str, int]:
-        """Bytes by part, in the order of ``PARTS``."""
-        found = dict.fromkeys(PARTS, 0)
-        for term in self.terms:
-            found[term.part] += term.total_bytes
-        return found
-
-    def __str__(self) -> str:
-        """Print the total and its parts: ``4.0 MiB (weights 3.0 MiB, head 1.0 MiB)``."""
-        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.parts().items() if size)
-        return f"{format_bytes(self.total_bytes)} ({parts})"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """A node's part in a placement, as far as memory depends on it.
-
-    Attributes:
-        is_owner: whether it has data, embedding and head.
-        start, stop: the blocks that it hosts; equal if it hosts nothing.
-        above: hosts between it and the head.
-        below: hosts below it; counts only where an operation table lets slices be passed by.
-        private_blocks: that each owner runs itself.
-        credits: hidden states in flight per (link, boundary).
-    """
-
-    is_owner: bool
-    start: int
-    stop: int
-    above: int
-    below: int = 0
-    private_blocks: int = 0
-    credits: int = CREDITS
-
-    @staticmethod
-    def of(plan: Plan, node: str) -> Share:
-        """The share of a node of a plan."""
-        placement, piece = plan.placement, plan.slice_of(node)
-        above = placement.hosts_above(piece.stop)
-        return Share(
-            is_owner=plan.owner(node) is not None,
-            start=piece.start,
-            stop=piece.stop,
-            above=above,
-            below=len(placement.hosts) - above - (1 if piece.num_blocks else 0),
-            private_blocks=placement.private_blocks,
-            credits=placement.credits,
-        )
-
-
-class Sizes:
-    """Bytes of each thing that a run of ``course`` holds: of a unit, of its state, of tensors and activations.
-
-    Args:
-        course: the run.
-        model: sizes of the model.
-        optimizer: a key of ``MOMENTS``.
-        dtype: of the computation, a key of ``DTYPE_BYTES``.
-        activation_token_bytes: what one block keeps for backward, for each padded token of a micro-batch; measured, or
-            from ``estimate_activation_token_bytes``.
-        data_bytes: of the node's rows and tokenizer.
-        trains_own_weights: whether the blocks' own weights train instead of adapters.
-    """
-
-    def __init__(
-        self,
-        course: Course,
-        model: ModelFacts,
-        *,
-        optimizer: str,
-        dtype: str,
-        activation_token_bytes: float,
-        data_bytes: int = 0,
-        trains_own_weights: bool = False,
-    ) -> None:
-        self._item_bytes = DTYPE_BYTES[dtype]
-        self._token_logits = model.head_token_logits
-        self._activation_token_bytes = activation_token_bytes
-        self.moments = MOMENTS[optimizer]
-        self.block_bytes = model.block_bytes
-        self.embedding_bytes = model.embedding_bytes
-        self.adapter_bytes = model.adapter_block_bytes
-        self.head_bytes = model.head_bytes + model.head_class_bytes * len(course.labels)
-        self.token_bytes = course.hidden_size * self._item_bytes
-        self.data_bytes = data_bytes
-        self._has_mask = not model.fixed_tokens
-        self._head = course.head
-        in_subnets = subnet_token_bytes(model, self._item_bytes, trains_own_weights=trains_own_weights)
-        self._subnet_token_bytes = min(in_subnets, activation_token_bytes)
-        self._score_token_bytes = 0 if trains_own_weights else score_token_bytes(model, self._item_bytes)
-        self.gradient_bytes = largest_gradient_bytes(model, self._item_bytes)
-        self.tables_bytes = tables_bytes(course)
-
-    @staticmethod
-    def at(course: Course, node: NodeFacts, *, optimizer: str, dtype: str) -> Sizes:
-        """Sizes of a run at one node: of its model, its rows, and what it measured."""
-        return Sizes(
-            course,
-            node.model,
-            optimizer=optimizer,
-            dtype=dtype,
-            activation_token_bytes=node.activation_token_bytes,
-            data_bytes=node.data_bytes,
-            trains_own_weights=trains_own_weights(node.shape.adapter),
-        )
-
-    def trained_bytes(self, unit: int) -> int:
-        """Bytes of what trains in a unit: the adapter of a block, or the head."""
-        return self.head_bytes if unit == self._head else self.adapter_bytes
-
-    def tensor_bytes(self, tokens: float) -> float:
-        """Bytes of a hidden state or gradient of so many padded tokens."""
-        return tokens * self.token_bytes
-
-    def kept_bytes(self, tokens: float) -> float:
-        """Bytes that one block keeps for its backward of so many padded tokens.
-
-        The block's work space is taken as just as large.
-        """
-        return tokens * self._activation_token_bytes
-
-    def kept_in_subnets_bytes(self, tokens: float) -> float:
-        """Bytes of these that all subnets of the block keep together; the rest is there whatever their share."""
-        return tokens * self._subnet_token_bytes
-
-    def kept_for_scores_bytes(self, tokens: float) -> float:
-        """Bytes that one block keeps besides, of so many padded tokens, while scores are gathered."""
-        return tokens * self._score_token_bytes
-
-    def mask_bytes(self, rows: int, max_length: int) -> int:
-        """Bytes of what tells the blocks which tokens of a micro-batch see which: a number for every two of a row."""
-        return rows * max_length**2 * self._item_bytes if self._has_mask else 0
-
-    def head_work_bytes(self, tokens: float) -> float:
-        """Bytes that the head holds while it runs: the hidden state with its gradient, and the logits."""
-        logits = logits_peak_bytes(math.ceil(tokens), self._token_logits, self._item_bytes)
-        return 2 * self.tensor_bytes(tokens) + logits
 
 
 def memory_estimate(course: Course, share: Share, sizes: Sizes) -> MemoryEstimate:

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from ringtune.costs.memory.estimate import MemoryEstimate, Share, Sizes, memory_estimate
+from ringtune.costs.memory.estimate import memory_estimate
 from ringtune.costs.memory.operations import (
     SCORE_WORK_BYTES,
     KeptGraphs,
@@ -15,6 +15,9 @@ from ringtune.costs.memory.operations import (
     kept_graphs,
     tables_bytes,
 )
+from ringtune.costs.memory.share import Share
+from ringtune.costs.memory.sizes import Sizes
+from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.operations.codes import block_row

@@ -1,0 +1,45 @@
+"""A node's part in a placement, as far as its memory depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringtune.schedule.placement import CREDITS
+from ringtune.schedule.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """A node's part in a placement, as far as memory depends on it.
+
+    Attributes:
+        is_owner: whether it has data, embedding and head.
+        start, stop: the blocks that it hosts; equal if it hosts nothing.
+        above: hosts between it and the head.
+        below: hosts below it; counts only where an operation table lets slices be passed by.
+        private_blocks: that each owner runs itself.
+        credits: hidden states in flight per (link, boundary).
+    """
+
+    is_owner: bool
+    start: int
+    stop: int
+    above: int
+    below: int = 0
+    private_blocks: int = 0
+    credits: int = CREDITS
+
+    @staticmethod
+    def of(plan: Plan, node: str) -> Share:
+        """The share of a node of a plan."""
+        placement, piece = plan.placement, plan.slice_of(node)
+        above = placement.hosts_above(piece.stop)
+        return Share(
+            is_owner=plan.owner(node) is not None,
+            start=piece.start,
+            stop=piece.stop,
+            above=above,
+            below=len(placement.hosts) - above - (1 if piece.num_blocks else 0),
+            private_blocks=placement.private_blocks,
+            credits=placement.credits,
+        )

@@ -1,0 +1,60 @@
+"""A node's memory as a sum of terms: so many equal things of so many bytes each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ringtune.quantities import format_bytes
+
+PARTS: Final = ("weights", "adapters", "optimizer", "activations", "head", "data", "buffers", "passing")
+"""What a node's memory is reported by."""
+
+
+class Term(NamedTuple):
+    """So many equal things in memory at once.
+
+    Attributes:
+        part: one of ``PARTS``.
+        what: in words.
+        number: how many.
+        each_bytes: of one.
+    """
+
+    part: str
+    what: str
+    number: int
+    each_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all these things together: ``number * each_bytes``."""
+        return self.number * self.each_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """What one node holds at the moment of the run when it holds most.
+
+    Attributes:
+        terms: everything, none of them counted twice.
+    """
+
+    terms: tuple[Term, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all terms together."""
+        return sum(term.number * term.each_bytes for term in self.terms)
+
+    def parts(self) -> dict[str, int]:
+        """Bytes by part, in the order of ``PARTS``."""
+        found = dict.fromkeys(PARTS, 0)
+        for term in self.terms:
+            found[term.part] += term.total_bytes
+        return found
+
+    def __str__(self) -> str:
+        """Print the total and its parts: ``4.0 MiB (weights 3.0 MiB, head 1.0 MiB)``."""
+        parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in self.parts().items() if size)
+        return f"{format_bytes(self.total_bytes)} ({parts})"
