@@ -24,6 +24,7 @@ from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.owner_turns import EQUAL, TURNS
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.rows.batches import BatchStream, num_batches
+from ringtune.schedule.saving import Velora
 from ringtune.schedule.units import EMBEDDING
 
 TABLES_AT_ONCE: Final = 8
@@ -50,6 +51,7 @@ class Course(Extent):
         turns: one of ``owner_turns.TURNS``: whose train turn comes when.
         operations: what each subnet does for each micro-batch; None = everything is full.
         choice: how the run chooses such tables itself; None = it does not. Each turn then carries the table that holds.
+        velora: which linear layers keep projections of their input for the backward; None = all keep the input.
     """
 
     method: Method
@@ -65,6 +67,7 @@ class Course(Extent):
     turns: str = EQUAL
     operations: Operations | None = None
     choice: Choice | None = None
+    velora: Velora | None = None
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -214,15 +217,15 @@ class Course(Extent):
     def to_json(self) -> dict[str, Any]:
         """Write the course as a JSON-able table.
 
-        ``operations`` and ``choice`` are left out where they are None, and ``turns`` where they are equal, so that the
-        digests of courses without them last.
+        ``operations``, ``choice`` and ``velora`` are left out where they are None, and ``turns`` where they are equal,
+        so that the digests of courses without them last.
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["method"] = self.method.to_json()
         value["owners"] = [dataclasses.asdict(owner) for owner in self.owners]
         if self.turns == EQUAL:
             del value["turns"]
-        for name in ("operations", "choice"):
+        for name in ("operations", "choice", "velora"):
             if value[name] is None:
                 del value[name]
             else:
@@ -243,6 +246,8 @@ class Course(Extent):
                 given["operations"] = Operations.from_json(value["operations"], where="course.operations")
             if value.get("choice") is not None:
                 given["choice"] = Choice.from_json(value["choice"], where="course.choice")
+            if value.get("velora") is not None:
+                given["velora"] = Velora.from_json(value["velora"], where="course.velora")
         return read_dataclass(Course, value, where="course", error=PlanError, given=given)
 
     @property
@@ -296,10 +301,22 @@ def _check(course: Course) -> None:
     course.method.check(course)
     if EMBEDDING in course.method.reach(course):
         raise PlanError(f"the method {course.method.name} trains the embedding, which no node can do yet")
+    if course.velora is not None:
+        _check_velora(course, course.velora)
     if course.choice is not None:
         _check_choice(course, course.choice)
     if course.operations is not None:
         _check_table(course, course.operations)
+
+
+def _check_velora(course: Course, velora: Velora) -> None:
+    velora.check(num_blocks=course.num_blocks, hidden_size=course.hidden_size)
+    if course.subnets > 1:
+        raise PlanError(
+            f"velora and operations of {course.subnets} subnets a block don't go together: a layer behind some of the "
+            "heads has only a part of its input there, which has no fixed sub-tokens; use operations.heads = 0, which "
+            "takes whole blocks, or leave velora out"
+        )
 
 
 def _check_choice(course: Course, choice: Choice) -> None:

@@ -6,12 +6,15 @@ No result depends on it: every split of the blocks among nodes gives the weights
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.files.strict import read_dataclass
+from ringtune.schedule.saving import check_ranges, in_ranges, ranges_from_json, ranges_to_json
+from ringtune.schedule.units import Range
 
 CREDITS = 8
 
@@ -45,6 +48,7 @@ class Placement:
         credits: hidden states in flight per (link, boundary).
         epoch: counts the placements of a run from 0.
         first_turn: the turn from which on it holds.
+        recompute: ranges of blocks of which a forward keeps the input only; the backward runs them again.
     """
 
     slices: tuple[Slice, ...]
@@ -52,6 +56,7 @@ class Placement:
     credits: int = CREDITS
     epoch: int = 0
     first_turn: int = 0
+    recompute: tuple[Range, ...] = ()
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -61,8 +66,8 @@ class Placement:
             PlanError: names the block.
         """
         _check(self)
-        values = (self.slices, self.private_blocks, self.credits, self.epoch, self.first_turn)
-        object.__setattr__(self, "_hash", hash(values))  # it is in the key of many caches
+        values = (getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare)
+        object.__setattr__(self, "_hash", hash(tuple(values)))  # it is in the key of many caches
 
     def __hash__(self) -> int:
         """The hash of all fields, computed once."""
@@ -92,10 +97,19 @@ class Placement:
         """
         return sum(1 for piece in self.slices if piece.num_blocks and piece.stop > block)
 
+    def is_recomputed(self, block: int) -> bool:
+        """Whether the backward of a block runs it again."""
+        return in_ranges(block, self.recompute)
+
     def to_json(self) -> dict[str, Any]:
-        """Write the placement as a JSON-able table."""
+        """Write the placement as a JSON-able table.
+
+        ``recompute`` is left out where it is empty, so that the digests of placements without it last.
+        """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
-        return {**value, "slices": [dataclasses.asdict(piece) for piece in self.slices]}
+        value["slices"] = [dataclasses.asdict(piece) for piece in self.slices]
+        value["recompute"] = ranges_to_json(self.recompute)
+        return value if self.recompute else {key: item for key, item in value.items() if key != "recompute"}
 
     @staticmethod
     def from_json(value: object, *, where: str = "placement") -> Placement:
@@ -104,7 +118,10 @@ class Placement:
         Raises:
             PlanError: a field is missing or unknown, or a rule is broken.
         """
-        return read_dataclass(Placement, value, where=where, error=PlanError)
+        given: dict[str, object] = {}
+        if isinstance(value, Mapping) and "recompute" in value:
+            given["recompute"] = ranges_from_json(value["recompute"], where=f"{where}.recompute")
+        return read_dataclass(Placement, value, where=where, error=PlanError, given=given)
 
     @property
     def digest(self) -> str:
@@ -127,3 +144,4 @@ def _check(placement: Placement) -> None:
             kind = "gap" if piece.start > at else "overlap"
             raise PlanError(f"{kind} before block {piece.start} of node {piece.node}: expected block {at}")
         at = piece.stop if piece.num_blocks else at
+    check_ranges(placement.recompute, where="recompute", stop=placement.stop)

@@ -19,6 +19,8 @@ from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saving import Velora
+from ringtune.schedule.units import Range
 from tests.support.plans import changed, make_plan, random_plan
 
 SLICES = [("a", 0, 2), ("b", 2, 4)]
@@ -70,6 +72,8 @@ OTHER: dict[str, Any] = {
     "credits": 3,
     "epoch": 1,
     "first_turn": 2,
+    "velora": Velora(blocks=(Range(1, 3),), layers=("down",)),
+    "recompute": (Range(1, 3),),
 }
 FITTING: dict[str, Any] = {
     "num_blocks": {"slices": (Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=5))},
@@ -129,7 +133,8 @@ def test_plan_of_a_version_without_a_field_keeps_its_digest() -> None:
     """What came later is left out where it says nothing: a plan that was written before reads, with its digest."""
     plan = make_plan(SLICES, ["a", "b"])
     written = plan.to_json()
-    assert "operations" not in written["course"]
+    assert not {"operations", "velora"} & written["course"].keys()
+    assert "recompute" not in written["placements"][0]
     fields = {name: value for name, value in written["course"].items() if name != "digest"}
     assert json_digest(fields) == plan.course.digest
     assert Plan.from_json(json.loads(json.dumps(written))) == plan
