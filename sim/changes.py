@@ -241,6 +241,11 @@ def _changed_method(method: Method, values: Mapping[str, int | str]) -> Method:
     if wanted is not type(method):
         if method.max_hosts:
             raise PlanError(f"--change method: {method.name!r} has its own slices; give --replan JOB")
+        if wanted.full_parameters != method.full_parameters:
+            raise PlanError(
+                f"--change method={wanted.name}: the sizes and times of {method.name} are of other trained weights; "
+                "measure with a job of that method"
+            )
         method = wanted.from_settings(None)
     if "every_steps" not in values:
         return method

@@ -87,6 +87,11 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
         model = AutoAdapterModel.from_config(config)
     _fill_with_zeros(model)
     skeleton = Skeleton(model=model, family=family_of(layout.model_type), layout=layout)
+    if job.method.full_parameters:
+        raise JobError(
+            f"train.method = {job.train.method!r} is planned and predicted, but nodes can't carry it out yet; choose "
+            "another method"
+        )
     if trains_own_weights(job.adapter.config):
         torch.manual_seed(job.train.seed)
         return _training_own_weights(skeleton)

@@ -322,3 +322,9 @@ def test_add_refuses_taken_and_unknown_names() -> None:
         add_node(PROFILE, "pi-4", "pi-8")
     with pytest.raises(UsageError, match="node name 'PI 4' is not allowed"):
         add_node(PROFILE, "PI 4", "pi-1")
+
+
+def test_changes_of_method_stay_with_what_was_measured() -> None:
+    """A method that trains all parameters has other sizes and times than one with adapters."""
+    with pytest.raises(PlanError, match="the sizes and times of ringada are of other trained weights"):
+        changed("method=hift")

@@ -34,6 +34,7 @@ _BESIDES: Mapping[str, Mapping[str, object]] = {
     "train.microbatches": {"train.batch_size": 1024},
     "unfreeze.patience_steps": {"unfreeze.at": "auto"},
     "unfreeze.min_improvement": {"unfreeze.at": "auto"},
+    **{f"hift.{name}": {"train.method": "hift"} for name in ("group_size", "order", "always_active", "state")},
     "operations.policy": {"operations.compute": 0.6},
     "operations.compute": {"operations.policy": "two-stage"},
     "operations.full": {"operations.policy": "two-stage"},
@@ -46,6 +47,7 @@ _BESIDES: Mapping[str, Mapping[str, object]] = {
 _IN_WORDS_ELSEWHERE = ("adapter.config",)
 _ASKED_OTHERWISE = {
     "train.microbatches": "1 to train.batch_size",
+    "hift.always_active": "embedding, head",
     "operations.full": "0 to train.microbatches",
     "operations.forward_only": "0 to what operations.full leaves of train.microbatches",
 }

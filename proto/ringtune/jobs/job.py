@@ -17,6 +17,7 @@ import tomli_w
 from ringtune.errors import JobError
 from ringtune.files.strict import check_keys, read_dataclass
 from ringtune.jobs.given_table import with_table_read
+from ringtune.jobs.hift import HiftSettings, check_full_parameters, with_adapter, without_default
 from ringtune.jobs.job_text import parse_tables, read_job_text
 from ringtune.jobs.later import refuse_unsupported
 from ringtune.jobs.misplaced import refuse_misplaced
@@ -30,6 +31,7 @@ from ringtune.schedule.operations.choice import Policy
 __all__ = [
     "Adapter",
     "Data",
+    "HiftSettings",
     "Job",
     "Model",
     "OperationsSettings",
@@ -43,7 +45,7 @@ __all__ = [
     "with_absolute_paths",
 ]
 
-METHOD_SECTIONS = {"unfreeze": Unfreeze}
+METHOD_SECTIONS = {"unfreeze": Unfreeze, "hift": HiftSettings}
 """Sections that only some methods have; each method names its own."""
 
 _CLEARS = {
@@ -64,6 +66,7 @@ class Job:
     adapter: Adapter = field(default_factory=Adapter)
     train: Train = field(default_factory=Train)
     unfreeze: Unfreeze | None = None
+    hift: HiftSettings | None = None
     wire: Wire = field(default_factory=Wire)
     privacy: Privacy = field(default_factory=Privacy)
     operations: OperationsSettings = field(default_factory=OperationsSettings)
@@ -72,6 +75,7 @@ class Job:
     def __post_init__(self) -> None:
         """Refuse settings of another method, and keys that the task has no use for."""
         self._check_method_sections()
+        check_full_parameters(train=self.train, adapter=self.adapter, operations=self.operations, privacy=self.privacy)
         check_operations(self.operations, adapter=self.adapter, train=self.train, privacy=self.privacy)
         if self.model.task in CLASS_TASKS:
             return
@@ -101,7 +105,7 @@ class Job:
     def method(self) -> Method:
         """The training method with its settings."""
         kind = method_class(self.train.method)
-        return kind.from_settings(getattr(self, kind.section) if kind.section else None)
+        return kind.from_settings(getattr(self, kind.section) if kind.section else None, seed=self.train.seed)
 
     def to_tables(self) -> dict[str, dict[str, object]]:
         """Sections with their keys, defaults included; ``None`` values left out."""
@@ -133,6 +137,7 @@ class Job:
         section = method_class(wanted).section if wanted in method_names() else ""
         for name in METHOD_SECTIONS.keys() - {section}:
             tables.pop(name, None)
+        tables["adapter"] = without_default(tables["adapter"], self.train.method)
         for name in overrides.keys() & _CLEARS.keys():
             for other in _CLEARS[name]:
                 tables.get(name.partition(".")[0], {}).pop(other, None)
@@ -153,7 +158,7 @@ class Job:
         """
         refuse_unsupported(tables)
         refuse_misplaced(Job, tables)
-        return read_dataclass(Job, tables, where="", error=JobError)
+        return read_dataclass(Job, with_adapter(tables), where="", error=JobError)
 
 
 def load_job(path: str | Path, *, is_record: bool = False) -> Job:

@@ -9,10 +9,7 @@ from collections.abc import Mapping
 
 from ringtune.errors import JobError
 
-_LATER_SECTIONS = ("memory", "hift", "offload")
-_LATER_VALUES = {
-    "train.method": ("hift",),
-}
+_LATER_SECTIONS = ("memory", "offload")
 _CLIP_KEYS = ("clip_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping")
 
 
@@ -27,16 +24,14 @@ def refuse_unsupported(tables: Mapping[str, object]) -> None:
             raise JobError(f"section [{name}] is not supported yet; remove it")
     for section, keys in tables.items():
         if isinstance(keys, Mapping):
-            for key, value in keys.items():
-                _refuse_key(f"{section}.{key}", value)
+            for key in keys:
+                _refuse_key(f"{section}.{key}")
 
 
-def _refuse_key(name: str, value: object) -> None:
+def _refuse_key(name: str) -> None:
     section, _, key = name.partition(".")
     if section == "train" and key in _CLIP_KEYS:
         raise JobError(
             f"{name} is not supported: clipping by the global norm needs a sum over the ring before each update; "
             "remove it"
         )
-    if value in _LATER_VALUES.get(name, ()):
-        raise JobError(f"{name} = {value!r} is not supported yet; leave {name} out or choose another")

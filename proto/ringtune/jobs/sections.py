@@ -137,7 +137,8 @@ class Adapter:
 
     Attributes:
         config: an AdapterHub configuration string, such as ``seq_bn`` or ``seq_bn[reduction_factor=8]``; ``full`` =
-            no adapter, the attention and feed-forward weights of the blocks themselves train.
+            no adapter, the attention and feed-forward weights of the blocks themselves train. With method hift always
+            ``full``, and then all parameters train.
     """
 
     config: str = "seq_bn"

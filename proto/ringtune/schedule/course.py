@@ -25,7 +25,7 @@ from ringtune.schedule.owner_turns import EQUAL, TURNS
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.rows.batches import BatchStream, num_batches
 from ringtune.schedule.saving import Velora
-from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.units import EMBEDDING, Range, Units
 
 TABLES_AT_ONCE: Final = 8
 """Chosen tables of which views are kept; turns under way have two at most."""
@@ -84,6 +84,15 @@ class Course(Extent):
     def __hash__(self) -> int:
         """The hash of all fields, computed once."""
         return self._hash
+
+    # ---- what may train ---------------------------------------------------------------------------
+
+    @property
+    def trainable(self) -> Units:
+        """The units that may train: every one where all parameters do."""
+        if self.method.full_parameters:
+            return Units(self.num_blocks, (Range(EMBEDDING, self.head + 1),))
+        return Units(self.num_blocks, (Range(self.frozen_blocks, self.head + 1),))
 
     # ---- owners and batches -----------------------------------------------------------------------
 
@@ -299,8 +308,8 @@ def _check(course: Course) -> None:
         raise PlanError(f"frozen_blocks is {course.frozen_blocks}, it has to be in [0, {course.num_blocks})")
     _check_owners(course.owners)
     course.method.check(course)
-    if EMBEDDING in course.method.reach(course):
-        raise PlanError(f"the method {course.method.name} trains the embedding, which no node can do yet")
+    if not course.method.full_parameters and EMBEDDING in course.method.reach(course):
+        raise PlanError(f"the method {course.method.name} trains the embedding, but has adapters; no node can do that")
     if course.velora is not None:
         _check_velora(course, course.velora)
     if course.choice is not None:

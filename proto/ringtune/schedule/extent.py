@@ -41,5 +41,8 @@ class Extent:
 
     @property
     def trainable(self) -> Units:
-        """The units that may train: adapters of the blocks that are not frozen, and the head."""
+        """The units that may train: the blocks that are not frozen, and the head.
+
+        Where all parameters train (``Method.full_parameters``) a course has the embedding among them.
+        """
         return Units(self.num_blocks, (Range(self.frozen_blocks, self.head + 1),))

@@ -23,7 +23,7 @@ OUT_OF_RANGE: dict[str, tuple[str, ...]] = {
     "train.eval_every": ("-1", HUGE),
     "train.checkpoint_every": ("-1", HUGE),
     "train.seed": ("-1", HUGE),
-    "train.method": ('"sgd"', '""', '"hift"'),
+    "train.method": ('"sgd"', '""', '"hfit"'),
     "train.optimizer": ('"adam"', '""'),
     "train.lr_schedule": ('"step"', '""'),
     "model.task": ('"translation"', '""'),

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringtune.errors import JobError
+from ringtune.jobs.hift import MOST_UNITS, HiftSettings
 from ringtune.jobs.job import Adapter, Data, Job, Model, Privacy, Runtime, Train, Unfreeze, Wire, parse_job
 from ringtune.jobs.sections import LEAST_TOKENS, LR_SCHEDULES, MODEL_DTYPES, MOST_STEPS, OPTIMIZERS
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import WIRE_DTYPES
 from ringtune.schedule.methods import Everything, RingAda, method_names
+from ringtune.schedule.methods.hift import ALWAYS, ORDERS, STATES
 
 JOB = Job(model=Model(path="models/tiny"))
 
@@ -169,11 +171,22 @@ SECTIONS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+HIFTS = st.builds(
+    HiftSettings,
+    group_size=st.integers(1, MOST_UNITS),
+    order=st.sampled_from(ORDERS),
+    always_active=st.lists(st.sampled_from(ALWAYS), unique=True).map(tuple),
+    state=st.sampled_from(STATES),
+)
+
+
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
     """Any valid job; its method has its own settings and no others."""
     train = draw(trains())
     sections = {name: draw(section) for name, section in SECTIONS.items()}
+    if train.method == "hift":
+        sections |= {"hift": draw(HIFTS), "adapter": Adapter(config="full"), "privacy": Privacy()}
     return Job(train=train, unfreeze=draw(UNFREEZINGS) if train.method == "ringada" else None, **sections)
 
 
@@ -299,7 +312,7 @@ def test_job_with_overrides_switches_between_the_forms_of_unfreezing() -> None:
         ({"train.seed": "1"}, "train.seed has to be a whole number, but is the text '1'"),
         ({"train.batch_size": 2}, "train.microbatches = 4 is more than train.batch_size = 2"),
         ({"train.clip_norm": 1.0}, "clipping by the global norm needs a sum over the ring"),
-        ({"train.method": "hift"}, "train.method = 'hift' is not supported yet"),
+        ({"train.method": "hift", "adapter.config": "lora"}, "adapter.config = 'lora' and train.method = 'hift' can't"),
     ],
 )
 def test_job_with_overrides_refuses_what_the_file_would(overrides: dict[str, object], message: str) -> None:

@@ -176,7 +176,7 @@ def test_method_that_there_is_not_is_refused() -> None:
     """All of them are named."""
     with pytest.raises(PlanError) as caught:
         method_class("magic")
-    assert str(caught.value) == "method = 'magic' is not one of all, pipeadapter, ringada, single"
+    assert str(caught.value) == "method = 'magic' is not one of all, hift, pipeadapter, ringada, single"
 
 
 @pytest.mark.parametrize("placements", [0, 2])

@@ -35,11 +35,13 @@ class Method(abc.ABC):
         name: as in ``train.method``.
         max_hosts: most hosts that the method may have; 0 = any number.
         section: the section of ``job.toml`` with the method's settings; empty = the method has none.
+        full_parameters: whether all parameters of embedding, blocks and head train, and there are no adapters.
     """
 
     name: ClassVar[str]
     max_hosts: ClassVar[int] = 0
     section: ClassVar[str] = ""
+    full_parameters: ClassVar[bool] = False
 
     # ---- what trains ------------------------------------------------------------------------------
 
@@ -116,8 +118,13 @@ class Method(abc.ABC):
     # ---- from the job, to files and for people ----------------------------------------------------
 
     @classmethod
-    def from_settings(cls, settings: Any) -> Method:
-        """Make the method from the settings of its section; they are None if the job has no such section."""
+    def from_settings(cls, settings: Any, *, seed: int = 0) -> Method:
+        """Make the method from the settings of its section; they are None if the job has no such section.
+
+        Args:
+            settings: of the section.
+            seed: of the job.
+        """
         return cls()
 
     def check(self, extent: Extent) -> None:  # noqa: B027 - most methods have nothing to refuse

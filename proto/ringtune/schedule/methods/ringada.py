@@ -131,7 +131,7 @@ class RingAda(Method):
     # ---- settings ---------------------------------------------------------------------------------
 
     @classmethod
-    def from_settings(cls, settings: Any) -> Method:
+    def from_settings(cls, settings: Any, *, seed: int = 0) -> Method:
         """Make the method from ``[unfreeze]`` (``jobs.sections.Unfreeze``)."""
         if settings is None:
             return cls()

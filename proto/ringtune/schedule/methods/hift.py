@@ -1,0 +1,176 @@
+"""``hift``: all parameters train, one group of units at a step; the groups take turns.
+
+Units are embedding, blocks and head. Those that are not always active are cut into groups of m consecutive units, from
+the embedding up; the last group may be smaller. A sweep trains every group once, in an order that lasts for the whole
+run. Four blocks and the head always active, m = 2, bottom2up ::
+
+    units    -1  0  1  2  3  4        step      0      1     2     3      4     5
+    group     0  0  1  1  2  always   trains    -1,0,4 1,2,4 3,4   -1,0,4 1,2,4 3,4
+                                      sweep     0      0     0     1      1     1
+
+The learning rate stands still during a sweep, so all groups share it.
+
+Source: HiFT, section 3 and Algorithm 1. "Random only shuffles the grouping order before training"; the number of groups
+is rounded up.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ringtune.errors import PlanError
+from ringtune.schedule.extent import Extent
+from ringtune.schedule.methods.base import Method, method
+from ringtune.schedule.rows.random_stream import RandomStream
+from ringtune.schedule.units import EMBEDDING, Units, head_of
+
+BOTTOM_UP: Final = "bottom2up"
+TOP_DOWN: Final = "top2down"
+RANDOM: Final = "random"
+ORDERS: Final = (BOTTOM_UP, TOP_DOWN, RANDOM)
+ALWAYS: Final = ("embedding", "head")
+"""Units that may train at every step."""
+
+MEMORY: Final = "memory"
+DROP: Final = "drop"
+DISK: Final = "disk"
+STATES: Final = (MEMORY, DROP, DISK)
+"""Where the optimizer state of groups is kept that do not train; only dropping it changes the result."""
+
+
+@method
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hift(Method):
+    """All parameters train, one group of units at a step.
+
+    Attributes:
+        group_size: units of a group, m.
+        order: one of ``ORDERS``, in which a sweep trains the groups.
+        seed: of the random order; 0 for the others, whose result does not depend on it.
+        always_active: units that train at every step and are in no group; some of ``ALWAYS``.
+        drops_state: whether the optimizer state of a group is forgotten after its step.
+    """
+
+    name = "hift"
+    section = "hift"
+    full_parameters = True
+
+    group_size: int = 1
+    order: str = BOTTOM_UP
+    seed: int = 0
+    always_active: tuple[str, ...] = ()
+    drops_state: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a group without units, an unknown order, and units that can't be always active.
+
+        Raises:
+            PlanError: says the setting.
+        """
+        if self.group_size < 1:
+            raise PlanError(f"group_size is {self.group_size}, it has to be at least 1")
+        if self.order not in ORDERS:
+            raise PlanError(f"order = {self.order!r} is not one of {', '.join(ORDERS)}")
+        for unit in self.always_active:
+            if unit not in ALWAYS:
+                raise PlanError(f"always_active has {unit!r}, it may have {' and '.join(ALWAYS)}")
+        if len(set(self.always_active)) != len(self.always_active):
+            raise PlanError(f"always_active has a unit twice: {list(self.always_active)}")
+
+    # ---- groups and sweeps ------------------------------------------------------------------------
+
+    def groups(self, num_blocks: int) -> tuple[Units, ...]:
+        """The groups of a model in the order in which each sweep trains them, without the units always active."""
+        return _groups(self, num_blocks)
+
+    def always(self, num_blocks: int) -> Units:
+        """The units that train at every step."""
+        numbers = {"embedding": EMBEDDING, "head": head_of(num_blocks)}
+        return Units.of(num_blocks, (numbers[unit] for unit in self.always_active))
+
+    def num_sweeps(self, extent: Extent) -> int:
+        """How many sweeps the run begins: 10 steps with 4 groups begin 3."""
+        return -(-extent.num_steps // len(self.groups(extent.num_blocks)))
+
+    # ---- what trains ------------------------------------------------------------------------------
+
+    def trained(self, extent: Extent, step: int) -> Units:
+        """The units of the step's group, and those that are always active."""
+        kinds = _trained(self, extent.num_blocks)
+        return kinds[step % len(kinds)]
+
+    def reach(self, extent: Extent) -> Units:
+        """Every unit, unless the run ends within its first sweep."""
+        kinds = _trained(self, extent.num_blocks)[: max(0, extent.num_steps)]
+        return Units.of(extent.num_blocks, {unit for units in kinds for unit in units})
+
+    def updates(self, extent: Extent, unit: int, step: int) -> int:
+        """One update for each sweep in which the unit's group had its step; one a step for a unit always active.
+
+        Example: of three groups the second one has its updates at the steps 1, 4 and 7: two before step 7.
+        """
+        place = _places(self, extent.num_blocks).get(unit)
+        if place is None:
+            return max(0, step) if unit in self.always(extent.num_blocks) else 0
+        num_groups = len(self.groups(extent.num_blocks))
+        return max(0, -(-(step - place) // num_groups))
+
+    def rate_at(self, extent: Extent, step: int) -> tuple[int, int]:
+        """Sweeps before that of ``step``, and sweeps of the whole run."""
+        return step // len(self.groups(extent.num_blocks)), self.num_sweeps(extent)
+
+    # ---- settings ---------------------------------------------------------------------------------
+
+    @classmethod
+    def from_settings(cls, settings: Any, *, seed: int = 0) -> Method:
+        """Make the method from ``[hift]`` (``jobs.hift.HiftSettings``)."""
+        if settings is None:
+            return cls()
+        return cls(
+            group_size=settings.group_size,
+            order=settings.order,
+            seed=seed if settings.order == RANDOM else 0,
+            always_active=tuple(unit for unit in ALWAYS if unit in settings.always_active),
+            drops_state=settings.state == DROP,
+        )
+
+    def check(self, extent: Extent) -> None:
+        """Refuse blocks that never train.
+
+        Raises:
+            PlanError: some blocks are frozen.
+        """
+        if extent.frozen_blocks:
+            raise PlanError(
+                f"the method hift trains every block, but the lowest {extent.frozen_blocks} are frozen; set "
+                "privacy.private_blocks = 0"
+            )
+
+
+@functools.lru_cache(maxsize=64)
+def _groups(hift: Hift, num_blocks: int) -> tuple[Units, ...]:
+    always = hift.always(num_blocks)
+    units = [unit for unit in range(EMBEDDING, head_of(num_blocks) + 1) if unit not in always]
+    starts = range(0, len(units), hift.group_size)
+    groups = [Units.of(num_blocks, units[start : start + hift.group_size]) for start in starts]
+    if hift.order == TOP_DOWN:
+        groups.reverse()
+    elif hift.order == RANDOM:
+        order = RandomStream("hift", hift.seed).permutation(len(groups))
+        groups = [groups[index] for index in order]
+    return tuple(groups)
+
+
+@functools.lru_cache(maxsize=64)
+def _trained(hift: Hift, num_blocks: int) -> tuple[Units, ...]:
+    """What trains at each step of a sweep."""
+    always = tuple(hift.always(num_blocks))
+    return tuple(Units.of(num_blocks, (*group, *always)) for group in _groups(hift, num_blocks))
+
+
+@functools.lru_cache(maxsize=64)
+def _places(hift: Hift, num_blocks: int) -> dict[int, int]:
+    """The place in a sweep of each unit that is in a group."""
+    return {unit: place for place, group in enumerate(_groups(hift, num_blocks)) for unit in group}

@@ -1,0 +1,53 @@
+"""What a job says of HiFT: its section, the adapter that it has not, and the method that is made of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringtune.jobs.hift import HiftSettings
+from ringtune.jobs.job import Job, parse_job
+from ringtune.schedule.methods import Hift
+
+TEXT = "[model]\npath = 'm'\n[train]\nmethod = 'hift'\nseed = 7\n"
+
+
+def test_a_job_of_hift_trains_its_full_weights_without_saying_so() -> None:
+    """``adapter.config`` is filled in as ``full``, and the section has its defaults."""
+    job = parse_job(TEXT, source="job.toml")
+    assert job.adapter.config == "full"
+    assert job.hift == HiftSettings(group_size=1, order="bottom2up", always_active=(), state="memory")
+    assert parse_job(job.to_toml(), source="job.toml") == job
+
+
+def test_a_job_of_another_method_keeps_its_adapter() -> None:
+    """Only a method that trains all parameters fills in ``full``."""
+    assert parse_job("[model]\npath = 'm'", source="job.toml").adapter.config == "seq_bn"
+
+
+@pytest.mark.parametrize(("state", "drops"), [("memory", False), ("disk", False), ("drop", True)])
+def test_the_method_knows_of_the_state_only_whether_it_is_dropped(state: str, drops: bool) -> None:
+    """Memory and disk train the same, so both make one and the same course."""
+    job = parse_job(f"{TEXT}[hift]\nstate = '{state}'", source="job.toml")
+    assert job.method == Hift(drops_state=drops)
+
+
+def test_the_method_has_the_seed_of_a_random_order_only() -> None:
+    """The orders that are not random train the same with every seed, so their courses are equal."""
+    assert parse_job(f"{TEXT}[hift]\norder = 'random'", source="job.toml").method == Hift(order="random", seed=7)
+    assert parse_job(f"{TEXT}[hift]\norder = 'top2down'", source="job.toml").method == Hift(order="top2down")
+
+
+def test_units_that_are_always_active_have_one_order() -> None:
+    """The list is a set: another order of its words is the same method."""
+    job = parse_job(f"{TEXT}[hift]\nalways_active = ['head', 'embedding']", source="job.toml")
+    assert job.method == Hift(always_active=("embedding", "head"))
+
+
+def test_overrides_change_to_hift_and_back() -> None:
+    """A default adapter makes way for the weights themselves, and comes back; the section goes with its method."""
+    plain = Job.from_tables({"model": {"path": "m"}})
+    changed = plain.with_overrides({"train.method": "hift", "hift.group_size": 3})
+    assert (changed.adapter.config, changed.method) == ("full", Hift(group_size=3))
+    back = changed.with_overrides({"train.method": "ringada"})
+    assert (back.adapter.config, back.hift) == ("seq_bn", None)
+    assert changed.with_overrides({"train.seed": 1}).adapter.config == "full"

@@ -1,0 +1,143 @@
+"""HiFT's groups, sweeps, counts of updates and learning rate, against the paper's queue written out."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from ringtune.errors import PlanError
+from ringtune.schedule.course import Course
+from ringtune.schedule.extent import Extent, Owner
+from ringtune.schedule.methods import Everything, Hift, method_from_json
+from ringtune.schedule.units import Range, Units
+
+
+def extent(num_blocks: int = 4, num_steps: int = 30) -> Extent:
+    """A run of one owner."""
+    return Extent(
+        num_blocks=num_blocks, owners=(Owner(node="a", train_rows=8),), num_steps=num_steps, local_iterations=2
+    )
+
+
+def queue_of(method: Hift, num_blocks: int, num_steps: int) -> list[set[int]]:
+    """The paper's queue: each step takes the group at its head and puts it at its tail."""
+    always = {{"embedding": -1, "head": num_blocks}[name] for name in method.always_active}
+    units = [unit for unit in range(-1, num_blocks + 1) if unit not in always]
+    groups = []
+    while units:
+        groups.append(units[: method.group_size])
+        units = units[method.group_size :]
+    if method.order == "top2down":
+        groups.reverse()
+    queue = deque(groups)
+    found = []
+    for _ in range(num_steps):
+        group = queue.popleft()
+        queue.append(group)
+        found.append(set(group) | always)
+    return found
+
+
+@pytest.mark.parametrize("order", ["bottom2up", "top2down"])
+@pytest.mark.parametrize("always", [(), ("head",), ("embedding",), ("embedding", "head")])
+@pytest.mark.parametrize("group_size", [1, 2, 3, 4, 6, 9])
+@pytest.mark.parametrize("num_blocks", [1, 4, 5])
+def test_a_step_trains_the_group_at_the_head_of_the_queue(
+    num_blocks: int, group_size: int, always: tuple[str, ...], order: str
+) -> None:
+    """For sizes that divide the units and not; the number of groups is rounded up."""
+    method, run = Hift(group_size=group_size, always_active=always, order=order), extent(num_blocks)
+    expected = queue_of(method, num_blocks, run.num_steps)
+    assert [set(method.trained(run, step)) for step in range(run.num_steps)] == expected
+    assert len(method.groups(num_blocks)) == -(-(num_blocks + 2 - len(always)) // group_size)
+    assert set(method.reach(run)) == set().union(*expected)
+
+
+@pytest.mark.parametrize("order", ["bottom2up", "top2down", "random"])
+@pytest.mark.parametrize("always", [(), ("head",), ("embedding", "head")])
+@pytest.mark.parametrize("group_size", [1, 2, 4])
+def test_updates_are_the_steps_that_trained_the_unit(group_size: int, always: tuple[str, ...], order: str) -> None:
+    """The closed form counts what the steps say, from before the first step on."""
+    method, run = Hift(group_size=group_size, always_active=always, order=order, seed=3), extent()
+    for unit in range(-1, 5):
+        counts = [sum(unit in method.trained(run, before) for before in range(step)) for step in range(31)]
+        assert [method.updates(run, unit, step) for step in range(31)] == counts
+        assert method.updates(run, unit, -1) == 0
+
+
+def test_a_random_order_is_shuffled_once_by_its_seed() -> None:
+    """Every sweep has the same order, another seed another one; the groups themselves stay whole."""
+    run = extent(num_blocks=10)
+    orders = {seed: Hift(order="random", seed=seed, group_size=2).groups(10) for seed in range(8)}
+    assert len(set(orders.values())) > 4
+    for seed, groups in orders.items():
+        method = Hift(order="random", seed=seed, group_size=2)
+        assert sorted(tuple(group) for group in groups) == [(unit, unit + 1) for unit in range(-1, 10, 2)]
+        assert [method.trained(run, step) for step in range(12)] == [*groups, *groups]
+
+
+def test_the_learning_rate_advances_once_a_sweep() -> None:
+    """Three groups and ten steps are four sweeps, the last one of a single step."""
+    run, method = extent(num_blocks=4, num_steps=10), Hift(group_size=2)
+    assert [method.rate_at(run, step) for step in range(10)] == [
+        (0, 4), (0, 4), (0, 4), (1, 4), (1, 4), (1, 4), (2, 4), (2, 4), (2, 4), (3, 4)
+    ]  # fmt: skip
+
+
+def test_one_group_of_all_units_trains_everything_at_every_step() -> None:
+    """Full fine-tuning is the case of one group; the learning rate then counts steps."""
+    run, method = extent(), Hift(group_size=6)
+    assert {method.trained(run, step) for step in range(30)} == {Units(4, (Range(-1, 5),))}
+    assert method.rate_at(run, 17) == (17, 30)
+
+
+def test_a_run_shorter_than_a_sweep_reaches_some_units_only() -> None:
+    """What never trains needs no room for gradient and state."""
+    assert set(Hift().reach(extent(num_steps=3))) == {-1, 0, 1}
+    assert set(Hift(always_active=("head",)).reach(extent(num_steps=1))) == {-1, 4}
+
+
+def course(**changes: Any) -> Course:
+    """A course of HiFT with four blocks."""
+    fields: dict[str, Any] = {
+        "num_blocks": 4, "owners": (Owner(node="a", train_rows=8),), "num_steps": 9, "local_iterations": 3,
+        "method": Hift(), "batch_size": 4, "microbatches": 2, "max_length": 8, "hidden_size": 4,
+    }  # fmt: skip
+    return Course(**{**fields, **changes})
+
+
+def test_a_course_of_hift_may_train_every_unit() -> None:
+    """The embedding is among them, unlike with adapters."""
+    assert set(course().trainable) == {-1, 0, 1, 2, 3, 4}
+    assert set(course(method=Everything()).trainable) == {0, 1, 2, 3, 4}
+
+
+def test_a_course_of_hift_is_read_back() -> None:
+    """All settings are part of the course, and of its digest."""
+    method = Hift(group_size=2, order="random", seed=5, always_active=("head",), drops_state=True)
+    assert method_from_json(method.to_json()) == method
+    assert Course.from_json(course(method=method).to_json()) == course(method=method)
+    assert course(method=method).digest != course().digest
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"group_size": 0}, "group_size is 0"),
+        ({"order": "up"}, "order = 'up' is not one of bottom2up, top2down, random"),
+        ({"always_active": ("block",)}, "always_active has 'block', it may have embedding and head"),
+        ({"always_active": ("head", "head")}, "always_active has a unit twice"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
+    """A plan of another version or hand says what is wrong with it."""
+    with pytest.raises(PlanError, match=said):
+        Hift(**settings)
+
+
+def test_frozen_blocks_are_refused() -> None:
+    """HiFT trains every block; private blocks never train."""
+    with pytest.raises(PlanError, match=r"privacy\.private_blocks = 0"):
+        course(frozen_blocks=1)
