@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ringtune.costs.profile import ModelFacts, TimedShape
 from ringtune.costs.seconds import WIRE_ITEM_BYTES
 from ringtune.jobs.job import Job
+from ringtune.schedule.frozen_weights import FrozenWeights, name_of
 
 _SCALE_BYTES = 4
 
@@ -27,13 +28,14 @@ class Size(NamedTuple):
     tokens: int
 
 
-def job_shape(job: Job, *, fixed_tokens: int = 0, subnets: int = 1) -> TimedShape:
+def job_shape(job: Job, *, fixed_tokens: int = 0, subnets: int = 1, frozen: FrozenWeights | None = None) -> TimedShape:
     """The shape that timings for this job belong to: its largest micro-batch, at ``train.max_length`` tokens.
 
     Args:
         job: batch, micro-batches and longest text.
         fixed_tokens: of every image, whatever ``train.max_length`` is; 0 = texts.
         subnets: of each block, where the job has operations.
+        frozen: how frozen weights are held.
     """
     return TimedShape(
         rows=-(-job.train.batch_size // job.train.microbatches),
@@ -45,6 +47,7 @@ def job_shape(job: Job, *, fixed_tokens: int = 0, subnets: int = 1) -> TimedShap
         optimizer=job.train.optimizer,
         dropout=job.train.dropout,
         subnets=subnets,
+        frozen=name_of(frozen),
     )
 
 

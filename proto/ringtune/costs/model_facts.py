@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
     own = own_weights(family, config) if trains_own_weights(job.adapter.config) else {}
     own_params = sum(math.prod(shape) for shape in own.values())
     outside = sum(count for name, count in weights.items() if not name.startswith(family.block_prefix))
+    in_blocks, in_embedding = _frozen_matrices(tensors, family.block_prefix, own)
     head = _head_sizes(job.model.task, dimensions)
     return ModelFacts(
         model_type=config["model_type"],
@@ -69,7 +70,43 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
         num_kv_heads=dimensions.kv_heads or dimensions.num_heads,
         adapter_block_bytes=(adapter_params + own_params) * item_bytes,
         digest=_digest(config, tensors),
+        block_matrix_params=in_blocks.params,
+        block_matrix_rows=in_blocks.rows,
+        embedding_matrix_params=in_embedding.params,
+        embedding_matrix_rows=in_embedding.rows,
+        largest_matrix_params=in_blocks.largest,
     )
+
+
+class _Matrices(NamedTuple):
+    """Numbers and rows of some matrices together, and numbers of the largest one."""
+
+    params: int
+    rows: int
+    largest: int
+
+    @staticmethod
+    def of(shapes: Iterable[tuple[int, ...]]) -> _Matrices:
+        """Count those of these shapes that are matrices."""
+        found = [shape for shape in shapes if len(shape) == 2]
+        sizes = [math.prod(shape) for shape in found]
+        return _Matrices(sum(sizes), sum(shape[0] for shape in found), max(sizes, default=0))
+
+
+def _frozen_matrices(
+    tensors: Mapping[str, StoredTensor], block_prefix: str, own: Collection[str]
+) -> tuple[_Matrices, _Matrices]:
+    """Count the frozen matrices of one block, and those outside the blocks.
+
+    Args:
+        tensors: of the model, by name.
+        block_prefix: how the names of all blocks begin.
+        own: names inside a block of what trains.
+    """
+    first = f"{block_prefix}0."
+    in_block = {name.removeprefix(first): stored for name, stored in tensors.items() if name.startswith(first)}
+    outside = [stored.shape for name, stored in tensors.items() if not name.startswith(block_prefix)]
+    return _Matrices.of(stored.shape for name, stored in in_block.items() if name not in own), _Matrices.of(outside)
 
 
 def computed_token_bytes(model: ModelFacts, job: Job) -> float:

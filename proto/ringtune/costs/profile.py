@@ -10,6 +10,7 @@ from typing import Any
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, PlanError
 from ringtune.files.strict import read_dataclass, read_value
+from ringtune.schedule.frozen_weights import AS_COMPUTED
 
 SCHEMA = 3
 _TOKENS_SCHEMA = 2
@@ -40,6 +41,11 @@ class ModelFacts:
         inner_kept: tensors of width ``intermediate_size`` that a block keeps for backward.
         fixed_tokens: of every row, where all are alike (images); 0 = rows have lengths of their own, as texts.
         num_kv_heads: key/value heads; 0 = as many as ``num_heads``.
+        block_matrix_params: numbers in the frozen matrices of one block, of ``block_bytes``.
+        block_matrix_rows: rows of these matrices together.
+        embedding_matrix_params: numbers in the frozen matrices that only an owner holds, of ``embedding_bytes``.
+        embedding_matrix_rows: rows of these matrices together.
+        largest_matrix_params: numbers of the largest frozen matrix of a block.
     """
 
     model_type: str
@@ -58,6 +64,11 @@ class ModelFacts:
     inner_kept: int = 1
     fixed_tokens: int = 0
     num_kv_heads: int = 0
+    block_matrix_params: int = 0
+    block_matrix_rows: int = 0
+    embedding_matrix_params: int = 0
+    embedding_matrix_rows: int = 0
+    largest_matrix_params: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
@@ -72,6 +83,11 @@ class ModelFacts:
             "head_token_logits",
             "fixed_tokens",
             "num_kv_heads",
+            "block_matrix_params",
+            "block_matrix_rows",
+            "embedding_matrix_params",
+            "embedding_matrix_rows",
+            "largest_matrix_params",
         ):
             _check_at_least(f"model.{name}", getattr(self, name), 0)
 
@@ -90,6 +106,7 @@ class TimedShape:
         optimizer: of the update.
         dropout: probability.
         subnets: of each block, a part of which was timed too; 1 = no part was. Times with parts are good for any.
+        frozen: how frozen weights were held, as ``frozen_weights.name_of`` says.
     """
 
     rows: int = 0
@@ -101,6 +118,7 @@ class TimedShape:
     optimizer: str = ""
     dropout: float = 0.0
     subnets: int = 1
+    frozen: str = AS_COMPUTED
 
     @property
     def is_measured(self) -> bool:
@@ -194,6 +212,7 @@ class NodeFacts:
         rested_s: what an action takes less after a rest, where a quota of processor time fills up meanwhile.
         handling_s: what every action takes besides its work; 0 = not measured.
         message_s_per_byte: what each byte that it sends or receives takes of its computing; 0 = not measured.
+        fast_bfloat16: whether it multiplies bfloat16 faster than float32, by what processor and torch say.
     """
 
     node: str
@@ -221,6 +240,7 @@ class NodeFacts:
     rested_s: float = 0.0
     handling_s: float = 0.0
     message_s_per_byte: float = 0.0
+    fast_bfloat16: bool = False
 
     def __post_init__(self) -> None:
         """Refuse negative figures, and fewer than one thread."""

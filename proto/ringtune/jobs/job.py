@@ -16,6 +16,7 @@ import tomli_w
 
 from ringtune.errors import JobError
 from ringtune.files.strict import check_keys, read_dataclass
+from ringtune.jobs.frozen import check_frozen
 from ringtune.jobs.given_table import with_table_read
 from ringtune.jobs.hift import HiftSettings, check_full_parameters, with_adapter, without_default
 from ringtune.jobs.job_text import parse_tables, read_job_text
@@ -77,6 +78,7 @@ class Job:
         self._check_method_sections()
         check_full_parameters(train=self.train, adapter=self.adapter, operations=self.operations, privacy=self.privacy)
         check_operations(self.operations, adapter=self.adapter, train=self.train, privacy=self.privacy)
+        check_frozen(self.runtime, model=self.model, adapter=self.adapter, operations=self.operations)
         if self.model.task in CLASS_TASKS:
             return
         if self.data.labels:

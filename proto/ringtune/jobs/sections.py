@@ -14,6 +14,7 @@ from ringtune.jobs.split import split_alpha
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.family import MOST_BLOCKS, TASKS
 from ringtune.schedule.course import WIRE_DTYPES
+from ringtune.schedule.frozen_weights import AS_COMPUTED, FROZEN_DTYPES
 from ringtune.schedule.methods import method_class
 from ringtune.schedule.methods.patience import MIN_IMPROVEMENT, PATIENCE_STEPS
 from ringtune.schedule.methods.ringada import EVERY_STEPS
@@ -21,6 +22,8 @@ from ringtune.schedule.owner_turns import EQUAL, TURNS
 from ringtune.schedule.rows.batches import num_batches
 
 MODEL_DTYPES = ("float32", "float64")
+AUTO = "auto"
+FROZEN = (AS_COMPUTED, *FROZEN_DTYPES, AUTO)
 OPTIMIZERS = ("adamw", "sgd")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 MOST_STEPS = 1_000_000
@@ -330,6 +333,8 @@ class Runtime:
         wait_s: longest time a node goes without any progress, in seconds.
         plan_s: longest time that planning takes, in seconds; then the best plan found so far is taken.
         record: whether nodes send their events and commands, for replay.
+        frozen: number type in which weights that do not train are held; a smaller one takes less memory and rounds
+            them; auto = the first of float32, bfloat16, int8 with which the job fits the nodes.
     """
 
     threads: int = 0
@@ -337,9 +342,11 @@ class Runtime:
     wait_s: float = 300.0
     plan_s: float = 60.0
     record: bool = False
+    frozen: str = AS_COMPUTED
 
     def __post_init__(self) -> None:
-        """Refuse numbers of threads and times that can't be meant."""
+        """Refuse numbers of threads and times that can't be meant, and an unknown type of frozen weights."""
+        _check_choice("runtime.frozen", self.frozen, FROZEN)
         _check_range("runtime.threads", self.threads, 0, MOST_THREADS)
         for name, least_s in (("lease_s", 0.1), ("wait_s", 0.1), ("plan_s", 0.001)):
             _check_range(f"runtime.{name}", getattr(self, name), least_s, _MOST_WAIT_S)

@@ -16,6 +16,7 @@ from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.files.strict import read_dataclass
 from ringtune.schedule.extent import Extent, Owner
+from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.methods import Method, method_from_json
 from ringtune.schedule.operations.choice import Choice
 from ringtune.schedule.operations.codes import block_row
@@ -52,6 +53,7 @@ class Course(Extent):
         operations: what each subnet does for each micro-batch; None = everything is full.
         choice: how the run chooses such tables itself; None = it does not. Each turn then carries the table that holds.
         velora: which linear layers keep projections of their input for the backward; None = all keep the input.
+        frozen: how the weights that do not train are held; None = in the type of the computation.
     """
 
     method: Method
@@ -68,6 +70,7 @@ class Course(Extent):
     operations: Operations | None = None
     choice: Choice | None = None
     velora: Velora | None = None
+    frozen: FrozenWeights | None = None
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -226,15 +229,15 @@ class Course(Extent):
     def to_json(self) -> dict[str, Any]:
         """Write the course as a JSON-able table.
 
-        ``operations``, ``choice`` and ``velora`` are left out where they are None, and ``turns`` where they are equal,
-        so that the digests of courses without them last.
+        ``operations``, ``choice``, ``velora`` and ``frozen`` are left out where they are None, and ``turns`` where they
+        are equal, so that the digests of courses without them last.
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["method"] = self.method.to_json()
         value["owners"] = [dataclasses.asdict(owner) for owner in self.owners]
         if self.turns == EQUAL:
             del value["turns"]
-        for name in ("operations", "choice", "velora"):
+        for name in ("operations", "choice", "velora", "frozen"):
             if value[name] is None:
                 del value[name]
             else:

@@ -89,6 +89,7 @@ lease_s = 10.0
 wait_s = 300.0
 plan_s = 60.0
 record = false
+frozen = "float32"
 """
 
 

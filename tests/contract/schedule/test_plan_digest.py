@@ -13,6 +13,7 @@ from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
+from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
 from ringtune.schedule.methods import Everything, PipeAdapter, RingAda
 from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
@@ -65,6 +66,7 @@ OTHER: dict[str, Any] = {
     "frozen_blocks": 1,
     "operations": OPERATIONS,
     "choice": CHOICE,
+    "frozen": FrozenWeights(dtype="int8"),
     "turns": "rows",
     "owners": (Owner(node="b", train_rows=10, eval_rows=3), Owner(node="a", train_rows=10, eval_rows=3)),
     "slices": (Slice(node="a", start=0, stop=1), Slice(node="b", start=1, stop=4)),
@@ -127,6 +129,18 @@ def test_plan_digest_changes_with_every_setting_of_a_method() -> None:
     for method in METHODS:
         value = dataclasses.replace(course, method=method)
         assert Course.from_json(json.loads(json.dumps(value.to_json()))) == value
+
+
+def test_course_says_how_frozen_weights_are_held() -> None:
+    """Type and products are part of the result; without them a course is written as before; a wrong type is named."""
+    course = make_plan(SLICES, ["a", "b"]).course
+    ways = [None, *(FrozenWeights(dtype=dtype, native=native) for dtype in FROZEN_DTYPES for native in (False, True))]
+    courses = [dataclasses.replace(course, frozen=frozen) for frozen in ways]
+    assert len({each.digest for each in courses}) == len(ways)
+    assert [Course.from_json(json.loads(json.dumps(each.to_json()))) for each in courses] == courses
+    assert "frozen" not in course.to_json()
+    with pytest.raises(PlanError, match=r"frozen\.dtype = 'int4' is not one of bfloat16, int8"):
+        Course.from_json({**course.to_json(), "frozen": {"dtype": "int4"}})
 
 
 def test_plan_of_a_version_without_a_field_keeps_its_digest() -> None:

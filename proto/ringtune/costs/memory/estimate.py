@@ -74,6 +74,7 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     kept, tensor = round(sizes.kept_bytes(tokens)), round(sizes.tensor_bytes(tokens))
     yield Term("weights", "frozen block", num_hosted, sizes.block_bytes)
     yield Term("weights", "embedding", int(share.is_owner), sizes.embedding_bytes)
+    yield Term("weights", "room for a widened matrix", 1, sizes.widened_bytes(is_owner=share.is_owner))
     yield Term("adapters", "adapter of a block", num_hosted, sizes.adapter_bytes)
     yield Term("adapters", "earlier version of an adapter", (flying - 1) * num_trained, sizes.adapter_bytes)
     yield Term(

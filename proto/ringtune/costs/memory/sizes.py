@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from ringtune.costs.memory.frozen import frozen_bytes, widened_bytes
 from ringtune.costs.memory.logits import logits_peak_bytes
 from ringtune.costs.memory.operations import (
     largest_gradient_bytes,
@@ -49,8 +50,22 @@ class Sizes:
         self._token_logits = model.head_token_logits
         self._activation_token_bytes = activation_token_bytes
         self.moments = MOMENTS[optimizer]
-        self.block_bytes = model.block_bytes
-        self.embedding_bytes = model.embedding_bytes
+        self.block_bytes = frozen_bytes(
+            model.block_bytes,
+            params=model.block_matrix_params,
+            rows=model.block_matrix_rows,
+            item_bytes=self._item_bytes,
+            frozen=course.frozen,
+        )
+        self.embedding_bytes = frozen_bytes(
+            model.embedding_bytes,
+            params=model.embedding_matrix_params,
+            rows=model.embedding_matrix_rows,
+            item_bytes=self._item_bytes,
+            frozen=course.frozen,
+        )
+        self._largest_params = (model.largest_matrix_params, model.head_token_logits * model.hidden_size)
+        self._frozen = course.frozen
         self.adapter_bytes = model.adapter_block_bytes
         self.head_bytes = model.head_bytes + model.head_class_bytes * len(course.labels)
         self.token_bytes = course.hidden_size * self._item_bytes
@@ -79,6 +94,11 @@ class Sizes:
     def trained_bytes(self, unit: int) -> int:
         """Bytes of what trains in a unit: the adapter of a block, or the head."""
         return self.head_bytes if unit == self._head else self.adapter_bytes
+
+    def widened_bytes(self, *, is_owner: bool) -> int:
+        """Bytes of the room in which a frozen matrix is widened: of a block, or the decoder of a language model."""
+        largest = max(self._largest_params) if is_owner else self._largest_params[0]
+        return widened_bytes(largest, item_bytes=self._item_bytes, frozen=self._frozen)
 
     def tensor_bytes(self, tokens: float) -> float:
         """Bytes of a hidden state or gradient of so many padded tokens."""
