@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.support.profiles import node
 
 PLAN = make_plan([("a", 0, 4)], ["a"], batch_size=4, method="all", num_steps=8)
 BF16, INT8 = FrozenWeights(dtype="bfloat16"), FrozenWeights(dtype="int8")
-MATRICES = {
+MATRICES: dict[str, Any] = {
     "block_bytes": 4 * 1_000 + 4 * 50,
     "block_matrix_params": 1_000,
     "block_matrix_rows": 10,
