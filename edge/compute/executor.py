@@ -5,6 +5,7 @@ The engine decides what runs when; here each action is a few lines on the state 
     E  ids -> hidden            F  hidden -> hidden, keeps (x, y)    H  hidden -> loss, gradient
     f  hidden -> hidden         B  y.backward(gradient) -> x.grad    U  optimizer step
 
+An E of an item that trains the embedding keeps its y too, for the B of the embedding.
 What was handed out or used up is dropped at once, so a frozen slice holds nothing between two micro-batches.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from edge.compute.flows import Flows
 from edge.compute.hosting import Hosted, host
 from edge.compute.micro_batches import MicroBatch, OpenItem
 from edge.compute.scoring import Scoring
@@ -37,6 +39,7 @@ from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.units import EMBEDDING, Units, unit_name
 
 Values = tuple[tuple[str, float], ...]
 
@@ -81,7 +84,7 @@ class NodeExecutor:
         self.device = torch.device(device)
         self._settle = settle_of(self.device)
         self._items: dict[int, OpenItem] = {}
-        self._flows: dict[tuple[int, int], MicroBatch] = {}
+        self._flows = Flows(plan.course.head, dtype=self._hosted.dtype, device=self.device)
         self._handlers: dict[Op, Callable[[Action, OpenItem], Values]] = {
             Op.EMBED: self._embed,
             Op.FORWARD_FREE: self._forward_free,
@@ -110,7 +113,7 @@ class NodeExecutor:
     def live_bytes(self) -> int:
         """Bytes of batches, hidden states, gradients and graphs that are held now (for tests)."""
         held = [tensor for entry in self._items.values() if entry.batch for tensor in entry.batch.tensors()]
-        held += [tensor for flow in self._flows.values() for tensor in flow.tensors()]
+        held += self._flows.tensors()
         weights = storage_bytes(self._hosted.weights())
         return sum(size for address, size in storage_bytes(held).items() if address not in weights)
 
@@ -126,7 +129,7 @@ class NodeExecutor:
         """Drop a turn's items; call it when the node has done all its actions of the turn."""
         done = {seq for seq, entry in self._items.items() if entry.item.turn == index}
         self._items = {seq: entry for seq, entry in self._items.items() if seq not in done}
-        self._flows = {key: flow for key, flow in self._flows.items() if key[0] not in done}
+        self._flows.forget(done)
 
     def take_scores(self, turn_index: int) -> tuple[BlockScores, ...]:
         """Hand out what the hosted subnets count for each micro-batch of a score turn that is done, and forget it.
@@ -164,11 +167,17 @@ class NodeExecutor:
             entry.num_targets = owner.num_targets(batch)
             entry.batch = batch.to(self._hosted.device)
         rows = entry.rows(action)
-        self._flows[action.seq, action.micro] = MicroBatch(hidden=owner.embed(rows), mask=rows.mask)
+        if not entry.trained.has_embedding:
+            self._flows.begin(action, MicroBatch(hidden=owner.embed(rows), mask=rows.mask))
+            return ()
+        y = owner.embed_to_train(rows, entry.dropout_at(action))
+        flow = MicroBatch(hidden=y.detach(), mask=rows.mask)
+        flow.graphs[EMBEDDING, EMBEDDING + 1] = (None, y)
+        self._flows.begin(action, flow)
         return ()
 
     def _forward_free(self, action: Action, entry: OpenItem) -> Values:
-        flow, blocks = self._flow(action), self._hosted.blocks
+        flow, blocks = self._flows.of(action), self._hosted.blocks
         hidden, mask, context = flow.block_inputs(action, blocks)
         with torch.no_grad():
             flow.hidden = blocks.run(hidden, mask, context, action.start, action.stop, patterns=entry.patterns(action))
@@ -179,7 +188,7 @@ class NodeExecutor:
         return ()
 
     def _forward(self, action: Action, entry: OpenItem) -> Values:
-        item, flow, blocks = entry.item, self._flow(action), self._hosted.blocks
+        item, flow, blocks = entry.item, self._flows.of(action), self._hosted.blocks
         hidden, mask, context = flow.block_inputs(action, blocks)
         if item.kind.has_update and entry.trained.ranges_within(self._slice.start, self._slice.stop):
             self._versions.use(item.seq)
@@ -194,16 +203,19 @@ class NodeExecutor:
         return ()
 
     def _head(self, action: Action, entry: OpenItem) -> Values:
-        item, flow, (owner, dataset) = entry.item, self._flow(action), self._owner(action)
+        item, flow, (owner, dataset) = entry.item, self._flows.of(action), self._owner(action)
         hidden, rows = flow.head_input(action), entry.rows(action)
         flow.drop_hidden()
         if item.kind.has_backward:
-            at, num_targets = entry.dropout_at(action), max(1, entry.num_targets)
-            result = owner.train_step(hidden, rows, num_targets=num_targets, at=at)
-            if entry.lowest[action.micro] < self._course.head:
-                flow.grad = result.grad
-            if not item.kind.has_update or not entry.trained.has_head:
-                owner.drop_grads()
+            result = owner.train_step(
+                hidden,
+                rows,
+                num_targets=max(1, entry.num_targets),
+                at=entry.dropout_at(action),
+                weights=entry.trained if item.kind.has_update else Units(self._course.num_blocks),
+                goes_down=entry.lowest[action.micro] < self._course.head,
+            )
+            flow.grad = result.grad
         else:
             result = owner.evaluate(hidden, rows)
             if item.kind is StepKind.EVALUATE and result.predictions is not None:
@@ -213,29 +225,34 @@ class NodeExecutor:
         entry.heads_left -= 1
         if entry.heads_left == 0:
             entry.batch = None
-        self._drop_if_empty(action)
+        self._flows.drop_if_empty(action)
         return result.values
 
     def _backward(self, action: Action, entry: OpenItem) -> Values:
-        flow = self._flow(action)
+        flow = self._flows.of(action)
         graph = flow.graphs.pop((action.start, action.stop), None)
         if graph is None or flow.grad is None:
             raise PlanError(f"{action} has no {'graph' if graph is None else 'gradient'} here")
         x, y = graph
         if y.requires_grad:
             torch.autograd.backward([y], [flow.grad])
-        flow.grad = x.grad
+        flow.grad = None if x is None else x.grad
         self._scoring.reduce(entry.item, action)
         if not entry.item.kind.has_update:
-            for parameter in self._hosted.blocks.parameters(action.start, action.stop).values():
+            for parameter in self._parameters_of(action).values():
                 parameter.grad = None
-        self._drop_if_empty(action)
+        self._flows.drop_if_empty(action)
         return ()
+
+    def _parameters_of(self, action: Action) -> Mapping[str, torch.nn.Parameter]:
+        if action.start == EMBEDDING:
+            return self._owner(action)[0].units[EMBEDDING]
+        return self._hosted.blocks.parameters(action.start, action.stop)
 
     def _update(self, action: Action, entry: OpenItem) -> Values:
         rate = learning_rate(self._job.train, *self._course.method.rate_at(self._course, entry.item.step))
-        if action.start == self._course.head:
-            self._owner(action)[0].update(rate)
+        if action.start in (EMBEDDING, self._course.head):
+            self._owner(action)[0].update(action.start, rate)
         elif self._hosted.optimizer is not None:
             self._versions.release(action.seq)
             apply_update(self._hosted.optimizer, rate)
@@ -244,46 +261,16 @@ class NodeExecutor:
     # ---- tensors in and out -----------------------------------------------------------------------
 
     def put_tensor(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
-        """Give a micro-batch the hidden state (B, T, D) or gradient that came for it.
-
-        Args:
-            key: which one it is.
-            tensor: any float dtype, on the CPU.
-            mask: (B, T) integers with a hidden state that enters a block; None with one that enters the head.
-        """
-        flow = self._flows.setdefault((key.seq, key.micro), MicroBatch())
-        device = self._hosted.device
-        moved = tensor.to(device=device, dtype=self._hosted.dtype)
-        if not key.is_hidden:
-            flow.grad = moved
-            return
-        flow.drop_hidden()
-        flow.hidden = moved
-        flow.mask = None if mask is None else mask.to(device=device, dtype=torch.int64)
+        """Give a micro-batch the hidden state (B, T, D) or gradient that came for it; see ``Flows.put``."""
+        self._flows.put(key, tensor, mask)
 
     def take_tensor(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Hand a micro-batch's hidden state or gradient out for sending, and forget it.
-
-        Returns:
-            A tensor (B, T, D) on the CPU in the compute dtype, not written to afterwards; and the mask (B, T)
-            if it is a hidden state that enters a block, otherwise None.
+        """Hand a micro-batch's hidden state or gradient out for sending, and forget it; see ``Flows.take``.
 
         Raises:
             PlanError: there is none.
         """
-        flow = self._flows.get((key.seq, key.micro))
-        tensor = None if flow is None else flow.hidden if key.is_hidden else flow.grad
-        if flow is None or tensor is None:
-            raise PlanError(f"there is nothing to send as {key}")
-        mask = None
-        if key.is_hidden:
-            mask = flow.mask if key.boundary < self._course.head else None
-            flow.drop_hidden()
-        else:
-            flow.grad = None
-        if flow.is_empty:
-            del self._flows[key.seq, key.micro]
-        return tensor.cpu(), None if mask is None else mask.cpu()
+        return self._flows.take(key)
 
     # ---- head and files ---------------------------------------------------------------------------
 
@@ -305,6 +292,23 @@ class NodeExecutor:
             IntegrityError: unreadable, or not a head of this run.
         """
         self._owner(None)[0].load_blob(data)
+
+    def unit_grad_blob(self, seq: int, unit: int) -> Pieces:
+        """Return the gradient that an item gave to the embedding or to the head, for the copies of other owners.
+
+        All backwards of the item have to be done, and the unit's update not.
+        """
+        return self._owner(None)[0].unit_grad(unit)
+
+    def load_unit_grad(self, seq: int, unit: int, data: Pieces) -> None:
+        """Take the gradient that ``unit_grad_blob`` of an item's initiator gave; the unit's update follows.
+
+        Raises:
+            IntegrityError: unreadable, or not a gradient of this unit.
+            DivergedError: the gradient is not finite.
+        """
+        name = unit_name(unit, self._course.num_blocks)
+        self._owner(None)[0].load_unit_grad(unit, data, where=f"the gradient of the {name} for item {seq}")
 
     def rows_digest(self, run_id: str) -> str:
         """Return the digest of the rows that this node owns, keyed with ``run_id``; empty if it is no owner."""
@@ -367,18 +371,6 @@ class NodeExecutor:
             IntegrityError: the folder is damaged or belongs to another job.
         """
         load_saved(self._hosted.skeleton, folder, with_head=self._hosted.owner is not None)
-
-    # ---- state of a micro-batch -------------------------------------------------------------------
-
-    def _flow(self, action: Action) -> MicroBatch:
-        flow = self._flows.get((action.seq, action.micro))
-        if flow is None:
-            raise PlanError(f"{action} comes before its input")
-        return flow
-
-    def _drop_if_empty(self, action: Action) -> None:
-        if self._flow(action).is_empty:
-            del self._flows[action.seq, action.micro]
 
     def _owner(self, action: Action | None) -> tuple[OwnerParts, OwnerDataset]:
         if self._hosted.owner is None or self._dataset is None:

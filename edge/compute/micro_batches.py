@@ -33,13 +33,13 @@ class MicroBatch:
         hidden: (B, T, D), not part of a graph.
         mask: (B, T), None where the hidden state enters the head.
         grad: of the hidden state that left this node, or that the head here saw.
-        graphs: block range -> (input, output) of a forward that waits for its backward.
+        graphs: unit range -> (input, output) of a forward that waits for its backward; the embedding has no input.
     """
 
     hidden: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     grad: torch.Tensor | None = None
-    graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    graphs: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=dict)
     _context: Any = None
     _has_context: bool = False
 
@@ -82,7 +82,7 @@ class MicroBatch:
         yield from (item for item in (self.hidden, self.mask, self.grad) if item is not None)
         yield from _tensors_in(self._context)
         for x, y in self.graphs.values():
-            yield from (x, y, *saved_tensors(y))
+            yield from (y, *saved_tensors(y)) if x is None else (x, y, *saved_tensors(y))
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

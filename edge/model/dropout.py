@@ -1,7 +1,7 @@
 """Seed dropout so that its masks do not depend on where a block runs.
 
-torch's generator is one per process. Seeding it before each unit (block, head) from (seed, step, micro-batch, unit)
-makes every mask a function of these four, whatever the split, the order or the process.
+torch's generator is one per process. Seeding it before each unit (embedding, block, head) from (seed, step,
+micro-batch, unit) makes every mask a function of these four, whatever the split, the order or the process.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+EMBEDDING_UNIT = "embedding"
 HEAD_UNIT = "head"
 
 

@@ -138,7 +138,7 @@ class QuestionAnswering(_OneOutput):
 
 
 class CausalLanguageModel(_OneOutput):
-    """Predicts the next token with the pretrained decoder as head, which is frozen, so that it never travels."""
+    """Predicts the next token with the pretrained decoder as head, which is frozen unless all parameters train."""
 
     def add(self, model: Any, labels: Sequence[str]) -> nn.Module:
         """Add the decoder as AdapterHub keeps it for a loaded language model, without weights until ``connect``."""
@@ -150,7 +150,10 @@ class CausalLanguageModel(_OneOutput):
         return _head(model)
 
     def connect(self, skeleton: Skeleton, head: nn.Module, weights: SafetensorsFiles) -> None:
-        """Make the token table the decoder's weight, or read the decoder from the files if they are not tied."""
+        """Make the token table the decoder's weight, or read the decoder from the files if they are not tied.
+
+        A tied decoder that trains is a parameter of its own on the table's memory, with a gradient of its own.
+        """
         decoder, table = head.get_output_embeddings(), skeleton.model.get_input_embeddings().weight  # type: ignore[operator]
         weight = table
         if not skeleton.model.config.tie_word_embeddings:
@@ -160,14 +163,15 @@ class CausalLanguageModel(_OneOutput):
                     f"{weights.folder} has no tensor {LM_HEAD}: it was saved without its decoder; fetch the "
                     "language model, not its base"
                 )
-            weight = weights.read(stored, table.dtype).to(table.device)
+            weight = weights.read(stored, table.dtype, private=skeleton.full_parameters).to(table.device)
             if weight.shape != table.shape:
                 raise ModelError(
                     f"{weights.folder}: tensor {LM_HEAD} has shape {list(weight.shape)}, config.json asks for "
                     f"{list(table.shape)}; fetch the model again"
                 )
-        decoder.weight = weight if isinstance(weight, nn.Parameter) else nn.Parameter(weight)
-        decoder.weight.requires_grad_(False)
+        shares = weight is table and not skeleton.full_parameters
+        decoder.weight = weight if shares else nn.Parameter(weight.detach())
+        decoder.weight.requires_grad_(skeleton.full_parameters)
 
     def num_targets(self, batch: Batch) -> int:
         """Number of tokens that have a token before them in their row."""

@@ -1,7 +1,8 @@
 """The parts of the model that only an owner has: the embedding and the head.
 
-The head is the one trained part that moves: at a hand-over it travels with its optimizer state, so that the result
-is that of one process.
+A head that trains besides adapters is the one trained part that moves: at a hand-over it travels with its optimizer
+state, so that the result is that of one process. Where all parameters train, every owner keeps embedding and head, and
+gets the gradients of the others instead (``edge.model.unit_grads``).
 
 B rows of a micro-batch, T tokens, D model width.
 """
@@ -13,18 +14,21 @@ from typing import NamedTuple
 import torch
 
 from edge.data.tokens import Batch
-from edge.model.dropout import HEAD_UNIT, seed_unit
+from edge.model.dropout import EMBEDDING_UNIT, HEAD_UNIT, seed_unit
 from edge.model.heads import Task
 from edge.model.optimizers import apply_update, drop_state, make_optimizer
-from edge.model.skeleton import Skeleton
+from edge.model.owner_units import embedding_modules, owner_units, tied_table
+from edge.model.skeleton import Skeleton, owner_modules
 from edge.model.slice import set_mode
 from edge.model.tensor_bytes import is_finite
 from edge.model.training_state import Prefixes, TrainingState
+from edge.model.unit_grads import collect_sparse, complete, grad_blob, load_grads
 from ringtune.engine.diverged import LOWER_THE_RATE
 from ringtune.errors import DivergedError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorFile, write_tensors
 from ringtune.jobs.job import Train
+from ringtune.schedule.units import EMBEDDING, Units, head_of
 
 _PREFIXES = Prefixes(value="param/", state="state/")
 _HANDED_OVER = "the head that was handed over"
@@ -55,7 +59,8 @@ class OwnerParts:
 
     Attributes:
         head: the module.
-        parameters: those of it that train, by name.
+        units: what trains of the embedding and of the head, by name; see ``owner_units``.
+        parameters: both together.
     """
 
     def __init__(self, skeleton: Skeleton, head: torch.nn.Module, task: Task, train: Train) -> None:
@@ -63,16 +68,46 @@ class OwnerParts:
         self.head = head
         self._task = task
         self._train = train
-        self.parameters = {name: value for name, value in head.named_parameters() if value.requires_grad}
+        self.units = owner_units(skeleton, head)
+        self.parameters = {name: value for unit in self.units.values() for name, value in unit.items()}
+        self._head_unit = head_of(len(skeleton.blocks))
+        self._embedding = embedding_modules(skeleton)
+        self._tied = tied_table(skeleton, head)
         self._optimizer = make_optimizer(train, list(self.parameters.values()))
+        if self.units[EMBEDDING]:
+            collect_sparse(module for _, module in owner_modules(skeleton))
 
     def embed(self, batch: Batch) -> torch.Tensor:
-        """Embed token ids or images as the hidden state (B, T, D) that enters block 0; frozen, without dropout."""
+        """Embed token ids or images as the hidden state (B, T, D) that enters block 0, without graph and dropout."""
+        self._set_embedding_mode(train=False)
+        with torch.no_grad():
+            return self._embed(batch)
+
+    def embed_to_train(self, batch: Batch, at: tuple[int, int] | None) -> torch.Tensor:
+        """Embed as ``embed``, with the graph that the embedding's own gradients need.
+
+        Args:
+            batch: the rows of a micro-batch.
+            at: (step, micro-batch), for dropout; None = without.
+        """
+        self._set_embedding_mode(train=at is not None)
+        if at is not None and self._train.dropout > 0:
+            seed_unit(self._train.seed, *at, EMBEDDING_UNIT)
+        for parameter in self.units[EMBEDDING].values():
+            parameter.requires_grad_(True)
+        with torch.enable_grad():
+            return self._embed(batch)
+
+    def _embed(self, batch: Batch) -> torch.Tensor:
         from adapters.context import ForwardContext
 
         base = self._skeleton.base
-        with torch.no_grad(), ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
+        with ForwardContext(base, input_ids=batch.ids, attention_mask=batch.mask):
             return self._skeleton.family.embed(base, batch)
+
+    def _set_embedding_mode(self, *, train: bool) -> None:
+        for module in self._embedding:
+            set_mode(module, train=train)
 
     def num_targets(self, batch: Batch) -> int:
         """Number of valid targets of a whole batch."""
@@ -91,6 +126,8 @@ class OwnerParts:
         *,
         num_targets: int,
         at: tuple[int, int] | None,
+        weights: Units,
+        goes_down: bool,
     ) -> HeadResult:
         """Compute the loss and the gradient of the hidden state, and add the head's own gradients up.
 
@@ -99,12 +136,18 @@ class OwnerParts:
             batch: the rows of this micro-batch.
             num_targets: valid targets of the whole batch, which the loss is divided by.
             at: (step, micro-batch), for dropout; None = without.
+            weights: whose weights collect gradients: the head's, and those that it shares with the embedding.
+            goes_down: whether the hidden state gets a gradient.
         """
         set_mode(self.head, train=at is not None)
         if at is not None and self._train.dropout > 0:
             seed_unit(self._train.seed, *at, HEAD_UNIT)
+        for parameter in self.units[self._head_unit].values():
+            parameter.requires_grad_(weights.has_head)
+        if self._tied is not None:
+            self._tied[1].requires_grad_(weights.has_embedding)
         with torch.enable_grad():
-            leaf_BTD = hidden_BTD.detach().requires_grad_(True)
+            leaf_BTD = hidden_BTD.detach().requires_grad_(goes_down)
             return self._result(leaf_BTD, batch, leaf_BTD, num_targets)
 
     def _result(
@@ -116,22 +159,48 @@ class OwnerParts:
     ) -> HeadResult:
         last_BTD, more = self._skeleton.family.finish(self._skeleton.base, hidden_BTD, batch)
         counts = self._task.run(self.head, last_BTD, batch, more)
-        if leaf is not None:
+        if counts.loss_sum.requires_grad:
             torch.autograd.backward(counts.loss_sum / num_targets)
         values = (("loss_sum", float(counts.loss_sum.detach())), ("count", float(counts.num_targets)), *counts.more)
         if leaf is not None:
             return HeadResult(values=values, grad=leaf.grad)
         return HeadResult(values=values, grad=None, predictions=counts.predictions)
 
-    def update(self, learning_rate: float) -> None:
-        """Do one optimizer step of the head."""
+    def update(self, unit: int, learning_rate: float) -> None:
+        """Do one optimizer step of the embedding or of the head."""
+        complete(self.units[unit], self._tied_in(unit))
+        others = [value for other in self.units if other != unit for value in self.units[other].values()]
+        grads = [parameter.grad for parameter in others]
+        for parameter in others:
+            parameter.grad = None
         if self._optimizer is not None:
             apply_update(self._optimizer, learning_rate)
+        for parameter, grad in zip(others, grads, strict=True):
+            parameter.grad = grad
 
-    def drop_grads(self) -> None:
-        """Drop the head's gradients, which no update will use."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
+    def unit_grad(self, unit: int) -> Pieces:
+        """Return the gradient of a unit as one safetensors file, read when it is gone through.
+
+        All backwards of the item have to be done.
+        """
+        return grad_blob(self.units[unit], self._tied_in(unit))
+
+    def load_unit_grad(self, unit: int, data: Pieces, *, where: str) -> None:
+        """Take the gradient of a unit that ``unit_grad`` of another owner gave, for the next update.
+
+        Args:
+            unit: which one.
+            data: the file.
+            where: names it in errors.
+
+        Raises:
+            IntegrityError: unreadable, or tensors with other names, shapes or types than those of the unit.
+            DivergedError: numbers that are not finite.
+        """
+        load_grads(data, self.units[unit], where=where)
+
+    def _tied_in(self, unit: int) -> tuple[torch.nn.Parameter, torch.nn.Parameter] | None:
+        return self._tied if unit == EMBEDDING else None
 
     def to_blob(self) -> Pieces:
         """Return parameters, moments and step counts as one safetensors file, without frozen tensors.
@@ -179,6 +248,8 @@ class OwnerParts:
         )
 
     def _travelling(self) -> dict[str, torch.Tensor]:
-        """Return the head's tensors without the frozen ones, by name."""
+        """Return the tensors without the frozen ones, by name: of the head, or of all that an owner trains."""
+        if self.units[EMBEDDING]:
+            return dict(self.parameters)
         frozen = {name for name, value in self.head.named_parameters() if not value.requires_grad}
         return {name: value for name, value in self.head.state_dict().items() if name not in frozen}

@@ -1,7 +1,7 @@
 """Build a skeleton: the whole architecture with every adapter and the head, but no base weights, in a few megabytes.
 
 With ``adapter.config = "full"`` there is no adapter: the blocks' own weights are marked to train, which they keep when
-``slice`` reads them.
+``slice`` reads them. Under a method that trains all parameters, those of the embedding and of the head are marked too.
 
 Every node builds this same skeleton of the *whole* model with the same seed, so the initial adapters and head are
 those that one process would get, and none has to be shipped. ``slice`` then makes real what the node hosts and
@@ -45,12 +45,14 @@ class Skeleton(NamedTuple):
         family: how to run it.
         layout: where its blocks and an owner's parts are.
         own_weights: names inside a block of its own weights that train; empty with an adapter.
+        full_parameters: whether all parameters train: of blocks, embedding and head.
     """
 
     model: Any
     family: FamilyForward
     layout: Family
     own_weights: tuple[str, ...] = ()
+    full_parameters: bool = False
 
     @property
     def base(self) -> Any:
@@ -86,12 +88,8 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
     with without_weights():
         model = AutoAdapterModel.from_config(config)
     _fill_with_zeros(model)
-    skeleton = Skeleton(model=model, family=family_of(layout.model_type), layout=layout)
-    if job.method.full_parameters:
-        raise JobError(
-            f"train.method = {job.train.method!r} is planned and predicted, but nodes can't carry it out yet; choose "
-            "another method"
-        )
+    full = job.method.full_parameters
+    skeleton = Skeleton(model=model, family=family_of(layout.model_type), layout=layout, full_parameters=full)
     if trains_own_weights(job.adapter.config):
         torch.manual_seed(job.train.seed)
         return _training_own_weights(skeleton)
@@ -100,13 +98,22 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
 
 
 def _training_own_weights(skeleton: Skeleton) -> Skeleton:
-    """Mark the own weights of every block to train."""
+    """Mark the own weights of every block to train, and where everything trains those of an owner's parts."""
     for block in skeleton.blocks:
         for name, parameter in block.named_parameters():
-            parameter.requires_grad_(name in skeleton.layout.subnet_weights)
+            parameter.requires_grad_(skeleton.full_parameters or name in skeleton.layout.subnet_weights)
+    if skeleton.full_parameters:
+        for _, part in owner_modules(skeleton):
+            part.requires_grad_(True)
     names = tuple(name for name, parameter in skeleton.blocks[0].named_parameters() if parameter.requires_grad)
     skeleton.model.eval()
     return skeleton._replace(own_weights=names)
+
+
+def owner_modules(skeleton: Skeleton) -> Iterator[tuple[str, nn.Module]]:
+    """Yield what an owner holds of the base model besides blocks, each with its path, as far as the model has it."""
+    names = {name for name, _ in skeleton.base.named_children()}
+    return ((path, skeleton.base.get_submodule(path)) for path in skeleton.layout.owner_paths if path in names)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from torch import nn
 from edge.model.dropout import block_unit, seed_unit
 from edge.model.head_groups.blocks import HeadGroups
 from edge.model.safetensors_files import SafetensorsFiles
-from edge.model.skeleton import ADAPTER, Skeleton
+from edge.model.skeleton import ADAPTER, Skeleton, owner_modules
 from ringtune.errors import ModelError
 from ringtune.schedule.units import Units
 
@@ -59,10 +59,10 @@ def materialise(
             skeleton.blocks[index] = Empty()
     paths = [f"{layout.blocks_path}.{index}" for index in sorted(kept)]
     if with_embedding:
-        names = {name for name, _ in base.named_children()}
-        paths += [path for path in layout.owner_paths if path in names]
+        paths += [path for path, _ in owner_modules(skeleton)]
     for path in paths:
-        _read_module(skeleton, weights, path, dtype, private=path not in layout.owner_paths)
+        private = skeleton.full_parameters or path not in layout.owner_paths
+        _read_module(skeleton, weights, path, dtype, private=private)
         _start_magnitudes(base.get_submodule(path))
         base.get_submodule(path).to(device=device, dtype=dtype)
     for name, child in list(base.named_children()):
@@ -82,7 +82,7 @@ def _read_module(
         weights: where they are.
         path: dotted path in the base model.
         dtype: to convert to.
-        private: in memory of their own. A table of which only some rows are used stays mapped.
+        private: in memory of their own. A frozen table of which only some rows are used stays mapped.
     """
     module = skeleton.base.get_submodule(path)
     state: dict[str, torch.Tensor] = {}

@@ -5,8 +5,8 @@ the blocks of a small model. So tokens are taken a chunk at a time, and a chunk'
 
     logits  ->  minus the largest  ->  exp, over the sum  ->  minus 1 at the target  ->  times the table = gradient
 
-The gradient of the hidden state is ready when the loss is, because nothing comes after a sum but a factor. It needs a
-frozen decoder: the table gets no gradient. Tokens without a target cost nothing.
+The gradients of the hidden state and of a table that trains are ready when the loss is, because nothing comes after a
+sum but a factor. Tokens without a target cost nothing.
 
 N tokens, V words, D model width.
 """
@@ -42,14 +42,14 @@ def token_loss(
 
     Args:
         hidden_ND: what the decoder gets.
-        table_VD: the frozen decoder.
+        table_VD: the decoder.
         labels_N: target of each token.
         chunk: tokens whose logits may be there at once.
         ignored: the label of a token without a target.
     """
     places = (labels_N != ignored).nonzero().squeeze(-1)
-    wants_grad = torch.is_grad_enabled() and hidden_ND.requires_grad
-    loss, correct = _Chunked.apply(hidden_ND, table_VD, labels_N, places, chunk, wants_grad)  # type: ignore[no-untyped-call]
+    wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (hidden_ND, table_VD)]
+    loss, correct = _Chunked.apply(hidden_ND, table_VD, labels_N, places, chunk, *wants)  # type: ignore[no-untyped-call]
     return TokenLoss(loss_sum=loss, num_correct=int(correct))
 
 
@@ -64,10 +64,12 @@ class _Chunked(torch.autograd.Function):
         labels_N: torch.Tensor,
         places: torch.Tensor,
         chunk: int,
-        wants_grad: bool,
+        wants_hidden: bool,
+        wants_table: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sum the chunks' losses and hits; all of them use the same memory."""
-        grad_ND = torch.zeros_like(hidden_ND) if wants_grad else None
+        grad_ND = torch.zeros_like(hidden_ND) if wants_hidden else None
+        grad_VD = torch.zeros_like(table_VD) if wants_table else None
         loss = hidden_ND.new_zeros(())
         correct = torch.zeros((), dtype=torch.int64, device=hidden_ND.device)
         work_CV = hidden_ND.new_empty(min(chunk, len(places)), table_VD.shape[0])  # C tokens of a chunk
@@ -82,18 +84,21 @@ class _Chunked(torch.autograd.Function):
             values_CV.exp_()
             sums_C1 = values_CV.sum(dim=-1, keepdim=True)
             loss += (sums_C1.log() - at_target_C1).sum()
-            if grad_ND is not None:
+            if wants_hidden or wants_table:
                 values_CV /= sums_C1
                 values_CV.scatter_add_(-1, labels_C1, -torch.ones_like(at_target_C1))
+            if grad_ND is not None:
                 grad_ND[some] = values_CV @ table_VD
-        ctx.grad = grad_ND
+            if grad_VD is not None:
+                grad_VD.addmm_(values_CV.T, hidden_ND[some])
+        ctx.grads = (grad_ND, grad_VD)
         ctx.mark_non_differentiable(correct)
         return loss, correct
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Multiply the ready gradient by the loss's gradient; a second call is refused."""
-        grad, ctx.grad = ctx.grad, None
-        if grad is None:
+        """Multiply the ready gradients by the loss's gradient; a second call is refused."""
+        ready, ctx.grads = ctx.grads, (None, None)
+        if all(grad is None for grad in ready):
             raise RuntimeError("the loss of these tokens was computed without a gradient, or went backward already")
-        return (grad.mul_(grads[0]), None, None, None, None, None)
+        return (*(grad if grad is None else grad.mul_(grads[0]) for grad in ready), None, None, None, None, None)

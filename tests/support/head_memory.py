@@ -17,6 +17,7 @@ from edge.machine.memory_budget import give_memory_back, peak_rss_bytes, reset_p
 from edge.model.heads import CausalLanguageModel
 from edge.model.owner import OwnerParts
 from ringtune.jobs.job import Train
+from ringtune.schedule.units import Units
 
 ROWS, TOKENS, WIDTH, VOCAB = 4, 128, 16, 32_000
 
@@ -40,7 +41,10 @@ class Decoder(torch.nn.Module):
 def make_parts() -> OwnerParts:
     """An owner with nothing but a decoder."""
     family = types.SimpleNamespace(finish=lambda base, hidden, batch: (hidden, {}))
-    skeleton: Any = types.SimpleNamespace(base=None, family=family)
+    layout = types.SimpleNamespace(blocks_path="blocks")
+    skeleton: Any = types.SimpleNamespace(
+        base=torch.nn.Module(), family=family, layout=layout, blocks=[], full_parameters=False
+    )
     return OwnerParts(skeleton, Decoder(), CausalLanguageModel(), Train())
 
 
@@ -60,7 +64,8 @@ def main() -> None:
         give_memory_back()
         reset_peak()
         before = rss_bytes()
-        parts.train_step(hidden, batch, num_targets=ROWS * (TOKENS - 1), at=(0, 0))
+        targets = ROWS * (TOKENS - 1)
+        parts.train_step(hidden, batch, num_targets=targets, at=(0, 0), weights=Units(0), goes_down=True)
     print(json.dumps({"rise_bytes": peak_rss_bytes() - before}))  # noqa: T201
 
 

@@ -46,7 +46,7 @@ def owner_of(folder: Path) -> tuple[NodeExecutor, Plan]:
     parts: Any = owner._hosted.owner
     for parameter in parts.head.parameters():
         parameter.grad = torch.ones_like(parameter)
-    parts.update(0.01)
+    parts.update(plan.course.head, 0.01)
     return owner, plan
 
 

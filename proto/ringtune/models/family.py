@@ -119,6 +119,8 @@ class Family:
         blocks_path: dotted path of the list of blocks in the base model.
         owner_paths: dotted paths of what an owner holds besides blocks, as far as a model has it; what is neither a
             block nor in this list is never read.
+        head_paths: those of them that a hidden state passes after the last block, such as a last norm; where everything
+            trains they belong to the head, the others to the embedding.
         dimensions: config -> dimensions.
         widths: config -> matrices that LoRA wraps.
         block_shapes: config -> name inside the block -> shape, of every tensor that a block has to have.
@@ -142,6 +144,7 @@ class Family:
     owner_shapes: Callable[[Config], Shapes]
     subnet_weights: tuple[str, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
+    head_paths: tuple[str, ...] = ()
     unused_paths: tuple[str, ...] = ()
     problem: Callable[[Config], str] = lambda config: ""
 

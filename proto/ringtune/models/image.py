@@ -94,6 +94,7 @@ VIT = Family(
     prefix="vit.",
     blocks_path="encoder.layer",
     owner_paths=("embeddings", "layernorm"),
+    head_paths=("layernorm",),
     dimensions=_dimensions,
     widths=lambda config: Widths.plain(config["hidden_size"], config["intermediate_size"]),
     block_shapes=_block,

@@ -103,6 +103,31 @@ def test_chunks_survive_logits_that_overflow_alone() -> None:
     assert hidden.grad is not None and bool(torch.isfinite(hidden.grad).all())
 
 
+@pytest.mark.parametrize("hidden_trains", [True, False])
+def test_chunks_give_the_gradient_of_a_table_that_trains(hidden_trains: bool) -> None:
+    """As autograd does through all logits, whether the hidden state wants a gradient or not."""
+    generator = torch.Generator().manual_seed(2)
+    hidden, table = (torch.randn(n, 3, dtype=torch.float64, generator=generator) for n in (7, 5))
+    labels = torch.tensor([0, 4, IGNORED, 2, 2, IGNORED, 1])
+    grads = []
+    for chunk in (None, 2):
+        leaves = [hidden.clone().requires_grad_(hidden_trains), table.clone().requires_grad_(True)]
+        if chunk is None:
+            loss = torch.nn.functional.cross_entropy(
+                leaves[0] @ leaves[1].T, labels, reduction="sum", ignore_index=IGNORED
+            )
+        else:
+            loss = token_loss(leaves[0], leaves[1], labels, chunk=chunk, ignored=IGNORED).loss_sum
+        torch.autograd.backward([loss / 5])
+        grads.append([leaf.grad for leaf in leaves])
+    (whole_hidden, whole_table), (hidden_grad, table_grad) = grads
+    assert (hidden_grad is None) is not hidden_trains
+    assert table_grad is not None and whole_table is not None
+    assert torch.allclose(table_grad, whole_table, rtol=0.0, atol=EXACT)
+    if hidden_grad is not None and whole_hidden is not None:
+        assert torch.allclose(hidden_grad, whole_hidden, rtol=0.0, atol=EXACT)
+
+
 def test_chunks_of_nothing_are_no_loss() -> None:
     """A micro-batch of padding alone counts nothing and moves nothing."""
     hidden = torch.randn(5, 2, requires_grad=True)

@@ -1,0 +1,95 @@
+"""The micro-batches that are under way at a node: tensors are put in and taken out by their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from edge.compute.micro_batches import MicroBatch
+from ringtune.errors import PlanError
+from ringtune.schedule.actions import Action, TensorKey
+
+
+class Flows:
+    """The micro-batches of one node; what holds nothing any more is forgotten.
+
+    Args:
+        head: the unit of the head.
+        dtype: of the computation.
+        device: of the computation.
+    """
+
+    def __init__(self, head: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._head, self._dtype, self._device = head, dtype, device
+        self._flows: dict[tuple[int, int], MicroBatch] = {}
+
+    def begin(self, action: Action, flow: MicroBatch) -> None:
+        """Note a micro-batch that begins at this node."""
+        self._flows[action.seq, action.micro] = flow
+
+    def of(self, action: Action) -> MicroBatch:
+        """Return the micro-batch of an action.
+
+        Raises:
+            PlanError: nothing came for it.
+        """
+        flow = self._flows.get((action.seq, action.micro))
+        if flow is None:
+            raise PlanError(f"{action} comes before its input")
+        return flow
+
+    def drop_if_empty(self, action: Action) -> None:
+        """Forget the micro-batch of an action if it holds nothing any more."""
+        if self.of(action).is_empty:
+            del self._flows[action.seq, action.micro]
+
+    def forget(self, seqs: set[int]) -> None:
+        """Forget the micro-batches of these items."""
+        self._flows = {key: flow for key, flow in self._flows.items() if key[0] not in seqs}
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield every tensor that is held."""
+        for flow in self._flows.values():
+            yield from flow.tensors()
+
+    def put(self, key: TensorKey, tensor: torch.Tensor, mask: torch.Tensor | None) -> None:
+        """Give a micro-batch the hidden state (B, T, D) or gradient that came for it.
+
+        Args:
+            key: which one it is.
+            tensor: any float dtype, on the CPU.
+            mask: (B, T) integers with a hidden state that enters a block; None with one that enters the head.
+        """
+        flow = self._flows.setdefault((key.seq, key.micro), MicroBatch())
+        moved = tensor.to(device=self._device, dtype=self._dtype)
+        if not key.is_hidden:
+            flow.grad = moved
+            return
+        flow.drop_hidden()
+        flow.hidden = moved
+        flow.mask = None if mask is None else mask.to(device=self._device, dtype=torch.int64)
+
+    def take(self, key: TensorKey) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hand a micro-batch's hidden state or gradient out for sending, and forget it.
+
+        Returns:
+            A tensor (B, T, D) on the CPU in the compute dtype, not written to afterwards; and the mask (B, T)
+            if it is a hidden state that enters a block, otherwise None.
+
+        Raises:
+            PlanError: there is none.
+        """
+        flow = self._flows.get((key.seq, key.micro))
+        tensor = None if flow is None else flow.hidden if key.is_hidden else flow.grad
+        if flow is None or tensor is None:
+            raise PlanError(f"there is nothing to send as {key}")
+        mask = None
+        if key.is_hidden:
+            mask = flow.mask if key.boundary < self._head else None
+            flow.drop_hidden()
+        else:
+            flow.grad = None
+        if flow.is_empty:
+            del self._flows[key.seq, key.micro]
+        return tensor.cpu(), None if mask is None else mask.cpu()
