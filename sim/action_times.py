@@ -96,7 +96,7 @@ class ProfileTimes:
             size=item.sizes[micro],
             lowest=item.lowest[micro],
             kind=item.kind,
-            patterns=item.patterns(micro, action.start, action.stop),
+            patterns=item.patterns(micro, action.start, action.stop) if item.rows else (),
         )
 
 

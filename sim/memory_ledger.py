@@ -244,11 +244,13 @@ class MemoryLedger:
 
     def _graph_bytes(self, sizes: Sizes, item: ItemKind, micro: int, start: int, stop: int) -> float:
         """Bytes that the graph of blocks [start, stop) keeps: of subnets in proportion to those with a graph."""
-        size, patterns = item.sizes[micro], item.patterns(micro, start, stop)
+        size = item.sizes[micro]
         each = sizes.kept_bytes(size)
         if item.kind is StepKind.SCORE and self._scores_gradients:
             each += sizes.kept_for_scores_bytes(size)
-        left_out = sum(1 - share(pattern, FULL) for pattern in patterns)
+        if not item.rows:
+            return (stop - start) * each
+        left_out = sum(1 - share(pattern, FULL) for pattern in item.patterns(micro, start, stop))
         return (stop - start) * each - left_out * sizes.kept_in_subnets_bytes(size)
 
     def _head_effect(self, held: Held, sizes: Sizes, item: ItemKind, micro: int) -> Effect:

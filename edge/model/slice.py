@@ -219,8 +219,12 @@ class BlockRunner:
         skeleton, given = self._skeleton, patterns or {}
         with ForwardContext(skeleton.base, inputs_embeds=hidden_BTD, attention_mask=mask_BT):
             for index in range(start, stop):
+                pattern = given.get(index, "")
+                if not pattern:
+                    hidden_BTD = self._whole(index, context, train_at, hidden_BTD)
+                    continue
                 whole = functools.partial(self._whole, index, context, train_at)
-                hidden_BTD = self._head_groups.run(index, hidden_BTD, context, given.get(index, ""), whole)
+                hidden_BTD = self._head_groups.run(index, hidden_BTD, context, pattern, whole)
         return hidden_BTD
 
     def _whole(

@@ -20,7 +20,7 @@ from edge.wire.tensors import MAX_EXPONENT, MIN_EXPONENT, wire_bytes
 from ringtune.engine.diverged import diverged
 from ringtune.errors import DivergedError, FrameError, RingTuneError
 from ringtune.schedule.actions import Op, Payload, TensorKey
-from ringtune.schedule.lowering import Legs, links, possible_arrivals, way
+from ringtune.schedule.lowering import links, possible_arrivals, way
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StartPoint, Turn, item_of
 from ringtune.v1 import ring_pb2
@@ -106,7 +106,6 @@ class FrameCheck:
         self._course, self._credits = expectation.plan.course, expectation.plan.placement.credits
         self._source = source
         self._turns = turns or expectation.known_turns()
-        self._foreseen: dict[Legs, frozenset[tuple[int, str]]] = {}
         self._seen: dict[int, set[TensorKey]] = {}
         self._outstanding: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -199,11 +198,8 @@ class FrameCheck:
             arrivals = possible_arrivals(known.plan, item.owner, self._expectation.node)
             return frozenset((each.boundary, each.payload) for each in arrivals if each.source == self._source)
         legs = way(known.plan, item, micro).get(self._expectation.node, ())
-        found = self._foreseen.get(legs)
-        if found is None:
-            receives = (leg for leg in legs if leg.op is Op.RECEIVE and leg.peer == self._source)
-            found = self._foreseen[legs] = frozenset((leg.start, leg.payload) for leg in receives)
-        return found
+        receives = (leg for leg in legs if leg.op is Op.RECEIVE and leg.peer == self._source)
+        return frozenset((leg.start, leg.payload) for leg in receives)
 
     def _rows(self, header: ring_pb2.FrameHeader, item: Item) -> int:
         """Number of rows of the header's micro-batch; a header with a micro-batch that the item lacks is refused."""

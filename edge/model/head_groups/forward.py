@@ -158,7 +158,7 @@ def _with_code(pattern: str, code: str) -> Active:
     return tuple(at for at, found in enumerate(pattern) if found == code)
 
 
-@functools.lru_cache(maxsize=65536)
+@functools.lru_cache(maxsize=1024)
 def _ranges(matrix: Matrix, subnets: Subnets, active: Active) -> Ranges:
     """The outputs, or inputs, of the active subnets; those of neighbours are one range."""
     found: list[tuple[int, int]] = []

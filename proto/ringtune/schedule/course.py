@@ -137,6 +137,8 @@ class Course(Extent):
         Returns:
             For each micro-batch one code for each block; see ``operations.codes.block_code``.
         """
+        if self.operations is None:
+            return ()
         return tuple(block_row(row, self.subnets) for row in self.subnet_operations_of(owner, batch))
 
     def subnet_operations_of(self, owner: str, batch: int) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
 from ringtune.schedule.course import Course
@@ -35,6 +35,9 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StartPoint, StepKind, hand_overs
 from ringtune.schedule.units import EMBEDDING, Range, Units
 from ringtune.schedule.versions import trained
+
+WAYS_AT_ONCE: Final = 512
+"""Ways that are kept: of 12 blocks on four nodes each takes some 3 kB, and tables of whole blocks may bring any."""
 
 Legs = tuple[Leg, ...]
 Way = Mapping[str, Legs]
@@ -106,7 +109,7 @@ def subnet_rows(course: Course, item: Item) -> tuple[str, ...]:
     return course.subnet_operations_of(item.owner, item.batch) if item.kind.has_update else ()
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=WAYS_AT_ONCE)
 def lower(plan: Plan, owner: str, lowest: int, pattern: str) -> dict[str, Legs]:
     """Lower a micro-batch's way to legs at every node, from owner, lowest unit and pattern alone.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from edge.model.activations import saved_tensors, storage_bytes
+from edge.model.head_groups.forward import _ranges
 from edge.model.head_groups.linear import active_inputs, active_outputs
+from edge.model.head_groups.weights import Matrix
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import build_skeleton
 from edge.model.slice import BlockRunner, materialise
 from ringtune.jobs.job import parse_job
+from ringtune.schedule.operations.subnets import Subnets
 from tests.support.tiny_families import write_family
 
 RANGES = ((1, 3), (4, 7))
@@ -103,3 +108,21 @@ def test_products_with_some_inputs_equal_those_with_parts_that_were_cut_out() ->
         assert torch.autograd.gradcheck(lambda x, w: active_inputs(x, w, None, RANGES), (x, columns))
         cut = torch.nn.functional.linear(x, columns[:, chosen], bias)
         assert torch.allclose(active_inputs(x, columns, bias, RANGES), cut, rtol=1e-12)
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_ranges_of_many_patterns_take_little_memory() -> None:
+    """Of 12 subnets there are 4,096 patterns of active ones; the ranges of some of them are kept."""
+    subnets, rng = Subnets(heads=12, kv_heads=12, inner=64, count=12), random.Random(0)
+    patterns = [tuple(sorted(rng.sample(range(12), rng.randint(1, 12)))) for _ in range(3000)]
+    modules = [Matrix(name, True, 0, 32, True, True) for name in ("query", "key", "value")]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        found = [_ranges(matrix, subnets, active) for active in patterns for matrix in modules]
+        count = len(found)
+        del found
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert count == 9000 and taken < 1_000_000

@@ -17,7 +17,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, StepKind, Turn, items, turn_sequence
 from ringtune.v1 import ring_pb2
 from tests.support.choosing import make_choice, table_of
-from tests.support.plans import changed, random_plan
+from tests.support.plans import changed, make_plan, random_operations, random_plan
 from tests.support.wire_parts import expectation, plan, tensor_header
 
 
@@ -89,3 +89,23 @@ def test_checks_know_turns_ahead_through_scores() -> None:
             own = next((later for later in sent[turn.index + 1 :] if later.owner == node), None)
             turns.granted(turn)
             assert own is None or turns.by_index(own.index) is not None
+
+
+@pytest.mark.promise("7 bounded memory")
+def test_checks_keep_nothing_of_rows_that_have_passed() -> None:
+    """Other operations for every micro-batch of a long run: what a link keeps does not grow with them."""
+    of = make_plan([("a", 0, 6), ("b", 6, 12)], ["c"], method="all", num_blocks=12, train_rows=1600, num_steps=400)
+    of = changed(of, operations=random_operations(random.Random(0), of.course))
+    turns = KnownTurns(of, StartPoint.of(of.course))
+    check = FrameCheck(expectation(of, "b"), "a", turns)
+    for turn in turn_sequence(of.course):
+        turns.granted(turn)
+        for item in items(of.course, turn) if turn.kind is StepKind.TRAIN else ():
+            for micro, found in enumerate(legs(of, item, "b")):
+                for leg in found:
+                    if leg.op is Op.RECEIVE and leg.peer == "a" and leg.payload == Payload.HIDDEN:
+                        key = TensorKey(Payload.HIDDEN, item.seq, micro, leg.start)
+                        check.admit(tensor_header(of, "a", key, 2))
+                        check.credit_returned(leg.start, 1)
+    kept = [len(value) for value in vars(check).values() if isinstance(value, dict)]
+    assert sum(kept) < 300
