@@ -32,7 +32,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 
 _LOG = logging.getLogger(__name__)
-_DRAINING = "stopping after the turns that are under way, with a checkpoint; Ctrl-C again stops at once"
+_DRAINING = "stopping after the turns that train now, with a checkpoint; Ctrl-C again stops at once"
 _NOTHING_YET = "stopping; nothing is being trained now, so no checkpoint is added"
 
 

@@ -155,11 +155,11 @@ def test_choice_of_a_drained_run_goes_on_where_it_stopped(seed: int) -> None:
 
 
 def test_choice_of_a_run_that_is_drained_while_it_scores_first_saves_nothing() -> None:
-    """Nothing is trained yet, so there is nothing to save."""
+    """Nothing is trained yet, so there is nothing to save, nor to wait for."""
     plan = changed(make_plan(THREE, ["b", "a"]), choice=SCORING)
     stopped = VirtualRing(plan, drain_at_s=5.0).run()
     assert stopped.finish == rd.Finish("InterruptedRunError", "stopped by the user")
-    assert [turn.kind for turn in turns_of(stopped)] == [StepKind.SCORE, StepKind.SCORE] and not checkpoints(stopped)
+    assert not turns_of(stopped) and not checkpoints(stopped)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from ringtune.schedule.turns import Turn
+from ringtune.schedule.turns import StepKind, Turn
 
 
 class OpenTurn(NamedTuple):
@@ -37,6 +37,11 @@ class OpenTurns:
         """Whether to grant more turns: fewer than two are open, or too few items are ahead."""
         ahead = sum(turn.num_items - self._reported_items[turn.index] for turn in self._turns.values())
         return len(self._turns) < 2 or ahead < self._items_ahead
+
+    @property
+    def change_anything(self) -> bool:
+        """Whether an open turn trains or saves; scores and evaluations leave nothing behind."""
+        return any(turn.kind.has_update or turn.kind is StepKind.CHECKPOINT for turn in self._turns.values())
 
     @property
     def oldest(self) -> OpenTurn | None:

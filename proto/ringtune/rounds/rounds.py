@@ -336,13 +336,19 @@ class Rounds:
             self._collect(now_s, commands)
 
     def _drain(self, reason: str, now_s: float, commands: list[Command]) -> None:
-        """Let the granted turns end, then save; what was not granted yet is left for a resumed run."""
+        """Let the granted turns end, then save; what was not granted yet is left for a resumed run.
+
+        Where no open turn trains or saves, nothing is waited for: a resumed run gathers scores and evaluates again.
+        """
         last = self._granting.last if self._granting else None
         if self.phase != "training" or last is None or self._drain_reason:
             self._fail("InterruptedRunError", reason, commands)
             return
         self._drain_reason = reason
         commands += self._made_granting.drain(last)
+        if not self._made_granting.open.change_anything:
+            self._fail("InterruptedRunError", reason, commands)
+            return
         self._end_training(now_s, commands)  # no turn may be open while a table is chosen
 
     def _collect(self, now_s: float, commands: list[Command]) -> None:

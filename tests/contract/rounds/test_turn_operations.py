@@ -149,6 +149,13 @@ def test_choice_is_not_waited_for_by_a_run_that_is_drained() -> None:
     assert rounds.handle(rd.OperationsChosen(asked.step, TABLE), 3.0) == []
 
 
+def test_scores_are_not_waited_for_by_a_run_that_is_drained() -> None:
+    """They may take minutes, and leave nothing that could be saved."""
+    rounds, answer = begun()
+    assert {turn.kind for turn in granted(answer)} == {StepKind.SCORE}
+    assert rounds.handle(rd.DrainAsked("Ctrl-C"), 2.0)[-1] == rd.Finish("InterruptedRunError", "Ctrl-C")
+
+
 def test_choice_that_fails_while_a_run_is_drained_is_not_waited_for_either() -> None:
     """The granted turns end and are saved as in any run that is stopped."""
     rounds, _ = begun(RANDOM)
