@@ -20,6 +20,7 @@ EXAMPLES = {
     "data.owners": "2",
     "data.stride": "42",
     "adapter.config": '"seq_bn[reduction_factor=8]|lora[r=4]"',
+    "train.momentum": "0.9",
     "train.lr_schedule": '"cosine"',
     "train.warmup_steps": "100",
     "train.weight_decay": "0.01",

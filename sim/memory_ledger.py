@@ -67,7 +67,7 @@ class Held:
             if unit in self._gradients:
                 if unit not in self._moments:
                     self._moments.add(unit)
-                    self.add(self._sizes.moments * self._sizes.trained_bytes(unit))
+                    self.add(self._sizes.state_bytes(unit))
                 self._gradients.remove(unit)
                 self.add(-self._sizes.trained_bytes(unit))
 

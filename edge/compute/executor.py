@@ -24,7 +24,6 @@ from edge.compute.scoring import Scoring
 from edge.data.rows import OwnerDataset
 from edge.machine.settling import settle_of
 from edge.model.activations import storage_bytes
-from edge.model.optimizers import apply_update
 from edge.model.owner import OwnerParts
 from edge.model.result.loading import load_saved
 from edge.model.result.saving import adapter_files
@@ -79,7 +78,7 @@ class NodeExecutor:
         self._dataset = dataset if plan.owner(node) else None
         self._hosted: Hosted = host(plan, node, job, model_folder, dataset, device=torch.device(device))
         blocks = [self._hosted.skeleton.blocks[index] for index in range(self._slice.start, self._slice.stop)]
-        self._versions = VersionStore(blocks, self._hosted.optimizer)
+        self._versions = VersionStore(blocks, self._hosted.optimizers)
         self._scoring = Scoring(self._hosted.skeleton, self._course)
         self.device = torch.device(device)
         self._settle = settle_of(self.device)
@@ -253,9 +252,9 @@ class NodeExecutor:
         rate = learning_rate(self._job.train, *self._course.method.rate_at(self._course, entry.item.step))
         if action.start in (EMBEDDING, self._course.head):
             self._owner(action)[0].update(action.start, rate)
-        elif self._hosted.optimizer is not None:
+        else:
             self._versions.release(action.seq)
-            apply_update(self._hosted.optimizer, rate)
+            self._hosted.optimizers.update(range(action.start, action.stop), rate)
         return ()
 
     # ---- tensors in and out -----------------------------------------------------------------------
@@ -322,7 +321,7 @@ class NodeExecutor:
             with_head: also the head; ask the owner that holds it.
         """
         head = self.head_blob() if with_head else None
-        return to_shard(self._trained(), self._hosted.optimizer, head, metadata)
+        return to_shard(self._trained(), self._hosted.optimizers, head, metadata)
 
     def load_shard(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> None:
         """Replace trained tensors, moments and step counts by those that ``shard`` gave; ``with_head`` as there.
@@ -332,7 +331,7 @@ class NodeExecutor:
             DivergedError: the head in it is not finite.
             OSError: the content can't be read.
         """
-        head = load_shard(data, self._trained(), self._hosted.optimizer, metadata, with_head=with_head)
+        head = load_shard(data, self._trained(), self._hosted.optimizers, metadata, with_head=with_head)
         if head is not None:
             self._owner(None)[0].load_blob(head, where="the head in the shard")
 

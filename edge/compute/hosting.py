@@ -11,7 +11,7 @@ import torch
 from edge.data.rows import OwnerDataset
 from edge.model.head_groups.weights import subnets_of_config
 from edge.model.heads import task_of
-from edge.model.optimizers import make_optimizer
+from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.owner import OwnerParts
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, build_skeleton
@@ -32,7 +32,7 @@ class Hosted:
     Attributes:
         skeleton: the model; hosted modules are real, the others empty.
         blocks: runs hosted blocks.
-        optimizer: over the adapters of the node's slice; None if it hosts nothing.
+        optimizers: over the adapters of the node's slice, a block each.
         owner: embedding and head; None at a node without data.
         dtype: of the computation.
         device: of the computation.
@@ -41,7 +41,7 @@ class Hosted:
 
     skeleton: Skeleton
     blocks: BlockRunner
-    optimizer: torch.optim.Optimizer | None
+    optimizers: UnitOptimizers
     owner: OwnerParts | None
     dtype: torch.dtype
     device: torch.device
@@ -89,7 +89,9 @@ def host(
     return Hosted(
         skeleton=skeleton,
         blocks=blocks,
-        optimizer=make_optimizer(job.train, list(blocks.parameters(piece.start, piece.stop).values())),
+        optimizers=UnitOptimizers(
+            job.train, {index: blocks.parameters(index, index + 1) for index in range(piece.start, piece.stop)}
+        ),
         owner=owner,
         dtype=dtype,
         device=device,

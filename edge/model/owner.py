@@ -16,7 +16,7 @@ import torch
 from edge.data.tokens import Batch
 from edge.model.dropout import EMBEDDING_UNIT, HEAD_UNIT, seed_unit
 from edge.model.heads import Task
-from edge.model.optimizers import apply_update, drop_state, make_optimizer
+from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.owner_units import embedding_modules, owner_units, tied_table
 from edge.model.skeleton import Skeleton, owner_modules
 from edge.model.slice import set_mode
@@ -73,7 +73,7 @@ class OwnerParts:
         self._head_unit = head_of(len(skeleton.blocks))
         self._embedding = embedding_modules(skeleton)
         self._tied = tied_table(skeleton, head)
-        self._optimizer = make_optimizer(train, list(self.parameters.values()))
+        self._optimizers = UnitOptimizers(train, self.units)
         if self.units[EMBEDDING]:
             collect_sparse(module for _, module in owner_modules(skeleton))
 
@@ -169,14 +169,7 @@ class OwnerParts:
     def update(self, unit: int, learning_rate: float) -> None:
         """Do one optimizer step of the embedding or of the head."""
         complete(self.units[unit], self._tied_in(unit))
-        others = [value for other in self.units if other != unit for value in self.units[other].values()]
-        grads = [parameter.grad for parameter in others]
-        for parameter in others:
-            parameter.grad = None
-        if self._optimizer is not None:
-            apply_update(self._optimizer, learning_rate)
-        for parameter, grad in zip(others, grads, strict=True):
-            parameter.grad = grad
+        self._optimizers.update([unit], learning_rate)
 
     def unit_grad(self, unit: int) -> Pieces:
         """Return the gradient of a unit as one safetensors file, read when it is gone through.
@@ -234,14 +227,13 @@ class OwnerParts:
 
     def drop_state(self) -> None:
         """Free moments and step counts of a head that was handed over: it comes back with those of others."""
-        if self._optimizer is not None:
-            drop_state(self._optimizer)
+        self._optimizers.drop_state()
 
     def _state(self, where: str = _HANDED_OVER) -> TrainingState:
         return TrainingState(
             values=self._travelling(),
             parameters=self.parameters,
-            optimizer=self._optimizer,
+            optimizers=self._optimizers,
             prefixes=_PREFIXES,
             where=where,
             part="head",

@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-from edge.model.optimizers import optimizer_tensors, room_for_state
-from edge.model.tensor_bytes import DTYPE_NAMES, TORCH_DTYPES, fill, pieces_of, torch_dtype
+from edge.model.optimizers.unit_optimizers import UnitOptimizers
+from edge.model.tensor_bytes import DTYPE_NAMES, TORCH_DTYPES, fill, pieces_of
 from ringtune.errors import IntegrityError
 from ringtune.files.safetensors_header import TensorInfo
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces
-
-_STEP = "/step"
+from ringtune.jobs.optimizers import STEP
 
 
 class Prefixes(NamedTuple):
@@ -33,8 +32,8 @@ class TrainingState:
 
     Attributes:
         values: the tensors by name; they are filled in place.
-        parameters: those of them that the optimizer is over.
-        optimizer: None if nothing trains.
+        parameters: those of them that the optimizers are over.
+        optimizers: None if nothing trains.
         prefixes: of the names in a file.
         where: names the file in errors.
         part: of a node that the state is of, in errors.
@@ -42,7 +41,7 @@ class TrainingState:
 
     values: Mapping[str, torch.Tensor]
     parameters: Mapping[str, torch.nn.Parameter]
-    optimizer: torch.optim.Optimizer | None
+    optimizers: UnitOptimizers | None
     prefixes: Prefixes
     where: str
     part: str
@@ -50,9 +49,8 @@ class TrainingState:
     def tensors(self) -> dict[str, TensorPieces]:
         """Return every tensor by its name in a file; a parameter that was never updated has no optimizer state."""
         found = {f"{self.prefixes.value}{name}": pieces_of(value) for name, value in self.values.items()}
-        if self.optimizer is not None:
-            state = optimizer_tensors(self.optimizer, self.parameters)
-            found |= {f"{self.prefixes.state}{name}": pieces_of(value) for name, value in state.items()}
+        if self.optimizers is not None:
+            found |= {f"{self.prefixes.state}{name}": value for name, value in self.optimizers.tensors().items()}
         return found
 
     def check(self, file: TensorFile, *, besides: tuple[str, ...] = ()) -> None:
@@ -73,34 +71,50 @@ class TrainingState:
             )
         for name, info in given.items():
             self._check_like(name, info, self.values[name])
-        for name, info in state.items():
-            parameter = self.parameters.get(name.rpartition("/")[0])
-            if parameter is None:
-                raise IntegrityError(f"{self.where} has state {name} of an unknown tensor")
-            if not name.endswith(_STEP):
-                self._check_like(name, info, parameter)
+        for name in dict.fromkeys(full.rpartition("/")[0] for full in state):
+            self._check_state(name, state)
 
     def load(self, file: TensorFile) -> None:
         """Replace tensors and optimizer state by those of a checked file, one after the other.
 
         What is held of the file in memory is let go of as soon as it was read.
         """
-        state = _named(file.infos, self.prefixes.state)
-        targets = {f"{self.prefixes.value}{name}": value for name, value in self.values.items()}
-        if self.optimizer is not None:
-            wanted = {name: (torch_dtype(info.dtype), info.shape) for name, info in state.items()}
-            room = room_for_state(self.optimizer, self.parameters, wanted)
-            targets |= {f"{self.prefixes.state}{name}": value for name, value in room.items()}
+        prefixes = self.prefixes
+        if self.optimizers is not None:
+            self.optimizers.make_room(_named(file.infos, prefixes.state))
         for name in file.infos:
-            if name in targets:
-                fill(targets[name], file.tensor(name))
-                file.let_go_of(name)
+            if self.optimizers is not None and name.startswith(prefixes.state):
+                self.optimizers.fill(name.removeprefix(prefixes.state), file.tensor(name))
+            elif name.startswith(prefixes.value):
+                fill(self.values[name.removeprefix(prefixes.value)], file.tensor(name))
+            else:
+                continue
+            file.let_go_of(name)
+
+    def _check_state(self, name: str, state: Mapping[str, TensorInfo]) -> None:
+        """Refuse state of an unknown tensor, or other state than the optimizer keeps of it."""
+        parameter = self.parameters.get(name)
+        if parameter is None or self.optimizers is None:
+            raise IntegrityError(f"{self.where} has state of {name}, which does not train here")
+        expected = self.optimizers.state_shapes(tuple(parameter.shape))
+        given = {full.rpartition("/")[2] for full in state if full.rpartition("/")[0] == name}
+        if given != expected.keys():
+            raise IntegrityError(
+                f"{self.where} has {', '.join(sorted(given))} of {name}, the optimizer keeps "
+                f"{', '.join(sorted(expected)) or 'nothing'}; it is of another optimizer"
+            )
+        for key, shape in expected.items():
+            info = state[f"{name}/{key}"]
+            self._check_is(f"{name}/{key}", info, info.dtype if key == STEP else DTYPE_NAMES[parameter.dtype], shape)
 
     def _check_like(self, name: str, info: TensorInfo, expected: torch.Tensor) -> None:
-        if info.shape != tuple(expected.shape) or info.dtype != DTYPE_NAMES[expected.dtype]:
+        self._check_is(name, info, DTYPE_NAMES[expected.dtype], tuple(expected.shape))
+
+    def _check_is(self, name: str, info: TensorInfo, dtype: str, shape: tuple[int, ...]) -> None:
+        if (info.dtype, info.shape) != (dtype, shape):
             raise IntegrityError(
                 f"{self.where} has {name} as {TORCH_DTYPES.get(info.dtype, info.dtype)} {list(info.shape)}, "
-                f"expected {expected.dtype} {list(expected.shape)}"
+                f"expected {TORCH_DTYPES[dtype]} {list(shape)}"
             )
 
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
 from torch import nn
 
+from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from ringtune.errors import PlanError
 
 Version = tuple[nn.Parameter, ...]
@@ -31,13 +31,13 @@ class VersionStore:
 
     Args:
         blocks: their trainable parameters are looked after; those of one block may be shared by its modules.
-        optimizer: over these parameters; None if there are none. It always holds the newest version.
+        optimizers: over these parameters. They always hold the newest version.
 
     Attributes:
         peak_versions: most versions that were stored at once, the newest included.
     """
 
-    def __init__(self, blocks: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(self, blocks: Iterable[nn.Module], optimizers: UnitOptimizers) -> None:
         self._places = [
             (module, name)
             for block in blocks
@@ -45,7 +45,7 @@ class VersionStore:
             for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
             if parameter.requires_grad
         ]
-        self._optimizer = optimizer
+        self._optimizers = optimizers
         self._newest: Version = tuple(getattr(module, name) for module, name in self._places)
         self._used: dict[int, Version] = {}
         self.peak_versions = 1 if self._places else 0
@@ -87,23 +87,13 @@ class VersionStore:
             parameter.grad = grad
 
     def _renew(self) -> None:
-        """Put fresh tensors of the same values into the modules and the optimizer."""
+        """Put fresh tensors of the same values into the modules and the optimizers."""
         fresh: dict[int, nn.Parameter] = {}
         for parameter in self._newest:
             if id(parameter) not in fresh:
                 fresh[id(parameter)] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
-        if self._optimizer is not None:
-            _exchange(self._optimizer, fresh)
+        self._optimizers.exchange(fresh)
         for (module, name), parameter in zip(self._places, self._newest, strict=True):
             setattr(module, name, fresh[id(parameter)])
         self._newest = tuple(fresh[id(parameter)] for parameter in self._newest)
         self.peak_versions = max(self.peak_versions, self.num_versions)
-
-
-def _exchange(optimizer: torch.optim.Optimizer, fresh: dict[int, nn.Parameter]) -> None:
-    """Let an optimizer go on with other tensors: moments and step counts stay."""
-    for group in optimizer.param_groups:
-        group["params"] = [fresh.get(id(parameter), parameter) for parameter in group["params"]]
-    for parameter in list(optimizer.state):
-        if id(parameter) in fresh:
-            optimizer.state[fresh[id(parameter)]] = optimizer.state.pop(parameter)

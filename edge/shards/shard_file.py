@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 import torch
 
+from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.training_state import Prefixes, TrainingState
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import Pieces
@@ -31,17 +32,17 @@ Parameters = Mapping[str, torch.nn.Parameter]
 
 
 def to_shard(
-    parameters: Parameters, optimizer: torch.optim.Optimizer | None, head: Pieces | None, metadata: Mapping[str, str]
+    parameters: Parameters, optimizers: UnitOptimizers | None, head: Pieces | None, metadata: Mapping[str, str]
 ) -> Pieces:
     """Make the file of a node, which is read from the tensors when it is gone through.
 
     Args:
         parameters: trainable tensors of its slice by name.
-        optimizer: over them; None if there are none.
+        optimizers: over them; None if there are none.
         head: what an owner hands over; None = another node has it.
         metadata: run, plan, node and step.
     """
-    tensors = _state(parameters, optimizer).tensors()
+    tensors = _state(parameters, optimizers).tensors()
     if head is not None:
         tensors[_HEAD] = TensorPieces("U8", (head.size_bytes,), head)
     # one entry, so that equal shards are equal bytes
@@ -51,7 +52,7 @@ def to_shard(
 def load_shard(
     data: Pieces,
     parameters: Parameters,
-    optimizer: torch.optim.Optimizer | None,
+    optimizers: UnitOptimizers | None,
     metadata: Mapping[str, str],
     *,
     with_head: bool,
@@ -61,7 +62,7 @@ def load_shard(
     Args:
         data: the file.
         parameters: as there.
-        optimizer: as there.
+        optimizers: as there.
         metadata: what it has to be of.
         with_head: whether the node held the head then; a shard of it has one, and no other.
 
@@ -79,15 +80,15 @@ def load_shard(
             if with_head
             else "the shard has a head, but another node held it at that step"
         )
-    state = _state(parameters, optimizer)
+    state = _state(parameters, optimizers)
     state.check(file, besides=(_HEAD,))
     state.load(file)
     return file.tensor(_HEAD).data if with_head else None
 
 
-def _state(parameters: Parameters, optimizer: torch.optim.Optimizer | None) -> TrainingState:
+def _state(parameters: Parameters, optimizers: UnitOptimizers | None) -> TrainingState:
     return TrainingState(
-        values=parameters, parameters=parameters, optimizer=optimizer, prefixes=_PREFIXES, where=_WHERE, part="slice"
+        values=parameters, parameters=parameters, optimizers=optimizers, prefixes=_PREFIXES, where=_WHERE, part="slice"
     )
 
 

@@ -39,7 +39,7 @@ hosted = host(plan, "b", Job(model=Model(path=str(folder))), folder, None, devic
 hidden, mask = torch.randn(2, 5, 32), torch.ones(2, 5, dtype=torch.int64)
 output = hosted.blocks.run(hidden, mask, hosted.blocks.context(hidden, mask), 2, 4, train_at=(0, 0))
 output.sum().backward()
-hosted.optimizer.step()
+hosted.optimizers.update([2, 3], 0.1)
 print(json.dumps({"modules": sorted(sys.modules)}))
 """
 # More than names: `transformers` asks for the version of what it finds before it believes it.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ringtune.costs.job_subnets import check_subnets
 from ringtune.costs.memory.activations import estimate_activation_token_bytes
 from ringtune.costs.memory.sizes import DTYPE_BYTES
+from ringtune.costs.memory.unit_state import factor_numbers
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import JobError
 from ringtune.jobs.job import Job
@@ -50,8 +51,8 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
     in_block = sum(count for name, count in weights.items() if name.startswith(f"{family.block_prefix}0."))
     own = own_weights(family, config) if trains_own_weights(job.adapter.config) else {}
     own_params = sum(math.prod(shape) for shape in own.values())
-    outside = sum(count for name, count in weights.items() if not name.startswith(family.block_prefix))
     in_blocks, in_embedding = _frozen_matrices(tensors, family.block_prefix, own)
+    outside = [name for name in weights if not name.startswith(family.block_prefix)]
     head = _head_sizes(job.model.task, dimensions)
     return ModelFacts(
         model_type=config["model_type"],
@@ -61,7 +62,7 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
         num_heads=dimensions.num_heads,
         vocab_size=dimensions.vocab,
         block_bytes=(in_block - own_params) * item_bytes,
-        embedding_bytes=outside * item_bytes,
+        embedding_bytes=sum(weights[name] for name in outside) * item_bytes,
         head_bytes=head.params * item_bytes,
         head_class_bytes=head.class_params * item_bytes,
         head_token_logits=head.token_logits,
@@ -69,6 +70,10 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
         fixed_tokens=dimensions.longest if dimensions.fixed else 0,
         num_kv_heads=dimensions.kv_heads or dimensions.num_heads,
         adapter_block_bytes=(adapter_params + own_params) * item_bytes,
+        adapter_block_factor_bytes=factor_numbers(own.values()) * item_bytes,
+        embedding_factor_bytes=factor_numbers(tensors[name].shape for name in outside) * item_bytes,
+        head_factor_bytes=head.factors * item_bytes,
+        head_class_factor_bytes=head.class_factors * item_bytes,
         digest=_digest(config, tensors),
         block_matrix_params=in_blocks.params,
         block_matrix_rows=in_blocks.rows,
@@ -141,11 +146,13 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
 
 
 class _HeadSizes(NamedTuple):
-    """Trainable weights of a head, what each class adds, and its logits for each token."""
+    """Trainable weights of a head, what each class adds, its logits for each token; rows and columns of the weights."""
 
     params: int
     class_params: int
     token_logits: int
+    factors: int
+    class_factors: int
 
 
 def _head_sizes(task: str, dimensions: Dimensions) -> _HeadSizes:
@@ -153,12 +160,12 @@ def _head_sizes(task: str, dimensions: Dimensions) -> _HeadSizes:
 
     A language model's head is frozen and counts as embedding.
     """
-    row = dimensions.hidden + 1
+    hidden, row = dimensions.hidden, dimensions.hidden + 1
     return {
-        CLASSIFICATION: _HeadSizes(dimensions.hidden * row, row, 0),
-        IMAGE_CLASSIFICATION: _HeadSizes(0, row, 0),
-        QUESTION_ANSWERING: _HeadSizes(2 * row, 0, 2),
-        CAUSAL_LM: _HeadSizes(0, 0, dimensions.vocab),
+        CLASSIFICATION: _HeadSizes(hidden * row, row, 0, 4 * hidden, 2),
+        IMAGE_CLASSIFICATION: _HeadSizes(0, row, 0, hidden, 2),
+        QUESTION_ANSWERING: _HeadSizes(2 * row, 0, 2, hidden + 4, 0),
+        CAUSAL_LM: _HeadSizes(0, 0, dimensions.vocab, 0, 0),
     }[task]
 
 

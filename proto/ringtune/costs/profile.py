@@ -46,6 +46,11 @@ class ModelFacts:
         embedding_matrix_params: numbers in the frozen matrices that only an owner holds, of ``embedding_bytes``.
         embedding_matrix_rows: rows of these matrices together.
         largest_matrix_params: numbers of the largest frozen matrix of a block.
+        adapter_block_factor_bytes: rows and columns of a block's trainable weights, which Adafactor keeps; 0 = not
+            known.
+        embedding_factor_bytes: the same of what ``embedding_bytes`` counts.
+        head_factor_bytes: the same of the head without what grows with the number of classes.
+        head_class_factor_bytes: what each class adds to that.
     """
 
     model_type: str
@@ -69,6 +74,10 @@ class ModelFacts:
     embedding_matrix_params: int = 0
     embedding_matrix_rows: int = 0
     largest_matrix_params: int = 0
+    adapter_block_factor_bytes: int = 0
+    embedding_factor_bytes: int = 0
+    head_factor_bytes: int = 0
+    head_class_factor_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
@@ -88,6 +97,10 @@ class ModelFacts:
             "embedding_matrix_params",
             "embedding_matrix_rows",
             "largest_matrix_params",
+            "adapter_block_factor_bytes",
+            "embedding_factor_bytes",
+            "head_factor_bytes",
+            "head_class_factor_bytes",
         ):
             _check_at_least(f"model.{name}", getattr(self, name), 0)
 

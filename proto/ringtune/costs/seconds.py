@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ringtune.costs.memory.sizes import MOMENTS
+from ringtune.costs.memory.unit_state import state_bytes
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, TimedShape
 from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTable, WorkTime
 from ringtune.errors import PlanError
@@ -200,7 +200,8 @@ class CourseCosts:
         self._links = profile.link_by_pair
         model = facts[names[0]].model
         weights = model.head_bytes + model.head_class_bytes * len(course.labels)
-        self.head_bytes = weights * (1 + MOMENTS[optimizer])
+        factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
+        self.head_bytes = weights + state_bytes(optimizer, weights, factors)
 
     def size(self, owner: str, rows: int, kind: StepKind) -> float:
         """Padded tokens of a micro-batch of so many rows of ``owner``."""

@@ -129,7 +129,7 @@ class Job:
             overrides: dotted keys as in the file, e.g. ``{"train.seed": 1}``. Setting one of
                 ``train.rounds``, ``train.epochs`` and ``train.max_steps`` clears the others; so does one form of
                 ``unfreeze`` and of ``operations``. Another method leaves the settings of this one behind, and so does
-                the policy standard and a given table.
+                the policy standard and a given table; another optimizer leaves the momentum behind.
 
         Raises:
             JobError: unknown key, wrong type, out of range; the same rules as in the file.
@@ -143,6 +143,8 @@ class Job:
         for name in overrides.keys() & _CLEARS.keys():
             for other in _CLEARS[name]:
                 tables.get(name.partition(".")[0], {}).pop(other, None)
+        if overrides.get("train.optimizer", "momentum") != "momentum":
+            tables["train"].pop("momentum", None)
         if overrides.get("operations.policy") == Policy.STANDARD or overrides.get("operations.table"):
             tables["operations"] = {}
         for name, value in overrides.items():

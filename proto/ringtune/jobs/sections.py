@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from ringtune.errors import JobError
 from ringtune.files.strict import nearest
+from ringtune.jobs.optimizers import MOMENTUM, OPTIMIZERS
 from ringtune.jobs.split import split_alpha
 from ringtune.models.adapter_config import parse_adapter_config
 from ringtune.models.family import MOST_BLOCKS, TASKS
@@ -24,7 +25,6 @@ from ringtune.schedule.rows.batches import num_batches
 MODEL_DTYPES = ("float32", "float64")
 AUTO = "auto"
 FROZEN = (AS_COMPUTED, *FROZEN_DTYPES, AUTO)
-OPTIMIZERS = ("adamw", "sgd")
 LR_SCHEDULES = ("constant", "linear", "cosine")
 MOST_STEPS = 1_000_000
 """Most steps of a run: at a step a second, twelve days."""
@@ -157,11 +157,14 @@ class Train:
 
     Attributes:
         method: what trains when.
-        optimizer: what updates the weights.
+        optimizer: what updates the weights; momentum is SGD with momentum, and adafactor keeps rows and columns instead
+            of moments.
         learning_rate: how far a step goes, at its peak after the warm-up.
         lr_schedule: how the learning rate goes on from its peak to the last step.
         warmup_steps: steps over which the learning rate rises to its peak.
-        weight_decay: share of a weight, times the learning rate, that a step takes away; decoupled for adamw.
+        momentum: share of the step before that a step of momentum keeps; 0.9 if not given. Only for momentum.
+        weight_decay: share of a weight, times the learning rate, that a step takes away; decoupled for adamw and
+            adafactor.
         dropout: every dropout probability of the model.
         batch_size: rows of one step.
         microbatches: parts of one batch that travel by themselves; more of them fill the ring better.
@@ -178,6 +181,7 @@ class Train:
 
     method: str = "ringada"
     optimizer: str = "adamw"
+    momentum: float | None = None
     learning_rate: float = 1e-3
     lr_schedule: str = "constant"
     warmup_steps: int = 0
@@ -206,6 +210,7 @@ class Train:
             raise JobError(f"train.epochs is {self.epochs}, it has to be above 0 and at most {MOST_STEPS}")
         method_class(self.method, where="train.method", error=JobError)
         _check_choice("train.optimizer", self.optimizer, OPTIMIZERS)
+        self._settle_momentum()
         _check_choice("train.turns", self.turns, TURNS)
         _check_choice("train.lr_schedule", self.lr_schedule, LR_SCHEDULES)
         for name, (least, most) in _TRAIN_RANGES.items():
@@ -218,6 +223,20 @@ class Train:
                 f"train.microbatches = {self.microbatches} is more than train.batch_size = {self.batch_size}; "
                 "lower microbatches or raise batch_size"
             )
+
+    def _settle_momentum(self) -> None:
+        """Fill the momentum in, and refuse one out of range or of another optimizer."""
+        if self.optimizer != "momentum":
+            if self.momentum is not None:
+                raise JobError(
+                    f"train.momentum = {self.momentum} has no meaning for train.optimizer = {self.optimizer!r}; remove "
+                    "it, or use optimizer = 'momentum'"
+                )
+            return
+        if self.momentum is None:
+            object.__setattr__(self, "momentum", MOMENTUM)
+        elif not 0 < self.momentum < 1:
+            raise JobError(f"train.momentum is {self.momentum}, it has to be in (0, 1); without any use 'sgd'")
 
     def num_steps(self, rows: Sequence[int]) -> int:
         """How many optimizer steps the whole run has with owners of so many rows.

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ringtune.errors import JobError
 from ringtune.jobs.hift import MOST_UNITS, HiftSettings
 from ringtune.jobs.job import Adapter, Data, Job, Model, Privacy, Runtime, Train, Unfreeze, Wire, parse_job
-from ringtune.jobs.sections import LEAST_TOKENS, LR_SCHEDULES, MODEL_DTYPES, MOST_STEPS, OPTIMIZERS
+from ringtune.jobs.optimizers import OPTIMIZERS
+from ringtune.jobs.sections import LEAST_TOKENS, LR_SCHEDULES, MODEL_DTYPES, MOST_STEPS
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import WIRE_DTYPES
 from ringtune.schedule.methods import Everything, RingAda, method_names
@@ -120,7 +121,8 @@ def trains(draw: st.DrawFn) -> Train:
     in_rounds = draw(st.booleans())
     return Train(
         method=draw(st.sampled_from(method_names())),
-        optimizer=draw(st.sampled_from(OPTIMIZERS)),
+        optimizer=(optimizer := draw(st.sampled_from(OPTIMIZERS))),
+        momentum=draw(st.none() | st.floats(0.001, 0.999)) if optimizer == "momentum" else None,
         learning_rate=draw(RATE),
         lr_schedule=draw(st.sampled_from(LR_SCHEDULES)),
         warmup_steps=draw(COUNT),
@@ -212,7 +214,15 @@ BAD: list[tuple[type[Any], dict[str, Any], str]] = [
     (Data, {"owners": -1}, "data.owners is -1, it has to be at least 0"),
     (Adapter, {"config": "seq_bm"}, "adapter.config 'seq_bm' is not known; did you mean 'seq_bn'?"),
     (Train, {"method": "ringado"}, "did you mean 'ringada'?"),
-    (Train, {"optimizer": "adam"}, "train.optimizer = 'adam' is not one of adamw, sgd; did you mean 'adamw'?"),
+    (
+        Train,
+        {"optimizer": "adam"},
+        "train.optimizer = 'adam' is not one of adamw, sgd, momentum, adagrad, adafactor; did you mean 'adamw'?",
+    ),
+    (Train, {"optimizer": "adagard"}, "did you mean 'adagrad'?"),
+    (Train, {"optimizer": "momentum", "momentum": 1.0}, "train.momentum is 1.0, it has to be in (0, 1)"),
+    (Train, {"optimizer": "momentum", "momentum": 0.0}, "without any use 'sgd'"),
+    (Train, {"momentum": 0.9}, "train.momentum = 0.9 has no meaning for train.optimizer = 'adamw'; remove it"),
     (Train, {"lr_schedule": "step"}, "train.lr_schedule = 'step' is not one of constant, linear, cosine"),
     (Train, {"learning_rate": -1e-3}, "train.learning_rate is -0.001, it has to be at least 0"),
     (Train, {"learning_rate": float("nan")}, "train.learning_rate is nan"),
@@ -293,6 +303,16 @@ def test_job_with_overrides_switches_between_rounds_and_max_steps() -> None:
     assert (by_rounds.train.rounds, by_rounds.train.max_steps) == (2, None)
     with pytest.raises(JobError, match="both set the length"):
         JOB.with_overrides({"train.rounds": 2, "train.max_steps": 7})
+
+
+def test_job_with_overrides_leaves_the_momentum_behind() -> None:
+    """Another optimizer has none; the same one keeps its own."""
+    job = JOB.with_overrides({"train.optimizer": "momentum", "train.momentum": 0.5})
+    assert JOB.with_overrides({"train.optimizer": "momentum"}).train.momentum == 0.9
+    assert job.with_overrides({"train.optimizer": "momentum"}).train.momentum == 0.5
+    assert job.with_overrides({"train.optimizer": "adafactor"}).train.momentum is None
+    with pytest.raises(JobError, match=r"train\.momentum = 0\.5 has no meaning"):
+        job.with_overrides({"train.optimizer": "sgd", "train.momentum": 0.5})
 
 
 def test_job_with_overrides_switches_between_the_forms_of_unfreezing() -> None:

@@ -2,66 +2,145 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
-from edge.model.optimizers import apply_update, make_optimizer, optimizer_tensors, room_for_state
+from edge.model.optimizers.unit_optimizers import Dropped, UnitOptimizers
+from ringtune.files.pieces import Pieces
+from ringtune.files.safetensors_stream import TensorFile, write_tensors
 from ringtune.jobs.job import Train
+from ringtune.jobs.optimizers import OPTIMIZERS, STEP, state_shapes
+
+RATE = 0.1
+SHAPES = {"w": (4, 3), "b": (3,), "s": (), "t": (2, 3, 4), "row": (1, 5)}
+
+Parameters = dict[str, torch.nn.Parameter]
 
 
-def _parameters() -> dict[str, torch.nn.Parameter]:
+def _parameters(*names: str) -> Parameters:
     generator = torch.Generator().manual_seed(0)
-    return {name: torch.nn.Parameter(torch.randn(3, generator=generator)) for name in ("w", "b")}
+    return {name: torch.nn.Parameter(torch.randn(SHAPES[name], generator=generator)) for name in names or SHAPES}
 
 
-def _step(optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter], scale: float) -> None:
+def _optimizers(name: str, parameters: Parameters) -> UnitOptimizers:
+    return UnitOptimizers(Train(optimizer=name, weight_decay=0.01), {0: parameters})
+
+
+def _step(optimizers: UnitOptimizers, parameters: Parameters, scale: float) -> None:
     for parameter in parameters.values():
-        parameter.grad = scale * parameter.detach().clone()
-    apply_update(optimizer, 0.1)
+        parameter.grad = scale * parameter.detach().clone().sin()
+    optimizers.update([0], RATE)
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def _moved(source: UnitOptimizers, target: UnitOptimizers) -> None:
+    file = TensorFile(Pieces.of(bytes(write_tensors(source.tensors()))), where="the state")
+    target.make_room(file.infos)
+    for name in file.infos:
+        target.fill(name, file.tensor(name))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_state_moves_to_another_owner(name: str) -> None:
-    """Two updates here and two elsewhere equal four in one place."""
-    train = Train(optimizer=name, weight_decay=0.01)
-    whole = _parameters()
-    optimizer = make_optimizer(train, list(whole.values()))
-    assert optimizer is not None
+    """Two updates here and two elsewhere equal four in one place, bit for bit."""
+    whole, first, second = _parameters(), _parameters(), _parameters()
+    optimizers = _optimizers(name, whole)
     for scale in (1.0, -0.5, 2.0, 0.3):
-        _step(optimizer, whole, scale)
-    first, second = _parameters(), _parameters()
-    before = make_optimizer(train, list(first.values()))
-    after = make_optimizer(train, list(second.values()))
-    assert before is not None
-    assert after is not None
+        _step(optimizers, whole, scale)
+    before, after = _optimizers(name, first), _optimizers(name, second)
     for scale in (1.0, -0.5):
         _step(before, first, scale)
     _step(after, second, 9.0)
-    state = {key: value.clone() for key, value in optimizer_tensors(before, first).items()}
-    assert len(state) == (6 if name == "adamw" else 0)
+    _moved(before, after)
     for key, parameter in second.items():
         parameter.data.copy_(first[key].data)
-    room = room_for_state(after, second, {key: (value.dtype, tuple(value.shape)) for key, value in state.items()})
-    for key, value in state.items():
-        room[key].copy_(value)
     for scale in (2.0, 0.3):
         _step(after, second, scale)
     assert all(torch.equal(second[key], whole[key]) for key in whole)
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_keeps_the_state_that_the_rule_names(name: str) -> None:
+    """The table that memory, disks and shards are planned by says what torch really keeps, for any dimensions."""
+    parameters = _parameters()
+    optimizers = _optimizers(name, parameters)
+    assert optimizers.tensors() == {}
+    assert optimizers.held_bytes == 0
+    _step(optimizers, parameters, 1.0)
+    found = {full: tensor.shape for full, tensor in optimizers.tensors().items()}
+    assert found == {
+        f"{key}/{part}": shape
+        for key, value in parameters.items()
+        for part, shape in state_shapes(name, tuple(value.shape)).items()
+    }
+
+
+PLAIN: dict[str, Callable[[list[torch.nn.Parameter]], Any]] = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.01),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=RATE, weight_decay=0.01),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=RATE, weight_decay=0.01, momentum=0.9),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=RATE, weight_decay=0.01),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=RATE, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_by_units_is_the_plain_one_over_all(name: str) -> None:
+    """Units that are updated at different steps get what one optimizer over all of them would give them."""
+    own, plain = _parameters(), _parameters()
+    optimizers = UnitOptimizers(Train(optimizer=name, weight_decay=0.01), {0: {"w": own["w"]}, 3: {"b": own["b"]}})
+    reference = PLAIN[name]([plain["w"], plain["b"]])
+    for step in range(7):
+        unit, key = (0, "w") if step % 3 else (3, "b")
+        for parameters in (own, plain):
+            parameters[key].grad = parameters[key].detach().cos()
+        optimizers.update([unit], RATE)
+        reference.step()
+        reference.zero_grad(set_to_none=True)
+    assert all(torch.equal(own[key], plain[key]) for key in own)
+    steps = {full: tensor for full, tensor in optimizers.tensors().items() if full.endswith(STEP)}
+    counts = [float(torch.frombuffer(bytearray(bytes(tensor.data)), dtype=torch.float32)) for tensor in steps.values()]
+    assert counts == ([4.0, 3.0] if counts else [])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_leaves_gradients_as_they_are(name: str) -> None:
+    """A gradient may still be on its way to other owners."""
+    parameters = _parameters("w")
+    optimizers = _optimizers(name, parameters)
+    for _ in range(2):
+        parameters["w"].grad = gradient = torch.ones(4, 3)
+        optimizers.update([0], RATE)
+        assert torch.equal(gradient, torch.ones(4, 3))
+        assert parameters["w"].grad is None
+
+
 def test_optimizer_skips_what_has_no_gradient() -> None:
     """A frozen parameter gets no weight decay, no moments and no step count."""
-    parameters = _parameters()
-    optimizer = make_optimizer(Train(weight_decay=0.5), list(parameters.values()))
-    assert optimizer is not None
+    parameters = _parameters("w", "b")
+    optimizers = UnitOptimizers(Train(weight_decay=0.5), {0: parameters, 1: {}})
     before = parameters["b"].detach().clone()
-    parameters["w"].grad = torch.ones(3)
-    apply_update(optimizer, 0.1)
+    parameters["w"].grad = torch.ones(4, 3)
+    optimizers.update([0, 1, 2], RATE)
     assert torch.equal(parameters["b"], before)
-    assert {key.split("/")[0] for key in optimizer_tensors(optimizer, parameters)} == {"w"}
+    assert {key.split("/")[0] for key in optimizers.tensors()} == {"w"}
     assert parameters["w"].grad is None
 
 
-def test_optimizer_of_nothing_is_none() -> None:
-    """A node without trainable parameters has no optimizer."""
-    assert make_optimizer(Train(), []) is None
+def test_optimizer_state_that_is_dropped_begins_anew() -> None:
+    """A unit that rested has its first update again, with a count of 1; one that did not rest goes on."""
+    own, plain = _parameters("w"), _parameters("w")
+    optimizers = UnitOptimizers(Train(), {0: own}, Dropped())
+    reference = torch.optim.AdamW([plain["w"]], lr=RATE, weight_decay=0.0)
+    for step in range(5):
+        if step == 2:
+            optimizers.rest([0])
+            assert optimizers.tensors() == {}
+            reference.state.clear()
+        for parameters in (own, plain):
+            parameters["w"].grad = (1 + step) * parameters["w"].detach().cos()
+        optimizers.update([0], RATE)
+        reference.step()
+    assert torch.equal(own["w"], plain["w"])

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.versions import VersionStore
 from ringtune.errors import PlanError
+from ringtune.jobs.job import Train
 
 
 class Squares(nn.Module):
@@ -26,10 +28,14 @@ class Squares(nn.Module):
         return self.w.square()
 
 
-def make(rate: float = 0.1) -> tuple[Squares, torch.optim.Optimizer, VersionStore]:
+RATE = 0.1
+
+
+def make(name: str = "sgd") -> tuple[Squares, UnitOptimizers, VersionStore]:
     """A block, plain SGD over it, and its store."""
     block = Squares()
-    optimizer = torch.optim.SGD([block.w], lr=rate)
+    train = Train(optimizer=name, weight_decay=0.01 if name == "adamw" else 0.0)
+    optimizer = UnitOptimizers(train, {0: {"w": block.w}})
     return block, optimizer, VersionStore([block], optimizer)
 
 
@@ -39,11 +45,10 @@ def forward(block: Squares, store: VersionStore, seq: int) -> torch.Tensor:
     return block.forward()
 
 
-def update(store: VersionStore, optimizer: torch.optim.Optimizer, seq: int) -> None:
+def update(store: VersionStore, optimizer: UnitOptimizers, seq: int, rate: float = RATE) -> None:
     """An item's update, after its backward."""
     store.release(seq)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.update([0], rate)
 
 
 def test_versions_gradient_is_that_of_the_weights_of_the_forward() -> None:
@@ -64,7 +69,7 @@ def test_versions_update_in_place_would_break_the_graph() -> None:
     block, optimizer, _ = make()
     first, second = block.forward(), block.forward()
     torch.autograd.backward(first)
-    optimizer.step()
+    optimizer.update([0], RATE)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.backward(second)
 
@@ -82,7 +87,7 @@ def test_versions_one_item_at_a_time_needs_no_copy() -> None:
 
 def test_versions_are_dropped_with_their_last_item() -> None:
     """With three items in flight there are three versions at most, and one is left at the end."""
-    block, optimizer, store = make(rate=0.01)
+    block, optimizer, store = make()
     waiting: list[tuple[int, torch.Tensor]] = []
     seen, counted = [], []
     for seq in range(8):
@@ -92,13 +97,13 @@ def test_versions_are_dropped_with_their_last_item() -> None:
             oldest, output = waiting.pop(0)
             torch.autograd.backward(output)
             del output
-            update(store, optimizer, oldest)
+            update(store, optimizer, oldest, rate=0.01)
             counted.append(store.num_versions)
     while waiting:
         oldest, output = waiting.pop(0)
         torch.autograd.backward(output)
         del output
-        update(store, optimizer, oldest)
+        update(store, optimizer, oldest, rate=0.01)
     assert counted == [2, 3, 3, 3, 3, 3]
     assert (store.num_versions, store.peak_versions) == (1, 3)
     assert store.peak_extra_bytes == 2 * 8, "frozen tensors are never copied"
@@ -108,9 +113,7 @@ def test_versions_are_dropped_with_their_last_item() -> None:
 
 def test_versions_moments_and_step_counts_go_on_with_the_newest() -> None:
     """AdamW with constant gradients in flight gives what plain AdamW gives with those gradients."""
-    block = Squares()
-    optimizer = torch.optim.AdamW([block.w], lr=0.1)
-    store = VersionStore([block], optimizer)
+    block, optimizer, store = make("adamw")
     plain = nn.Parameter(block.w.detach().clone())
     reference = torch.optim.AdamW([plain], lr=0.1)
     outputs = [(0, forward(block, store, 0), 2 * block.w.item())]
@@ -122,15 +125,16 @@ def test_versions_moments_and_step_counts_go_on_with_the_newest() -> None:
         plain.grad = torch.full_like(plain, gradient)
         reference.step()
     assert block.w.item() == pytest.approx(plain.item(), abs=1e-12)
-    assert optimizer.state[block.w]["step"] == 5
-    assert list(optimizer.state) == [block.w]
+    state = optimizer.tensors()
+    assert sorted(state) == ["w/exp_avg", "w/exp_avg_sq", "w/step"]
+    assert bytes(state["w/step"].data) == torch.tensor(5.0).numpy().tobytes()
 
 
 def test_versions_of_a_shared_tensor_stay_shared() -> None:
     """Two modules with one tensor have one after a copy too."""
     one, two = Squares(), Squares()
     two.w = one.w
-    optimizer = torch.optim.SGD([one.w], lr=0.1)
+    optimizer = UnitOptimizers(Train(optimizer="sgd"), {0: {"w": one.w}})
     store = VersionStore([nn.ModuleList([one, two])], optimizer)
     for seq in (0, 1):
         store.use(seq)
@@ -152,5 +156,5 @@ def test_versions_update_between_micro_batches_of_an_item_is_refused() -> None:
 
 def test_versions_of_nothing_are_none() -> None:
     """A node without blocks stores no version."""
-    store = VersionStore([], None)
+    store = VersionStore([], UnitOptimizers(Train(), {}))
     assert (store.num_versions, store.peak_versions, store.peak_extra_bytes) == (0, 0, 0)

@@ -7,19 +7,20 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from edge.model.optimizers import apply_update, make_optimizer
+from edge.model.optimizers.unit_optimizers import UnitOptimizers
+from edge.model.training_state import Prefixes, TrainingState
 from edge.shards import shard_file
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import Pieces
+from ringtune.files.safetensors_stream import TensorFile, write_tensors
 from ringtune.jobs.job import Train
+from ringtune.jobs.optimizers import OPTIMIZERS
 
 METADATA = {"run_id": "r", "plan_digest": "p", "node": "a", "step": "4"}
 Parameters = dict[str, torch.nn.Parameter]
 
 
-def to_shard(
-    own: Parameters, optimizer: torch.optim.Optimizer | None, head: bytes | None, metadata: dict[str, str]
-) -> bytes:
+def to_shard(own: Parameters, optimizer: UnitOptimizers | None, head: bytes | None, metadata: dict[str, str]) -> bytes:
     """The content of a shard's file."""
     return bytes(shard_file.to_shard(own, optimizer, None if head is None else Pieces.of(head), metadata))
 
@@ -27,7 +28,7 @@ def to_shard(
 def load_shard(
     data: bytes,
     own: Parameters,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: UnitOptimizers | None,
     metadata: dict[str, str],
     *,
     with_head: bool,
@@ -43,24 +44,24 @@ def parameters(seed: int, names: tuple[str, ...] = ("0.up", "1.up")) -> Paramete
     return {name: torch.nn.Parameter(torch.randn(3, 2, generator=generator)) for name in names}
 
 
-def train(own: Parameters, optimizer: torch.optim.Optimizer, *names: str) -> None:
+def train(own: Parameters, optimizer: UnitOptimizers, *names: str) -> None:
     """One step in which only these tensors have a gradient."""
     for name in names:
         own[name].grad = own[name].detach().sin()
-    apply_update(optimizer, 0.1)
+    optimizer.update([0, 1], 0.1)
 
 
-def optimizer_of(own: Parameters) -> torch.optim.Optimizer:
-    """AdamW over them."""
-    made = make_optimizer(Train(), list(own.values()))
-    assert made is not None
-    return made
+def optimizer_of(own: Parameters, name: str = "adamw") -> UnitOptimizers:
+    """One over them, by blocks."""
+    units = {unit: {key: own[key] for key in own if key.startswith(f"{unit}.")} for unit in (0, 1)}
+    return UnitOptimizers(Train(optimizer=name), units)
 
 
-def test_shard_goes_on_with_the_very_bits() -> None:
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_shard_goes_on_with_the_very_bits(name: str) -> None:
     """Parameters, moments and each tensor's own step count: further steps are those of the run that never stopped."""
     own, other = parameters(0), parameters(1)
-    first, second = optimizer_of(own), optimizer_of(other)
+    first, second = optimizer_of(own, name), optimizer_of(other, name)
     train(own, first, "1.up")
     train(own, first, "0.up", "1.up")
     train(other, second, "0.up")  # state that has to go
@@ -69,7 +70,41 @@ def test_shard_goes_on_with_the_very_bits() -> None:
         train(own, first, "0.up", "1.up")
         train(other, second, "0.up", "1.up")
     assert all(torch.equal(own[name], other[name]) for name in own)
-    assert [float(first.state[own[name]]["step"]) for name in own] == [4.0, 5.0]
+
+
+def test_shard_of_another_optimizer_is_refused() -> None:
+    """The shapes of its state may be the same; nothing is taken over."""
+    own, other = parameters(0), parameters(1)
+    optimizer = optimizer_of(own, "momentum")
+    train(own, optimizer, "0.up")
+    before = {name: value.detach().clone() for name, value in other.items()}
+    target, expected = (
+        optimizer_of(other, "adafactor"),
+        "has momentum_buffer of 0.up, the optimizer keeps col_var, row_var",
+    )
+    with pytest.raises(IntegrityError, match=expected):
+        load_shard(to_shard(own, optimizer, None, METADATA), other, target, METADATA, with_head=False)
+    assert all(torch.equal(other[name], before[name]) for name in other)
+
+
+def test_shard_with_factored_state_of_another_shape_is_refused() -> None:
+    """Rows and columns are those of the parameter."""
+    own = {"0.up": torch.nn.Parameter(torch.ones(2, 3)), "1.up": parameters(0)["1.up"]}
+    optimizer = optimizer_of(own, "adafactor")
+    train(own, optimizer, "0.up")
+    state = optimizer.tensors()
+    expected = r"moments has 0.up/row_var as torch.float32 \[2, 1\], expected torch.float32 \[3, 1\]"
+    target = parameters(1)
+    holder = TrainingState(
+        values={},
+        parameters=target,
+        optimizers=optimizer_of(target, "adafactor"),
+        prefixes=Prefixes(value="value/", state=""),
+        where="moments",
+        part="slice",
+    )
+    with pytest.raises(IntegrityError, match=expected):
+        holder.check(TensorFile(Pieces.of(bytes(write_tensors(state))), where="moments"))
 
 
 def test_shard_of_equal_state_is_equal_bytes() -> None:

@@ -27,10 +27,11 @@ from ringtune.costs.memory.operations import (
     kept_graphs,
     needs_gradients,
 )
-from ringtune.costs.memory.passing import passing_bytes, update_work_bytes
+from ringtune.costs.memory.passing import passing_bytes
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate, Term
+from ringtune.costs.memory.unit_state import update_work_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
@@ -77,9 +78,8 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     yield Term("weights", "room for a widened matrix", 1, sizes.widened_bytes(is_owner=share.is_owner))
     yield Term("adapters", "adapter of a block", num_hosted, sizes.adapter_bytes)
     yield Term("adapters", "earlier version of an adapter", (flying - 1) * num_trained, sizes.adapter_bytes)
-    yield Term(
-        "optimizer", "gradient and moments of an adapter", num_trained, (1 + sizes.moments) * sizes.adapter_bytes
-    )
+    trained = sizes.adapter_bytes + sizes.adapter_state_bytes
+    yield Term("optimizer", "gradient and moments of an adapter", num_trained, trained)
     yield from _graph_terms(course, (share.stop - num_kept, share.stop), sizes, flying)
     yield Term("activations", "work space of a block", min(1, num_hosted), kept)
     if gathers_scores(course):
@@ -89,7 +89,7 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     mask = sizes.mask_bytes(micro[0], course.max_length)
     yield Term("activations", "attention mask of a micro-batch", num_masks, mask)
     if share.is_owner:
-        yield Term("head", "head with gradient and moments", 1, (2 + sizes.moments) * sizes.head_bytes)
+        yield Term("head", "head with gradient and moments", 1, 2 * sizes.head_bytes + sizes.head_state_bytes)
         yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
         yield Term("data", "rows and tokenizer", 1, sizes.data_bytes)
     yield Term("data", "operation tables", 1, sizes.tables_bytes)
@@ -142,8 +142,9 @@ def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
 def _passing(sizes: Sizes, num_trained: int, *, has_head: bool) -> int:
     """Bytes that are there for a moment: at an update, or while trained tensors are saved, loaded or handed over."""
     head, adapter = sizes.head_bytes if has_head else 0, sizes.adapter_bytes if num_trained else 0
-    moved = (1 + sizes.moments) * (head + num_trained * adapter)
-    return max(update_work_bytes(max(head, adapter), sizes.moments), passing_bytes(moved))
+    moved = sizes.head_bytes + sizes.head_state_bytes if has_head else 0
+    moved += num_trained * (sizes.adapter_bytes + sizes.adapter_state_bytes)
+    return max(update_work_bytes(max(head, adapter), sizes.optimizer), passing_bytes(moved))
 
 
 def _in_flight(course: Course, share: Share) -> int:

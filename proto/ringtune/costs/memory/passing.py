@@ -1,4 +1,4 @@
-"""What a node holds for a moment: pieces of what passes through it, and the work space of an update.
+"""What a node holds for a moment: pieces of what passes through it.
 
 Measured by ``python -m tests.support.saving_memory``: a head with moments of 50 MB is saved, loaded, sent, taken over
 and collected with 0 to 12 MB more than before, most of it messages of a link (4 MiB each) and buffers.
@@ -17,17 +17,3 @@ def passing_bytes(moved_bytes: int) -> int:
     Example: 12 MiB for a head of 100 MiB; for one of 1 MiB no more than 2 MiB, which is all of it twice.
     """
     return min(_MOST_PASSING_BYTES, 2 * moved_bytes)
-
-
-def update_work_bytes(largest_bytes: int, moments: int) -> int:
-    """Bytes that an optimizer's step holds besides gradients and moments: copies of the largest tensor that it updates.
-
-    AdamW has two (the root of the second moment, and that over its correction), SGD one (the gradient with the decay).
-
-    Args:
-        largest_bytes: of the largest tensor.
-        moments: that the optimizer keeps for each weight.
-
-    Source: torch 2.13, ``torch/optim/adamw.py`` and ``sgd.py``, the path for one tensor at a time.
-    """
-    return max(1, moments) * largest_bytes

@@ -13,11 +13,11 @@ from ringtune.costs.memory.operations import (
     subnet_token_bytes,
     tables_bytes,
 )
+from ringtune.costs.memory.unit_state import state_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.course import Course
 
-MOMENTS: Final = {"adamw": 2, "sgd": 0}
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
 
 
@@ -27,7 +27,7 @@ class Sizes:
     Args:
         course: the run.
         model: sizes of the model.
-        optimizer: a key of ``MOMENTS``.
+        optimizer: one of ``ringtune.jobs.optimizers.OPTIMIZERS``.
         dtype: of the computation, a key of ``DTYPE_BYTES``.
         activation_token_bytes: what one block keeps for backward, for each padded token of a micro-batch; measured, or
             from ``estimate_activation_token_bytes``.
@@ -49,7 +49,6 @@ class Sizes:
         self._item_bytes = DTYPE_BYTES[dtype]
         self._token_logits = model.head_token_logits
         self._activation_token_bytes = activation_token_bytes
-        self.moments = MOMENTS[optimizer]
         self.block_bytes = frozen_bytes(
             model.block_bytes,
             params=model.block_matrix_params,
@@ -66,8 +65,12 @@ class Sizes:
         )
         self._largest_params = (model.largest_matrix_params, model.head_token_logits * model.hidden_size)
         self._frozen = course.frozen
+        self.optimizer = optimizer
         self.adapter_bytes = model.adapter_block_bytes
         self.head_bytes = model.head_bytes + model.head_class_bytes * len(course.labels)
+        head_factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
+        self.head_state_bytes = state_bytes(optimizer, self.head_bytes, head_factors)
+        self.adapter_state_bytes = state_bytes(optimizer, self.adapter_bytes, model.adapter_block_factor_bytes)
         self.token_bytes = course.hidden_size * self._item_bytes
         self.data_bytes = data_bytes
         self._has_mask = not model.fixed_tokens
@@ -99,6 +102,10 @@ class Sizes:
         """Bytes of the room in which a frozen matrix is widened: of a block, or the decoder of a language model."""
         largest = max(self._largest_params) if is_owner else self._largest_params[0]
         return widened_bytes(largest, item_bytes=self._item_bytes, frozen=self._frozen)
+
+    def state_bytes(self, unit: int) -> int:
+        """Bytes that the optimizer keeps of a unit: of the adapter of a block, or of the head."""
+        return self.head_state_bytes if unit == self._head else self.adapter_state_bytes
 
     def tensor_bytes(self, tokens: float) -> float:
         """Bytes of a hidden state or gradient of so many padded tokens."""

@@ -1,0 +1,227 @@
+"""One optimizer for each unit, with state by the names of parameters; the state of units that rest is kept elsewhere.
+
+A unit's update changes nothing of another unit, so that units may be updated in any order, at any step. Each parameter
+has its own count of updates, by which bias is corrected: under HiFT unit 3 has its first update at a later step than
+unit 2, and yet it is its first.
+
+What becomes of the state of a unit that rests is a ``Resting``'s matter: by default it stays where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+import torch
+
+from edge.model.optimizers.torch_optimizers import apply_update, make_optimizer, state_tensors
+from edge.model.tensor_bytes import fill, pieces_of, torch_dtype
+from ringtune.files.safetensors_header import TensorInfo
+from ringtune.files.safetensors_stream import TensorPieces
+from ringtune.jobs.job import Train
+from ringtune.jobs.optimizers import Shape, state_shapes
+
+State = dict[str, torch.Tensor]
+"""Tensors of state as ``name/key``."""
+
+Parameters = Mapping[str, torch.nn.Parameter]
+
+
+class Resting(Protocol):
+    """Keeps the state of units that rest, by unit."""
+
+    def wake(self, unit: int, updated: Parameters) -> State | None:
+        """Return the state of a unit whose named parameters are about to be updated.
+
+        None if the optimizer has it already, or makes it anew.
+        """
+
+    def rest(self, unit: int) -> bool:
+        """Take the state of a unit that was updated; whether the optimizer has to let go of it."""
+
+    def prefetch(self, units: Iterable[int]) -> None:
+        """Begin to read the state of units that are updated soon, without waiting for it."""
+
+    def tensors(self, unit: int) -> dict[str, TensorPieces] | None:
+        """Return the state of a unit that rests here; None if this keeps no state."""
+
+    def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
+        """Make room for the state of a unit in place of what is kept of it; False if this keeps no state."""
+
+    def fill(self, unit: int, name: str, source: TensorPieces) -> None:
+        """Fill a tensor of the room of a unit."""
+
+    def close(self) -> None:
+        """Drop all that is kept."""
+
+
+class Dropped:
+    """Keeps nothing: the moments and counts of a unit begin anew when its turn comes round again."""
+
+    def wake(self, unit: int, updated: Parameters) -> State | None:
+        """Return None: the optimizer makes the state anew, or has it, if the unit did not rest."""
+        return None
+
+    def rest(self, unit: int) -> bool:
+        """Let the state go."""
+        return True
+
+    def prefetch(self, units: Iterable[int]) -> None:
+        """Do nothing: there is nothing to read."""
+
+    def tensors(self, unit: int) -> dict[str, TensorPieces] | None:
+        """Return None: only the optimizer has state, of units that do not rest."""
+        return None
+
+    def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
+        """Return False: what is loaded is of units that do not rest."""
+        return False
+
+    def fill(self, unit: int, name: str, source: TensorPieces) -> None:
+        """Never called: there is no room."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class InMemory(Dropped):
+    """Leaves all state with the optimizers, in memory."""
+
+    def rest(self, unit: int) -> bool:
+        """Keep the state where it is."""
+        return False
+
+
+class UnitOptimizers:
+    """The optimizers of everything that trains at a node.
+
+    Args:
+        train: the job's optimizer.
+        units: the parameters of each unit, by names that differ over all units.
+        resting: keeps the state of units that rest; by default it stays in memory.
+    """
+
+    def __init__(self, train: Train, units: Mapping[int, Parameters], resting: Resting | None = None) -> None:
+        self._name = train.optimizer
+        self._units = {unit: dict(parameters) for unit, parameters in units.items() if parameters}
+        self._optimizers = {
+            unit: make_optimizer(train, list(parameters.values())) for unit, parameters in self._units.items()
+        }
+        self._unit_of = {name: unit for unit, parameters in self._units.items() for name in parameters}
+        self._resting: Resting = resting or InMemory()
+        self._room: State = {}
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the state that the optimizers hold, without what rests elsewhere (for tests and benchmarks)."""
+        return sum(value.nbytes for unit in self._units for value in self._held(unit).values())
+
+    # ---- training ---------------------------------------------------------------------------------
+
+    def update(self, units: Iterable[int], learning_rate: float) -> None:
+        """Do one optimizer step of each of these units, one after the other, and free its gradients.
+
+        A parameter without a gradient is left alone. No gradient is changed.
+        """
+        for unit in units:
+            updated = {name: value for name, value in self._units.get(unit, {}).items() if value.grad is not None}
+            if updated:
+                state = self._resting.wake(unit, updated)
+                if state is not None:
+                    self._give(unit, state)
+                apply_update(self._optimizers[unit], learning_rate)
+
+    def rest(self, units: Iterable[int]) -> None:
+        """Let the state of these units rest until they are updated again."""
+        for unit in units:
+            if unit in self._optimizers and self._resting.rest(unit):
+                self._optimizers[unit].state.clear()
+
+    def prefetch(self, units: Iterable[int]) -> None:
+        """Begin to read the state of units that are updated soon; no result depends on it."""
+        self._resting.prefetch(unit for unit in units if unit in self._units)
+
+    def exchange(self, fresh: Mapping[int, torch.nn.Parameter]) -> None:
+        """Go on with other tensors in place of some parameters, by their ``id``; state and counts stay."""
+        for unit, optimizer in self._optimizers.items():
+            self._units[unit] = {name: fresh.get(id(value), value) for name, value in self._units[unit].items()}
+            for group in optimizer.param_groups:
+                group["params"] = [fresh.get(id(parameter), parameter) for parameter in group["params"]]
+            for parameter in list(optimizer.state):
+                if id(parameter) in fresh:
+                    optimizer.state[fresh[id(parameter)]] = optimizer.state.pop(parameter)
+
+    def drop_state(self) -> None:
+        """Free the moments and step counts of all units that do not rest."""
+        for optimizer in self._optimizers.values():
+            optimizer.state.clear()
+
+    def close(self) -> None:
+        """Free all state, wherever it is."""
+        self.drop_state()
+        self._resting.close()
+
+    # ---- files ------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, TensorPieces]:
+        """Return all state as ``name/key``, read when it is gone through; a parameter never updated has none."""
+        found: dict[str, TensorPieces] = {}
+        for unit in self._units:
+            resting = self._resting.tensors(unit)
+            if resting is None:
+                resting = {name: pieces_of(value) for name, value in self._held(unit).items()}
+            found |= resting
+        return found
+
+    def state_shapes(self, shape: Shape) -> dict[str, Shape]:
+        """Return the shapes of the state of an updated parameter of this shape, by key."""
+        return state_shapes(self._name, shape)
+
+    def make_room(self, wanted: Mapping[str, TensorInfo]) -> None:
+        """Make room for the state that is named, to be filled; state that is not named is dropped.
+
+        A tensor of the same type and shape stays.
+
+        Args:
+            wanted: as ``name/key``.
+        """
+        for unit in self._units:
+            of_unit = {full: info for full, info in wanted.items() if self._unit_of[full.rpartition("/")[0]] == unit}
+            if not self._resting.make_room(unit, of_unit):
+                self._give(unit, self._room_in_memory(unit, of_unit))
+            else:
+                self._optimizers[unit].state.clear()
+
+    def fill(self, full: str, source: TensorPieces) -> None:
+        """Fill one tensor of the room."""
+        unit = self._unit_of[full.rpartition("/")[0]]
+        held = self._held(unit).get(full)
+        if held is not None:
+            fill(held, source)
+        else:
+            self._resting.fill(unit, full, source)
+
+    # ---- one unit ---------------------------------------------------------------------------------
+
+    def _held(self, unit: int) -> State:
+        return state_tensors(self._optimizers[unit], self._units[unit])
+
+    def _give(self, unit: int, state: State) -> None:
+        """Give an optimizer this state in place of its own."""
+        optimizer = self._optimizers[unit]
+        optimizer.state.clear()
+        for full, value in state.items():
+            name, _, key = full.rpartition("/")
+            optimizer.state[self._units[unit][name]][key] = value
+
+    def _room_in_memory(self, unit: int, wanted: Mapping[str, TensorInfo]) -> State:
+        before, room = self._held(unit), {}
+        for full, info in wanted.items():
+            name, _, key = full.rpartition("/")
+            dtype, old = torch_dtype(info.dtype), before.get(full)
+            if old is None or old.dtype != dtype or tuple(old.shape) != info.shape:
+                device = "cpu" if key == "step" else self._units[unit][name].device
+                old = torch.empty(info.shape, dtype=dtype, device=device)
+            room[full] = old
+        return room
