@@ -28,3 +28,9 @@ class Carrier(Protocol):
 
     def put_head(self, node: str, content: Any) -> None:
         """Load a head."""
+
+    def take_unit_grad(self, node: str, seq: int, unit: int) -> Any:
+        """Copy the gradient of a unit, of the whole batch of an own item of ``node``."""
+
+    def put_unit_grad(self, node: str, seq: int, unit: int, content: Any) -> None:
+        """Give the gradient of a unit to the copy at ``node``, whose update comes next."""

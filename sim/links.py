@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.costs.seconds import CourseCosts
-from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.actions import TensorKey
 from sim.items import Items
 from sim.transport import Strain
 
@@ -111,7 +111,7 @@ class MeasuredLinks:
         """
         link = self._links.get((source, target)) or self._link(source, target)
         payload, seq, micro, boundary = key
-        kind = (payload, boundary, self._by_seq[seq].sizes[micro] if payload != Payload.HEAD else 0.0)
+        kind = (payload, boundary, self._by_seq[seq].sizes[micro] if micro >= 0 else 0.0)
         num_bytes, around_s, on_wire_s, uplink_s, downlink_s, _ = link.passages.get(kind) or self._passage(
             link, source, target, kind
         )
@@ -133,7 +133,7 @@ class MeasuredLinks:
     def strain(self, key: TensorKey, source: str, target: str) -> Strain | None:
         """What a message costs where a node has no core left for it; asked after its ``arrival_s``."""
         payload, seq, micro, boundary = key
-        size = self._by_seq[seq].sizes[micro] if payload != Payload.HEAD else 0.0
+        size = self._by_seq[seq].sizes[micro] if micro >= 0 else 0.0
         return self._links[source, target].passages[payload, boundary, size].strain
 
     def credit_s(self, source: str, target: str, now_s: float) -> float:

@@ -62,6 +62,12 @@ class Losses:
     def put_head(self, node: str, content: Any) -> None:
         """Nothing."""
 
+    def take_unit_grad(self, node: str, seq: int, unit: int) -> Any:
+        """Nothing."""
+
+    def put_unit_grad(self, node: str, seq: int, unit: int, content: Any) -> None:
+        """Nothing."""
+
 
 def auto_plan(seed: int) -> Plan:
     """Any shape of run, with a patience that is soon over."""

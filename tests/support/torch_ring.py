@@ -227,6 +227,14 @@ class TorchCarrier:
         """A safetensors blob."""
         self.executors[node].load_head_blob(content)
 
+    def take_unit_grad(self, node: str, seq: int, unit: int) -> Any:
+        """A safetensors blob."""
+        return self.executors[node].unit_grad_blob(seq, unit)
+
+    def put_unit_grad(self, node: str, seq: int, unit: int, content: Any) -> None:
+        """A safetensors blob."""
+        self.executors[node].load_unit_grad(seq, unit, content)
+
     def collected(self, plan: Plan, holder: str) -> dict[str, torch.Tensor]:
         """All adapter tensors and the head, by name."""
         tensors: dict[str, torch.Tensor] = {}

@@ -19,6 +19,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.table import Table, build_table, format_table, message_of, replay
 from ringtune.schedule.tables.words import format_action
 from ringtune.schedule.turns import Item, StartPoint, Turn, items
+from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import forward_version, weight_version
 
 
@@ -86,9 +87,13 @@ class _Column:
         piece = plan.slice_of(node)
         self._hosted = (piece.start, piece.stop)
         self._versions = {unit: weight_version(course, unit, step) for unit in range(piece.start, piece.stop)}
-        self._head: int | None = weight_version(course, course.head, step) if node == holder else None
+        self._has_copies = course.method.full_parameters and course.owner(node) is not None
+        has_head = node == holder or self._has_copies
+        self._head: int | None = weight_version(course, course.head, step) if has_head else None
+        self._embedding = weight_version(course, EMBEDDING, step)
         self._forwarded: set[tuple[int, int]] = set()
         self._backwards: dict[int, int] = {}
+        self._embedding_backwards: dict[int, int] = {}
 
     def hand_over(self, action: Action) -> None:
         """Note a hand-over: a received head has had all updates before its turn.
@@ -105,14 +110,18 @@ class _Column:
         In ``plan`` the decisions that hold for the item's turn are settled.
         """
         op, course = action.op, plan.course
+        if op is Op.EMBED:
+            return self._of_embedding(course, item, "sees")
         if op is Op.HEAD:
-            return self._of_head(course, item, "sees")
+            return self._of_head(course, item, "sees") or self._of_embedding(course, item, "is tied to")
         if op is Op.UPDATE:
             return self._update(plan, item, action)
         if op is Op.SAVE:
             saved = Action(Op.FORWARD_FREE, item.seq, -1, *self._hosted)
+            if self._has_copies and (why := self._of_embedding(course, item, "saves")):
+                return why
             return self._stale(course, item, saved) or (
-                self._of_head(course, item, "saves") if self._node == item.owner else ""
+                self._of_head(course, item, "saves") if self._node == item.owner or self._has_copies else ""
             )
         if op.graph is Graph.FREES:
             return self._backward(course, item, action)
@@ -127,7 +136,15 @@ class _Column:
             "" if self._head == wanted else f"{does} a head of version {self._head} at step {item.step}, not {wanted}"
         )
 
+    def _of_embedding(self, course: Course, item: Item, does: str) -> str:
+        wanted = weight_version(course, EMBEDDING, item.step)
+        found = self._embedding
+        return "" if found == wanted else f"{does} an embedding of version {found} at step {item.step}, not {wanted}"
+
     def _backward(self, course: Course, item: Item, action: Action) -> str:
+        if action.start == EMBEDDING:
+            self._embedding_backwards[action.seq] = self._embedding_backwards.get(action.seq, 0) + 1
+            return self._of_embedding(course, item, "goes backward through")
         self._backwards[action.seq] = self._backwards.get(action.seq, 0) + 1
         if (action.seq, action.micro) not in self._forwarded:
             return "backward before forward"
@@ -138,11 +155,19 @@ class _Column:
 
     def _update(self, plan: Plan, item: Item, action: Action) -> str:
         if action.start == plan.course.head:
+            why = self._of_head(plan.course, item, "updates") if self._has_copies else ""
             self._head = weight_version(plan.course, plan.course.head, item.step + 1)
-            return ""
+            return why
+        if action.start == EMBEDDING:
+            why = self._of_embedding(plan.course, item, "updates")
+            self._embedding += 1
+            down = [leg for way in legs(plan, item, self._node) for leg in way if leg.op is Op.BACKWARD]
+            missing = sum(leg.start == EMBEDDING for leg in down) - self._embedding_backwards.get(action.seq, 0)
+            return why or (f"update before {missing} of its backwards" if missing else "")
         for unit in range(action.start, action.stop):
             self._versions[unit] += 1
-        expected = sum(leg.op.graph is Graph.FREES for way in legs(plan, item, self._node) for leg in way)
+        hosted = [leg for way in legs(plan, item, self._node) for leg in way if leg.start > EMBEDDING]
+        expected = sum(leg.op.graph is Graph.FREES for leg in hosted)
         missing = expected - self._backwards.get(action.seq, 0)
         return f"update before {missing} of its backwards" if missing else ""
 

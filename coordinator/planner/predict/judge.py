@@ -127,7 +127,7 @@ def simulated_step_s(
         choice=None,
     )
     probe = Plan.of(course, placement)
-    costs = CourseCosts(course, profile, nodes=probe.nodes, recompute=placement.recompute, optimizer=optimizer)
+    costs = CourseCosts(course, profile, nodes=probe.nodes, optimizer=optimizer)
     granted = Items(costs)
     observer = _StepEnds(granted)
     links = MeasuredLinks(costs, profile, granted=granted)

@@ -47,7 +47,7 @@ def score_pass_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
     Raises:
         PlanError: a node was not measured.
     """
-    costs = CourseCosts(plan.course, profile, nodes=plan.nodes, recompute=plan.placement.recompute, optimizer=optimizer)
+    costs = CourseCosts(plan.course, profile, nodes=plan.nodes, optimizer=optimizer)
     uplinks: dict[str, float] = {}
     for link in profile.links:
         uplinks[link.source] = max(uplinks.get(link.source, 0.0), link.rate_bytes_per_s)

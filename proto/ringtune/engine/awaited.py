@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ringtune.engine.flows import Flow
 from ringtune.schedule.actions import Op, Payload
+from ringtune.schedule.turns import Item
+from ringtune.schedule.units import unit_name
 
 
 def awaited_by(flow: Flow, *, has_head: bool, head_from: str) -> str:
@@ -14,7 +16,7 @@ def awaited_by(flow: Flow, *, has_head: bool, head_from: str) -> str:
     Args:
         flow: a micro-batch that is not through.
         has_head: whether the head that it needs is here.
-        head_from: who sends it otherwise.
+        head_from: who sends it otherwise; empty = nobody, it waits for an update.
     """
     place, item = flow.place, flow.state.item
     where = f"of step {item.step} ({item.kind.value}), micro-batch {flow.micro}"
@@ -27,5 +29,16 @@ def awaited_by(flow: Flow, *, has_head: bool, head_from: str) -> str:
     if place.credit is not None and place.credit.left <= 0:
         return f"room in the inbox of node {place.credit.target} for the hidden state {where}"
     if place.op is Op.HEAD and not has_head:
-        return f"the head {where}, from node {head_from}"
+        return (
+            f"the head {where}, from node {head_from}" if head_from else f"the update of the head before that {where}"
+        )
     return f"{place.op.name} {where} to become possible"
+
+
+def awaited_copy(item: Item, unit: int, num_blocks: int) -> str:
+    """Say which gradient a copy of embedding or head waits for.
+
+    Example: ``the gradient of the embedding of step 7 (train), from node c``.
+    """
+    name = unit_name(unit, num_blocks)
+    return f"the gradient of the {name} of step {item.step} ({item.kind.value}), from node {item.owner}"

@@ -12,6 +12,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from ringtune.engine import events as ev
+from ringtune.engine.awaited import awaited_copy
+from ringtune.engine.copies import Copies
 from ringtune.engine.credits import Credits
 from ringtune.engine.events import TensorArrived
 from ringtune.engine.flows import Flow, ItemState, Path, Place
@@ -20,6 +23,7 @@ from ringtune.errors import FrameError
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.lowering import Legs, route
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import in_flight, weight_version
 
 _FORWARD_RANK: Final = Op.FORWARD.rank
@@ -40,8 +44,11 @@ class Backlog:
 
     __slots__ = (
         "_backwards",
+        "_copies",
+        "_course",
         "_credits",
         "_early",
+        "_embedding_version",
         "_embeds",
         "_embeds_in_flight",
         "_floor",
@@ -69,7 +76,9 @@ class Backlog:
     def __init__(self, plan: Plan, node: str, head: HeadKeeping) -> None:
         course, placement, piece = plan.course, plan.placement, plan.slice_of(node)
         is_owner = plan.owner(node) is not None
-        self._head, self._head_unit = head, course.head
+        self._course, self._head, self._head_unit = course, head, course.head
+        self._copies = Copies(course, node)
+        self._embedding_version = 0
         self._piece, self._private_blocks = piece, placement.private_blocks
         self.is_host = piece.num_blocks > 0
         self._floor = 0 if is_owner and placement.private_blocks else piece.start
@@ -100,6 +109,7 @@ class Backlog:
         self._versions = {
             unit: weight_version(plan.course, unit, step) for unit in range(self._piece.start, self._piece.stop)
         }
+        self._embedding_version = weight_version(plan.course, EMBEDDING, step)
 
     def path(self, legs: Legs) -> Path:
         """The way of a micro-batch with these legs; computed once."""
@@ -116,8 +126,9 @@ class Backlog:
             self._graphs.append(state)
         if state.heads:
             self._heads.append(state)
-        if state.backwards:
+        if state.goes_backward:
             self._backwards.append(state)
+        self._copies.take_on(state)
         for flow in state.flows:
             key = (flow.seq, flow.micro)
             self._flows[key] = flow
@@ -163,12 +174,20 @@ class Backlog:
 
     def credit_came(self, source: str, boundary: int) -> bool:
         """A hidden state left the inbox of ``source``; whether a micro-batch waits for room there or elsewhere."""
+        if self._copies.credit_came(source, boundary):
+            self._may_update = True
+            return True
         channel = self._credits.known(source, boundary)
         if channel is None:  # nothing was ever sent there
             return False
         channel.came_back()
         is_awaited, self._is_starved = self._is_starved, False
         return is_awaited
+
+    def unit_grad_came(self, event: ev.UnitGradArrived) -> None:
+        """Note the gradient of a unit that another owner sent."""
+        self._copies.arrived(event.seq, event.unit, event.source)
+        self._may_update = True
 
     # ---- what is done -------------------------------------------------------------------------------
 
@@ -196,19 +215,31 @@ class Backlog:
             if not flow.state.heads:
                 self._may_update = True
         elif place.frees_graph:
-            self._may_go_down = True
-            if following is None or not following.frees_graph:
-                flow.state.backwards.popleft()
-                if not flow.state.backwards:
-                    self._may_update = True
+            self._went_backward(flow, place, following)
         if following is None:
             flow.state.flows_left -= 1
 
+    def _went_backward(self, flow: Flow, place: Place, following: Place | None) -> None:
+        """A micro-batch is through a place that goes backward; that of the embedding counts by itself."""
+        self._may_go_down = True
+        if place.is_of_embedding:
+            flow.state.embedding_backwards.popleft()
+        elif following is None or not following.frees_graph or following.is_of_embedding:
+            flow.state.backwards.popleft()
+        else:
+            return
+        if not flow.state.backwards:
+            self._may_update = True
+
     def updated(self, action: Action, state: ItemState) -> None:
         """An update or a save of an item is done."""
-        state.updates.remove(action)
+        (state.updates if action in state.updates else state.copies).remove(action)
         self.look_again()
-        if action.op is not Op.SAVE and action.start != self._head_unit:
+        if action.op is Op.SAVE:
+            return
+        if action.start == EMBEDDING:
+            self._embedding_version += 1
+        elif action.start != self._head_unit:
             for unit in range(action.start, action.stop):
                 self._versions[unit] += 1
 
@@ -229,9 +260,29 @@ class Backlog:
     # ---- what goes on next --------------------------------------------------------------------------
 
     def next_update(self) -> tuple[Action, ItemState] | None:
-        """An update or a save that has become possible; only the end of an action or a head makes any so."""
-        if not self._may_update or not self._updating:
+        """An update or a save that has become possible.
+
+        Only the end of an action, a head, the gradient of a unit or its credit makes any so.
+        """
+        if not self._may_update:
             return None
+        found = self._next_own_update() or self._copies.next_update(self._is_used_before)
+        self._may_update = found is not None
+        return found
+
+    def messages_before(self, update: Action, state: ItemState) -> list[ev.Command]:
+        """What is done right before an update: gradients of copies leave or are taken."""
+        if not self._course.method.full_parameters or update.op is Op.SAVE:
+            return []
+        return self._copies.messages(update, state, self._course)
+
+    def awaited_copy(self) -> str:
+        """What the oldest item waits for if that is the gradient of a copy; empty if it is not."""
+        state = self.states[0] if self.states else None
+        unit = self._copies.awaited(state) if state and not state.flows_left else None
+        return "" if state is None or unit is None else awaited_copy(state.item, unit, self._head_unit)
+
+    def _next_own_update(self) -> tuple[Action, ItemState] | None:
         while self._updating and not self._updating[0].holds_graph:
             self._updating.popleft()
         upward_seq = self._upward[0].seq if self._upward else math.inf
@@ -240,13 +291,11 @@ class Backlog:
                 if self._is_possible(update, state, upward_seq):
                     return update, state
                 if update.op is Op.SAVE:  # what is saved must not change before
-                    self._may_update = False
                     return None
-                if update.start < self._head_unit:
+                if EMBEDDING < update.start < self._head_unit:
                     upward_seq = -1.0
             if state.backwards:
                 upward_seq = -1.0  # blocks are updated item after item, even where one has no backward
-        self._may_update = False
         return None
 
     def next_flow(self) -> Flow | None:
@@ -279,10 +328,20 @@ class Backlog:
     def _is_possible(self, update: Action, state: ItemState, upward_seq: float) -> bool:
         """Whether all that has to come before an update or a save is done; ``upward_seq`` is still on its way up."""
         if update.op is Op.SAVE:  # after all earlier updates; the owner saves the head too, so it has to have it
-            return state is self._updating[0] and (not state.is_own or self._head.counts_for(state))
+            is_first = state is self._updating[0] and self._copies.may_save(state.item.seq)
+            return is_first and (not state.is_own or self._head.counts_for(state))
         if update.start == self._head_unit:
-            return not state.heads
+            return not state.heads and self._copies.may_send
+        if update.start == EMBEDDING:
+            return not state.goes_backward and self._copies.may_send
         return not state.backwards and state.awaited_seq < upward_seq
+
+    def _is_used_before(self, seq: int) -> bool:
+        """Whether an own micro-batch before an item still needs the copies as they are.
+
+        Until it is through the head it needs both, because a head may be tied to the embedding.
+        """
+        return any(own.heads and own.item.seq < seq for own in self._heads)
 
     def _ready_head(self) -> Flow | None:
         """The oldest micro-batch of ours whose head is still to come, if that can run."""
@@ -299,11 +358,13 @@ class Backlog:
 
     def _ready_backward(self) -> Flow | None:
         """The oldest micro-batch that goes backward here and can."""
-        while self._backwards and not self._backwards[0].backwards:
+        while self._backwards and not self._backwards[0].goes_backward:
             self._backwards.popleft()
         for state in itertools.islice(self._backwards, self._max_graphs):
-            if state.backwards:
-                flow, wanted = state.backwards[0], state.backward_versions
+            for waiting in (state.backwards, state.embedding_backwards):
+                if not waiting:
+                    continue
+                flow, wanted = waiting[0], state.backward_versions
                 place = flow.ready
                 if place is not None and place.frees_graph and (not wanted or self._has_versions(wanted, place)):
                     return flow
@@ -338,6 +399,8 @@ class Backlog:
         if self._embeds_in_flight >= self._max_embeds:
             return found
         flow = self._embeds[0]
+        if flow.state.embedding_version != self._embedding_version:
+            return found
         if found is not None and (found.seq, found.micro) < (flow.seq, flow.micro):
             return found
         credit = flow.path.first.credit

@@ -34,8 +34,19 @@ class HeadArrived(NamedTuple):
     source: str
 
 
+class UnitGradArrived(NamedTuple):
+    """The gradient of a unit, of the whole batch of an item of ``source``, is in the inbox."""
+
+    seq: int
+    unit: int
+    source: str
+
+
 class CreditArrived(NamedTuple):
-    """``source`` took one of this node's hidden states at ``boundary`` out of its inbox."""
+    """``source`` took one of this node's hidden states at ``boundary`` out of its inbox.
+
+    With the boundary ``schedule.replicas.credit_boundary`` it took a unit's gradient.
+    """
 
     boundary: int
     source: str
@@ -64,7 +75,16 @@ class StopRequested(NamedTuple):
     reason: str
 
 
-Event = TurnGranted | TensorArrived | HeadArrived | CreditArrived | ActionDone | TimerFired | StopRequested
+Event = (
+    TurnGranted
+    | TensorArrived
+    | HeadArrived
+    | UnitGradArrived
+    | CreditArrived
+    | ActionDone
+    | TimerFired
+    | StopRequested
+)
 
 # ---- commands: do this ---------------------------------------------------------------------------
 
@@ -100,6 +120,22 @@ class AcceptHead(NamedTuple):
     """Load the head that arrived for ``turn``."""
 
     turn: int
+    source: str
+
+
+class SendUnitGrad(NamedTuple):
+    """Send an own item's gradient of a unit to another owner; its update comes right after."""
+
+    seq: int
+    unit: int
+    target: str
+
+
+class AcceptUnitGrad(NamedTuple):
+    """Take the gradient of a unit that ``source`` sent, and return a credit; its update comes right after."""
+
+    seq: int
+    unit: int
     source: str
 
 
@@ -139,5 +175,16 @@ class Fail(NamedTuple):
 
 
 Command = (
-    RunAction | Accept | SendTensor | SendHead | AcceptHead | SetTimer | CancelTimer | ReportStep | ReportTurn | Fail
+    RunAction
+    | Accept
+    | SendTensor
+    | SendHead
+    | AcceptHead
+    | SendUnitGrad
+    | AcceptUnitGrad
+    | SetTimer
+    | CancelTimer
+    | ReportStep
+    | ReportTurn
+    | Fail
 )

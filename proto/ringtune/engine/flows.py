@@ -17,10 +17,12 @@ from typing import Final
 
 from ringtune.engine.credits import Channel, Credits
 from ringtune.engine.events import TensorArrived
-from ringtune.schedule.actions import Graph, Leg, Op, Payload
+from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
 from ringtune.schedule.lowering import item_updates
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.replicas import replicated_units
 from ringtune.schedule.turns import Item
+from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import awaited_forward, forward_version, in_flight, weight_version
 
 Message = tuple[str, int, str]
@@ -39,6 +41,7 @@ class Place:
         send: the tensor that leaves when it is done; None if none does.
         is_upward: whether earlier micro-batches have to be past its units before it starts.
         keeps_graph, frees_graph: what it does to the graphs of its micro-batch.
+        is_of_embedding: whether its unit is the embedding.
         frontier: its first unit, where it is upward; a later micro-batch must not overtake it.
         credit: the channel whose credit it takes, or None.
         next: the place after it, or None.
@@ -49,6 +52,7 @@ class Place:
         "credit",
         "frees_graph",
         "frontier",
+        "is_of_embedding",
         "is_upward",
         "keeps_graph",
         "next",
@@ -68,6 +72,7 @@ class Place:
         self.awaits = receive
         self.is_upward = op.is_forward and op is not Op.HEAD
         self.keeps_graph, self.frees_graph = op.graph is Graph.KEEPS, op.graph is Graph.FREES
+        self.is_of_embedding = leg.start == EMBEDDING
         self.frontier = leg.start if self.is_upward else math.inf
         self.next: Place | None = None
 
@@ -82,13 +87,14 @@ class Path:
 
     Attributes:
         first: the first place.
-        num_backwards: places that go backward.
+        goes_backward: whether hosted blocks go backward here.
+        trains_embedding: whether the embedding does.
         has_head: whether the head is here.
         has_embedding: whether it begins here.
         head_room: the channel whose credit comes back when the head is through; None where a message feeds the head.
     """
 
-    __slots__ = ("first", "has_embedding", "has_head", "head_room", "num_backwards")
+    __slots__ = ("first", "goes_backward", "has_embedding", "has_head", "head_room", "trains_embedding")
 
     def __init__(self, legs: Sequence[Leg], private_blocks: int, room: Credits) -> None:
         credits_at = _credits(legs, private_blocks, room)
@@ -106,7 +112,8 @@ class Path:
             place.next = following
             place.awaits = place.receive or following.awaits
         self.first = places[0]
-        self.num_backwards = sum(place.frees_graph for place in places)
+        self.goes_backward = any(place.frees_graph and not place.is_of_embedding for place in places)
+        self.trains_embedding = places[-1].frees_graph and places[-1].is_of_embedding
         self.has_head = any(place.op is Op.HEAD for place in places)
         self.has_embedding = self.first.op is Op.EMBED
         head = next((place.start for place in places if place.op is Op.HEAD and place.receive is None), None)
@@ -206,12 +213,15 @@ class ItemState:
     Attributes:
         item: the item.
         is_own: whether this node is its initiator.
-        updates: updates and saves that are still to come.
+        updates: updates and saves that are still to come, but for those of copies.
+        copies: updates of copies of embedding and head, for an item of another owner, that are still to come.
         flows: its micro-batches here, in order.
         flows_left: how many of them are not through.
         heads: those whose head is still to come, in order; gradients are summed in a fixed order.
-        backwards: those that still go backward here, in order.
+        backwards: those whose hosted blocks still go backward here, in order.
+        embedding_backwards: those whose embedding still goes backward here, in order.
         head_version: updates that the head must have had.
+        embedding_version: updates that the embedding must have had.
         awaited_seq: the last item whose forward has to have passed this node's slice before the item's update here.
         forward_versions: hosted units -> updates that a forward must see; empty if none has had any. More than these
             they can't have had: no update comes before the last forward that must not see it.
@@ -223,6 +233,9 @@ class ItemState:
         "awaited_seq",
         "backward_versions",
         "backwards",
+        "copies",
+        "embedding_backwards",
+        "embedding_version",
         "flows",
         "flows_left",
         "forward_versions",
@@ -239,11 +252,17 @@ class ItemState:
         self.item = item
         self.is_own = item.owner == node
         self.updates = list(item_updates(plan, item, node))
+        self.copies: list[Action] = []
+        if not self.is_own and course.method.full_parameters:
+            self.copies = [update for update in self.updates if update.start in replicated_units(course, item)]
+            self.updates = [update for update in self.updates if update not in self.copies]
         self.flows = [Flow(self, micro, path) for micro, path in enumerate(paths) if path is not None]
         self.flows_left = len(self.flows)
         self.heads = deque(flow for flow in self.flows if flow.path.has_head)
-        self.backwards = deque(flow for flow in self.flows if flow.path.num_backwards)
+        self.backwards = deque(flow for flow in self.flows if flow.path.goes_backward)
+        self.embedding_backwards = deque(flow for flow in self.flows if flow.path.trains_embedding)
         self.head_version = weight_version(course, course.head, item.step)
+        self.embedding_version = weight_version(course, EMBEDDING, item.step)
         self.awaited_seq = item.seq
         if item.kind.has_update:
             self.awaited_seq += awaited_forward(course, piece.start, item) - item.step
@@ -257,12 +276,17 @@ class ItemState:
     @property
     def is_done(self) -> bool:
         """Whether this node has nothing left to do for the item."""
-        return not self.flows_left and not self.updates
+        return not self.flows_left and not self.updates and not self.copies
+
+    @property
+    def goes_backward(self) -> bool:
+        """Whether any of its micro-batches still goes backward here."""
+        return bool(self.backwards) or bool(self.embedding_backwards)
 
     @property
     def holds_graph(self) -> bool:
         """Whether a graph of this item may still be needed, or its update is still to come."""
-        return bool(self.backwards) or bool(self.updates)
+        return bool(self.updates) or self.goes_backward
 
     def uses_head(self, head: int) -> bool:
         """Whether the head is still to be run, updated or saved for this item."""

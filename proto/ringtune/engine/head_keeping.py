@@ -1,5 +1,7 @@
 """Keeps track of a node's head: for which turns it may be used, and to whom it goes next.
 
+Where every owner has a copy of the head (``schedule.replicas``) it goes nowhere, and only its updates count.
+
 A head that came for turn 5 of this node serves turn 5 and the turns of this node that follow without a gap. Equal
 versions are not enough to tell whether a head may be used: after an evaluation an owner still has a head of the right
 version that it has passed on.
@@ -21,11 +23,14 @@ class HeadKeeping:
     Args:
         node: whose.
         is_holder: whether it has the head where the run begins.
+        is_copy: whether every owner has one.
     """
 
-    def __init__(self, node: str, *, is_holder: bool) -> None:
+    def __init__(self, node: str, *, is_holder: bool, is_copy: bool = False) -> None:
         self._node = node
+        self._is_copy = is_copy
         self._version = 0
+        is_holder = is_holder and not is_copy
         self._held_since: int | None = -1 if is_holder else None
         self._holds_since: dict[int, int] = {-1: -1} if is_holder else {}
         self._arrived: dict[int, str] = {}
@@ -41,6 +46,8 @@ class HeadKeeping:
 
         This node's own turn needs the head. Another owner's turn right after an own one gets the head from here.
         """
+        if self._is_copy:
+            return
         self._first_versions[turn.index] = version
         if turn.owner == self._node:
             self._holds_since[turn.index] = self._holds_since.get(turn.index - 1, turn.index)

@@ -82,7 +82,9 @@ class NodeEngine:
         self._wait_s = wait_s
         self._start_point = start or StartPoint.of(plan.course)
         self._head_unit = plan.course.head
-        self._head = HeadKeeping(node, is_holder=self._start_point.holder == node)
+        self._head = HeadKeeping(
+            node, is_holder=self._start_point.holder == node, is_copy=plan.course.method.full_parameters
+        )
         self._backlog = Backlog(plan, node, self._head)
         self._turns: dict[int, Turn] = {}
         self._next_turn = 0
@@ -98,6 +100,7 @@ class NodeEngine:
             ev.TurnGranted: self._on_turn,
             ev.TensorArrived: self._on_tensor,
             ev.HeadArrived: self._on_head,
+            ev.UnitGradArrived: self._on_unit_grad,
             ev.CreditArrived: self._on_credit,
             ev.ActionDone: self._on_done,
             ev.TimerFired: self._on_timer,
@@ -164,6 +167,11 @@ class NodeEngine:
         self._head_may_move = True
         return True
 
+    def _on_unit_grad(self, event: ev.UnitGradArrived, now_s: float, commands: list[ev.Command]) -> bool:
+        self._last_progress_s = now_s
+        self._backlog.unit_grad_came(event)
+        return True
+
     def _on_credit(self, event: ev.CreditArrived, now_s: float, commands: list[ev.Command]) -> bool:
         self._last_progress_s = now_s
         boundary, source = event
@@ -192,8 +200,9 @@ class NodeEngine:
         Such a turn may take long; those who have a part in it, and the coordinator, see when it does not go on.
         """
         state = self._backlog.states[0]
-        has_begun = len(state.heads) < len(state.flows) or state.item.seq > self._turns[state.item.turn].first_seq
-        return not self._backlog.is_host and state.is_own and not has_begun
+        if self._backlog.is_host or not state.is_own:
+            return not self._backlog.is_host
+        return len(state.heads) == len(state.flows) and state.item.seq == self._turns[state.item.turn].first_seq
 
     def _on_done(self, event: ev.ActionDone, now_s: float, commands: list[ev.Command]) -> bool:
         (action, values), flow, state = event, self._running_flow, self._running_state
@@ -209,7 +218,7 @@ class NodeEngine:
             self._go_on(flow, commands)
         if state.is_own and (action.op is Op.HEAD or flow is None):
             self._report_step(action, state, commands)
-        if not state.flows_left and not state.updates:
+        if state.is_done:
             self._retire(commands)
         return True
 
@@ -256,6 +265,7 @@ class NodeEngine:
         update = backlog.next_update()
         if update is not None:
             (self._running, self._running_state), self._running_flow = update, None
+            commands.extend(backlog.messages_before(*update))
             commands.append(ev.RunAction(update[0]))
             return
         flow = backlog.next_flow()
@@ -294,12 +304,16 @@ class NodeEngine:
 
     def waiting_for(self) -> str:
         """What the oldest unfinished micro-batch waits for, and from whom."""
+        awaited_copy = self._backlog.awaited_copy()
+        if awaited_copy:
+            return f"waited {self._wait_s:g} s for {awaited_copy}"
         flows = (flow for state in self._backlog.states for flow in state.flows)
         flow = next((flow for flow in flows if flow.place is not None), None)
         if flow is None:
             return f"waited {self._wait_s:g} s with no micro-batch under way"
         before = self._turns.get(flow.state.item.turn - 1)
-        awaited = awaited_by(
-            flow, has_head=self._head.counts_for(flow.state), head_from=before.owner if before else "?"
-        )
+        head_from = before.owner if before else "?"
+        if self.plan.course.method.full_parameters:
+            head_from = ""
+        awaited = awaited_by(flow, has_head=self._head.counts_for(flow.state), head_from=head_from)
         return f"waited {self._wait_s:g} s for {awaited}"

@@ -220,16 +220,18 @@ class Payload(enum.StrEnum):
     HIDDEN = "h"
     GRAD = "g"
     HEAD = "t"  # head, moments and step counts, at a hand-over
+    UNIT_GRAD = "u"  # of embedding or head, of a whole batch, from its initiator to every other owner
 
 
 class TensorKey(NamedTuple):
     """The name of one tensor: unique in a run, and equal at its sender and its receiver.
 
     Attributes:
-        payload: ``Payload.HIDDEN`` or ``Payload.GRAD``.
+        payload: ``Payload.HIDDEN`` or ``Payload.GRAD``; in a simulation any.
         seq: the item.
         micro: the micro-batch.
-        boundary: the unit that a hidden state enters; of a gradient the unit above the blocks that it is for.
+        boundary: the unit that a hidden state enters; of a gradient the unit above the blocks that it is for, and of a
+            unit's gradient that unit.
     """
 
     payload: str
@@ -252,8 +254,8 @@ class Action(NamedTuple):
     """One thing that one node does.
 
     ``micro`` is -1 where the action belongs to the whole item. ``[start, stop)`` are units: those that are computed or
-    updated; the embedding's are [-1, 0), the head's [N, N + 1). For a message ``start`` is its boundary, and for a
-    hand-over the index of the turn.
+    updated; the embedding's are [-1, 0), the head's [N, N + 1). For a message ``start`` is its boundary, for a
+    hand-over the index of the turn, and for the gradient of a unit that unit.
     """
 
     op: Op

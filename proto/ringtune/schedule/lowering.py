@@ -32,6 +32,7 @@ from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations.codes import FULL, SHORTCUT
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.replicas import copy_links
 from ringtune.schedule.turns import Item, StartPoint, StepKind, hand_overs
 from ringtune.schedule.units import EMBEDDING, Range, Units
 from ringtune.schedule.versions import trained
@@ -230,16 +231,21 @@ def item_updates(plan: Plan, item: Item, node: str) -> tuple[Action, ...]:
         return (Action(Op.SAVE, item.seq),)
     if not item.kind.has_update:
         return ()
-    ranges = _updated(plan.plain, node, trained(plan.course, item.kind, item.step), node == item.owner)
+    has_copies = plan.course.method.full_parameters and plan.owner(node) is not None
+    units = trained(plan.course, item.kind, item.step)
+    ranges = _updated(plan.plain, node, units, node == item.owner or has_copies)
     return tuple(Action(Op.UPDATE, item.seq, -1, start, stop) for start, stop in ranges)
 
 
 @functools.lru_cache(maxsize=4096)
-def _updated(plan: Plan, node: str, units: Units, is_own: bool) -> tuple[Range, ...]:
-    """The trained ranges that a node updates: of its slice, as the initiator also embedding and head."""
+def _updated(plan: Plan, node: str, units: Units, has_ends: bool) -> tuple[Range, ...]:
+    """The trained ranges that a node updates: of its slice, and of embedding and head where it has them.
+
+    The initiator has them, and every owner has copies where all parameters train (``schedule.replicas``).
+    """
     piece, head = plan.slice_of(node), plan.course.head
     ranges = units.ranges_within(piece.start, piece.stop)
-    return ranges + units.ranges_within(EMBEDDING, 0) + units.ranges_within(head, head + 1) if is_own else ranges
+    return ranges + units.ranges_within(EMBEDDING, 0) + units.ranges_within(head, head + 1) if has_ends else ranges
 
 
 def num_microbatches(course: Course, item: Item) -> int:
@@ -252,7 +258,7 @@ def num_microbatches(course: Course, item: Item) -> int:
 
 @functools.lru_cache(maxsize=256)
 def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, str]]:
-    """Every directed pair of nodes along which tensors or a head travel, and the opposite direction of tensors.
+    """Every directed pair of nodes along which tensors, a head or the gradient of a unit travel, and credits come back.
 
     Args:
         plan: of the run.
@@ -271,7 +277,7 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
             pairs.update(itertools.pairwise([owner, *reversed(down)]))
     # credits and acknowledgements come back on the same link, but both ends need one to send anything else
     both = pairs | {(target, source) for source, target in pairs}
-    both |= hand_overs(plan.course, start or StartPoint.of(plan.course))
+    both |= copy_links(plan.course) or hand_overs(plan.course, start or StartPoint.of(plan.course))
     return frozenset((source, target) for source, target in both if source != target)
 
 

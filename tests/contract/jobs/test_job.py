@@ -84,9 +84,6 @@ ties = "spread"
 refresh_rounds = 0
 table = ""
 
-[memory]
-activations = "none"
-
 [runtime]
 threads = 0
 lease_s = 10.0

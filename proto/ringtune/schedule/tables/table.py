@@ -20,6 +20,7 @@ from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.lowering import Legs, item_updates, legs
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.replicas import copy_messages
 from ringtune.schedule.tables.words import format_action, parse_action
 from ringtune.schedule.turns import Item, StartPoint, Turn, items
 from ringtune.schedule.versions import is_stale
@@ -40,7 +41,7 @@ def build_table(plan: Plan, turns: Iterable[Turn], *, start: StartPoint | None =
     table: dict[str, list[Action]] = {node: [] for node in plan.nodes}
     holder = start.holder if start else ""
     for turn in turns:
-        if holder not in ("", turn.owner):
+        if holder not in ("", turn.owner) and not plan.course.method.full_parameters:
             table[holder].append(_hand_over(Op.SEND, turn, turn.owner))
             table[turn.owner].append(_hand_over(Op.RECEIVE, turn, holder))
         now = plan.decided(turn.unfreeze_at, turn.operations)
@@ -70,7 +71,8 @@ def _item_parts(plan: Plan, item: Item, node: str) -> list[tuple[tuple[int, int]
         first = next((action for action in actions if action.op in _PLACED), actions[0])
         parts.append((_place(plan, item, first.op, first.start), actions))
     updates = item_updates(plan, item, node)
-    return parts + [(_place(plan, item, update.op, update.start), [update]) for update in updates]
+    with_messages = ([*copy_messages(plan.course, item, node, update.start), update] for update in updates)
+    return parts + [(_place(plan, item, actions[-1].op, actions[-1].start), actions) for actions in with_messages]
 
 
 _PLACED = (Op.FORWARD, Op.HEAD, Op.BACKWARD)

@@ -8,6 +8,7 @@ One action is one word::
     U12[3,4)     update of blocks, U12[head]          K12          save what this node trained
     >h12.0#2@b   send the hidden state that enters block 2 to node b       <h12.0#2@a   receive it
     >g12.0#4@b   send the gradient of that hidden state                    >t3@b  <t3@a  hand the head over
+    >u12#embedding@b  send the gradient of the embedding to another owner, >u12#head@b that of the head
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _FORMS = {
     Scope.MESSAGE: (
         re.compile(rf"{_LETTER}(?P<payload>[hg])(?P<seq>{_NUMBER})\.(?P<micro>{_NUMBER})#(?P<start>{_NUMBER})@{_NODE}"),
         re.compile(rf"{_LETTER}(?P<payload>t)(?P<start>{_NUMBER})@{_NODE}"),
+        re.compile(rf"{_LETTER}(?P<payload>u)(?P<seq>{_NUMBER})#(?P<unit>head|embedding)@{_NODE}"),
     ),
 }
 
@@ -58,6 +60,8 @@ def format_action(action: Action, num_blocks: int) -> str:
             return f"{op}{seq}[{start},{stop})"
         case Scope.MESSAGE if payload == Payload.HEAD:
             return f"{op}t{start}@{peer}"
+        case Scope.MESSAGE if payload == Payload.UNIT_GRAD:
+            return f"{op}u{seq}#{unit_name(start, num_blocks)}@{peer}"
     return f"{op}{payload}{seq}.{micro}#{start}@{peer}"
 
 
@@ -70,6 +74,9 @@ def action_title(action: Action, num_blocks: int) -> str:
     match op.scope:
         case Scope.ITEM | Scope.MICRO:
             return op.name
+        case Scope.MESSAGE if action.payload == Payload.UNIT_GRAD:
+            name = f"gradient of the {unit_name(action.start, num_blocks)}"
+            return f"{op.name} {name} {'to' if op is Op.SEND else 'from'} {action.peer}"
         case Scope.MESSAGE:
             return f"{op.name} {_PAYLOADS[action.payload]} {'to' if op is Op.SEND else 'from'} {action.peer}"
         case Scope.UNITS if action.start in (EMBEDDING, head_of(num_blocks)):
@@ -106,6 +113,8 @@ def _action(op: Op, part: Mapping[str, str | None], num_blocks: int) -> Action:
         start, stop = EMBEDDING, EMBEDDING + 1
     elif op is Op.HEAD or part.get("unit") == "head":
         start, stop = head_of(num_blocks), head_of(num_blocks) + 1
+    if op.scope is Scope.MESSAGE:
+        stop = 0
     micro = part.get("micro")
     return Action(
         op=op,

@@ -1,0 +1,102 @@
+"""An owner's copies of embedding and head (``schedule.replicas``): which gradients came, which may leave.
+
+A copy is updated by every item that trains its unit, in the order of the items. The update of an item of another owner
+waits for the gradient, and for own items before it that still use the unit as it is. It need not wait for own updates
+or checkpoints before it: the gradient could not have been computed before those were possible here, and they go first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from ringtune.engine import events as ev
+from ringtune.engine.credits import Channel
+from ringtune.engine.flows import ItemState
+from ringtune.schedule.actions import Action
+from ringtune.schedule.course import Course
+from ringtune.schedule.replicas import UNIT_GRADS_WAITING, credit_boundary, other_owners, replicated_units
+
+
+class Copies:
+    """The copies of one owner; those of a node that owns nothing, or with adapters, wait for nothing.
+
+    Args:
+        course: of the run.
+        node: which node.
+    """
+
+    __slots__ = ("_arrived", "_channels", "_queue")
+
+    def __init__(self, course: Course, node: str) -> None:
+        others = other_owners(course, node) if course.owner(node) is not None else ()
+        self._channels: Mapping[str, Channel] = {
+            other: Channel(other, credit_boundary(course), UNIT_GRADS_WAITING) for other in others
+        }
+        self._queue: deque[ItemState] = deque()
+        self._arrived: dict[tuple[int, int], str] = {}
+
+    # ---- what comes in ------------------------------------------------------------------------------
+
+    def take_on(self, state: ItemState) -> None:
+        """Note an item of another owner that updates copies here."""
+        if state.copies:
+            self._queue.append(state)
+
+    def arrived(self, seq: int, unit: int, source: str) -> None:
+        """Note that the gradient of a unit is in the inbox."""
+        self._arrived[seq, unit] = source
+
+    def credit_came(self, source: str, boundary: int) -> bool:
+        """Note that ``source`` took a gradient of this node; whether the credit was for one."""
+        channel = self._channels.get(source)
+        if channel is None or channel.boundary != boundary:
+            return False
+        channel.came_back()
+        return True
+
+    # ---- what may go on -----------------------------------------------------------------------------
+
+    def may_save(self, seq: int) -> bool:
+        """Whether the copies have had all updates before an item."""
+        self._drop_done()
+        return not self._queue or self._queue[0].item.seq > seq
+
+    @property
+    def may_send(self) -> bool:
+        """Whether every other owner has room for one more gradient."""
+        return all(channel.left > 0 for channel in self._channels.values())
+
+    def next_update(self, is_used_before: Callable[[int], bool]) -> tuple[Action, ItemState] | None:
+        """The update of a copy for the oldest item of another owner, if that is possible now.
+
+        Args:
+            is_used_before: whether own micro-batches before an item still need the copies as they are.
+        """
+        self._drop_done()
+        if not self._queue:
+            return None
+        state = self._queue[0]
+        for update in state.copies:
+            if (update.seq, update.start) in self._arrived and not is_used_before(update.seq):
+                return update, state
+        return None
+
+    def messages(self, update: Action, state: ItemState, course: Course) -> list[ev.Command]:
+        """What is done right before an update: the gradient of an own item leaves, that of another one is taken."""
+        unit = update.start
+        if unit not in replicated_units(course, state.item):
+            return []
+        if not state.is_own:
+            return [ev.AcceptUnitGrad(update.seq, unit, self._arrived.pop((update.seq, unit)))]
+        for channel in self._channels.values():
+            channel.left -= 1
+        return [ev.SendUnitGrad(update.seq, unit, target) for target in self._channels]
+
+    def awaited(self, state: ItemState) -> int | None:
+        """The unit whose gradient an item of another owner waits for; None if it waits for none."""
+        return next((update.start for update in state.copies if (update.seq, update.start) not in self._arrived), None)
+
+    def _drop_done(self) -> None:
+        while self._queue and not self._queue[0].copies:
+            self._queue.popleft()

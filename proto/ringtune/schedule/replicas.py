@@ -1,0 +1,72 @@
+"""Copies of embedding and head: with a method that trains all parameters, every owner has one of each, always equal.
+
+The initiator of an item has the gradients of both units. It sends those of the units that train to every other owner.
+All owners do the same update with the same optimizer state, so no head is handed over. Two owners c and d, an item that
+trains the embedding::
+
+    c | ... B12.0[-1,0)  B12.1[-1,0)  >u12#embedding@d  U12[embedding]
+    d |                               <u12#embedding@c  U12[embedding]
+
+Few gradients are under way: ``UNIT_GRADS_WAITING`` from an owner to another one, counted as credits.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Final
+
+from ringtune.schedule.actions import Action, Op, Payload
+from ringtune.schedule.course import Course
+from ringtune.schedule.turns import Item
+from ringtune.schedule.units import EMBEDDING, Units
+from ringtune.schedule.versions import trained
+
+UNIT_GRADS_WAITING: Final = 2
+"""Unit gradients from an owner to another one that may be on their way or wait there."""
+
+
+def credit_boundary(course: Course) -> int:
+    """The boundary of credits for unit gradients: one past the head, which no hidden state enters."""
+    return course.head + 1
+
+
+def replicated_units(course: Course, item: Item) -> tuple[int, ...]:
+    """The units with copies that an item trains: embedding, head, both or none; always none with adapters."""
+    if not course.method.full_parameters or not item.kind.has_update:
+        return ()
+    return _replicated(trained(course, item.kind, item.step))
+
+
+@functools.lru_cache(maxsize=4096)
+def _replicated(units: Units) -> tuple[int, ...]:
+    return tuple(unit for unit in (EMBEDDING, units.num_blocks) if unit in units)
+
+
+@functools.lru_cache(maxsize=1024)
+def other_owners(course: Course, owner: str) -> tuple[str, ...]:
+    """The owners with copies of what ``owner`` has, in the order of their turns; none with adapters."""
+    if not course.method.full_parameters:
+        return ()
+    return tuple(other.node for other in course.owners if other.node != owner)
+
+
+def copy_links(course: Course) -> frozenset[tuple[str, str]]:
+    """Every pair of owners of which the first sends unit gradients to the second."""
+    if not course.method.full_parameters:
+        return frozenset()
+    return frozenset(itertools.permutations((owner.node for owner in course.owners), 2))
+
+
+def unit_grad(op: Op, seq: int, unit: int, peer: str) -> Action:
+    """The sending or receiving of an item's gradient of one unit."""
+    return Action(op, seq, -1, unit, 0, peer, Payload.UNIT_GRAD)
+
+
+def copy_messages(course: Course, item: Item, node: str, unit: int) -> tuple[Action, ...]:
+    """The messages right before the update of ``unit`` at ``node``: the initiator sends, another owner receives."""
+    if unit not in replicated_units(course, item):
+        return ()
+    if node != item.owner:
+        return (unit_grad(Op.RECEIVE, item.seq, unit, item.owner),)
+    return tuple(unit_grad(Op.SEND, item.seq, unit, other) for other in other_owners(course, node))
