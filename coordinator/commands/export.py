@@ -1,4 +1,4 @@
-"""``ringtune export``: a run's adapter as a folder to give away."""
+"""``ringtune export``: a run's adapter or model as a folder to give away."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def export(
     ] = "",
     json: options.Json = False,
 ) -> None:
-    """Write the adapter of a run as an AdapterHub folder with a model card, checked, with no local path in it."""
+    """Write the adapter or model of a run as a folder with a model card, checked, with no local path in it."""
     import json as json_module
 
     from coordinator.export.export import export_run
@@ -32,5 +32,6 @@ def export(
         return
     for name, digest in sorted(digests.items()):
         typer.echo(f"{digest}  {name}")
-    load = f"model.load_adapter({str(out)!r}, use_safetensors=True, set_active=True)"
-    typer.echo(f"exported to {out}; load it with {load}")
+    as_adapter = f"model.load_adapter({str(out)!r}, use_safetensors=True, set_active=True)"
+    as_model = f"AutoModel.from_pretrained({str(out)!r}), as its README.md says"
+    typer.echo(f"exported to {out}; load it with {as_model if 'config.json' in digests else as_adapter}")

@@ -17,10 +17,10 @@ from typing import Any
 import grpc
 
 from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError, RingTuneError
-from ringtune.files.chunks import cut_folder, write_any_files
+from ringtune.files.chunks import cut_pieces, write_any_files
 from ringtune.files.pieces import FilePieces, Pieces
 from ringtune.ids import naming_node
-from ringtune.models.result_files import RESULT_FILES
+from ringtune.models.result_files import PART_FILES
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.grants import GrantWriter
 from ringtune.rpc.statuses import error_of_status
@@ -30,8 +30,8 @@ from ringtune.v1 import control_pb2, control_pb2_grpc
 _LOG = logging.getLogger(__name__)
 _RELEASE_S = 3.0
 _RETRY_S = 0.2
-_MAX_RESULT_BYTES = 1 << 34
-_RESULT_FILES = (*RESULT_FILES, "totals.json")
+_MAX_RESULT_BYTES = 1 << 38
+_RESULT_FILES = (*PART_FILES, "totals.json")
 
 
 class AgentCalls:
@@ -111,10 +111,10 @@ class AgentCalls:
         *,
         timeout_s: float,
         on_result: Callable[[int], None],
-        saved: Path | None = None,
+        saved: Mapping[str, Pieces] | None = None,
         extend: Callable[[control_pb2.PrepareRequest], None] = lambda request: None,
     ) -> None:
-        """Send the plan, and a saved adapter to begin with if there is one; ``on_result`` gets the bytes hosted."""
+        """Send the plan, and files of a saved result to begin with; ``on_result`` gets the bytes hosted."""
         request = control_pb2.PrepareRequest(
             run_id=self._run_id, plan_epoch=0, plan_json=plan_json, job_toml=job_toml, addresses=dict(addresses)
         )
@@ -128,12 +128,12 @@ class AgentCalls:
 
         self._submit(work)
 
-    def _load_chunks(self, folder: Path) -> Iterator[control_pb2.LoadChunk]:
+    def _load_chunks(self, files: Mapping[str, Pieces]) -> Iterator[control_pb2.LoadChunk]:
         run_id = self._run_id
-        names = [name for name in RESULT_FILES if (folder / name).is_file()]
-        for chunk in cut_folder(folder, names):
-            yield control_pb2.LoadChunk(run_id=run_id, file=chunk)
-            run_id = ""  # the first one says it for all
+        for name, content in files.items():
+            for chunk in cut_pieces(name, content):
+                yield control_pb2.LoadChunk(run_id=run_id, file=chunk)
+                run_id = ""  # the first one says it for all
 
     def grant(self, turns: Sequence[Turn], *, keep_from_step: int = 0) -> None:
         """Grant turns to the node, and let it drop shards of steps before ``keep_from_step``."""

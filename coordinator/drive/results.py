@@ -9,12 +9,12 @@ from typing import Any
 
 from coordinator.records.events import EventSink
 from coordinator.records.file_events import send_file
-from coordinator.records.result_files import adapter_folder
+from coordinator.records.result_files import result_folder
 from ringtune.files.durable import storage_errors
 from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job
-from ringtune.models.result_files import result_files
+from ringtune.jobs.result import result_of
 
 _TOTALS = "totals.json"
 
@@ -54,15 +54,15 @@ class Results:
         for node, files in self._files.items():
             yield node, read_object(bytes(files.get(_TOTALS, Pieces.of(b""))), f"{_TOTALS} of node {node}")
 
-    def send_adapter(self, job: Job, emit: EventSink) -> None:
-        """Send the adapter folder of the run of ``job``, merged from what the nodes sent.
+    def send(self, job: Job, emit: EventSink) -> None:
+        """Send the adapter or model of the run of ``job``, merged from what the nodes sent.
 
         Raises:
             IntegrityError: a file is missing, broken, or not the same everywhere.
         """
-        names = result_files(job.model.task, job.adapter.config)
-        for name, content in sorted(adapter_folder(self._files, names).items()):
-            send_file(f"adapter/{name}", content, emit)
+        result = result_of(job)
+        for name, content in sorted(result_folder(self._files, result).items()):
+            send_file(f"{result.folder}/{name}", content, emit)
 
     def drop(self) -> None:
         """Delete all files."""

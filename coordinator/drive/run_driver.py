@@ -31,12 +31,15 @@ from coordinator.members.recruiting import Members, num_neighbours, unused_owner
 from coordinator.planner.job_time import JobTime
 from coordinator.planner.make_plan import Planned
 from coordinator.records.books import RunBooks
+from coordinator.records.result_files import saved_part
 from coordinator.records.run_clock import now_unix_s
 from ringtune.costs.rehearsal import SKIPPED_ITEMS
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
 from ringtune.errors import IntegrityError, PeerLostError, PlanError, RingTuneError, error_from_name
 from ringtune.files.pieces import Pieces
+from ringtune.jobs.result import result_of
 from ringtune.rounds import rounds
+from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 
 # A run measures as it starts, so only briefly; 'ringtune measure' takes longer, and nodes remember the better one.
@@ -220,7 +223,7 @@ class RunDriver(Driver):
                     addresses,
                     timeout_s=wait_s,
                     on_result=self._put_hosted(node),
-                    saved=self._request.evaluation.folder if self._request.evaluation else None,
+                    saved=self._saved_for(node, plan),
                     extend=lambda request: self._checkpoints.go_on(node, request),
                 )
             case rounds.Grant(turns):
@@ -255,6 +258,13 @@ class RunDriver(Driver):
             case _:
                 if self._books is not None:
                     self._books.log(command)
+
+    def _saved_for(self, node: str, plan: Plan) -> dict[str, Pieces] | None:
+        """Return what a node is to begin with instead of initial values; None where it trains."""
+        if self._request.evaluation is None:
+            return None
+        is_owner = plan.owner(node) is not None
+        return saved_part(self._request.evaluation.folder, result_of(self._job), plan.slice_of(node), is_owner=is_owner)
 
     def _inspect(self, node: str) -> None:
         self._calls[node].inspect(
@@ -331,13 +341,13 @@ class RunDriver(Driver):
     # ---- the end ----------------------------------------------------------------------------------
 
     def _hand_results_in(self) -> None:
-        """Send adapter and report of the run to the submitter, merged from what the nodes sent."""
+        """Send adapter or model, and report, of the run to the submitter, merged from what the nodes sent."""
         if self._request.plan_only or self._books is None:
             return
         for node, totals in self._results.totals():
             self._books.ledger.add_totals(node, totals)
         if self._request.evaluation is None:
-            self._results.send_adapter(self._job, self._emit)
+            self._results.send(self._job, self._emit)
         report = self._books.ledger.report(
             run_id=self.run_id,
             wall_s=time.monotonic() - self._started_s,

@@ -1,4 +1,4 @@
-"""Check that an adapter folder is whole, and tells nothing of where it was made, before it is given away."""
+"""Check that the folder of a result is whole, and tells nothing of where it was made, before it is given away."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.run_folder.saved_run import SavedRun
-from ringtune.errors import IntegrityError
+from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.safetensors_header import TensorInfo, read_safetensors_header
 from ringtune.models.family import CLASS_TASKS
 
 _BLOCK = re.compile(r"\.(\d+)\.")
+_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def check_adapter(run: SavedRun, config: Mapping[str, Any]) -> None:
@@ -25,7 +26,7 @@ def check_adapter(run: SavedRun, config: Mapping[str, Any]) -> None:
     Raises:
         IntegrityError: a file is damaged, or blocks lack tensors.
     """
-    tensors = read_safetensors_header(run.adapter / "adapter.safetensors")
+    tensors = read_safetensors_header(run.saved / "adapter.safetensors")
     if not isinstance(config.get("config"), dict) or not config.get("model_type"):
         raise IntegrityError("adapter_config.json does not describe an adapter; copy the run's folder again")
     blocks: dict[int, set[str]] = {}
@@ -66,7 +67,7 @@ def check_head(run: SavedRun, config: Mapping[str, Any]) -> None:
     Raises:
         IntegrityError: a file is damaged, or the classes differ.
     """
-    tensors = read_safetensors_header(run.adapter / "model_head.safetensors")
+    tensors = read_safetensors_header(run.saved / "model_head.safetensors")
     if run.job.model.task not in CLASS_TASKS:
         return
     described = config.get("config")
@@ -82,6 +83,17 @@ def check_head(run: SavedRun, config: Mapping[str, Any]) -> None:
 
 def _outputs(tensors: Mapping[str, TensorInfo]) -> set[int]:
     return {info.shape[0] for info in tensors.values() if info.shape}
+
+
+def checked_id(base_model: str) -> str:
+    """Return the id of a base model, ``name`` or ``owner/name``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not _MODEL_ID.fullmatch(base_model):
+        raise UsageError(f"{base_model!r} is no model id; give one with --base-model NAME or OWNER/NAME")
+    return base_model
 
 
 def private_paths(run: SavedRun) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Write the page of an exported adapter: what it is, how it was trained, and how it is used.
+"""Write the page of an exported adapter or model: what it is, how it was trained, and how it is used.
 
 Nothing in it says on which machines or by whom it was made: owners are counted, paths and node names left out.
 
@@ -33,8 +33,15 @@ model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
 The head is the base model's own: it did not train, so it is not in this folder."""
 
 
-def model_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], digests: Mapping[str, str]) -> str:
-    """Write the text of ``README.md``.
+_MODEL_LOADING = """```python
+from {library} import {loader}
+
+model = {loader}.from_pretrained("PATH_OF_THIS_FOLDER")
+```"""
+
+
+def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], digests: Mapping[str, str]) -> str:
+    """Write the text of ``README.md`` beside an adapter.
 
     Args:
         run: what is exported.
@@ -42,16 +49,58 @@ def model_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], di
         adapter: content of ``adapter_config.json``.
         digests: SHA-256 of the other files, by name.
     """
+    loading = _LOADING if has_trained_head(run.job.model.task) else _LOADING_WITH_OWN_HEAD
+    return _card(
+        run,
+        digests,
+        front=_front_matter(base_model, "adapters", str(adapter.get("model_type", ""))),
+        title=f"# Adapter for {base_model}",
+        what=f"adapter configuration `{run.job.adapter.config}`",
+        loading=loading.format(base=json.dumps(base_model)),
+        library=("library", adapter.get("version", "")),
+    )
+
+
+def whole_model_card(run: SavedRun, *, base_model: str, config: Mapping[str, Any], digests: Mapping[str, str]) -> str:
+    """Write the text of ``README.md`` beside a whole model.
+
+    Args:
+        run: what is exported.
+        base_model: id of the model that it was trained from.
+        config: content of ``config.json``.
+        digests: SHA-256 of the other files, by name.
+    """
+    architecture = next(iter(config.get("architectures") or ("AutoModel",)))
+    loader = ("adapters", "AutoAdapterModel") if "prediction_heads" in config else ("transformers", architecture)
+    return _card(
+        run,
+        digests,
+        front=_front_matter(base_model, "transformers", str(config.get("model_type", ""))),
+        title=f"# Model trained from {base_model}",
+        what="all parameters",
+        loading=_MODEL_LOADING.format(library=loader[0], loader=loader[1]),
+        library=("architecture", architecture),
+    )
+
+
+def _card(
+    run: SavedRun,
+    digests: Mapping[str, str],
+    *,
+    front: str,
+    title: str,
+    what: str,
+    loading: str,
+    library: tuple[str, object],
+) -> str:
     parts = [
-        _front_matter(base_model, adapter),
-        f"# Adapter for {base_model}",
-        f"Trained with RingTune: {run.job.model.task}, adapter configuration `{run.job.adapter.config}`, "
-        f"{_owners(run)}. Rows and labels stayed with their owners; hidden states passed between the nodes.",
-        (_LOADING if has_trained_head(run.job.model.task) else _LOADING_WITH_OWN_HEAD).format(
-            base=json.dumps(base_model)
-        ),
+        front,
+        title,
+        f"Trained with RingTune: {run.job.model.task}, {what}, {_owners(run)}. Rows and labels stayed with their "
+        "owners; hidden states passed between the nodes.",
+        loading,
         "## Training",
-        _table(("", ""), _facts(run, adapter)),
+        _table(("", ""), _facts(run, library)),
         "## Figures",
         _figures(run),
         "## Files",
@@ -60,9 +109,9 @@ def model_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], di
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(base_model: str, adapter: Mapping[str, Any]) -> str:
-    tags = ["adapters", str(adapter.get("model_type", "")), "ringtune"]
-    lines = ["---", f"base_model: {json.dumps(base_model)}", "library_name: adapters", "tags:"]
+def _front_matter(base_model: str, library: str, model_type: str) -> str:
+    tags = [library, model_type, "ringtune"]
+    lines = ["---", f"base_model: {json.dumps(base_model)}", f"library_name: {library}", "tags:"]
     return "\n".join([*lines, *(f"- {json.dumps(tag)}" for tag in tags if tag), "---"])
 
 
@@ -71,7 +120,7 @@ def _owners(run: SavedRun) -> str:
     return f"{count} data owner" + ("" if count == 1 else "s")
 
 
-def _facts(run: SavedRun, adapter: Mapping[str, Any]) -> list[tuple[str, object]]:
+def _facts(run: SavedRun, library: tuple[str, object]) -> list[tuple[str, object]]:
     plan, train = run.plan, run.job.train
     facts: list[tuple[str, object]] = [
         ("task", run.job.model.task),
@@ -86,7 +135,7 @@ def _facts(run: SavedRun, adapter: Mapping[str, Any]) -> list[tuple[str, object]
         ("hosts", len(plan.placement.slices)),
         ("wall time", format_seconds(run.report["wall_s"]) if "wall_s" in run.report else ""),
         ("RingTune", run.report.get("version", "")),
-        ("library", adapter.get("version", "")),
+        library,
     ]
     return [(name, value) for name, value in facts if value != ""]
 

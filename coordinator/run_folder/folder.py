@@ -4,7 +4,8 @@
 
     DIR/job.toml   plan.json   profile.json   metrics.jsonl   report.json   trace.json
     DIR/operations.json   the operation tables that the run has chosen, if it chose any
-    DIR/adapter/   the AdapterHub folder      DIR/recordings/  if asked for      DIR/logs/  with --local
+    DIR/adapter/   the AdapterHub folder; or DIR/model/, a whole model, where all parameters trained
+    DIR/recordings/  if asked for             DIR/logs/  with --local
     DIR/checkpoints/   manifests, and with --local the nodes' shards
     DIR/run.json       the run's id, and the coordinator that drives it
     DIR/run.log        what the command printed when it had no terminal: it was detached, or the terminal was closed
@@ -37,6 +38,7 @@ from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.files.chunks import FileJoiner
 from ringtune.files.durable import rename_durably, storage_errors, write_durably
 from ringtune.jobs.job import parse_job
+from ringtune.models.result_files import RESULT_FOLDERS
 from ringtune.rounds.checkpoint import CheckpointManifest
 from ringtune.rounds.job_changes import changed_keys
 from ringtune.rounds.length import Length
@@ -49,7 +51,7 @@ _OWN_FILES = (PLACE, LOG, "job.toml", "plan.json", "profile.json", "metrics.json
 FETCHING = "fetching"
 """What has come of a run that is being fetched."""
 
-_OWN_FOLDERS = ("adapter", "recordings", "logs", FOLDER, PARTS, FETCHING)
+_OWN_FOLDERS = (*RESULT_FOLDERS, "recordings", "logs", FOLDER, PARTS, FETCHING)
 _REMOVE_S = 5.0
 _RETRY_S = 0.1
 _PART = ".part"

@@ -8,7 +8,7 @@ did after the checkpoint from which the next one went on was done again, and cou
 
     DIR/parts/stops.json     [40, 80]: the steps from which the run went on
     DIR/parts/1/trace.json   what the first attempt has left, if it lived long enough to leave it; and so on
-    DIR/parts/1/adapter/     of a run that was done and then made longer: what it had trained until then
+    DIR/parts/1/adapter/     of a run that was done and then made longer: what it had trained until then; or model/
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import Any
 
 from coordinator.records.step_lines import is_step, number_of
 from ringtune.files.durable import make_folder, rename_durably, storage_errors, write_durably
+from ringtune.models.result_files import RESULT_FOLDERS
 
 FOLDER = "parts"
 _STOPS = "stops.json"
-_OF_ONE_PART = ("trace.json", "report.json", "adapter")
+_OF_ONE_PART = ("trace.json", "report.json", *RESULT_FOLDERS)
 
 
 class RunParts:

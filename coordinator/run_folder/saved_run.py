@@ -1,4 +1,4 @@
-"""Read the folder of a finished run: its job, plan, report and adapter."""
+"""Read the folder of a finished run: its job, plan, report, and the adapter or model that it left."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from coordinator.run_folder.place import read_place
 from ringtune.errors import IntegrityError, InvalidInputError, UsageError
 from ringtune.hints import hint
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
-from ringtune.models.result_files import result_files
+from ringtune.jobs.result import result_of
+from ringtune.models.result_files import Result
+from ringtune.schedule.methods import method_class
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.plan_0_1 import read_any_plan
-
-ADAPTER_FOLDER = "adapter"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,17 +38,22 @@ class SavedRun:
     report: dict[str, Any]
 
     @property
-    def adapter(self) -> Path:
-        """Path of the AdapterHub folder inside."""
-        return self.folder / ADAPTER_FOLDER
+    def result(self) -> Result:
+        """What it left behind."""
+        return result_of(self.job)
+
+    @property
+    def saved(self) -> Path:
+        """Path of the folder inside that has the adapter or the model."""
+        return self.folder / self.result.folder
 
 
 def read_run(folder: Path) -> SavedRun:
-    """Read the folder of a run that has an adapter.
+    """Read the folder of a run that has an adapter or a model.
 
     Raises:
         UsageError: no such folder, or no run in it.
-        InvalidInputError: a run without an adapter.
+        InvalidInputError: a run without either.
         IntegrityError: a file is not readable.
     """
     if not folder.is_dir():
@@ -56,11 +61,11 @@ def read_run(folder: Path) -> SavedRun:
     missing = [name for name in ("job.toml", "plan.json") if not (folder / name).is_file()]
     if missing:
         raise UsageError(f"{folder} holds no run: {missing[0]} is missing; give the --out of a 'ringtune train'")
-    adapter, job = folder / ADAPTER_FOLDER, load_job(folder / "job.toml", is_record=True)
-    missing = [name for name in result_files(job.model.task, job.adapter.config) if not (adapter / name).is_file()]
-    if missing:
+    job = load_job(folder / "job.toml", is_record=True)
+    result = result_of(job)
+    if lacking := result.missing_in(folder / result.folder):
         raise InvalidInputError(
-            f"{folder} has no adapter: {ADAPTER_FOLDER}/{missing[0]} is missing; {_how_to_go_on(folder)}"
+            f"{folder} has no {result.folder}: {result.folder}/{lacking} is missing; {_how_to_go_on(folder)}"
         )
     report = folder / "report.json"
     return SavedRun(
@@ -110,7 +115,7 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
     """Make the job of an evaluation: the run's job with one owner that has ``data``, and the head's classes.
 
     Args:
-        run: whose adapter.
+        run: whose adapter or model.
         data: rows; None = every node has its own, or those of the run's job.
         model: folder that replaces the run's.
 
@@ -126,9 +131,10 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
         split="iid" if data else job.data.split,
         owners=0,
     )
-    # every method gives the same forward; the plain one asks for no special ring
-    train = dataclasses.replace(job.train, method=Train().method, dropout=0.0, checkpoint_every=0)
-    none: dict[str, Any] = dict.fromkeys(METHOD_SECTIONS)
+    # every method gives the same forward; the plain one asks for no special ring, but knows no full parameters
+    method = job.train.method if job.method.full_parameters else Train().method
+    train = dataclasses.replace(job.train, method=method, dropout=0.0, checkpoint_every=0)
+    none: dict[str, Any] = dict.fromkeys(name for name in METHOD_SECTIONS if name != method_class(method).section)
     job = dataclasses.replace(job, **none)
     path = dataclasses.replace(job.model, path=str(model.resolve())) if model else job.model
     runtime = dataclasses.replace(job.runtime, record=False)

@@ -18,9 +18,9 @@ from coordinator.members.member_codec import entry_of, member_of
 from coordinator.records.run_clock import now_unix_s
 from coordinator.server.coordinator import Coordinator
 from ringtune import __version__
-from ringtune.files.chunks import MAX_ADAPTER_BYTES, write_files
+from ringtune.files.chunks import write_files
 from ringtune.jobs.job import parse_job
-from ringtune.models.result_files import result_files
+from ringtune.jobs.result import result_of
 from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -129,7 +129,7 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def Evaluate(
         self, request_iterator: Iterator[control_pb2.EvaluateInput], context: grpc.ServicerContext
     ) -> Iterator[control_pb2.RunEvent]:
-        """Evaluate a saved adapter and follow the evaluation, which stops if nobody follows it any more."""
+        """Evaluate a saved result and follow the evaluation, which stops if nobody follows it any more."""
         with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
             folder = Path(name)
             too_slow = threading.Timer(_UPLOAD_S, context.cancel)
@@ -144,9 +144,9 @@ class CoordinatorServicer(control_pb2_grpc.CoordinatorServicer):
     def _evaluate(self, inputs: Iterator[control_pb2.EvaluateInput], folder: Path) -> RunDriver:
         asked = next(inputs, control_pb2.EvaluateInput()).request
         job = parse_job(asked.job_toml, source="the submitted job")
-        source, names = "the submitter", result_files(job.model.task, job.adapter.config)
+        source, result = "the submitter", result_of(job)
         files = (entry.file for entry in inputs)
-        write_files(files, folder, names=names, max_bytes=MAX_ADAPTER_BYTES, source=source)
+        write_files(files, folder, names=result.loaded, max_bytes=result.max_bytes, source=source)
         evaluation = Evaluation(owner=asked.owner, folder=folder)
         return self._coordinator.run(
             RunRequest(job=job, plan_only=False, num_nodes=0, join_s=0.0, evaluation=evaluation)

@@ -13,6 +13,7 @@ from coordinator.drive.request_codec import run_request_to_proto
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.alternatives import NO_CHOICES, Choices
 from coordinator.records.events import EventSink
+from coordinator.records.result_files import saved_files
 from coordinator.run_folder.event_files import EventFiles
 from coordinator.run_folder.folder import RunFolder
 from coordinator.screen.progress import Progress
@@ -24,10 +25,10 @@ from coordinator.submit.shown_events import ShownEvents
 from ringtune.costs.profile import Profile
 from ringtune.costs.rehearsal import rehearsal_of, rehearsal_steps, rehearsed
 from ringtune.errors import IntegrityError, InterruptedRunError, RingTuneError, UsageError
-from ringtune.files.chunks import cut_folder
+from ringtune.files.chunks import cut_pieces
 from ringtune.hints import hint
 from ringtune.jobs.job import Job
-from ringtune.models.result_files import result_files
+from ringtune.jobs.result import result_of
 from ringtune.schedule.plan import Plan
 from ringtune.v1 import control_pb2
 
@@ -246,12 +247,12 @@ class Client(Connection):
         self._stub.Noted.future(control_pb2.CheckpointNoted(run_id=run_id, step=step), timeout=CALL_S)
 
     def evaluate(self, job: Job, *, owner: str, saved: Path, progress: Progress) -> Outcome:
-        """Evaluate a saved adapter on the nodes, and follow the evaluation to its end.
+        """Evaluate a saved adapter or model on the nodes, and follow the evaluation to its end.
 
         Args:
-            job: that the adapter came from.
+            job: that it came from.
             owner: the member whose evaluation rows count; empty = all who have some.
-            saved: folder of the adapter.
+            saved: folder of the adapter or model.
             progress: where it is shown.
 
         Raises:
@@ -261,8 +262,9 @@ class Client(Connection):
 
         def inputs() -> Iterator[control_pb2.EvaluateInput]:
             yield control_pb2.EvaluateInput(request=request)
-            for chunk in cut_folder(saved, result_files(job.model.task, job.adapter.config)):
-                yield control_pb2.EvaluateInput(file=chunk)
+            for name, content in saved_files(saved, result_of(job)).items():
+                for chunk in cut_pieces(name, content):
+                    yield control_pb2.EvaluateInput(file=chunk)
 
         outcome = Outcome(job)
         return self._follow(self._stub.Evaluate(inputs()), outcome, ShownEvents(progress, outcome))

@@ -1,4 +1,4 @@
-"""Evaluate the adapter of a finished run on a file: alone in one process, or on a coordinator's nodes.
+"""Evaluate the adapter or model of a finished run on a file: alone in one process, or on a coordinator's nodes.
 
 Either way an agent is started here, beside the file: it is the only owner, so the rows stay on this machine.
 Alone, it is also the only host; on a ring it is one of them.
@@ -31,7 +31,7 @@ def evaluate_alone(
     """Evaluate in one process on this machine, and leave nothing behind.
 
     Args:
-        run: whose adapter.
+        run: whose adapter or model.
         data: rows, as the job's columns name them.
         progress: where it is shown.
         join_s: how long the process may take to start, seconds.
@@ -64,7 +64,7 @@ def evaluate_on_ring(
     """Evaluate on the nodes of a running coordinator, with one more node here that owns the rows.
 
     Args:
-        run: whose adapter.
+        run: whose adapter or model.
         data: rows; they stay on this machine. None = those that the nodes have for evaluation.
         address: ``host:port`` of the coordinator.
         progress: where it is shown.
@@ -80,7 +80,7 @@ def evaluate_on_ring(
     """
     if data is None:
         with _free_coordinator(address, insecure=insecure) as client:
-            came = client.evaluate(evaluation_job(run, None), owner="", saved=run.adapter, progress=progress)
+            came = client.evaluate(evaluation_job(run, None), owner="", saved=run.saved, progress=progress)
         return _figures(came)
     options = ["--guest"]  # rows to evaluate on: no training run may take them
     options += ["--insecure"] if insecure else []
@@ -123,7 +123,7 @@ def _evaluate(
     ):
         _await_member(client, owner, ended, join_s)
         try:
-            came = client.evaluate(job, owner=owner, saved=run.adapter, progress=progress)
+            came = client.evaluate(job, owner=owner, saved=run.saved, progress=progress)
         except RingTuneError as error:
             raise (ended or [error])[0] from error
     return _figures(came)

@@ -19,7 +19,7 @@ from edge.shards.saver import Saver
 from ringtune.engine.spans import Span
 from ringtune.errors import DivergedError, FrameError, InterruptedRunError, RingTuneError, error_from_name
 from ringtune.files.pieces import Pieces
-from ringtune.models.result_files import RESULT_FILES
+from ringtune.models.result_files import NO_RESULT, Result
 from ringtune.rpc.grants import GrantReader
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.plan import Plan
@@ -46,7 +46,7 @@ class ActiveRun:
     epoch: int
     plan: Plan
     start: StartPoint | None = None
-    result_files: tuple[str, ...] = RESULT_FILES
+    result: Result = NO_RESULT
     is_collected: bool = False
     is_finished: bool = False
     cancelled: threading.Event = field(default_factory=threading.Event)

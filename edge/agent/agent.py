@@ -35,11 +35,11 @@ from edge.weights.borrow import Borrower
 from edge.wire.load import computing_lost_s_per_byte
 from edge.wire.probe import LinkRate, measure_link
 from ringtune.errors import FrameError, RingTuneError
-from ringtune.files.chunks import MAX_ADAPTER_BYTES, write_files
+from ringtune.files.chunks import write_files
 from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
 from ringtune.jobs.job import Job, parse_job
-from ringtune.models.result_files import result_files
+from ringtune.jobs.result import result_of
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn
 from ringtune.v1 import control_pb2
@@ -176,9 +176,9 @@ class Agent:
         plan = Plan.from_json(read_object(plan_json, "the plan that came"))
         job = self._job(run_id, job_toml)
         start = StartPoint.of(plan.course, step=goes_on.shard.step, holder=goes_on.holder) if goes_on else None
-        name, files = self._options.name, result_files(job.model.task, job.adapter.config)
+        name, result = self._options.name, result_of(job)
         with self._lock:
-            self._active = active = ActiveRun(run_id, name, epoch, plan, start, files, clock=self._clock)
+            self._active = active = ActiveRun(run_id, name, epoch, plan, start, result, clock=self._clock)
         _LOG.info("run %s begins, blocks %s", run_id, plan.slice_of(name).text)
         try:
             if self.models is not None:
@@ -194,7 +194,7 @@ class Agent:
         return int(active.executor.hosted_bytes)
 
     def load(self, run_id: str, chunks: Iterable[control_pb2.FileChunk], *, timeout_s: float) -> None:
-        """Replace the initial adapters and head by saved ones, before the first turn.
+        """Replace the initial values of what trains by saved ones, before the first turn.
 
         Raises:
             FrameError: this run is not the one that is prepared here.
@@ -204,9 +204,9 @@ class Agent:
         executor = active.executor
         with tempfile.TemporaryDirectory(prefix="ringtune-") as name:
             folder = Path(name)
-            source = f"the coordinator of {run_id}"
-            write_files(chunks, folder, names=active.result_files, max_bytes=MAX_ADAPTER_BYTES, source=source)
-            run.call(lambda: executor.load_saved(folder), timeout_s=timeout_s, what="the saved adapter to be loaded")
+            source, result = f"the coordinator of {run_id}", active.result
+            write_files(chunks, folder, names=result.loaded, max_bytes=result.max_bytes, source=source)
+            run.call(lambda: executor.load_saved(folder), timeout_s=timeout_s, what="the saved result to be loaded")
 
     def check_shards(self, run_id: str, asked: Sequence[ShardAsked], *, timeout_s: float) -> list[str]:
         """Check shards of ``run_id`` at this node; return what is wrong with each, empty = intact.

@@ -26,11 +26,11 @@ from edge.machine.settling import settle_of
 from edge.model.activations import storage_bytes
 from edge.model.owner import OwnerParts
 from edge.model.result.loading import load_saved
-from edge.model.result.saving import adapter_files
+from edge.model.result.saving import require_finite, result_files
 from edge.model.versions import VersionStore
 from edge.shards.shard_file import load_shard, to_shard
-from ringtune.engine.diverged import LOWER_THE_RATE, diverged, may_diverge
-from ringtune.errors import DivergedError, PlanError
+from ringtune.engine.diverged import diverged, may_diverge
+from ringtune.errors import PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
 from ringtune.jobs.learning_rate import learning_rate
@@ -74,7 +74,7 @@ class NodeExecutor:
     ) -> None:
         self._plan, self._course = plan, plan.course
         self._slice = plan.slice_of(node)
-        self._job = job
+        self._job, self._folder = job, model_folder
         self._dataset = dataset if plan.owner(node) else None
         self._hosted: Hosted = host(plan, node, job, model_folder, dataset, device=torch.device(device))
         blocks = [self._hosted.skeleton.blocks[index] for index in range(self._slice.start, self._slice.stop)]
@@ -348,7 +348,8 @@ class NodeExecutor:
         Returns:
             Name to content: ``adapter.safetensors`` (unless it hosts nothing), and with the head
             ``adapter_config.json`` and, of a head that trains, ``head_config.json`` and ``model_head.safetensors``;
-            where the blocks' own weights train ``blocks.safetensors`` instead of the first two.
+            where the blocks' own weights train ``blocks.safetensors`` instead of the first two; where all parameters
+            train ``model.safetensors``, and with the head ``config.json`` and the tokenizer's files.
 
         Raises:
             DivergedError: a trained weight is not finite after the last update.
@@ -356,12 +357,10 @@ class NodeExecutor:
         trained = dict(self._trained())
         if with_head:
             trained |= {f"head.{name}": value for name, value in self._owner(None)[0].parameters.items()}
-        for name, parameter in trained.items():
-            if not bool(torch.isfinite(parameter).all()):
-                what = f"{name} is not finite after the last step"
-                raise DivergedError(f"the training diverged: {what}; {LOWER_THE_RATE}")
+        require_finite(trained)
         without = () if with_private else range(self._plan.placement.private_blocks)
-        return adapter_files(self._hosted.skeleton, without_blocks=without, with_head=with_head)
+        skeleton, task = self._hosted.skeleton, self._job.model.task
+        return result_files(skeleton, task, self._folder, without_blocks=without, with_head=with_head)
 
     def load_saved(self, folder: Path) -> None:
         """Replace the initial values of what trains, and at an owner the head, by those of a run's result.
@@ -369,7 +368,7 @@ class NodeExecutor:
         Raises:
             IntegrityError: the folder is damaged or belongs to another job.
         """
-        load_saved(self._hosted.skeleton, folder, with_head=self._hosted.owner is not None)
+        load_saved(self._hosted.skeleton, self._job.model.task, folder, with_head=self._hosted.owner is not None)
 
     def _owner(self, action: Action | None) -> tuple[OwnerParts, OwnerDataset]:
         if self._hosted.owner is None or self._dataset is None:

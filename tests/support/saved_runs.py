@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy
@@ -12,6 +13,7 @@ from ringtune.schedule.extent import Owner
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
 from tests.support.fake_agents import job
+from tests.support.model_folder import bert_shapes, safetensors_bytes, write_model
 from tests.support.plans import changed, make_plan
 
 LABELS = ("neg", "pos")
@@ -61,3 +63,16 @@ def adapter_files() -> dict[str, bytes]:
         "head_config.json": json.dumps(head).encode(),
         "model_head.safetensors": save({"heads.ringtune.1.weight": numpy.ones((2, 8), dtype=numpy.float32)}),
     }
+
+
+def whole_model_instead(folder: Path) -> Path:
+    """Make a run one that trained all parameters of a small BERT; returns the folder of its model."""
+    wanted = job(model__path="/srv/carol/models/tiny", data__train="/srv/carol/rows/train.csv", train__method="hift")
+    (folder / "job.toml").write_text(wanted.to_toml())
+    shutil.rmtree(folder / "adapter")
+    config = {"num_hidden_layers": NUM_BLOCKS}
+    shapes = bert_shapes(prefix="bert.", config=config) | {"classifier.weight": (2, 8), "classifier.bias": (2,)}
+    described = {"architectures": ["BertForSequenceClassification"], "label2id": {"neg": 0, "pos": 1}}
+    model = write_model(folder / "model", config=config | described, weights=safetensors_bytes(shapes))
+    (model / "tokenizer.json").write_text("{}")
+    return model

@@ -14,15 +14,18 @@ The library's own writer is not used for the tensors: it refuses adapters that h
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from edge.model.heads import HEAD
+from edge.model.result.whole_model import model_files, model_tensors
 from edge.model.skeleton import ADAPTER, Skeleton
-from edge.model.tensor_bytes import pieces_of
+from edge.model.tensor_bytes import is_finite, pieces_of
+from ringtune.engine.diverged import LOWER_THE_RATE
+from ringtune.errors import DivergedError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import write_tensors
 from ringtune.models.result_files import (
@@ -34,6 +37,40 @@ from ringtune.models.result_files import (
 )
 
 Tensors = dict[str, torch.Tensor]
+
+
+def result_files(
+    skeleton: Skeleton, task: str, folder: Path, *, without_blocks: Collection[int], with_head: bool
+) -> dict[str, Pieces]:
+    """Make this node's part of a run's result: of a whole model where all parameters train, else of an adapter folder.
+
+    Args:
+        skeleton: of which only hosted blocks are left.
+        task: of the job.
+        folder: of the base model.
+        without_blocks: hosted blocks to leave out.
+        with_head: also the head and the configs; with full parameters the embedding too.
+
+    Raises:
+        DivergedError: a weight of a whole model is not finite.
+    """
+    if not skeleton.full_parameters:
+        return adapter_files(skeleton, without_blocks=without_blocks, with_head=with_head)
+    own = model_tensors(skeleton, task, without_blocks=without_blocks, with_owner=with_head)
+    require_finite(own)
+    return model_files(skeleton, task, folder, own, with_owner=with_head)
+
+
+def require_finite(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Refuse what diverged in the last update, a piece at a time.
+
+    Raises:
+        DivergedError: names the first tensor with numbers that are not finite.
+    """
+    for name, tensor in tensors.items():
+        if not is_finite(pieces_of(tensor)):
+            what = f"{name} is not finite after the last step"
+            raise DivergedError(f"the training diverged: {what}; {LOWER_THE_RATE}")
 
 
 def adapter_files(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Pieces]:

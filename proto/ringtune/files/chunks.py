@@ -18,9 +18,6 @@ from ringtune.v1 import control_pb2
 Sink = TypeVar("Sink", bound=BinaryIO)
 CHUNK_BYTES: Final = 1 << 20
 
-MAX_ADAPTER_BYTES: Final = 1 << 32
-"""Most bytes of an adapter folder that is sent to be evaluated."""
-
 
 class FileCutter:
     """Cuts one file into messages as its content comes; the last message has the digest.
@@ -70,13 +67,6 @@ def cut_pieces(path: str, content: Iterable[bytes | memoryview]) -> Iterator[con
     for piece in content:
         yield from cutter.add(piece)
     yield cutter.end()
-
-
-def cut_folder(folder: Path, names: Iterable[str]) -> Iterator[control_pb2.FileChunk]:
-    """Cut these files of a folder into messages, one file after the other."""
-    for name in names:
-        with (folder / name).open("rb") as file:
-            yield from cut_file(name, file)
 
 
 class FileJoiner:

@@ -3,14 +3,20 @@
 An adapter makes an AdapterHub folder. Where the blocks' own weights trained, ``blocks.safetensors`` takes the place of
 the adapter: every block's trained tensors, by the names that a model with a head gives them in its own checkpoint. The
 head's files are the same in both, and only there where a head was trained.
+
+Where all parameters trained, the result is a whole model: a normal folder of transformers with config, weights and the
+tokenizer's files. Between machines its weights are always one file; in the folder large ones are several with an index.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from ringtune.models.adapter_config import trains_own_weights
+from ringtune.models.families import FAMILIES
 from ringtune.models.family import FROZEN_HEAD_TASKS
+from ringtune.models.tensors import CONFIG_FILE, INDEX_FILE, MODEL_SIDE_FILES, WEIGHTS_FILE
 
 ADAPTER_CONFIG_FILE: Final = "adapter_config.json"
 ADAPTER_FILE: Final = "adapter.safetensors"
@@ -27,6 +33,19 @@ BLOCKS_FILES: Final = (BLOCKS_FILE, HEAD_CONFIG_FILE, HEAD_FILE)
 RESULT_FILES: Final = (*ADAPTER_FILES, BLOCKS_FILE)
 """Every file that the result of any run may have."""
 
+MODEL_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
+"""Every file that a trained model has, as it travels."""
+
+PART_FILES: Final = (*RESULT_FILES, *MODEL_FILES, *MODEL_SIDE_FILES)
+"""Every file that a node may hand in as its part of a result."""
+
+ADAPTER_FOLDER: Final = "adapter"
+MODEL_FOLDER: Final = "model"
+RESULT_FOLDERS: Final = (ADAPTER_FOLDER, MODEL_FOLDER)
+"""The folders of a run of which one has its result."""
+
+_MAX_ADAPTER_BYTES: Final = 1 << 32
+_MAX_MODEL_BYTES: Final = 1 << 40
 _HEAD_FILES: Final = (HEAD_CONFIG_FILE, HEAD_FILE)
 
 
@@ -47,3 +66,63 @@ def result_files(task: str, adapter: str) -> tuple[str, ...]:
     """
     files = BLOCKS_FILES if trains_own_weights(adapter) else ADAPTER_FILES
     return tuple(name for name in files if has_trained_head(task) or name not in _HEAD_FILES)
+
+
+class Result(NamedTuple):
+    """What the result of a run is.
+
+    Attributes:
+        folder: its name in the run's folder.
+        files: that it has to have.
+        more: that it may have.
+        loaded: those that nodes need to compute with it.
+        max_bytes: most that is taken of it from another machine.
+    """
+
+    folder: str
+    files: tuple[str, ...]
+    more: tuple[str, ...]
+    loaded: tuple[str, ...]
+    max_bytes: int
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it is a whole model."""
+        return self.folder == MODEL_FOLDER
+
+    def missing_in(self, folder: Path) -> str:
+        """Name a file that ``folder`` lacks of this result; empty if it is all there.
+
+        An index stands for the weights that it names: who reads them finds out whether they are there.
+        """
+        instead = {WEIGHTS_FILE: INDEX_FILE} if self.is_model else {}
+        lacking = (name for name in self.files if not (folder / name).is_file())
+        return next((name for name in lacking if not (folder / instead.get(name, name)).is_file()), "")
+
+
+NO_RESULT: Final = Result("", files=(), more=(), loaded=(), max_bytes=0)
+"""What a run has whose job nobody has read yet: no file is taken."""
+
+
+def adapter_result(task: str, adapter: str) -> Result:
+    """Return what a run leaves that trained an adapter, or the blocks' own weights; arguments as ``result_files``."""
+    files = result_files(task, adapter)
+    return Result(ADAPTER_FOLDER, files, more=(), loaded=files, max_bytes=_MAX_ADAPTER_BYTES)
+
+
+def model_result() -> Result:
+    """Return what a run leaves that trained all parameters."""
+    return Result(MODEL_FOLDER, MODEL_FILES, MODEL_SIDE_FILES, loaded=(WEIGHTS_FILE,), max_bytes=_MAX_MODEL_BYTES)
+
+
+def block_of(name: str) -> int | None:
+    """Return the block that a tensor of a trained model belongs to; None for embedding, head, and what else there is.
+
+    Example: 3 for ``bert.encoder.layer.3.output.dense.weight``.
+    """
+    for family in FAMILIES.values():
+        start = family.prefix + family.block_prefix
+        number = name.removeprefix(start).partition(".")[0]
+        if name.startswith(start) and number.isdecimal():
+            return int(number)
+    return None

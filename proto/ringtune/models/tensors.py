@@ -21,6 +21,24 @@ from ringtune.models.family import LM_HEAD, Family, Shapes
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "merges.txt",
+    "preprocessor_config.json",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+"""What an owner may need beside the weights to turn its rows into tensors."""
+
+MODEL_SIDE_FILES = ("generation_config.json", *TOKENIZER_FILES)
+"""Every file beside config and weights that the folder of a trained model takes over from its base."""
+
 SAMPLE_BYTES = 64
 """Bytes of each tensor's middle that stand for its values."""
 
@@ -74,6 +92,14 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
         if name not in headers[file]:
             raise ModelError(f"{folder / file} has no tensor {name!r}, which {INDEX_FILE} says; fetch the model again")
     return {name: StoredTensor(folder / file, headers[file][name]) for name, file in file_of.items()}
+
+
+def shard_name(number: int, count: int) -> str:
+    """The name of one of several weight files, the first of them with number 1.
+
+    Example: ``model-00002-of-00003.safetensors``.
+    """
+    return f"model-{number:05}-of-{count:05}.safetensors"
 
 
 def base_name(name: str, family: Family) -> str:

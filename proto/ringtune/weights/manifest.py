@@ -24,25 +24,10 @@ from typing import Any
 from ringtune.errors import IntegrityError
 from ringtune.files.safetensors_header import DTYPE_BYTES
 from ringtune.models.families import FAMILIES
-from ringtune.models.tensors import CONFIG_FILE, SAMPLE_BYTES, base_name, select_tensors
+from ringtune.models.tensors import CONFIG_FILE, SAMPLE_BYTES, TOKENIZER_FILES, base_name, select_tensors
 
 CHUNK_BYTES = 1 << 16
 """Longest piece of a message. A message counts when it is whole: half a second at 1 Mbit/s, and what a break loses."""
-
-TOKENIZER_FILES = (
-    "added_tokens.json",
-    "merges.txt",
-    "preprocessor_config.json",
-    "sentencepiece.bpe.model",
-    "special_tokens_map.json",
-    "spiece.model",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-    "vocab.txt",
-)
-"""What an owner may need beside the weights to turn its rows into tensors."""
 
 MODEL_FILES = (CONFIG_FILE, *TOKENIZER_FILES)
 """Every file that is ever fetched; all other files of a model folder stay where they are."""

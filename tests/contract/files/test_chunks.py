@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ringtune.errors import IntegrityError, StorageError
-from ringtune.files.chunks import CHUNK_BYTES, FileCutter, cut_file, cut_folder, write_any_files, write_files
+from ringtune.files.chunks import CHUNK_BYTES, FileCutter, cut_file, cut_pieces, write_any_files, write_files
+from ringtune.files.pieces import FilePieces
 from ringtune.v1.control_pb2 import FileChunk
 
 NAMES = ("a", "b")
@@ -38,7 +39,8 @@ def test_file_chunks_round_trip(tmp_path: Path) -> None:
     ]
     write(pieces, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == CONTENT
-    assert list(cut_folder(tmp_path, NAMES)) == pieces
+    again = [piece for name in NAMES for piece in cut_pieces(name, FilePieces(tmp_path / name))]
+    assert again == pieces
 
 
 def _damage(pieces: list[FileChunk]) -> None:

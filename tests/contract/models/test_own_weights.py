@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import Family
 from ringtune.models.own_weights import own_weights
-from ringtune.models.result_files import RESULT_FILES, result_files
+from ringtune.models.result_files import RESULT_FILES, adapter_result, block_of, model_result, result_files
 
 
 def config_of(family: Family, **values: object) -> dict[str, object]:
@@ -65,3 +67,28 @@ def test_result_files_of_own_weights_have_no_adapter() -> None:
     assert set(result_files("question-answering", "lora")) == {"adapter.safetensors", "adapter_config.json", *head}
     assert set(result_files("causal-lm", "lora")) == {"adapter.safetensors", "adapter_config.json"}
     assert {"blocks.safetensors", "adapter.safetensors", "adapter_config.json", *head} == set(RESULT_FILES)
+
+
+def test_result_of_full_parameters_is_a_whole_model(tmp_path: Path) -> None:
+    """Config and weights have to be there; an index stands for weights in several files; a node needs weights only."""
+    result = model_result()
+    assert (result.folder, result.is_model, result.loaded) == ("model", True, ("model.safetensors",))
+    assert result.missing_in(tmp_path) == "config.json"
+    (tmp_path / "config.json").touch()
+    assert result.missing_in(tmp_path) == "model.safetensors"
+    (tmp_path / "model.safetensors.index.json").touch()
+    assert result.missing_in(tmp_path) == ""
+    adapter = adapter_result("sequence-classification", "lora")
+    assert (adapter.folder, adapter.is_model, adapter.loaded) == ("adapter", False, adapter.files)
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.model_type)
+def test_block_of_a_tensor_is_read_from_its_name(family: Family) -> None:
+    """In every family; a layer of a head is no block."""
+    start = family.prefix + family.block_prefix
+    assert block_of(f"{start}3.output.dense.weight") == block_of(f"{start}3.x") == 3
+    assert [block_of(name) for name in (f"{start}x.w", f"{family.prefix}embeddings.1.w", "heads.ringtune.1.w")] == [
+        None,
+        None,
+        None,
+    ]

@@ -45,7 +45,7 @@ def test_results_of_own_weights_are_merged_blocks() -> None:
         blocks = save({f"bert.encoder.layer.{node}": numpy.ones(2, dtype=numpy.float32)})
         results.take(node, {name: Pieces.of(part) for name, part in {"blocks.safetensors": blocks, **more}.items()})
     wanted = job(adapter__config="full")
-    results.send_adapter(wanted, take)
+    results.send(wanted, take)
     assert files.keys() == {"adapter/blocks.safetensors", "adapter/head_config.json", "adapter/model_head.safetensors"}
     assert load(files["adapter/blocks.safetensors"]).keys() == {f"bert.encoder.layer.{node}" for node in "ab"}
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load, save
 from coordinator.export.export import export_run
 from ringtune.errors import IntegrityError, RingTuneError, UsageError
 from tests.support.disk import log_of_syncs
-from tests.support.saved_runs import own_weights_instead, write_run
+from tests.support.saved_runs import own_weights_instead, whole_model_instead, write_run
 
 
 @pytest.fixture
@@ -85,6 +85,67 @@ def test_export_of_own_weights_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no adapter to export.*'full'.*run/adapter/blocks\.safetensors"):
         export_run(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_export_of_a_whole_model_is_a_folder_of_transformers(run: Path, tmp_path: Path) -> None:
+    """Config, weights and tokenizer as they are, and a card with the class that loads them; nothing local."""
+    model = whole_model_instead(run)
+    digests = export_run(run, tmp_path / "out", base_model="acme/tiny")
+    assert sorted(digests) == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+    for name in set(digests) - {"README.md"}:
+        assert (tmp_path / "out" / name).read_bytes() == (model / name).read_bytes()
+        assert digests[name] == hashlib.sha256((model / name).read_bytes()).hexdigest()
+    card = (tmp_path / "out/README.md").read_text()
+    for line in (
+        'base_model: "acme/tiny"',
+        "library_name: transformers",
+        "# Model trained from acme/tiny",
+        "from transformers import BertForSequenceClassification",
+        'model = BertForSequenceClassification.from_pretrained("PATH_OF_THIS_FOLDER")',
+        "| architecture | BertForSequenceClassification |",
+    ):
+        assert line in card.splitlines()
+    for private in ("alice", "bob", "carol", "secret-place"):
+        assert private not in card
+
+
+def _swap_classes(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "label2id": {"neg": 1, "pos": 0}}))
+
+
+def _lose_a_block(model: Path) -> None:
+    tensors = load((model / "model.safetensors").read_bytes())
+    kept = {name: value for name, value in tensors.items() if ".layer.2." not in name}
+    (model / "model.safetensors").write_bytes(save(kept))
+
+
+def _cut_off(model: Path) -> None:
+    (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:-1])
+
+
+def _name_a_place(model: Path) -> None:
+    (model / "tokenizer.json").write_text('{"file": "/srv/carol/models/tiny/tokenizer.json"}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_swap_classes, "config.json has the classes"),
+        (_lose_a_block, r"has no tensor 'encoder\.layer\.2"),
+        (_cut_off, "damaged or no safetensors file"),
+        (_name_a_place, "tokenizer.json names the local path"),
+    ],
+)
+def test_export_refuses_a_whole_model_that_is_not_whole(
+    run: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    """What is damaged, lacks a block, is of another run, or names a place, is not given away; nothing is left."""
+    damage(whole_model_instead(run))
+    with pytest.raises(RingTuneError, match=message):
+        export_run(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.part").exists()
 
 
 def test_export_card_of_a_run_that_was_not_evaluated(run: Path, tmp_path: Path) -> None:

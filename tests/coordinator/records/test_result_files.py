@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import struct
+from pathlib import Path
 
 import pytest
 from safetensors import deserialize
 
 from coordinator.records import result_files
-from coordinator.records.result_files import same_everywhere
+from coordinator.records.result_files import result_folder, same_everywhere, saved_files, saved_part
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import TensorPieces
+from ringtune.models.result_files import model_result
+from ringtune.schedule.placement import Slice
 
 numpy = pytest.importorskip("numpy")
 safetensors_numpy = pytest.importorskip("safetensors.numpy")
@@ -110,3 +113,56 @@ def test_same_everywhere_names_who_differs() -> None:
         same_everywhere([("a", b"1"), ("b", b"1"), ("c", b"2")], name="adapter_config.json")
     with pytest.raises(IntegrityError, match="no node sent"):
         same_everywhere([], name="adapter_config.json")
+
+
+def part_of(*names: str, **files: bytes) -> dict[str, Pieces]:
+    """What a node hands in of a model: tensors of one number, and small files."""
+    weights = bytes(safetensors_numpy.save({name: numpy.ones(2, dtype=numpy.float32) for name in names}))
+    return {"model.safetensors": Pieces.of(weights), **{name: Pieces.of(content) for name, content in files.items()}}
+
+
+LOW = part_of("bert.encoder.layer.0.w", "bert.encoder.layer.1.w")
+HIGH = part_of("bert.encoder.layer.2.w", "bert.embeddings.w", "heads.ringtune.1.weight", **{"config.json": b"{}"})
+
+
+def names_in(content: Pieces) -> set[str]:
+    """Names of the tensors in a file."""
+    return {name for name, _ in deserialize(bytes(content))}
+
+
+def test_model_folder_has_all_parts_and_only_files_that_came() -> None:
+    """Weights are merged, the config is there; tokenizer files only as the owner has them."""
+    folder = result_folder({"a": LOW, "b": {**HIGH, "vocab.txt": Pieces.of(b"x")}}, model_result())
+    assert folder.keys() == {"config.json", "model.safetensors", "vocab.txt"}
+    assert names_in(folder["model.safetensors"]) == names_in(LOW["model.safetensors"]) | names_in(
+        HIGH["model.safetensors"]
+    )
+
+
+def test_model_folder_without_config_or_weights_is_refused() -> None:
+    """What no node sent is named."""
+    with pytest.raises(IntegrityError, match=r"no node sent config\.json"):
+        result_folder({"a": LOW}, model_result())
+    with pytest.raises(IntegrityError, match=r"no node sent model\.safetensors"):
+        result_folder({"b": {"config.json": Pieces.of(b"{}")}}, model_result())
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 30, 16])
+def test_model_goes_back_to_nodes_in_parts(tmp_path: Path, shard_bytes: int) -> None:
+    """From one file or several: each node gets the blocks of its slice, an owner also what is in no block."""
+    for name, content in result_folder({"a": LOW, "b": HIGH}, model_result(), shard_bytes=shard_bytes).items():
+        (tmp_path / name).write_bytes(bytes(content))
+    (sent,) = saved_files(tmp_path, model_result()).items()
+    assert sent[0] == "model.safetensors"
+    (tmp_path / "came").mkdir()
+    (tmp_path / "came" / sent[0]).write_bytes(bytes(sent[1]))
+    wanted = {
+        (0, 2, False): {"bert.encoder.layer.0.w", "bert.encoder.layer.1.w"},
+        (2, 3, True): {"bert.encoder.layer.2.w", "bert.embeddings.w", "heads.ringtune.1.weight"},
+        (0, 0, True): {"bert.embeddings.w", "heads.ringtune.1.weight"},
+        (0, 0, False): set(),
+    }
+    for (start, stop, is_owner), names in wanted.items():
+        piece = Slice(node="n", start=start, stop=stop)
+        part = saved_part(tmp_path / "came", model_result(), piece, is_owner=is_owner)
+        assert names_in(part["model.safetensors"]) == names

@@ -14,7 +14,7 @@ from coordinator.run_folder.place import RunPlace
 from coordinator.run_folder.saved_run import evaluation_job, read_run
 from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
 from tests.contract.test_hints import parse
-from tests.support.saved_runs import LABELS, own_weights_instead, plan, write_run
+from tests.support.saved_runs import LABELS, own_weights_instead, plan, whole_model_instead, write_run
 from tests.support.version_0_1 import WRITTEN
 
 
@@ -53,6 +53,28 @@ def test_saved_run_of_own_weights_has_blocks_instead(tmp_path: Path) -> None:
     (folder / "adapter/blocks.safetensors").unlink()
     with pytest.raises(InvalidInputError, match=r"adapter/blocks\.safetensors is missing"):
         read_run(folder)
+
+
+def test_saved_run_of_full_parameters_has_a_model(tmp_path: Path) -> None:
+    """It is whole with a model folder, in one file or several; without weights it is not."""
+    folder = write_run(tmp_path / "run")
+    model = whole_model_instead(folder)
+    assert read_run(folder).saved == model
+    (model / "model.safetensors").rename(model / "model.safetensors.index.json")
+    assert read_run(folder).saved == model
+    (model / "model.safetensors.index.json").unlink()
+    with pytest.raises(InvalidInputError, match=r"has no model: model/model\.safetensors is missing"):
+        read_run(folder)
+
+
+def test_evaluation_of_full_parameters_loads_all_of_them(tmp_path: Path) -> None:
+    """The method stays, so that every node replaces every weight; of any other method only the adapter is known."""
+    folder = write_run(tmp_path / "run")
+    assert not evaluation_job(read_run(folder), None).method.full_parameters
+    whole_model_instead(folder)
+    job = evaluation_job(read_run(folder), None)
+    assert job.method.full_parameters
+    assert job.adapter.config == "full"
 
 
 def test_saved_run_that_was_interrupted_says_how_to_go_on(tmp_path: Path) -> None:

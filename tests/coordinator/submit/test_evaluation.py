@@ -26,7 +26,7 @@ def evaluate(cluster: FakeCluster, folder: Path, owner: str) -> Outcome:
     run = read_run(folder)
     with Client(cluster.server.address) as client:
         return client.evaluate(
-            evaluation_job(run, folder / "rows.csv"), owner=owner, saved=run.adapter, progress=Progress()
+            evaluation_job(run, folder / "rows.csv"), owner=owner, saved=run.saved, progress=Progress()
         )
 
 
@@ -123,9 +123,9 @@ def test_evaluation_of_damaged_files_is_refused_before_any_node_is_asked(tmp_pat
     folder = write_run(tmp_path / "run")
     with FakeCluster("a") as cluster:
         run = read_run(folder)
-        (run.adapter / "model_head.safetensors").unlink()
+        (run.saved / "model_head.safetensors").unlink()
         with Client(cluster.server.address) as client, pytest.raises((RingTuneError, OSError)):
-            client.evaluate(evaluation_job(run, folder / "rows.csv"), owner="a", saved=run.adapter, progress=Progress())
+            client.evaluate(evaluation_job(run, folder / "rows.csv"), owner="a", saved=run.saved, progress=Progress())
         assert cluster.agents["a"].log == []
 
 

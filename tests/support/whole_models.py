@@ -1,0 +1,104 @@
+"""Parts of a whole model as two nodes would hand them in, made by hand: every parameter is moved as if it trained."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coordinator.records.result_files import result_folder
+from edge.model.heads import task_of
+from edge.model.result.saving import result_files
+from edge.model.safetensors_files import SafetensorsFiles
+from edge.model.skeleton import Skeleton, build_skeleton
+from edge.model.slice import materialise
+from ringtune.files.pieces import Pieces
+from ringtune.jobs.job import parse_job
+from ringtune.models.family import CLASS_TASKS
+from ringtune.models.result_files import model_result
+from tests.support import tiny
+
+NUM_BLOCKS = 4
+
+
+class Unhosted(torch.nn.Module):
+    """Stands for a pooler that no head uses, so that the whole model runs without it."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the first token."""
+        return hidden[:, 0]
+
+
+def hosted(
+    folder: Path, task: str, blocks: Iterable[int], *, is_owner: bool, trained: bool = True, dtype: str = "float32"
+) -> Skeleton:
+    """What one node hosts of a model in whose runs all parameters train; ``trained`` moves every one of them."""
+    path = f'[model]\npath = "{folder}"\ntask = "{task}"\ndtype = "{dtype}"\n[adapter]\nconfig = "full"\n'
+    job = parse_job(path, source="test")
+    labels = tiny.LABELS if task in CLASS_TASKS else ()
+    head = None
+    with torch.random.fork_rng(devices=[]):
+        skeleton = build_skeleton(folder, job)._replace(full_parameters=True, own_weights=())
+        if is_owner:
+            head = task_of(task).add(skeleton.model, labels)
+    kind = getattr(torch, dtype)
+    with SafetensorsFiles(folder) as weights:
+        materialise(skeleton, weights, blocks=blocks, with_embedding=is_owner, dtype=kind, device=torch.device("cpu"))
+        if head is not None:
+            task_of(task).connect(skeleton, head, weights)
+            head.to(kind)
+    skeleton.model.eval()
+    if trained:
+        _move(skeleton.model)
+    return skeleton
+
+
+def _move(model: torch.nn.Module) -> None:
+    """Add noise that depends on the parameter's name alone; in place, so that what is tied stays tied."""
+    for name, parameter in model.named_parameters():
+        if parameter.numel() and (any(parameter.stride()) or parameter.dim() == 0):
+            generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+            moved = parameter.detach() + 0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            with torch.no_grad():
+                parameter.data = parameter.data.clone()
+                parameter.copy_(moved)
+
+
+def whole(folder: Path, task: str) -> Any:
+    """The trained model as one process has it, with the head active."""
+    skeleton = hosted(folder, task, range(NUM_BLOCKS), is_owner=True)
+    if hasattr(skeleton.base, "pooler"):
+        skeleton.base.pooler = Unhosted()
+    skeleton.model.active_head = "ringtune"
+    return skeleton.model
+
+
+def parts(folder: Path, task: str, *, dtype: str = "float32") -> dict[str, dict[str, Pieces]]:
+    """What a node with blocks [0, 2) hands in, and an owner with the rest."""
+    low = hosted(folder, task, range(2), is_owner=False, dtype=dtype)
+    high = hosted(folder, task, range(2, NUM_BLOCKS), is_owner=True, dtype=dtype)
+    return {
+        "a": result_files(low, task, folder, without_blocks=(), with_head=False),
+        "b": result_files(high, task, folder, without_blocks=(), with_head=True),
+    }
+
+
+def write_result(files: dict[str, dict[str, Pieces]], folder: Path, **more: Any) -> Path:
+    """The folder of the trained model, merged as a coordinator does."""
+    folder.mkdir(parents=True)
+    for name, content in result_folder(files, model_result(), **more).items():
+        (folder / name).write_bytes(b"".join(content))
+    return folder
+
+
+def inputs_of(model_type: str) -> dict[str, torch.Tensor]:
+    """Two rows, one of them with padding; or two images."""
+    if model_type == "vit":
+        return {"pixel_values": torch.randn(2, 1, 12, 12, generator=torch.Generator().manual_seed(0))}
+    return {
+        "input_ids": torch.tensor([[2, 5, 6, 7, 8, 3], [2, 9, 10, 3, 0, 0]]),
+        "attention_mask": torch.tensor([[1] * 6, [1, 1, 1, 1, 0, 0]]),
+    }
