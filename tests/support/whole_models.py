@@ -36,12 +36,12 @@ def hosted(
     folder: Path, task: str, blocks: Iterable[int], *, is_owner: bool, trained: bool = True, dtype: str = "float32"
 ) -> Skeleton:
     """What one node hosts of a model in whose runs all parameters train; ``trained`` moves every one of them."""
-    path = f'[model]\npath = "{folder}"\ntask = "{task}"\ndtype = "{dtype}"\n[adapter]\nconfig = "full"\n'
-    job = parse_job(path, source="test")
+    text = f'[model]\npath = "{folder}"\ntask = "{task}"\ndtype = "{dtype}"\n[train]\nmethod = "hift"\n'
+    job = parse_job(text, source="test")
     labels = tiny.LABELS if task in CLASS_TASKS else ()
     head = None
     with torch.random.fork_rng(devices=[]):
-        skeleton = build_skeleton(folder, job)._replace(full_parameters=True, own_weights=())
+        skeleton = build_skeleton(folder, job)
         if is_owner:
             head = task_of(task).add(skeleton.model, labels)
     kind = getattr(torch, dtype)
@@ -57,14 +57,14 @@ def hosted(
 
 
 def _move(model: torch.nn.Module) -> None:
-    """Add noise that depends on the parameter's name alone; in place, so that what is tied stays tied."""
+    """Add noise that depends on the parameter's name alone; in place and once, so that what is tied stays tied."""
+    moved: set[int] = set()
     for name, parameter in model.named_parameters():
-        if parameter.numel() and (any(parameter.stride()) or parameter.dim() == 0):
+        if any(parameter.stride()) and parameter.data_ptr() not in moved:
+            moved.add(parameter.data_ptr())
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            moved = parameter.detach() + 0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             with torch.no_grad():
-                parameter.data = parameter.data.clone()
-                parameter.copy_(moved)
+                parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
 
 
 def whole(folder: Path, task: str) -> Any:

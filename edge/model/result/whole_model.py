@@ -85,7 +85,7 @@ def _head_tensors(skeleton: Skeleton, task: str) -> Tensors:
     head = skeleton.model.heads[HEAD]
     decoder = head.get_output_embeddings()
     if decoder is not None:
-        tied = decoder.weight is skeleton.model.get_input_embeddings().weight
+        tied = decoder.weight.data_ptr() == skeleton.model.get_input_embeddings().weight.data_ptr()
         return {} if tied else {LM_HEAD: decoder.weight.detach()}
     found: Tensors = {}
     for name, value in head.named_parameters():
