@@ -64,7 +64,7 @@ def _move(model: torch.nn.Module) -> None:
             moved.add(parameter.data_ptr())
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
             with torch.no_grad():
-                parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
 
 
 def whole(folder: Path, task: str) -> Any:
