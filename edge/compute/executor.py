@@ -18,8 +18,10 @@ from pathlib import Path
 import torch
 
 from edge.compute.flows import Flows
+from edge.compute.forwards import Forwards
 from edge.compute.hosting import Hosted, host
 from edge.compute.micro_batches import MicroBatch, OpenItem
+from edge.compute.saving.keep import Kept
 from edge.compute.scoring import Scoring
 from edge.data.rows import OwnerDataset
 from edge.machine.settling import settle_of
@@ -80,6 +82,7 @@ class NodeExecutor:
         blocks = [self._hosted.skeleton.blocks[index] for index in range(self._slice.start, self._slice.stop)]
         self._versions = VersionStore(blocks, self._hosted.optimizers)
         self._scoring = Scoring(self._hosted.skeleton, self._course)
+        self._forwards = Forwards(plan, node, self._hosted, self._versions, self._scoring)
         self.device = torch.device(device)
         self._settle = settle_of(self.device)
         self._items: dict[int, OpenItem] = {}
@@ -171,7 +174,7 @@ class NodeExecutor:
             return ()
         y = owner.embed_to_train(rows, entry.dropout_at(action))
         flow = MicroBatch(hidden=y.detach(), mask=rows.mask)
-        flow.graphs[EMBEDDING, EMBEDDING + 1] = (None, y)
+        flow.graphs[EMBEDDING, EMBEDDING + 1] = Kept(None, y)
         self._flows.begin(action, flow)
         return ()
 
@@ -187,18 +190,12 @@ class NodeExecutor:
         return ()
 
     def _forward(self, action: Action, entry: OpenItem) -> Values:
-        item, flow, blocks = entry.item, self._flows.of(action), self._hosted.blocks
-        hidden, mask, context = flow.block_inputs(action, blocks)
+        item, flow = entry.item, self._flows.of(action)
+        hidden, mask, context = flow.block_inputs(action, self._hosted.blocks)
         if item.kind.has_update and entry.trained.ranges_within(self._slice.start, self._slice.stop):
             self._versions.use(item.seq)
-        blocks.train_only(action.start, action.stop, entry.trained)
-        has_grad_below = action.start > entry.lowest[action.micro]
-        with torch.enable_grad(), self._scoring.watched(item, action, entry.trained):
-            x = hidden.detach().requires_grad_(has_grad_below)
-            at, patterns = entry.dropout_at(action), entry.patterns(action)
-            y = blocks.run(x, mask, context, action.start, action.stop, train_at=at, patterns=patterns)
-        flow.graphs[action.start, action.stop] = (x, y)
-        flow.hidden = y.detach()
+        graph, flow.hidden = self._forwards.run(action, entry, hidden, mask, context)
+        flow.graphs[action.start, action.stop] = graph
         return ()
 
     def _head(self, action: Action, entry: OpenItem) -> Values:
@@ -232,10 +229,7 @@ class NodeExecutor:
         graph = flow.graphs.pop((action.start, action.stop), None)
         if graph is None or flow.grad is None:
             raise PlanError(f"{action} has no {'graph' if graph is None else 'gradient'} here")
-        x, y = graph
-        if y.requires_grad:
-            torch.autograd.backward([y], [flow.grad])
-        flow.grad = None if x is None else x.grad
+        flow.grad = graph.backward(flow.grad)
         self._scoring.reduce(entry.item, action)
         if not entry.item.kind.has_update:
             for parameter in self._parameters_of(action).values():

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from edge.compute.saving.passes import Saved
 from edge.data.tokens import Batch
-from edge.model.activations import saved_tensors
 from edge.model.slice import BlockRunner
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action
@@ -33,13 +33,13 @@ class MicroBatch:
         hidden: (B, T, D), not part of a graph.
         mask: (B, T), None where the hidden state enters the head.
         grad: of the hidden state that left this node, or that the head here saw.
-        graphs: unit range -> (input, output) of a forward that waits for its backward; the embedding has no input.
+        graphs: unit range -> what a forward keeps for the backward that it waits for.
     """
 
     hidden: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     grad: torch.Tensor | None = None
-    graphs: dict[tuple[int, int], tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=dict)
+    graphs: dict[tuple[int, int], Saved] = field(default_factory=dict)
     _context: Any = None
     _has_context: bool = False
 
@@ -81,8 +81,8 @@ class MicroBatch:
         """Yield every tensor that is held, those that graphs keep for backward included."""
         yield from (item for item in (self.hidden, self.mask, self.grad) if item is not None)
         yield from _tensors_in(self._context)
-        for x, y in self.graphs.values():
-            yield from (y, *saved_tensors(y)) if x is None else (x, y, *saved_tensors(y))
+        for graph in self.graphs.values():
+            yield from graph.tensors()
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -8,8 +8,10 @@ B batch rows, T tokens, D model width.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from ringtune.errors import ModelError
 from ringtune.schedule.units import Units
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+Around = Callable[[int], AbstractContextManager[None]]
 _LEGACY_SUFFIXES = ((".weight", ".gamma"), (".bias", ".beta"))  # LayerNorm names of the first BERT files
 
 
@@ -202,6 +205,7 @@ class BlockRunner:
         *,
         train_at: tuple[int, int] | None = None,
         patterns: Mapping[int, str] | None = None,
+        around: Around | None = None,
     ) -> torch.Tensor:
         """Run blocks ``[start, stop)``.
 
@@ -213,18 +217,20 @@ class BlockRunner:
             stop: first block that is not run.
             train_at: (step, micro-batch) of a forward with dropout; None = without.
             patterns: block -> what its subnets do; a block that is not in it is full.
+            around: what is open while a block runs; None = nothing.
         """
         from adapters.context import ForwardContext
 
         skeleton, given = self._skeleton, patterns or {}
         with ForwardContext(skeleton.base, inputs_embeds=hidden_BTD, attention_mask=mask_BT):
             for index in range(start, stop):
-                pattern = given.get(index, "")
-                if not pattern:
-                    hidden_BTD = self._whole(index, context, train_at, hidden_BTD)
-                    continue
-                whole = functools.partial(self._whole, index, context, train_at)
-                hidden_BTD = self._head_groups.run(index, hidden_BTD, context, pattern, whole)
+                with contextlib.nullcontext() if around is None else around(index):
+                    pattern = given.get(index, "")
+                    if not pattern:
+                        hidden_BTD = self._whole(index, context, train_at, hidden_BTD)
+                        continue
+                    whole = functools.partial(self._whole, index, context, train_at)
+                    hidden_BTD = self._head_groups.run(index, hidden_BTD, context, pattern, whole)
         return hidden_BTD
 
     def _whole(

@@ -16,7 +16,8 @@ Source: RingAda, section IV, baseline PipeAdapter (several stored versions of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -70,6 +71,19 @@ class VersionStore:
         if self._used.setdefault(seq, self._newest) is not self._newest:
             raise PlanError(f"item {seq}: the weights were updated between two of its micro-batches")
 
+    @contextlib.contextmanager
+    def at(self, seq: int) -> Iterator[None]:
+        """Put the version that an item's forward used back into the modules while the context is open."""
+        version = self._used.get(seq, self._newest)
+        if version is self._newest:
+            yield
+            return
+        self._put(version)
+        try:
+            yield
+        finally:
+            self._put(self._newest)
+
     def release(self, seq: int) -> None:
         """Move the gradients of an item to the newest version, which may be updated then.
 
@@ -93,7 +107,10 @@ class VersionStore:
             if id(parameter) not in fresh:
                 fresh[id(parameter)] = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
         self._optimizers.exchange(fresh)
-        for (module, name), parameter in zip(self._places, self._newest, strict=True):
-            setattr(module, name, fresh[id(parameter)])
         self._newest = tuple(fresh[id(parameter)] for parameter in self._newest)
+        self._put(self._newest)
         self.peak_versions = max(self.peak_versions, self.num_versions)
+
+    def _put(self, version: Version) -> None:
+        for (module, name), parameter in zip(self._places, version, strict=True):
+            setattr(module, name, parameter)

@@ -160,10 +160,10 @@ def _block(rng: random.Random, kind: str, subnets: int) -> str:
 # ---- the ring --------------------------------------------------------------------------------------
 
 
-def run(case: Case, plan: Plan, seed: int = 0) -> tuple[RingResult, TorchCarrier]:
+def run(case: Case, plan: Plan, seed: int = 0, carrier: TorchCarrier | None = None) -> tuple[RingResult, TorchCarrier]:
     """With any delays."""
     rng = random.Random(seed)
-    carrier = make_carrier(case, plan, keep_messages=True)
+    carrier = carrier or make_carrier(case, plan, keep_messages=True)
     result = VirtualRing(
         plan,
         action_s=lambda node, action: rng.random(),

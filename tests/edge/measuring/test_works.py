@@ -145,8 +145,8 @@ def test_measure_runs_the_actions_of_a_run(model_folder: Path, monkeypatch: pyte
     def watched(self: NodeExecutor, action: Action) -> object:
         values = run(self, action)
         if action.op is Op.FORWARD:
-            ((x, _),) = self._flows.of(action).graphs.values()
-            seen.append((action.op, x.requires_grad))
+            (graph,) = self._flows.of(action).graphs.values()
+            seen.append((action.op, next(graph.tensors()).requires_grad))
         elif action.op is not Op.FORWARD_FREE:
             seen.append((action.op, False))
         return values

@@ -1,0 +1,229 @@
+"""Let chosen linear layers of blocks keep projections of their input for the backward, whatever module they are in.
+
+While a block runs, every call of a linear layer is looked at. If its weight is a chosen one that trains, and a graph
+is kept, the call goes the projected way; all else is done as it is. So the library's modules stay what they are: base
+layers, LoRA and bottlenecks, with weights that an update may have put in their places since.
+
+Layers that read one tensor share its projection, if their vectors are equal. Where only some of them would be
+projected, the others would keep the tensor, and nothing would be saved: they are chosen together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from edge.compute.saving.projected import Linear, project, projected_linear
+from edge.compute.saving.vectors import Vectors
+from edge.model.head_groups.layouts import LAYOUTS
+from edge.model.skeleton import ADAPTER, Skeleton
+from ringtune.errors import JobError
+from ringtune.schedule.saving import Velora, subtoken_size
+
+Used = dict[str, torch.Tensor]
+"""Layer -> vector that a forward of one micro-batch was projected on."""
+
+_MATMUL: Final = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+
+
+class Place(NamedTuple):
+    """Where the weight of a chosen layer is.
+
+    Attributes:
+        name: of the layer, by block and parameter: ``3.output.dense.weight``.
+        module: that has the weight.
+        attribute: of the module.
+        inputs: values D that enter the layer.
+    """
+
+    name: str
+    module: nn.Module
+    attribute: str
+    inputs: int
+
+
+class Projections:
+    """The chosen layers of a node's blocks with their vectors.
+
+    Args:
+        velora: from the course.
+        skeleton: whose blocks ``[start, stop)`` are real.
+        start: first hosted block.
+        stop: first block that is not hosted.
+        seed: of the run.
+
+    Raises:
+        JobError: a named layer does not train in a block in which others do, or has fewer inputs than parts, or another
+            layer keeps its input.
+    """
+
+    def __init__(self, velora: Velora, skeleton: Skeleton, *, start: int, stop: int, seed: int) -> None:
+        blocks = [index for index in range(start, stop) if velora.has_block(index)]
+        self._places = {index: chosen_places(velora, skeleton, index) for index in blocks}
+        sizes = {
+            place.name: subtoken_size(place.inputs, velora.parts) for found in self._places.values() for place in found
+        }
+        self.vectors = Vectors(sizes, init=velora.init, seed=seed)
+
+    @contextlib.contextmanager
+    def block(self, index: int, used: Used) -> Iterator[None]:
+        """Let the chosen layers of a block go the projected way while the context is open.
+
+        Args:
+            index: of the block.
+            used: vectors of this micro-batch; those that are not in it are made, and put in.
+        """
+        places = {id(getattr(place.module, place.attribute)): place.name for place in self._places.get(index, ())}
+        if not places:
+            yield
+            return
+        with _Watch(places, self.vectors, used):
+            yield
+
+
+def chosen_places(velora: Velora, skeleton: Skeleton, index: int) -> list[Place]:
+    """Find the layers of one block that are named and train.
+
+    Raises:
+        JobError: see ``Projections``.
+    """
+    found: list[Place] = []
+    if not any(parameter.requires_grad for parameter in skeleton.blocks[index].parameters()):
+        return found
+    for layer in velora.layers:
+        places = list(_places(skeleton, index, layer))
+        if not places:
+            raise JobError(
+                f"velora.layers has {layer!r}, but nothing of that kind trains in block {index}: a frozen layer keeps "
+                "no input anyway; leave it out"
+            )
+        found += [place for place in places if all(place.name != other.name for other in found)]
+    for place in found:
+        if place.inputs < velora.parts:
+            raise JobError(
+                f"velora.parts is {velora.parts}, but {place.name} has {place.inputs} inputs; set it to at most "
+                f"{place.inputs}"
+            )
+    _check_gate(velora, skeleton)
+    return found
+
+
+def _check_gate(velora: Velora, skeleton: Skeleton) -> None:
+    if LAYOUTS[skeleton.layout.model_type].gate and "up" in velora.layers and "gate" not in velora.layers:
+        raise JobError(
+            f"velora.layers has up without gate: in a {skeleton.layout.model_type} both read one tensor, which is kept "
+            "as long as one of them keeps it; name both, or none"
+        )
+
+
+def _places(skeleton: Skeleton, index: int, layer: str) -> Iterator[Place]:
+    """Yield the trained weights of one kind of layer in a block."""
+    block = skeleton.blocks[index]
+    layout = LAYOUTS[skeleton.layout.model_type]
+    if layer == "adapter_down":
+        for path, module in block.named_modules():
+            yield from _adapter_places(f"{index}.{path}", module)
+    elif path := str(getattr(layout, layer)):
+        module = block.get_submodule(path)
+        weight: Any = module.weight
+        if weight.requires_grad:
+            inputs = weight.shape[0 if layout.inputs_first else 1]
+            yield Place(f"{index}.{path}.weight", module, "weight", inputs)
+
+
+def _adapter_places(path: str, module: Any) -> Iterator[Place]:
+    """Yield the first matrix of a bottleneck or LoRA, if the module is one.
+
+    Raises:
+        JobError: the adapter has a gate, which keeps the input.
+    """
+    if ADAPTER not in path.split("."):
+        return
+    first = None
+    if isinstance(getattr(module, "lora_A", None), nn.Parameter) and module.lora_A.dim() == 2:
+        first = Place(f"{path}.lora_A", module, "lora_A", module.lora_A.shape[1])
+    elif isinstance(getattr(module, "adapter_down", None), nn.Sequential):
+        at, linear = next((at, one) for at, one in enumerate(module.adapter_down) if isinstance(one, nn.Linear))
+        first = Place(f"{path}.adapter_down.{at}.weight", linear, "weight", linear.in_features)
+    if first is None or not getattr(first.module, first.attribute).requires_grad:
+        return
+    if getattr(module, "use_gating", False):
+        raise JobError(
+            f"velora.layers has 'adapter_down', but {path} has a gate, which keeps the same input; leave it out, or "
+            "use an adapter without use_gating"
+        )
+    yield first
+
+
+class _Call(NamedTuple):
+    """A call of a linear layer: what computes it, its input, its matrix with a row for each output, and its bias."""
+
+    linear: Linear
+    x: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+class _Watch(TorchFunctionMode):
+    """Sends calls of chosen linear layers the projected way."""
+
+    def __init__(self, names: dict[int, str], vectors: Vectors, used: Used) -> None:
+        super().__init__()
+        self._names, self._vectors, self._used = names, vectors, used
+        self._last: tuple[weakref.ref[torch.Tensor], int, torch.Tensor, torch.Tensor] | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name, call = self._chosen(func, args, kwargs)
+        if call is None or not torch.is_grad_enabled() or not call.weight.requires_grad:
+            return func(*args, **kwargs)
+        return projected_linear(*call, *self._projection(name, call.x))
+
+    def _chosen(self, func: Any, args: Any, kwargs: Any) -> tuple[str, _Call | None]:
+        """Return name and parts of a call that is of a chosen layer, and None for all other calls.
+
+        LoRA multiplies by its transposed first matrix, and ``Conv1D`` adds a product to its bias. A product with the
+        matrix itself on the right is none of a layer (DoRA makes a norm of it).
+        """
+        if func is functional.linear:
+            x, weight, *rest = args
+            bias = rest[0] if rest else kwargs.get("bias")
+            return self._named(weight, weight._base, _Call(functional.linear, x, weight, bias))
+        if func in _MATMUL and args[1]._base is not None and args[1].dim() == 2:
+            return self._named(None, args[1]._base, _Call(_times_transposed, args[0], args[1].t(), None))
+        if func is torch.addmm and not kwargs:
+            return self._named(args[2], None, _Call(_added_to_bias, args[1], args[2].t(), args[0]))
+        return "", None
+
+    def _named(self, weight: Any, base: Any, call: _Call) -> tuple[str, _Call | None]:
+        name = self._names.get(id(weight)) or self._names.get(id(base))
+        return (name, call) if name else ("", None)
+
+    @torch.no_grad()
+    def _projection(self, name: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return projections and vector of a layer for its input; once for layers of one input and equal vectors."""
+        vector = self._used.get(name)
+        if vector is None:
+            vector = self._used[name] = self._vectors.next(name, x)
+        if self._last is not None:
+            known, version, last_z, last_vector = self._last
+            if known() is x and version == x._version and torch.equal(last_vector, vector):
+                return last_z, last_vector
+        z = project(x, vector)
+        self._last = (weakref.ref(x), x._version, z, vector)
+        return z, vector
+
+
+def _times_transposed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return x @ weight.t()
+
+
+def _added_to_bias(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return torch.addmm(bias, x, weight.t()) if bias is not None else x @ weight.t()
