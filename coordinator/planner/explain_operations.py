@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.planner.predict.plan_time import paid_after, score_pass_s, score_passes
+from coordinator.planner.predict.plan_time import paid_after
+from coordinator.planner.predict.score_time import score_pass_s, score_passes
 from ringtune.costs.operation_shares import all_full, done_of, total
 from ringtune.costs.profile import Profile
 from ringtune.costs.seconds import CourseCosts
@@ -47,7 +48,7 @@ class OperationsReason:
         paper_compute: compute by the paper's count.
         paper_sent: communication by the paper's count.
         score_passes: how often scores are gathered.
-        score_s: seconds of each pass, by the formula.
+        score_s: seconds of each pass, by the simulator.
         paid_after: steps after which one pass has paid, by the formula; None if it never does.
     """
 
@@ -157,8 +158,9 @@ def reason_lines(found: OperationsReason, seconds: Callable[[float], str] = form
 def _score_lines(found: OperationsReason, seconds: Callable[[float], str]) -> list[str]:
     if not found.score_passes:
         return []
-    paid = "never paid" if found.paid_after is None else f"paid after {found.paid_after} steps"
+    paid = "has never paid" if found.paid_after is None else f"has paid after {found.paid_after} steps"
     passes = "one pass" if found.score_passes == 1 else f"each of {found.score_passes} passes"
     return [
-        f"    scores come on top of all steps: {passes} takes {seconds(found.score_s)} and is {paid}, by the formula"
+        f"    scores come on top of all steps: {passes} takes {seconds(found.score_s)} by the simulator and {paid} by the "
+        "formula"
     ]

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from coordinator.planner.make_plan import Planned
-from coordinator.planner.predict.plan_time import plan_job_s, score_pass_s, score_passes
+from coordinator.planner.predict.plan_time import plan_job_s
+from coordinator.planner.predict.score_time import score_pass_s, score_passes
 from ringtune.costs.memory.sizes import DTYPE_BYTES
 from ringtune.costs.profile import ModelFacts, Profile
 from ringtune.errors import PlanError
@@ -30,7 +31,7 @@ class JobTime:
     Attributes:
         steps_s: seconds; evaluations, scores, checkpoints and the start come on top.
         by: ``simulator``, ``formula`` or ``rough guess``.
-        scores_s: seconds of gathering scores, by the formula; 0 if the run gathers none, None if not known.
+        scores_s: seconds of gathering scores, by the simulator; 0 if the run gathers none, None if not known.
         assumed_flop_per_s: the rate of every node under a rough guess; None with measured times.
     """
 
@@ -57,7 +58,7 @@ class JobTime:
     def _on_top(self) -> str:
         if self.scores_s is None:
             return "; scores come on top"
-        return f"; scores come on top, {format_seconds(self.scores_s)} by the formula" if self.scores_s else ""
+        return f"; scores come on top, {format_seconds(self.scores_s)} by the simulator" if self.scores_s else ""
 
 
 def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime | None:

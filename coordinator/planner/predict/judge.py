@@ -38,17 +38,26 @@ MOST_AHEAD = 16
 """Most steps after the measured ones; embeddings and frozen forwards of later steps take their share of the time."""
 
 
-class _StepEnds:
-    """An observer that notes when the last action of every item ended."""
+class ItemEnds:
+    """An observer that notes when the last action of every item ended.
+
+    Args:
+        granted: learns of the items.
+
+    Attributes:
+        ends_s: of each item by its number.
+    """
 
     def __init__(self, granted: Items) -> None:
         self.ends_s: dict[int, float] = {}
         self._items = granted
 
     def granted(self, turn: Turn) -> None:
+        """Tell the items of a turn."""
         self._items.granted(turn)
 
     def ran(self, node: str, action: Action, start_s: float, end_s: float) -> None:
+        """Note the end of an action."""
         self.ends_s[action.seq] = end_s
 
     def sent(self, key: TensorKey, source: str, target: str, sent_s: float, arrival_s: float) -> None:
@@ -129,12 +138,28 @@ def simulated_step_s(
     probe = Plan.of(course, placement)
     costs = CourseCosts(course, profile, nodes=probe.nodes, optimizer=optimizer)
     granted = Items(costs)
-    observer = _StepEnds(granted)
-    links = MeasuredLinks(costs, profile, granted=granted)
+    observer = ItemEnds(granted)
+    run_probe(probe, profile, costs, granted, observer)
+    return (observer.ends_s[burn_in + measured - 1] - observer.ends_s[burn_in - 1]) / measured
+
+
+def run_probe(plan: Plan, profile: Profile, costs: CourseCosts, granted: Items, observer: ItemEnds) -> None:
+    """Run a short plan on the virtual clock with the times of a profile.
+
+    Args:
+        plan: of the probe.
+        profile: of its nodes.
+        costs: of its course.
+        granted: the items of the run, which the observer tells.
+        observer: notes when items end.
+
+    Raises:
+        DeadlineError: the virtual run does not end; says who waits for what.
+    """
     ring = VirtualRing(
-        probe,
+        plan,
         action_s=ProfileTimes(costs, granted),
-        transport=links,
+        transport=MeasuredLinks(costs, profile, granted=granted),
         observer=observer,
         record=False,
         wait_s=float("inf"),
@@ -142,9 +167,8 @@ def simulated_step_s(
     )
     result = ring.run()
     if result.finish is None or result.finish.error:
-        waits = "; ".join(f"node {node} {ring.waiting_for(node)}" for node in probe.nodes)
-        raise DeadlineError(f"the virtual run of plan {probe.digest[:12]} does not end: {waits}; please report it")
-    return (observer.ends_s[burn_in + measured - 1] - observer.ends_s[burn_in - 1]) / measured
+        waits = "; ".join(f"node {node} {ring.waiting_for(node)}" for node in plan.nodes)
+        raise DeadlineError(f"the virtual run of plan {plan.digest[:12]} does not end: {waits}; please report it")
 
 
 @functools.lru_cache(maxsize=64)

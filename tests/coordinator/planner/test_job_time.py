@@ -9,7 +9,8 @@ import pytest
 from coordinator.planner.explain import explain, explanation_text
 from coordinator.planner.job_time import guessed_time, measured_time
 from coordinator.planner.make_plan import Planned, make_plan
-from coordinator.planner.predict.plan_time import plan_job_s, score_pass_s
+from coordinator.planner.predict.plan_time import plan_job_s
+from coordinator.planner.predict.score_time import score_pass_s
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.jobs.job import Job
 from ringtune.quantities import format_seconds
@@ -83,7 +84,7 @@ def test_announced_time_says_that_scores_come_on_top() -> None:
     assert found is not None
     scores_s = score_pass_s(made.plan, PROFILE, optimizer="adamw")
     assert found.scores_s == pytest.approx(scores_s)
-    assert found.line().endswith(f"; scores come on top, {format_seconds(scores_s)} by the formula")
+    assert found.line().endswith(f"; scores come on top, {format_seconds(scores_s)} by the simulator")
     guessed = guessed_time(made, wanted(), PROFILE.nodes[0].model)
     assert guessed is not None and "scores come on top" in guessed.line()
     drawn = measured_time(planned(wanted(policy="random")), PROFILE, "adamw")

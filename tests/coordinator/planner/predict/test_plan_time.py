@@ -1,4 +1,4 @@
-"""The formula for the seconds of a pass of scores, beside the virtual clock."""
+"""The seconds of a pass of scores, beside those of the whole run on the virtual clock."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from coordinator.planner.predict.plan_time import paid_after, score_pass_s, score_passes
+from coordinator.planner.predict.plan_time import paid_after
+from coordinator.planner.predict.score_time import score_pass_s, score_passes
 from ringtune.costs.seconds import CourseCosts
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.plan import Plan
@@ -21,8 +22,8 @@ from tests.support.profiles import all_pairs, profile_of
 
 
 def choosing(slices: list[tuple[str, int, int]], *, refresh_steps: int = 0) -> Plan:
-    """A run that gathers scores of ten batches of each of two owners."""
-    plan = make_plan(slices, ["a", "b"], method="all", train_rows=40, num_steps=8)
+    """A run that gathers scores of thirty batches of each of two owners."""
+    plan = make_plan(slices, ["a", "b"], method="all", train_rows=120, num_steps=8)
     return changed(plan, choice=make_choice(refresh_steps=refresh_steps))
 
 
@@ -46,7 +47,7 @@ class _Scored:
 
 @pytest.mark.parametrize("slices", [[("a", 0, 4)], [("a", 0, 2), ("b", 2, 4)], [("b", 0, 1), ("a", 1, 4)]], ids=str)
 def test_seconds_of_a_pass_of_scores_are_those_of_the_virtual_clock(slices: list[tuple[str, int, int]]) -> None:
-    """Within a quarter, on one node and on two, with links that hardly count."""
+    """Within 5 %, on one node and on two, though most batches are added by the formula; links hardly count."""
     plan = choosing(slices)
     profile = profile_of(plan, links=all_pairs("ab", 1e9, 1e-4))
     costs = CourseCosts(plan.course, profile, nodes=plan.nodes)
@@ -61,7 +62,7 @@ def test_seconds_of_a_pass_of_scores_are_those_of_the_virtual_clock(slices: list
         wait_s=float("inf"),
     ).run()
     assert observer.scored_s > 0
-    assert score_pass_s(plan, profile, optimizer="adamw") == pytest.approx(observer.scored_s, rel=0.25)
+    assert score_pass_s(plan, profile, optimizer="adamw") == pytest.approx(observer.scored_s, rel=0.05)
 
 
 def test_scores_are_gathered_once_or_with_each_refresh() -> None:
