@@ -55,7 +55,7 @@ class DepthTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Runner:
-    """The second best plan with its predicted times.
+    """A plan beside the chosen one, mostly the second best, with its predicted times.
 
     Attributes:
         slices: (node, start, stop) in ring order.
@@ -89,7 +89,8 @@ class Explanation:
         relative: whether times were assumed, so that only ratios mean something.
         cut_after_s: the seconds after which the clock ended the planning; None if it did not.
         operations: what they save; None where everything is full.
-        is_settled: whether operations were settled with the slices, unlike those of the second best plan.
+        unsettled: the chosen plan as the second best is judged: before operations were settled with the slices; None
+            where none are.
         equal: seconds of all steps with the nodes' own counts, and with equal ones; None without operations.balance.
     """
 
@@ -107,7 +108,7 @@ class Explanation:
     relative: bool
     cut_after_s: float | None = None
     operations: OperationsReason | None = None
-    is_settled: bool = False
+    unsettled: Runner | None = None
     equal: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def explain(
         relative=relative,
         cut_after_s=choice.cut_after_s,
         operations=operations,
-        is_settled=settled is not None,
+        unsettled=_runner(choice.costs, choice.best) if settled is not None else None,
         equal=_seconds(best, settled.equal) if settled is not None and settled.equal is not None else None,
     )
 
@@ -251,7 +252,14 @@ def _second(choice: Choice) -> Runner | None:
     if not others:
         return None
     judged = [other for other in others if other.simulated_s is not None]
-    found = min(judged or others, key=lambda one: (one.simulated_s or one.job_s, one.ring.nodes, one.ring.counts))
+    return _runner(costs, min(judged or others, key=_by_best_time))
+
+
+def _by_best_time(one: Candidate) -> tuple[float, tuple[int, ...], tuple[int, ...]]:
+    return one.simulated_s or one.job_s, one.ring.nodes, one.ring.counts
+
+
+def _runner(costs: RingCosts, found: Candidate) -> Runner:
     return Runner(
         slices=tuple((piece.node, piece.start, piece.stop) for piece in slices_of(costs, found.ring)),
         microbatches=found.draft.course.microbatches,
@@ -297,13 +305,20 @@ def explanation_text(found: Explanation) -> list[str]:
         lines.append("  proven: by the formula no other plan with these micro-batches is faster")
     if found.second is not None:
         slices = ", ".join(f"{node} [{start}, {stop})" for node, start, stop in found.second.slices)
-        judged = found.second.simulated_s
-        by = f"{seconds(found.second.job_s)} by the formula" + (
-            "" if judged is None else f", {seconds(judged)} by the simulator"
+        lines.append(
+            f"  second best: {slices} with {found.second.microbatches} micro-batches: {_times(found.second, seconds)}"
         )
-        before = ", before its operations are settled" if found.is_settled else ""
-        lines.append(f"  second best: {slices} with {found.second.microbatches} micro-batches: {by}{before}")
+        if found.unsettled is not None:
+            lines.append(
+                "    both were compared before their operations were settled with their slices; there the chosen one "
+                f"takes {_times(found.unsettled, seconds)}"
+            )
     return lines
+
+
+def _times(one: Runner, seconds: Callable[[float], str]) -> str:
+    judged = "" if one.simulated_s is None else f", {seconds(one.simulated_s)} by the simulator"
+    return f"{seconds(one.job_s)} by the formula{judged}"
 
 
 def _balance_line(own_s: float, equal_s: float, seconds: Callable[[float], str]) -> str:

@@ -160,7 +160,5 @@ def _score_lines(found: OperationsReason, seconds: Callable[[float], str]) -> li
         return []
     paid = "has never paid" if found.paid_after is None else f"has paid after {found.paid_after} steps"
     passes = "one pass" if found.score_passes == 1 else f"each of {found.score_passes} passes"
-    return [
-        f"    scores come on top of all steps: {passes} takes {seconds(found.score_s)} by the simulator and {paid} by the "
-        "formula"
-    ]
+    takes = f"{passes} takes {seconds(found.score_s)} by the simulator"
+    return [f"    scores come on top of all steps: {takes} and {paid} by the formula"]

@@ -45,18 +45,20 @@ class Planned:
         memory: what each node of the plan holds at most.
         choice: what the planner preferred it to; None for a plan that was made before.
         profile: what it was planned with; of alike nodes the times are equal.
+        left_out: numbers of micro-batches that the job's operations do not fit, each with its reason.
     """
 
     plan: Plan
     memory: Mapping[str, MemoryEstimate]
     choice: Choice | None = None
     profile: Profile | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
-        """What whoever sees the plan has to know: that the clock cut its making; empty if it did not."""
+        """What whoever sees the plan has to know: what was left out, that the clock cut its making; mostly empty."""
         cut_after_s = self.choice.cut_after_s if self.choice else None
-        return "" if cut_after_s is None else cut_note(cut_after_s)
+        return "; ".join([*self.left_out, *([] if cut_after_s is None else [cut_note(cut_after_s)])])
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -119,7 +121,7 @@ def make_plan(
     choices = [
         draft.with_choices(count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in microbatches or (0,)
     ]
-    drafts = _with_fitting_operations(job, choices, model, profile)
+    drafts, left_out = _with_fitting_operations(job, choices, model, profile)
     effort = effort or Effort(seconds=job.runtime.plan_s)
     if not links or evaluation_only:
         effort = dataclasses.replace(effort, judged_actions=0)
@@ -138,7 +140,7 @@ def make_plan(
     kept = refuse_if_full(job, plan, facts)
     if plan != drafted:
         choice = dataclasses.replace(choice, settled=_judged_again(job, choice, drafted, model, profile, effort))
-    return dataclasses.replace(kept, choice=choice, profile=profile)
+    return dataclasses.replace(kept, choice=choice, profile=profile, left_out=left_out)
 
 
 def _judged_again(
@@ -158,22 +160,27 @@ def _judged_again(
     return Settled(best=best, costs=costs, equal=equal)
 
 
-def _with_fitting_operations(job: Job, drafts: Sequence[Draft], model: ModelFacts, profile: Profile) -> list[Draft]:
+def _with_fitting_operations(
+    job: Job, drafts: Sequence[Draft], model: ModelFacts, profile: Profile
+) -> tuple[list[Draft], tuple[str, ...]]:
     """Give drafts the operations of their job; those whose micro-batches do not fit them are left out.
+
+    Returns:
+        The drafts, and for each number of micro-batches that was left out why.
 
     Raises:
         JobError: no draft is left, as counts fit none.
         PlanError: no draft is left, as given tables fit none.
     """
-    found, errors = [], []
+    found, errors = [], dict[int, JobError | PlanError]()
     for draft in drafts:
         try:
             found.append(with_operations(job, draft, model, profile))
         except (JobError, PlanError) as error:
-            errors.append(error)
+            errors.setdefault(draft.course.microbatches, error)
     if not found:
-        raise errors[0]
-    return found
+        raise next(iter(errors.values()))
+    return found, tuple(f"{count} micro-batches were not tried: {error}" for count, error in errors.items())
 
 
 def planned_as(

@@ -80,4 +80,4 @@ def _tables(text: str, where: str) -> tuple[GivenTable, ...]:
     try:
         return tables_from_json(value)
     except PlanError as error:
-        raise JobError(f"{where}: {error}; {_REMEDY}") from error
+        raise JobError(f"{where}: {str(error).removesuffix('; plan anew')}; {_REMEDY}") from error

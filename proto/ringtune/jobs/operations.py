@@ -28,7 +28,9 @@ class OperationsSettings:
         score_scale: with policy joint: what a forward score counts against a backward score, each in parts of its mean.
         ties: which micro-batches a subnet prefers where scores tie: other ones than its neighbours, or the same as all.
         refresh_rounds: scores and operations are gathered and chosen anew after so many rounds; 0 = once, at the start.
-        table: instead of all other keys: the file ``operations.json`` of a run, whose operations this run repeats.
+        table: instead of all other keys: the file ``operations.json`` of a run, whose operations this run repeats. A
+            file that a run wrote is refused where seed, batch size, micro-batches, blocks or owners' rows differ; of a
+            table without ``origin``, made by hand or taken out of a plan, only owners, numbers and codes are checked.
     """
 
     policy: str = Policy.STANDARD.value

@@ -210,6 +210,7 @@ def test_given_table_is_refused_with_its_file(tmp_path: Path, value: object, mes
     with pytest.raises(JobError) as caught:
         load_job(_job_with(tmp_path, value))
     assert message in str(caught.value)
+    assert "plan anew" not in str(caught.value)  # nobody plans a file that was given
 
 
 def test_given_tables_have_the_steps_that_they_hold_from(tmp_path: Path) -> None:

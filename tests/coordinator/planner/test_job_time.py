@@ -77,6 +77,20 @@ def test_explanation_says_what_balance_gains(compute: float, says: str) -> None:
     assert sum(each.steps * each.step_s for each in why.depths) == pytest.approx(why.job_s)
 
 
+def test_explanation_compares_the_second_best_with_the_chosen_one_as_it_was_judged() -> None:
+    """Both with operations of alike blocks: those that were settled with the chosen slices fit no other ring."""
+    made = planned(wanted(balance=True))
+    assert made.choice is not None
+    why = explain(made.choice, relative=False, plan=made.plan, profile=PROFILE)
+    assert why.second is not None and why.unsettled is not None
+    assert why.unsettled.job_s == made.choice.best.job_s <= why.second.job_s
+    text = explanation_text(why)
+    at = next(at for at, line in enumerate(text) if line.startswith("  second best:"))
+    assert format_seconds(why.second.job_s) in text[at]
+    assert text[at + 1].startswith("    both were compared before their operations were settled")
+    assert f"the chosen one takes {format_seconds(why.unsettled.job_s)} by the formula" in text[at + 1]
+
+
 def test_announced_time_says_that_scores_come_on_top() -> None:
     """With their seconds; where no scores are gathered nothing is said of them."""
     made = planned(wanted())

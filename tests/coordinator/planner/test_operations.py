@@ -192,8 +192,12 @@ def test_counts_beyond_other_micro_batches_are_refused() -> None:
 
 
 def test_micro_batches_that_do_not_fit_the_counts_are_left_out() -> None:
-    """The others are still to choose from."""
-    assert make_plan(chosen(full=2), FACTS, microbatches=(1, 2, 4)).plan.course.microbatches in (2, 4)
+    """The others are still to choose from; the plan's note says which were not tried, and why."""
+    planned = make_plan(chosen(full=2), FACTS, microbatches=(1, 2, 4), wire_dtypes=("float32", "bfloat16"))
+    assert planned.plan.course.microbatches in (2, 4)
+    assert planned.note.startswith("1 micro-batches were not tried: operations.full = 2 ")
+    assert planned.note.count("not tried") == 1
+    assert not make_plan(chosen(full=2), FACTS, microbatches=(2, 4)).note
     assert make_plan(with_table(table(microbatches=4)), FACTS, microbatches=(1, 4)).plan.course.microbatches == 4
 
 
