@@ -52,6 +52,7 @@ class ActiveRun:
     cancelled: threading.Event = field(default_factory=threading.Event)
     executor: Any = None
     saver: Saver | None = None
+    inactive_state: Any = None
     links: dict[str, Any] = field(default_factory=dict)
     run: AgentRun | None = None
     reporter: Reporter | None = None
@@ -150,8 +151,10 @@ class ActiveRun:
 
     def drop(self) -> None:
         """Drop everything that the run holds; on the compute thread, after the loop has ended."""
+        if self.inactive_state is not None:
+            self.inactive_state.close()
         if self.saver is not None:
             self.saver.close(is_finished=self.is_finished)
-        self.executor = self.run = self.reporter = self.saver = None
+        self.executor = self.run = self.reporter = self.saver = self.inactive_state = None
         self.links.clear()
         give_memory_back()

@@ -61,10 +61,14 @@ def build_slice(
         active.node,
         first_run,
         is_resumed=goes_on is not None,
+        keeps_state=job.keeps_state_on_disk,
         kept=options.kept,
         rows=active.executor.rows_digest(first_run),
         timeout_s=deadline_s - time.monotonic(),
     )
+    if job.keeps_state_on_disk and active.saver is not None:
+        active.inactive_state = active.executor.inactive_state
+        active.inactive_state.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
     if goes_on is not None and active.saver is not None:
         active.saver.load(
             goes_on.shard.step,

@@ -20,6 +20,7 @@ import torch
 from edge.compute.flows import Flows
 from edge.compute.forwards import Forwards
 from edge.compute.hosting import Hosted, host
+from edge.compute.inactive_state import InactiveState
 from edge.compute.micro_batches import MicroBatch, OpenItem
 from edge.compute.saving.keep import Kept
 from edge.compute.scoring import Scoring
@@ -83,6 +84,7 @@ class NodeExecutor:
         self._versions = VersionStore(blocks, self._hosted.optimizers)
         self._scoring = Scoring(self._hosted.skeleton, self._course)
         self._forwards = Forwards(plan, node, self._hosted, self._versions, self._scoring)
+        self.inactive_state = InactiveState(self._course, self._hosted.all_optimizers())
         self.device = torch.device(device)
         self._settle = settle_of(self.device)
         self._items: dict[int, OpenItem] = {}
@@ -158,6 +160,7 @@ class NodeExecutor:
         handler = self._handlers.get(action.op)
         if handler is None:
             raise PlanError(f"{action} is not a compute action that this node knows")
+        self.inactive_state.begin(entry.item)
         values = handler(action, entry)
         self._settle()
         return values
@@ -249,6 +252,7 @@ class NodeExecutor:
         else:
             self._versions.release(action.seq)
             self._hosted.optimizers.update(range(action.start, action.stop), rate)
+        self.inactive_state.updated(entry.item.step, range(action.start, action.stop))
         return ()
 
     # ---- tensors in and out -----------------------------------------------------------------------

@@ -47,6 +47,10 @@ class Hosted:
     device: torch.device
     hosted_bytes: int
 
+    def all_optimizers(self) -> tuple[UnitOptimizers, ...]:
+        """Return the optimizers of everything that trains here: of the slice, and of an owner's embedding and head."""
+        return (self.optimizers,) if self.owner is None else (self.optimizers, self.owner.optimizers)
+
     def weights(self) -> Iterator[torch.Tensor]:
         """Yield every parameter and buffer of the model, the empty ones of blocks hosted elsewhere included."""
         yield from self.skeleton.model.parameters()

@@ -73,7 +73,7 @@ class OwnerParts:
         self._head_unit = head_of(len(skeleton.blocks))
         self._embedding = embedding_modules(skeleton)
         self._tied = tied_table(skeleton, head)
-        self._optimizers = UnitOptimizers(train, self.units)
+        self.optimizers = UnitOptimizers(train, self.units)
         if self.units[EMBEDDING]:
             collect_sparse(module for _, module in owner_modules(skeleton))
 
@@ -169,7 +169,7 @@ class OwnerParts:
     def update(self, unit: int, learning_rate: float) -> None:
         """Do one optimizer step of the embedding or of the head."""
         complete(self.units[unit], self._tied_in(unit))
-        self._optimizers.update([unit], learning_rate)
+        self.optimizers.update([unit], learning_rate)
 
     def unit_grad(self, unit: int) -> Pieces:
         """Return the gradient of a unit as one safetensors file, read when it is gone through.
@@ -227,13 +227,13 @@ class OwnerParts:
 
     def drop_state(self) -> None:
         """Free moments and step counts of a head that was handed over: it comes back with those of others."""
-        self._optimizers.drop_state()
+        self.optimizers.drop_state()
 
     def _state(self, where: str = _HANDED_OVER) -> TrainingState:
         return TrainingState(
             values=self._travelling(),
             parameters=self.parameters,
-            optimizers=self._optimizers,
+            optimizers=self.optimizers,
             prefixes=_PREFIXES,
             where=where,
             part="head",

@@ -16,6 +16,9 @@ from ringtune.schedule.plan import Plan
 
 _LOG = logging.getLogger(__name__)
 _NO_FOLDER = "has no folder for checkpoints; start it with --state DIR"
+_NO_FOLDER_FOR_STATE = (
+    "has no folder for the optimizer state of inactive units; start it with --state DIR, or set hift.state = 'memory'"
+)
 
 
 class Saves(Protocol):
@@ -62,6 +65,7 @@ class Saver:
         """
         if self._state is None:
             self._state = StateFolder(self._folder, timeout_s=timeout_s)
+            self._state.drop_moments()
             self._state.run(self._run_id).reopen()
             self._state.drop_old_runs(self._run_id, self._kept)
         return self._state.run(self._run_id)
@@ -109,6 +113,15 @@ class Saver:
                 f"node {self._node} can't read its shard {shards.path(step)}: {error.strerror}"
             ) from error
 
+    def moments(self) -> Path:
+        """Return the folder for optimizer state that lasts no longer than the run at this node.
+
+        Raises:
+            BusyError: another process has the node's folder.
+            StorageError: the node's folder can't be used.
+        """
+        return self.open().moments
+
     def keep_from(self, step: int) -> None:
         """Delete the shards of steps before ``step``."""
         self.open().keep_from(step)
@@ -122,6 +135,7 @@ class Saver:
         if self._state is None:
             return
         try:
+            self._state.drop_moments()
             if is_finished:
                 self._state.run(self._run_id).finish()
         except StorageError as error:
@@ -164,12 +178,13 @@ def open_saver(
     *,
     is_resumed: bool,
     timeout_s: float,
+    keeps_state: bool = False,
     kept: Kept = KEPT,
     rows: str = "",
 ) -> Saver | None:
     """Make the saver of a run; None if this node has no folder and needs none.
 
-    If the plan asks for checkpoints, or the run is resumed, the folder is locked at once.
+    The folder is locked at once if the plan asks for checkpoints, the run is resumed, or optimizer state is kept there.
 
     Args:
         state: the node's folder, None = it was given none.
@@ -178,6 +193,7 @@ def open_saver(
         run_id: under which shards are kept.
         is_resumed: whether there is a shard to be loaded.
         timeout_s: how long to wait for the folder.
+        keeps_state: whether optimizer state is kept on the disk while units are inactive.
         kept: how much of finished runs stays in the folder.
         rows: digest of the node's rows for this run; empty = it has none.
 
@@ -186,10 +202,10 @@ def open_saver(
         BusyError: another process has the folder.
         StorageError: it can't be used.
     """
-    is_needed = is_resumed or plan.course.checkpoint_every > 0
+    is_needed = is_resumed or plan.course.checkpoint_every > 0 or keeps_state
     if state is None:
         if is_needed:
-            raise UsageError(f"node {node} {_NO_FOLDER}")
+            raise UsageError(f"node {node} {_NO_FOLDER_FOR_STATE if keeps_state else _NO_FOLDER}")
         return None
     saver = Saver(state, run_id, plan, node, kept=kept, rows=rows)
     if is_needed:

@@ -4,6 +4,7 @@
 
     STATE/lock                          held by the process that writes here
     STATE/<run id>/step-<N>.safetensors
+    STATE/<run id>/moments/             optimizer state of inactive units, while the run goes on
     STATE/<run id>/rows                 digest of the owner's rows that the run began with
     STATE/<run id>/finished             the run ended well; made then
 
@@ -14,6 +15,7 @@ it is told from which step on they are needed. A run that can still be gone on w
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import re
@@ -43,6 +45,7 @@ LOCK_WAIT_S = 10.0
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 _FINISHED = "finished"
 _ROWS = "rows"
+_MOMENTS = "moments"
 
 
 class StateFolder:
@@ -110,6 +113,15 @@ class StateFolder:
             shutil.rmtree(self.path / old.run_id, ignore_errors=True)
         self._warn_of_unfinished(runs, current, kept)
 
+    def drop_moments(self) -> None:
+        """Remove the optimizer state of inactive units, also what a killed process left; no run goes on here then."""
+        for entry in self._run_folders():
+            moments = RunShards(entry).moments
+            if moments.is_dir():
+                shutil.rmtree(moments, ignore_errors=True)
+                with contextlib.suppress(OSError):  # it has shards
+                    entry.rmdir()
+
     def _run_folders(self) -> list[Path]:
         return sorted(entry for entry in self.path.iterdir() if entry.is_dir() and is_run_id(entry.name))
 
@@ -136,6 +148,11 @@ class RunShards:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    @property
+    def moments(self) -> Path:
+        """The folder for optimizer state of inactive units."""
+        return self.folder / _MOMENTS
 
     def path(self, step: int) -> Path:
         """Path of the shard of a step."""

@@ -1,1 +1,1 @@
-"""Update what trains, a unit at a time, and keep the state of the units that rest."""
+"""Update what trains, a unit at a time, and keep the state of inactive ones."""

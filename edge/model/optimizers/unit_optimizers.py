@@ -1,10 +1,11 @@
-"""One optimizer for each unit, with state by the names of parameters; the state of units that rest is kept elsewhere.
+"""One optimizer for each unit, with state by the names of parameters; that of inactive units may be kept elsewhere.
 
 A unit's update changes nothing of another unit, so that units may be updated in any order, at any step. Each parameter
 has its own count of updates, by which bias is corrected: under HiFT unit 3 has its first update at a later step than
 unit 2, and yet it is its first.
 
-What becomes of the state of a unit that rests is a ``Resting``'s matter: by default it stays where it is.
+A unit is inactive between an update and its next one, unless the very next step trains it again. What becomes of its
+state meanwhile is a ``Keeper``'s matter: by default it stays where it is.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ State = dict[str, torch.Tensor]
 Parameters = Mapping[str, torch.nn.Parameter]
 
 
-class Resting(Protocol):
-    """Keeps the state of units that rest, by unit."""
+class Keeper(Protocol):
+    """Keeps the state of inactive units, by unit."""
 
-    def wake(self, unit: int, updated: Parameters) -> State | None:
+    def take_out(self, unit: int, updated: Parameters) -> State | None:
         """Return the state of a unit whose named parameters are about to be updated.
 
         None if the optimizer has it already, or makes it anew.
         """
 
-    def rest(self, unit: int) -> bool:
+    def put_away(self, unit: int) -> bool:
         """Take the state of a unit that was updated; whether the optimizer has to let go of it."""
 
     def prefetch(self, units: Iterable[int]) -> None:
         """Begin to read the state of units that are updated soon, without waiting for it."""
 
     def tensors(self, unit: int) -> dict[str, TensorPieces] | None:
-        """Return the state of a unit that rests here; None if this keeps no state."""
+        """Return the state of a unit; None if this keeps none."""
 
     def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
-        """Make room for the state of a unit in place of what is kept of it; False if this keeps no state."""
+        """Make room for the state of a unit in place of what is kept of it; False if this keeps none."""
 
     def fill(self, unit: int, name: str, source: TensorPieces) -> None:
         """Fill a tensor of the room of a unit."""
@@ -58,11 +59,11 @@ class Resting(Protocol):
 class Dropped:
     """Keeps nothing: the moments and counts of a unit begin anew when its turn comes round again."""
 
-    def wake(self, unit: int, updated: Parameters) -> State | None:
-        """Return None: the optimizer makes the state anew, or has it, if the unit did not rest."""
+    def take_out(self, unit: int, updated: Parameters) -> State | None:
+        """Return None: the optimizer makes the state anew, or has it, if the unit stayed active."""
         return None
 
-    def rest(self, unit: int) -> bool:
+    def put_away(self, unit: int) -> bool:
         """Let the state go."""
         return True
 
@@ -70,11 +71,11 @@ class Dropped:
         """Do nothing: there is nothing to read."""
 
     def tensors(self, unit: int) -> dict[str, TensorPieces] | None:
-        """Return None: only the optimizer has state, of units that do not rest."""
+        """Return None: only the optimizer has state, of active units."""
         return None
 
     def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
-        """Return False: what is loaded is of units that do not rest."""
+        """Return False: what is loaded is of active units."""
         return False
 
     def fill(self, unit: int, name: str, source: TensorPieces) -> None:
@@ -88,7 +89,7 @@ class Dropped:
 class InMemory(Dropped):
     """Leaves all state with the optimizers, in memory."""
 
-    def rest(self, unit: int) -> bool:
+    def put_away(self, unit: int) -> bool:
         """Keep the state where it is."""
         return False
 
@@ -99,23 +100,34 @@ class UnitOptimizers:
     Args:
         train: the job's optimizer.
         units: the parameters of each unit, by names that differ over all units.
-        resting: keeps the state of units that rest; by default it stays in memory.
+        keeper: keeps the state of inactive units; by default it stays in memory.
+
+    Attributes:
+        name: of the optimizer, as in the job.
     """
 
-    def __init__(self, train: Train, units: Mapping[int, Parameters], resting: Resting | None = None) -> None:
-        self._name = train.optimizer
+    def __init__(self, train: Train, units: Mapping[int, Parameters], keeper: Keeper | None = None) -> None:
+        self.name = train.optimizer
         self._units = {unit: dict(parameters) for unit, parameters in units.items() if parameters}
         self._optimizers = {
             unit: make_optimizer(train, list(parameters.values())) for unit, parameters in self._units.items()
         }
         self._unit_of = {name: unit for unit, parameters in self._units.items() for name in parameters}
-        self._resting: Resting = resting or InMemory()
-        self._room: State = {}
+        self._keeper: Keeper = keeper or InMemory()
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the state that the optimizers hold, without what rests elsewhere (for tests and benchmarks)."""
+        """Bytes of the state that the optimizers hold, without what is kept elsewhere (for tests and benchmarks)."""
         return sum(value.nbytes for unit in self._units for value in self._held(unit).values())
+
+    def keep_in(self, keeper: Keeper) -> None:
+        """Keep the state of inactive units there from now on; no unit has state yet."""
+        self._keeper = keeper
+
+    @property
+    def units(self) -> Mapping[int, Parameters]:
+        """The parameters of each unit, by name."""
+        return self._units
 
     # ---- training ---------------------------------------------------------------------------------
 
@@ -127,20 +139,20 @@ class UnitOptimizers:
         for unit in units:
             updated = {name: value for name, value in self._units.get(unit, {}).items() if value.grad is not None}
             if updated:
-                state = self._resting.wake(unit, updated)
+                state = self._keeper.take_out(unit, updated)
                 if state is not None:
                     self._give(unit, state)
                 apply_update(self._optimizers[unit], learning_rate)
 
-    def rest(self, units: Iterable[int]) -> None:
-        """Let the state of these units rest until they are updated again."""
+    def put_away(self, units: Iterable[int]) -> None:
+        """Put the state of these units away until they are updated again."""
         for unit in units:
-            if unit in self._optimizers and self._resting.rest(unit):
+            if unit in self._optimizers and self._keeper.put_away(unit):
                 self._optimizers[unit].state.clear()
 
     def prefetch(self, units: Iterable[int]) -> None:
         """Begin to read the state of units that are updated soon; no result depends on it."""
-        self._resting.prefetch(unit for unit in units if unit in self._units)
+        self._keeper.prefetch(unit for unit in units if unit in self._units)
 
     def exchange(self, fresh: Mapping[int, torch.nn.Parameter]) -> None:
         """Go on with other tensors in place of some parameters, by their ``id``; state and counts stay."""
@@ -153,14 +165,14 @@ class UnitOptimizers:
                     optimizer.state[fresh[id(parameter)]] = optimizer.state.pop(parameter)
 
     def drop_state(self) -> None:
-        """Free the moments and step counts of all units that do not rest."""
+        """Free the moments and step counts of all active units."""
         for optimizer in self._optimizers.values():
             optimizer.state.clear()
 
     def close(self) -> None:
         """Free all state, wherever it is."""
         self.drop_state()
-        self._resting.close()
+        self._keeper.close()
 
     # ---- files ------------------------------------------------------------------------------------
 
@@ -168,15 +180,15 @@ class UnitOptimizers:
         """Return all state as ``name/key``, read when it is gone through; a parameter never updated has none."""
         found: dict[str, TensorPieces] = {}
         for unit in self._units:
-            resting = self._resting.tensors(unit)
-            if resting is None:
-                resting = {name: pieces_of(value) for name, value in self._held(unit).items()}
-            found |= resting
+            kept = self._keeper.tensors(unit)
+            if kept is None:
+                kept = {name: pieces_of(value) for name, value in self._held(unit).items()}
+            found |= kept
         return found
 
     def state_shapes(self, shape: Shape) -> dict[str, Shape]:
         """Return the shapes of the state of an updated parameter of this shape, by key."""
-        return state_shapes(self._name, shape)
+        return state_shapes(self.name, shape)
 
     def make_room(self, wanted: Mapping[str, TensorInfo]) -> None:
         """Make room for the state that is named, to be filled; state that is not named is dropped.
@@ -188,7 +200,7 @@ class UnitOptimizers:
         """
         for unit in self._units:
             of_unit = {full: info for full, info in wanted.items() if self._unit_of[full.rpartition("/")[0]] == unit}
-            if not self._resting.make_room(unit, of_unit):
+            if not self._keeper.make_room(unit, of_unit):
                 self._give(unit, self._room_in_memory(unit, of_unit))
             else:
                 self._optimizers[unit].state.clear()
@@ -200,7 +212,7 @@ class UnitOptimizers:
         if held is not None:
             fill(held, source)
         else:
-            self._resting.fill(unit, full, source)
+            self._keeper.fill(unit, full, source)
 
     # ---- one unit ---------------------------------------------------------------------------------
 

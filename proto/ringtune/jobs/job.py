@@ -27,6 +27,7 @@ from ringtune.jobs.operations_checks import check_operations
 from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.methods import Method, method_class, method_names
+from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.operations.choice import Policy
 
 __all__ = [
@@ -108,6 +109,11 @@ class Job:
         """The training method with its settings."""
         kind = method_class(self.train.method)
         return kind.from_settings(getattr(self, kind.section) if kind.section else None, seed=self.train.seed)
+
+    @property
+    def keeps_state_on_disk(self) -> bool:
+        """Whether nodes keep the optimizer state of inactive units on their disks."""
+        return self.hift is not None and self.hift.state == DISK
 
     def to_tables(self) -> dict[str, dict[str, object]]:
         """Sections with their keys, defaults included; ``None`` values left out."""

@@ -130,13 +130,13 @@ def test_optimizer_skips_what_has_no_gradient() -> None:
 
 
 def test_optimizer_state_that_is_dropped_begins_anew() -> None:
-    """A unit that rested has its first update again, with a count of 1; one that did not rest goes on."""
+    """A unit that was inactive has its first update again, with a count of 1; one that stays active goes on."""
     own, plain = _parameters("w"), _parameters("w")
     optimizers = UnitOptimizers(Train(), {0: own}, Dropped())
     reference = torch.optim.AdamW([plain["w"]], lr=RATE, weight_decay=0.0)
     for step in range(5):
         if step == 2:
-            optimizers.rest([0])
+            optimizers.put_away([0])
             assert optimizers.tensors() == {}
             reference.state.clear()
         for parameters in (own, plain):

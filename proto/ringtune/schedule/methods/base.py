@@ -61,6 +61,11 @@ class Method(abc.ABC):
         """
         return _counted(self, extent, unit)(step)
 
+    @property
+    def drops_state(self) -> bool:
+        """Whether the optimizer state of a unit is forgotten after a step unless the next one trains the unit too."""
+        return False
+
     # ---- how stale a forward may be ---------------------------------------------------------------
 
     def in_flight(self, extent: Extent, unit: int) -> int:

@@ -1,0 +1,166 @@
+"""Keep the optimizer state of inactive units on a disk, a file each, and map it while a unit is updated."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from edge.model.optimizers.prefetch import Prefetcher
+from edge.model.optimizers.state_file import Shapes, StateFile
+from edge.model.optimizers.unit_optimizers import UnitOptimizers
+from edge.model.tensor_bytes import DTYPE_NAMES
+from ringtune.errors import StorageError, UsageError
+from ringtune.files.durable import check_writable
+from ringtune.files.safetensors_header import TensorInfo
+from ringtune.files.safetensors_stream import TensorPieces
+from ringtune.jobs.optimizers import STEP, state_shapes
+from ringtune.quantities import format_bytes
+
+Parameters = Mapping[str, torch.nn.Parameter]
+_STEP_DTYPE = "F32"  # of torch's counts
+
+
+class OnDisk:
+    """The state of units, in ``FOLDER/<unit>.safetensors``.
+
+    Args:
+        folder: nobody else writes there; it is removed with the run.
+        optimizer: of the job.
+        of: what the files are of: run and node.
+    """
+
+    def __init__(self, folder: Path, optimizer: str, of: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._optimizer = optimizer
+        self._of = dict(of)
+        self._files: dict[int, StateFile] = {}
+        self._mapped: set[int] = set()
+        self._prefetcher = Prefetcher()
+
+    def take_out(self, unit: int, updated: Parameters) -> dict[str, torch.Tensor] | None:
+        """Map the state of a unit, with zeros for parameters that have none yet.
+
+        Raises:
+            StorageError: no room on the disk.
+            IntegrityError: the file is not the one that was made here.
+        """
+        wanted = _shapes(self._optimizer, updated)
+        file = self._files.get(unit)
+        if not wanted:
+            return {}
+        if file is None or not wanted.keys() <= file.infos.keys():
+            self._extend(unit, wanted)
+        elif unit in self._mapped:
+            return None
+        self._mapped.add(unit)
+        return self._files[unit].map()
+
+    def put_away(self, unit: int) -> bool:
+        """Let go of the mapping; what was written is in the file."""
+        self._mapped.discard(unit)
+        return True
+
+    def prefetch(self, units: Iterable[int]) -> None:
+        """Begin to bring the files of these units into the page cache."""
+        for unit in units:
+            if unit in self._files and unit not in self._mapped:
+                self._prefetcher.ask(self._files[unit].path)
+
+    def tensors(self, unit: int) -> dict[str, TensorPieces] | None:
+        """Return the state of a unit, read from its file; none if it was never updated."""
+        return self._files[unit].pieces() if unit in self._files else {}
+
+    def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
+        """Make the file of a unit anew, for what is named."""
+        self._mapped.discard(unit)
+        file = self._files.pop(unit, None)
+        if file is not None:
+            file.path.unlink(missing_ok=True)
+        if wanted:
+            self._make(unit, {name: (info.dtype, info.shape) for name, info in wanted.items()})
+        return True
+
+    def fill(self, unit: int, name: str, source: TensorPieces) -> None:
+        """Fill a tensor of a file."""
+        self._files[unit].fill(name, source)
+
+    def close(self) -> None:
+        """End the reading ahead, and remove the files."""
+        self._prefetcher.close()
+        for file in self._files.values():
+            file.path.unlink(missing_ok=True)
+        self._files.clear()
+        self._mapped.clear()
+
+    def file_bytes(self, unit: int, parameters: Parameters) -> int:
+        """Bytes of the file of a unit once all of these parameters were updated."""
+        shapes = _shapes(self._optimizer, parameters)
+        return StateFile(self._path(unit), self._whose(unit), shapes).size_bytes if shapes else 0
+
+    def _extend(self, unit: int, wanted: Shapes) -> None:
+        """Make the file of a unit, or a larger one with what the smaller one has."""
+        before = self._files.get(unit)
+        if before is None:
+            self._make(unit, wanted)
+            return
+        kept = before.pieces()
+        shapes = {name: (pieces.dtype, pieces.shape) for name, pieces in kept.items()}
+        larger = StateFile(before.path.with_suffix(".larger"), self._whose(unit), {**wanted, **shapes})
+        larger.make()
+        for name, pieces in kept.items():
+            larger.fill(name, pieces)
+        self._files[unit] = larger.moved(before.path)
+
+    def _path(self, unit: int) -> Path:
+        return self._folder / f"{unit}.safetensors"
+
+    def _whose(self, unit: int) -> dict[str, str]:
+        return {**self._of, "unit": str(unit)}
+
+    def _make(self, unit: int, shapes: Shapes) -> None:
+        file = StateFile(self._path(unit), self._whose(unit), shapes)
+        file.make()
+        self._files[unit] = file
+
+
+def _shapes(optimizer: str, parameters: Parameters) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Types and shapes of the state of some parameters, as ``name/key``."""
+    return {
+        f"{name}/{key}": (_STEP_DTYPE if key == STEP else DTYPE_NAMES[parameter.dtype], shape)
+        for name, parameter in parameters.items()
+        for key, shape in state_shapes(optimizer, tuple(parameter.shape)).items()
+    }
+
+
+def require_room(folder: Path, optimizers: Sequence[UnitOptimizers], of: Mapping[str, str]) -> None:
+    """Refuse a folder in which the state of all units has no room.
+
+    Args:
+        folder: for the files.
+        optimizers: of the node.
+        of: what the files are of: run and node.
+
+    Raises:
+        StorageError: it can't be written, or its disk has less room; both numbers are in the message.
+        UsageError: the node computes on an accelerator, whose optimizers can't update what is mapped.
+    """
+    check_writable(folder / "unit.safetensors")
+    needed_bytes = 0
+    for each in optimizers:
+        keeper = OnDisk(folder, each.name, of)
+        for unit, parameters in each.units.items():
+            if any(parameter.device.type != "cpu" for parameter in parameters.values()):
+                raise UsageError(
+                    f"node {of['node']} computes on an accelerator, where optimizer state can't be kept on the disk; "
+                    "start it with --device cpu, or set hift.state = 'memory'"
+                )
+            needed_bytes += keeper.file_bytes(unit, parameters)
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
+        raise StorageError(
+            f"node {of['node']}: the optimizer state of inactive units needs {format_bytes(needed_bytes)} in {folder}, "
+            f"{format_bytes(free_bytes)} are free; make room, give another --state, or set hift.state = 'memory'"
+        )
