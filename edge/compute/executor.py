@@ -319,7 +319,7 @@ class NodeExecutor:
             with_head: also the head; ask the owner that holds it.
         """
         head = self.head_blob() if with_head else None
-        return to_shard(self._trained(), self._hosted.optimizers, head, metadata)
+        return to_shard(self._trained(), self._hosted.optimizers, head, metadata, self._forwards.vectors)
 
     def load_shard(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> None:
         """Replace trained tensors, moments and step counts by those that ``shard`` gave; ``with_head`` as there.
@@ -329,7 +329,8 @@ class NodeExecutor:
             DivergedError: the head in it is not finite.
             OSError: the content can't be read.
         """
-        head = load_shard(data, self._trained(), self._hosted.optimizers, metadata, with_head=with_head)
+        own, optimizers, vectors = self._trained(), self._hosted.optimizers, self._forwards.vectors
+        head = load_shard(data, own, optimizers, metadata, with_head=with_head, vectors=vectors)
         if head is not None:
             self._owner(None)[0].load_blob(head, where="the head in the shard")
 

@@ -4,6 +4,7 @@
 
     adapter/<block>.<name>          a trainable tensor of the node's slice
     moments/<block>.<name>/<key>    its optimizer state (AdamW: exp_avg, exp_avg_sq, step), once it was updated
+    velora/<block>.<name>           VeLoRA's vector of a linear layer, empty before its first micro-batch
     head                            at the owner that holds it: the head as it is handed over, as bytes
 
 The metadata says which run, plan, node and step it is of. Frozen weights are not in it.
@@ -13,10 +14,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 
 from edge.model.optimizers.unit_optimizers import UnitOptimizers
+from edge.model.tensor_bytes import fill, pieces_of, torch_dtype
 from edge.model.training_state import Prefixes, TrainingState
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import Pieces
@@ -25,14 +28,36 @@ from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_te
 FORMAT = "ringtune-shard-1"
 _PREFIXES = Prefixes(value="adapter/", state="moments/")
 _HEAD = "head"
+_VECTORS = "velora/"
 _METADATA = "ringtune"
 _WHERE = "the shard"
 
 Parameters = Mapping[str, torch.nn.Parameter]
 
 
+class Vectors(Protocol):
+    """Tensors besides the trained ones that a run goes on from; VeLoRA's are ``edge.compute.saving.vectors``."""
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return all of them, by name."""
+
+    def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
+        """Refuse tensors that ``tensors`` can't have given.
+
+        Raises:
+            IntegrityError: other names or shapes.
+        """
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace all of them."""
+
+
 def to_shard(
-    parameters: Parameters, optimizers: UnitOptimizers | None, head: Pieces | None, metadata: Mapping[str, str]
+    parameters: Parameters,
+    optimizers: UnitOptimizers | None,
+    head: Pieces | None,
+    metadata: Mapping[str, str],
+    vectors: Vectors | None = None,
 ) -> Pieces:
     """Make the file of a node, which is read from the tensors when it is gone through.
 
@@ -41,8 +66,11 @@ def to_shard(
         optimizers: over them; None if there are none.
         head: what an owner hands over; None = another node has it.
         metadata: run, plan, node and step.
+        vectors: VeLoRA's; None without VeLoRA.
     """
     tensors = _state(parameters, optimizers).tensors()
+    if vectors is not None:
+        tensors |= {f"{_VECTORS}{name}": pieces_of(vector) for name, vector in vectors.tensors().items()}
     if head is not None:
         tensors[_HEAD] = TensorPieces("U8", (head.size_bytes,), head)
     # one entry, so that equal shards are equal bytes
@@ -56,6 +84,7 @@ def load_shard(
     metadata: Mapping[str, str],
     *,
     with_head: bool,
+    vectors: Vectors | None = None,
 ) -> Pieces | None:
     """Replace parameters and optimizer state by those of a file of ``to_shard``.
 
@@ -65,6 +94,7 @@ def load_shard(
         optimizers: as there.
         metadata: what it has to be of.
         with_head: whether the node held the head then; a shard of it has one, and no other.
+        vectors: VeLoRA's; None without VeLoRA.
 
     Returns:
         The head, None if another node held it.
@@ -81,7 +111,11 @@ def load_shard(
             else "the shard has a head, but another node held it at that step"
         )
     state = _state(parameters, optimizers)
-    state.check(file, besides=(_HEAD,))
+    given = _vectors_of(file) if vectors is not None else {}
+    state.check(file, besides=(_HEAD, *(f"{_VECTORS}{name}" for name in given)))
+    if vectors is not None:
+        vectors.check(given, where=_WHERE)
+        vectors.load(given)
     state.load(file)
     return file.tensor(_HEAD).data if with_head else None
 
@@ -90,6 +124,16 @@ def _state(parameters: Parameters, optimizers: UnitOptimizers | None) -> Trainin
     return TrainingState(
         values=parameters, parameters=parameters, optimizers=optimizers, prefixes=_PREFIXES, where=_WHERE, part="slice"
     )
+
+
+def _vectors_of(file: TensorFile) -> dict[str, torch.Tensor]:
+    """Read VeLoRA's vectors, which are small."""
+    found: dict[str, torch.Tensor] = {}
+    for name, info in file.infos.items():
+        if name.startswith(_VECTORS):
+            found[name.removeprefix(_VECTORS)] = target = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
+            fill(target, file.tensor(name))
+    return found
 
 
 def _check_metadata(file: TensorFile, metadata: Mapping[str, str]) -> None:

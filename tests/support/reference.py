@@ -7,7 +7,7 @@ and the pure functions of the plan (turn sequence, what trains at which step, le
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,13 @@ def outputs_of(output: Any) -> torch.Tensor:
 
 
 def train(
-    job: Job, plan: Plan, model_folder: Path, datasets: Mapping[str, OwnerDataset], *, attention: str | None = None
+    job: Job,
+    plan: Plan,
+    model_folder: Path,
+    datasets: Mapping[str, OwnerDataset],
+    *,
+    attention: str | None = None,
+    prepare: Callable[[Any], None] | None = None,
 ) -> Trained:
     """Train the whole model on the very items of the plan's turn sequence.
 
@@ -146,9 +152,12 @@ def train(
         model_folder: of the base model.
         datasets: per owner; ``set_labels`` is called here.
         attention: implementation of the attention; the library's choice if not given.
+        prepare: changes the model before it is trained.
     """
     generator_state = torch.get_rng_state()
     model = whole_model(job, plan, model_folder, attention=attention)
+    if prepare is not None:
+        prepare(model)
     for dataset in datasets.values():
         dataset.set_labels(plan.course.labels)
     result = Trained(model=model)

@@ -19,7 +19,7 @@ Source: VeLoRA, sections 3.2 and 5.3. The paper does not define its running aver
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -51,14 +51,21 @@ class Vectors:
             return self._next_running(layer, x)
         if layer not in self._found:
             self._found[layer] = self._first(layer, x)
-        return self._found[layer]
+        return self._on_device(layer, x)
 
     def _next_running(self, layer: str, x: torch.Tensor) -> torch.Tensor:
         mean, count = subtokens(x, self._sizes[layer]).mean(0), self._counts.get(layer, 0) + 1
         if layer in self._found:
-            mean = self._found[layer] + (mean - self._found[layer]) / count
+            before = self._on_device(layer, x)
+            mean = before + (mean - before) / count
         self._found[layer], self._counts[layer] = mean, count
         return _unit(mean)
+
+    def _on_device(self, layer: str, x: torch.Tensor) -> torch.Tensor:
+        """Return what is held of a layer where its input is; a checkpoint was read elsewhere."""
+        if self._found[layer].device != x.device:
+            self._found[layer] = self._found[layer].to(x.device)
+        return self._found[layer]
 
     def _first(self, layer: str, x: torch.Tensor) -> torch.Tensor:
         size = self._sizes[layer]
@@ -77,11 +84,11 @@ class Vectors:
             found |= {f"{layer}{_COUNT}": torch.tensor(self._counts.get(layer, 0)) for layer in sorted(self._sizes)}
         return found
 
-    def load(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
-        """Replace everything by what ``tensors`` gave.
+    def check(self, tensors: Mapping[str, torch.Tensor], *, where: str) -> None:
+        """Refuse tensors that ``tensors`` can't have given.
 
         Raises:
-            IntegrityError: tensors of other layers, or of another size; nothing was changed then.
+            IntegrityError: tensors of other layers, or of another size.
         """
         if tensors.keys() != self.tensors().keys():
             names = sorted(tensors.keys() ^ self.tensors().keys())
@@ -90,11 +97,12 @@ class Vectors:
             if tuple(tensors[layer].shape) not in {(0,), (size,)}:
                 shape = list(tensors[layer].shape)
                 raise IntegrityError(f"{where} has VeLoRA's vector of {layer} as {shape}, expected [{size}]")
-        self._found = {layer: tensors[layer] for layer in self._sizes if tensors[layer].numel()}
-        self._counts = {layer: int(tensors[f"{layer}{_COUNT}"]) for layer in self._counted(tensors)}
 
-    def _counted(self, tensors: Mapping[str, torch.Tensor]) -> Iterable[str]:
-        return (layer for layer in self._found if f"{layer}{_COUNT}" in tensors)
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Replace all vectors by what ``tensors`` gave, and ``check`` has seen."""
+        self._found = {layer: tensors[layer] for layer in self._sizes if tensors[layer].numel()}
+        counts = {layer: tensors.get(f"{layer}{_COUNT}") for layer in self._found}
+        self._counts = {layer: int(count) for layer, count in counts.items() if count is not None}
 
 
 def _unit(vector: torch.Tensor) -> torch.Tensor:

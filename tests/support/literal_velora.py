@@ -1,0 +1,117 @@
+"""VeLoRA word by word: sub-tokens, projections and reconstructions are made as the paper writes them.
+
+Nothing of the nodes' code is used here. Layers of a whole model are made to compute this way, each with a vector of its
+own, which is made of the micro-batches in which the layer trains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from edge.model.head_groups.layouts import LAYOUTS
+from ringtune.schedule.saving import Velora
+
+
+class Literal(torch.autograd.Function):
+    """A linear layer that keeps the projections of its sub-tokens, and rebuilds its input from them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: Layer) -> Any:
+        """Group, project, and keep."""
+        width = x.shape[-1]
+        size = -(-width // layer.parts)
+        tokens = functional.pad(x.reshape(-1, width), (0, -width % size))
+        sub = tokens.reshape(-1, size)
+        v = layer.vector(sub)
+        z = torch.stack([row @ v for row in sub])
+        ctx.save_for_backward(z, v, weight)
+        ctx.shape, ctx.has_bias = x.shape, bias is not None
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Rebuild the sub-tokens on the vector, and take the gradient of the weight from them."""
+        z, v, weight = ctx.saved_tensors
+        (grad,) = grads
+        rebuilt_sub = torch.outer(z, v)
+        count = grad.numel() // grad.shape[-1]
+        rebuilt = rebuilt_sub.reshape(count, -1)[:, : ctx.shape[-1]]
+        flat = grad.reshape(count, -1)
+        return grad @ weight, flat.t() @ rebuilt, flat.sum(0) if ctx.has_bias else None, None
+
+
+class Layer:
+    """A layer's vector by the definitions of the four ways to begin."""
+
+    def __init__(self, name: str, velora: Velora, seed: int) -> None:
+        self.name, self.parts, self.init, self.seed = name, velora.parts, velora.init, seed
+        self.means: list[torch.Tensor] = []
+        self.fixed: torch.Tensor | None = None
+
+    def vector(self, sub: torch.Tensor) -> torch.Tensor:
+        """The vector for the next micro-batch."""
+        self.means.append(sub.sum(0) / len(sub))
+        if self.init == "running":
+            mean: torch.Tensor = torch.stack(self.means).mean(0)
+            return mean.div(mean.norm())
+        if self.fixed is None:
+            first = self._first(sub)
+            self.fixed = first.div(first.norm())
+        return self.fixed
+
+    def _first(self, sub: torch.Tensor) -> torch.Tensor:
+        if self.init == "average":
+            return self.means[0]
+        if self.init == "svd":
+            right: torch.Tensor = torch.linalg.svd(sub, full_matrices=False)[2]
+            return right[0]
+        first = hashlib.sha256(f"{self.seed}/0/0/velora/{self.name}".encode()).digest()[:8]
+        generator = torch.Generator().manual_seed(int.from_bytes(first, "little") & (2**63 - 1))
+        return torch.randn(sub.shape[1], generator=generator, dtype=torch.float64).to(sub)
+
+
+def make_literal(model: Any, velora: Velora, seed: int) -> None:
+    """Let the chosen layers of a whole model compute this way."""
+    layout = LAYOUTS[model.config.model_type]
+    for index, block in model.iter_layers():
+        if not velora.has_block(index):
+            continue
+        paths = {str(getattr(layout, layer)) for layer in velora.layers if layer != "adapter_down"} - {""}
+        for path in sorted(paths):
+            _replace(block.get_submodule(path), f"{index}.{path}.weight", velora, seed, layout.inputs_first)
+        for path, module in block.named_modules() if "adapter_down" in velora.layers else ():
+            if path.endswith(".ringtune") and hasattr(module, "lora_A"):
+                _replace_lora(module, f"{index}.{path}.lora_A", velora, seed)
+            elif path.endswith(".ringtune") and hasattr(module, "adapter_down"):
+                linear = module.adapter_down[0]
+                _replace(linear, f"{index}.{path}.adapter_down.0.weight", velora, seed, inputs_first=False)
+
+
+def _replace(module: Any, name: str, velora: Velora, seed: int, inputs_first: bool) -> None:
+    layer = Layer(name, velora, seed)
+
+    def forward(x: torch.Tensor) -> Any:
+        weight = module.weight.t() if inputs_first else module.weight
+        if not (torch.is_grad_enabled() and module.weight.requires_grad):
+            return functional.linear(x, weight, module.bias)
+        return Literal.apply(x, weight, module.bias, layer)  # type: ignore[no-untyped-call]
+
+    module.forward = forward
+
+
+def _replace_lora(module: Any, name: str, velora: Velora, seed: int) -> None:
+    layer = Layer(name, velora, seed)
+
+    def forward(hidden: torch.Tensor | None, x: torch.Tensor) -> Any:
+        x = module.lora_dropout(x if hidden is None else hidden)
+        if torch.is_grad_enabled() and module.lora_A.requires_grad:
+            low = Literal.apply(x, module.lora_A, None, layer)  # type: ignore[no-untyped-call]
+        else:
+            low = functional.linear(x, module.lora_A)
+        return low @ module.lora_B.t() * module.scaling, None
+
+    module.forward = forward
