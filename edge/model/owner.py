@@ -243,5 +243,6 @@ class OwnerParts:
         """Return the tensors without the frozen ones, by name: of the head, or of all that an owner trains."""
         if self.units[EMBEDDING]:
             return dict(self.parameters)
-        frozen = {name for name, value in self.head.named_parameters() if not value.requires_grad}
+        # a head that trains later in the run has no gradient now, and yet it travels
+        frozen = {name for name, _ in self.head.named_parameters()} - self.parameters.keys()
         return {name: value for name, value in self.head.state_dict().items() if name not in frozen}
