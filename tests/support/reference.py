@@ -92,6 +92,8 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
         model.add_qa_head(NAME)
     else:
         assert model.active_head == "default"
+    if job.method.full_parameters:
+        return model.to(getattr(torch, job.model.dtype))
     if job.adapter.config == "full":
         own = own_weights_of(model)
         for name, parameter in model.named_parameters():
@@ -161,7 +163,7 @@ def train(
     for dataset in datasets.values():
         dataset.set_labels(plan.course.labels)
     result = Trained(model=model)
-    at = _seed_units(model, job)
+    at = seed_units(model, job)
     blocks = [block for _, block in model.iter_layers()]
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adapters = [[parameter for parameter in block.parameters() if parameter.requires_grad] for block in blocks]
@@ -172,7 +174,7 @@ def train(
             continue
         for item in items(plan.course, turn):
             if item.kind is StepKind.EVALUATE:
-                _evaluate(model, job, plan, item, datasets[item.owner], result)
+                evaluate(model, job, plan, item, datasets[item.owner], result)
                 continue
             units = plan.course.method.trained(plan.course, item.step)
             rate = learning_rate(job.train, *plan.course.method.rate_at(plan.course, item.step))
@@ -182,7 +184,7 @@ def train(
                 blocks[index].train(index >= units.lowest)
                 for parameter in parameters:
                     parameter.requires_grad_(index in units)
-            loss = _backward(model, job, plan, item, datasets[item.owner], at)
+            loss = backward(model, job, plan, item, datasets[item.owner], at)
             if not units.has_head:
                 for parameter in model.heads[model.active_head].parameters():
                     parameter.grad = None
@@ -196,7 +198,7 @@ def train(
     return result
 
 
-def _backward(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset, at: dict[str, int]) -> float:
+def backward(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset, at: dict[str, int]) -> float:
     """The library's own mean loss of each micro-batch, weighted by its share of the targets."""
     batch = dataset.batch(plan.course, item)
     _, all_targets = targets_of(job.model.task, batch)
@@ -212,7 +214,8 @@ def _backward(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDatase
     return total
 
 
-def _evaluate(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset, result: Trained) -> None:
+def evaluate(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDataset, result: Trained) -> None:
+    """Add the sums of one evaluation item to the result."""
     batch = dataset.batch(plan.course, item)
     model.eval()
     loss_sum, count, correct = result.evaluations.get(item.step, (0.0, 0, 0))
@@ -232,7 +235,13 @@ def _evaluate(model: Any, job: Job, plan: Plan, item: Item, dataset: OwnerDatase
     result.evaluations[item.step] = (loss_sum, count, correct)
 
 
-def _seed_units(model: Any, job: Job) -> dict[str, int]:
+def first_drawing(model: Any) -> Any:
+    """The module below the blocks that draws the embedding's dropout, or holds what does."""
+    base = model.base_model
+    return next(getattr(base, name) for name in ("drop", "embeddings", "embed_tokens") if hasattr(base, name))
+
+
+def seed_units(model: Any, job: Job) -> dict[str, int]:
     """Seed the generator before each block and the head; returns where (step, micro) are to be set."""
     at = {"step": 0, "micro": 0}
 
@@ -245,6 +254,7 @@ def _seed_units(model: Any, job: Job) -> dict[str, int]:
         return seed
 
     if job.train.dropout > 0:
+        first_drawing(model).register_forward_pre_hook(seeder("embedding"), prepend=True)
         for index, block in model.iter_layers():
             block.register_forward_pre_hook(seeder(f"block.{index}"), prepend=True)
         model.heads[model.active_head].register_forward_pre_hook(seeder("head"), prepend=True)

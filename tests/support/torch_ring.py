@@ -57,11 +57,13 @@ class Case:
     operations: Operations | None = None
     split: str = "iid"
     turns: str = "equal"
+    hift: str = ""  # the lines of [hift]
 
     @property
     def job(self) -> Job:
         """The job of the case."""
         unfreeze = f"[unfreeze]\nevery_steps = {self.every_steps}" if self.method == "ringada" else ""
+        hift = f"[hift]\n{self.hift}" if self.method == "hift" else ""
         return parse_job(
             f"""
             [model]
@@ -90,6 +92,7 @@ class Case:
             [wire]
             dtype = "{self.wire or self.dtype}"
             {unfreeze}
+            {hift}
             """,
             source="test",
         )

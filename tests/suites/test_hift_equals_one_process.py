@@ -1,0 +1,169 @@
+"""HiFT on a ring gives what one process gives: every family, tied and untied, any order and size of groups.
+
+The reference (``tests.support.hift_reference``) is plain transformers with one torch optimizer for each group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ringtune.models.families import FAMILIES
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.turns import StepKind
+from tests.suites.test_families import Slices, run
+from tests.support import hift_reference as reference
+from tests.support.tiny_families import MODEL_TYPES
+from tests.support.torch_ring import Case, TorchCarrier, distance, write_family_inputs
+
+ONE: Slices = (("a", 0, 4),)
+TWO: Slices = (("b", 0, 1), ("a", 1, 4))
+FOUR: Slices = (("d", 0, 1), ("c", 1, 2), ("b", 2, 3), ("a", 3, 4))
+EMPTY_OWNER: Slices = (("b", 0, 3), ("c", 3, 4))
+SPLITS = {"one": ONE, "two": TWO, "four": FOUR, "owner-hosts-nothing": EMPTY_OWNER}
+TASKS = {name: family.tasks[-1] for name, family in FAMILIES.items()} | {"bert": "sequence-classification"}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that writes the inputs of a family once."""
+    folder, written = tmp_path_factory.mktemp("inputs"), {}
+
+    def write(model_type: str, **config: Any) -> Path:
+        key = "-".join([model_type, *map(str, config.values())])
+        if key not in written:
+            written[key] = write_family_inputs(folder / key, model_type, TASKS[model_type], **config)
+        return written[key]
+
+    return write
+
+
+def hift_case(folder: Path, model_type: str, hift: str = "", **changes: Any) -> Case:
+    """14 steps of HiFT with an evaluation between; 6 units are 6 groups of one."""
+    values: dict[str, Any] = {"owners": ("a",), "microbatches": 2, "num_steps": 14, "eval_every": 8}
+    return Case(
+        folder=folder, task=TASKS[model_type], method="hift", adapter="full", hift=hift, **{**values, **changes}
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def trained_plainly(case: Case) -> Any:
+    """One process, whatever the slices."""
+    return reference.train_hift(case.job, case.plan(ONE), case.folder / "model", case.datasets())
+
+
+def trained_tensors(carrier: TorchCarrier) -> dict[str, torch.Tensor]:
+    """Every tensor that trains; the copies of embedding and head at several owners are equal in every bit."""
+    found: dict[str, torch.Tensor] = {}
+    for executor in carrier.executors.values():
+        hosted: Any = executor._hosted
+        skeleton = hosted.skeleton
+        prefix = skeleton.model.base_model_prefix
+        blocks = hosted.blocks.parameters(executor._slice.start, executor._slice.stop)
+        own = {f"{prefix}.{skeleton.layout.blocks_path}.{name}": value for name, value in blocks.items()}
+        for name, value in hosted.owner.parameters.items() if hosted.owner else ():
+            own[name if name.startswith(("heads.", "lm_head.")) else f"{prefix}.{name}"] = value
+        for name, value in own.items():
+            assert torch.equal(found.setdefault(name, value.detach()), value), f"copies of {name} differ"
+    return found
+
+
+def distance_to_reference(case: Case, slices: Slices, against: Case | None = None, seed: int = 0) -> float:
+    """Run a case, and compare all parameters with those of the plain loop."""
+    wanted = reference.tensors_of(trained_plainly(against or case).model)
+    return distance(trained_tensors(run(case, slices, seed=seed)[1]), wanted)
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_hift_of_every_family_equals_one_process(inputs: Any, model_type: str) -> None:
+    """Weights, losses of every step and the evaluations between."""
+    case = hift_case(inputs(model_type), model_type)
+    assert distance_to_reference(case, TWO) < 1e-9
+    result, wanted = run(case, TWO)[0], trained_plainly(case)
+    steps = [entry for entry in result.logged if isinstance(entry, rd.LogStep) and entry.turn.kind is StepKind.TRAIN]
+    losses = [dict(entry.values)["loss_sum"] / dict(entry.values)["count"] for entry in steps]
+    assert losses == pytest.approx(wanted.losses, rel=1e-9)
+    for entry in (entry for entry in result.logged if isinstance(entry, rd.LogEvaluation)):
+        assert dict(entry.values)["loss_sum"] == pytest.approx(wanted.evaluations[entry.step][0], rel=1e-9)
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("model_type", ["bert", "gpt2"])
+def test_hift_of_any_split_equals_one_process(inputs: Any, model_type: str, split: str) -> None:
+    """One, two and four nodes, and an owner that hosts no block."""
+    assert distance_to_reference(hift_case(inputs(model_type), model_type), SPLITS[split]) < 1e-9
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize(
+    "hift",
+    [
+        "group_size = 2",
+        "group_size = 4",
+        'group_size = 4\norder = "top2down"',
+        'order = "random"',
+        'always_active = ["head"]\ngroup_size = 2',
+        'always_active = ["embedding", "head"]',
+        "group_size = 6",
+        'state = "drop"',
+    ],
+)
+@pytest.mark.parametrize("model_type", ["bert", "gpt2"])
+def test_hift_of_any_groups_equals_one_process(inputs: Any, model_type: str, hift: str) -> None:
+    """Six units in groups that divide them and that do not, in every order, with units always active."""
+    assert distance_to_reference(hift_case(inputs(model_type), model_type, hift), TWO) < 1e-9
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_hift_of_a_decoder_tied_or_not_equals_one_process(
+    inputs: Any, model_type: str, tied: bool, microbatches: int
+) -> None:
+    """A tied table is of the embedding and collects both gradients; one of its own is of the head."""
+    folder = inputs(model_type, tie_word_embeddings=tied)
+    case = hift_case(folder, model_type, "group_size = 2", microbatches=microbatches)
+    names = reference.tensors_of(trained_plainly(case).model)
+    assert ("lm_head.weight" in names) is not tied
+    assert distance_to_reference(case, TWO) < 1e-9
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("model_type", ["bert", "gpt2", "vit"])
+@pytest.mark.parametrize("split", ["one", "four"])
+def test_hift_with_dropout_equals_one_process(inputs: Any, model_type: str, split: str) -> None:
+    """The embedding draws where it trains; every draw is seeded by step, micro-batch and unit."""
+    case = hift_case(inputs(model_type), model_type, "group_size = 2", dropout=0.2, eval_every=0)
+    assert distance_to_reference(case, SPLITS[split]) < 1e-9
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_hift_counts_steps_for_each_parameter(inputs: Any, optimizer: str) -> None:
+    """Bias correction and decay are of a group's own updates, with every optimizer."""
+    case = hift_case(inputs("bert"), "bert", optimizer=optimizer, weight_decay=0.1)
+    assert distance_to_reference(case, TWO) < 1e-9
+
+
+def test_hift_comparison_can_fail(inputs: Any) -> None:
+    """Negative control: one step more, or another order, is far outside the bound."""
+    case = hift_case(inputs("bert"), "bert")
+    assert distance_to_reference(case, TWO, dataclasses.replace(case, num_steps=15)) > 1e-5
+    assert distance_to_reference(case, TWO, dataclasses.replace(case, hift='order = "top2down"')) > 1e-5
+
+
+@pytest.mark.promise("5 timing changes nothing")
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_hift_delays_never_change_a_bit(inputs: Any, seed: int) -> None:
+    """Gradients of a tied table come from head and embedding in any order; their sum is the same."""
+    folder = inputs("gpt2", tie_word_embeddings=True)
+    case = hift_case(folder, "gpt2", "group_size = 2", dtype="float32", microbatches=4, dropout=0.1)
+    first, other = (trained_tensors(run(case, FOUR, seed=number)[1]) for number in (0, seed))
+    assert all(torch.equal(first[name], other[name]) for name in first)
