@@ -87,6 +87,12 @@ class ActiveRun:
         if run is not None and kind == Payload.HEAD:
             run.on_head(seq, source, data)
 
+    def on_unit_grad(self, seq: int, unit: int, source: str, data: Pieces) -> None:
+        """Pass the gradient that an item gave to a unit to the loop, if the run is wanted."""
+        run = self._wanted()
+        if run is not None:
+            run.on_unit_grad(seq, unit, source, data)
+
     def on_received(self, source: str, num_bytes: int, sent_unix_s: float) -> None:
         """Report how long a message took: from its sending, or from the message before it on the same link."""
         now_s, before_s = self.clock.now_unix_s(), self._received_s.get(source, 0.0)

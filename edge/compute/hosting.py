@@ -128,11 +128,6 @@ def _check_model(course: Course, job: Job, skeleton: Skeleton, folder: Path) -> 
     config = read_config(folder)
     check_task(family_named(config["model_type"]), job.model.task, where=str(folder))
     dimensions = model_dimensions(config)
-    if course.method.full_parameters and len(course.owners) > 1:
-        raise JobError(
-            f"train.method = {job.train.method!r} with {len(course.owners)} owners is planned and predicted, but nodes "
-            "can't keep their copies of embedding and head equal yet; give the data to one node"
-        )
     if course.max_length > dimensions.longest and not dimensions.fixed:
         raise ModelError(
             f"train.max_length is {course.max_length}, {folder} can take {dimensions.longest} tokens; lower it"

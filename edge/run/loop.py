@@ -35,6 +35,7 @@ from ringtune.rpc.scores_codec import scores_to_proto
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.replicas import credit_boundary
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 
 T = TypeVar("T")
@@ -106,6 +107,7 @@ class AgentRun:
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
         self._tensors: dict[TensorKey, tuple[Any, Any]] = {}
         self._heads: dict[int, Pieces] = {}
+        self._unit_grads: dict[tuple[int, int], Pieces] = {}
         self._timers: dict[str, float] = {}
         self._turns: dict[int, Turn] = {}
         self._first_seqs: dict[int, int] = {}
@@ -146,6 +148,13 @@ class AgentRun:
             return
         self._heads[turn] = data
         self._queue.put(ev.HeadArrived(turn, source))
+
+    def on_unit_grad(self, seq: int, unit: int, source: str, data: Pieces) -> None:
+        """Put the gradient that an item gave to a unit into the inbox, unless the run has failed or stops."""
+        if self._failed or self._stopping.is_set():
+            return
+        self._unit_grads[seq, unit] = data
+        self._queue.put(ev.UnitGradArrived(seq, unit, source))
 
     def on_credits(self, source: str, boundary: int, count: int) -> None:
         """Queue the credits of ``source``, which took ``count`` hidden states of this node out of its inbox.
@@ -217,6 +226,7 @@ class AgentRun:
             self._refuse_calls()
             self._tensors.clear()
             self._heads.clear()
+            self._unit_grads.clear()
 
     def _next(self) -> None:
         try:
@@ -325,6 +335,12 @@ class AgentRun:
             case ev.AcceptHead(turn, _):
                 self._head_went_for = None
                 self._executor.load_head_blob(self._heads.pop(turn))
+            case ev.SendUnitGrad(seq, unit, target):
+                sent = self._links[target].send_unit_grad(seq, unit, self._executor.unit_grad_blob(seq, unit))
+                self._count(seq, target, Payload.UNIT_GRAD, sent)
+            case ev.AcceptUnitGrad(seq, unit, source):
+                self._executor.load_unit_grad(seq, unit, self._unit_grads.pop((seq, unit)))
+                self._ack(source, credit_boundary(self._plan.course))
             case ev.SetTimer(timer, at_s):
                 self._timers[timer] = at_s
             case ev.CancelTimer(timer):

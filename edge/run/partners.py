@@ -46,6 +46,12 @@ class Executor(Protocol):
     def drop_head_state(self) -> None:
         """Free the optimizer state of a head that was handed over."""
 
+    def unit_grad_blob(self, seq: int, unit: int) -> Pieces:
+        """Return the gradient that an item gave to a unit; its update may come before that was gone through."""
+
+    def load_unit_grad(self, seq: int, unit: int, data: Pieces) -> None:
+        """Take the gradient that ``unit_grad_blob`` of an item's initiator gave."""
+
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
         """Return this node's part of a checkpoint."""
 
@@ -58,6 +64,9 @@ class Link(Protocol):
 
     def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
         """Queue a head for a peer; ``seq`` is the index of the turn."""
+
+    def send_unit_grad(self, seq: int, unit: int, data: Pieces) -> int:
+        """Queue the gradient that an item gave to a unit."""
 
     def close(self) -> None:
         """End the link."""

@@ -14,7 +14,8 @@ from typing import Final
 
 import torch
 
-from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, in_words, key_of
+from edge.wire.frames import DTYPE_NAMES
+from edge.wire.kinds import NAMES, PROBE, in_words, key_of
 from edge.wire.known_turns import Known, KnownTurns
 from edge.wire.tensors import MAX_EXPONENT, MIN_EXPONENT, wire_bytes
 from ringtune.engine.diverged import diverged
@@ -22,11 +23,12 @@ from ringtune.errors import DivergedError, FrameError, RingTuneError
 from ringtune.schedule.actions import Op, Payload, TensorKey
 from ringtune.schedule.lowering import links, possible_arrivals, way
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.replicas import UNIT_GRADS_WAITING, credit_boundary, other_owners, replicated_units
 from ringtune.schedule.turns import Item, StartPoint, Turn, item_of
 from ringtune.v1 import ring_pb2
 
 MAX_BLOB_BYTES: Final = 1 << 30
-"""Bytes of the largest head with its moments, or probe, that is admitted."""
+"""Bytes of the largest head with its moments, gradient of a unit, or probe, that is admitted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +43,7 @@ class RunExpectation:
         node: the receiving node itself.
         compute_dtype: element type of the tensors handed to the sink.
         start: where the run goes on; None = its very beginning.
-        max_blob_bytes: largest head that is taken.
+        max_blob_bytes: largest head, or gradient of a unit, that is taken.
     """
 
     run_id: str
@@ -122,7 +124,9 @@ class FrameCheck:
         kind = NAMES.get(header.kind)
         if kind is None:
             raise FrameError(f"a frame of kind {header.kind} came from node {self._source}; use one version everywhere")
-        if kind in (Payload.HEAD, PROBE):
+        if kind == Payload.UNIT_GRAD:
+            self._admit_unit_grad(header)
+        elif kind in (Payload.HEAD, PROBE):
             self._admit_blob(header, kind)
         else:
             self._admit_tensor(header, kind)
@@ -134,6 +138,8 @@ class FrameCheck:
             seen.discard(key)
         if key.is_hidden:
             self.credit_returned(header.boundary, 1)
+        elif key.payload == Payload.UNIT_GRAD:
+            self.credit_returned(credit_boundary(self._course), 1)
 
     def explained(self, header: ring_pb2.FrameHeader, error: RingTuneError) -> RingTuneError:
         """Return the error of an admitted frame's payload; one of numbers that are not finite names step and owner."""
@@ -148,19 +154,38 @@ class FrameCheck:
         with self._lock:
             self._outstanding[boundary] = max(0, self._outstanding.get(boundary, 0) - count)
 
-    def _take_credit(self, header: ring_pb2.FrameHeader) -> None:
+    def _take_credit(self, header: ring_pb2.FrameHeader, boundary: int, credits_: int) -> None:
         with self._lock:
-            taken = self._outstanding.get(header.boundary, 0)
-            if taken >= self._credits:
-                raise FrameError(f"{in_words(header)} came without credit: {taken} of {self._credits} are taken")
-            self._outstanding[header.boundary] = taken + 1
+            taken = self._outstanding.get(boundary, 0)
+            if taken >= credits_:
+                raise FrameError(f"{in_words(header)} came without credit: {taken} of {credits_} are taken")
+            self._outstanding[boundary] = taken + 1
 
     # ---- blobs --------------------------------------------------------------------------------------
 
-    def _admit_blob(self, header: ring_pb2.FrameHeader, kind: str) -> None:
+    def _check_size(self, header: ring_pb2.FrameHeader) -> None:
         limit = self._expectation.max_blob_bytes
         if header.payload_bytes > limit:
             raise FrameError(f"{in_words(header)} has {header.payload_bytes} bytes, the limit is {limit}")
+
+    def _admit_unit_grad(self, header: ring_pb2.FrameHeader) -> None:
+        self._check_size(header)
+        known = self._turns.by_seq(header.seq)
+        if known is None:
+            raise self._far(header, "a turn")
+        item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
+        has_copy = self._expectation.node in other_owners(self._course, self._source)
+        is_foreseen = has_copy and key_of(header).boundary in replicated_units(known.plan.course, item)
+        if item.owner != self._source or not is_foreseen:
+            raise FrameError(
+                f"{in_words(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
+            )
+        self._check_new(known.turn, header)  # before it takes a credit
+        self._take_credit(header, credit_boundary(self._course), UNIT_GRADS_WAITING)
+        self._remember(known.turn, header)
+
+    def _admit_blob(self, header: ring_pb2.FrameHeader, kind: str) -> None:
+        self._check_size(header)
         if kind == PROBE:
             return
         known = self._turns.by_index(header.seq)
@@ -189,7 +214,7 @@ class FrameCheck:
         self._check_shape(header, rows, kind)
         self._check_new(known.turn, header)  # before it takes a credit
         if kind == Payload.HIDDEN:
-            self._take_credit(header)
+            self._take_credit(header, header.boundary, self._credits)
         self._remember(known.turn, header)
 
     def _receives(self, known: Known, item: Item, micro: int) -> frozenset[tuple[int, str]]:

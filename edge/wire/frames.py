@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 import torch
 from google.protobuf.message import DecodeError
 
+from edge.wire.kinds import BLOBS, KINDS, in_words
 from edge.wire.tensors import EncodedTensor, bytes_of
 from ringtune.errors import FrameError, IntegrityError
 from ringtune.files.pieces import HeldPieces, Piece, Pieces
@@ -34,9 +35,6 @@ Every message costs gRPC's Python layer a dozen thread switches at either end, a
 message is not copied by the receiver. On a 2-core machine 4 MiB tensors took 2.7 ms of CPU time (both ends
 together) in one message, 2.9 ms in chunks of 2 MiB, 3.3 ms in chunks of 1 MiB.
 """
-
-PROBE: Final = "probe"
-"""The kind of a blob that has no use but to measure a link."""
 
 MAX_HEADER_BYTES: Final = 4096
 
@@ -59,19 +57,6 @@ _PADDING_BYTES: Final = 128
 
 _HEADER_TAG: Final = 0x0A
 _CHUNK_TAG: Final = 0x12
-
-KINDS: Final[dict[str, ring_pb2.FrameKind]] = {
-    Payload.HIDDEN.value: ring_pb2.FRAME_KIND_HIDDEN,
-    Payload.GRAD.value: ring_pb2.FRAME_KIND_GRAD,
-    Payload.HEAD.value: ring_pb2.FRAME_KIND_HEAD,
-    PROBE: ring_pb2.FRAME_KIND_PROBE,
-}
-"""The wire's kind of every payload that a link carries."""
-
-NAMES: Final = {number: name for name, number in KINDS.items()}
-"""Inverse of ``KINDS``."""
-
-_BLOBS: Final = (ring_pb2.FRAME_KIND_HEAD, ring_pb2.FRAME_KIND_PROBE)
 
 DTYPES: Final[dict[str, ring_pb2.DType]] = {
     "float32": ring_pb2.DTYPE_FLOAT32,
@@ -216,9 +201,11 @@ def tensor_header(hello: Hello, key: TensorKey, encoded: EncodedTensor) -> ring_
     return header
 
 
-def key_of(header: ring_pb2.FrameHeader) -> TensorKey:
-    """Return the key of a header's payload; a head has its turn in place of the item."""
-    return TensorKey(NAMES[header.kind], header.seq, header.micro, header.boundary)
+def unit_grad_header(hello: Hello, seq: int, unit: int, data: Pieces) -> ring_pb2.FrameHeader:
+    """Make the header of the gradient that an item gave to a unit."""
+    header = blob_header(hello, Payload.UNIT_GRAD, seq, data)
+    header.boundary = unit + 1
+    return header
 
 
 def blob_header(hello: Hello, kind: str, seq: int, data: Pieces) -> ring_pb2.FrameHeader:
@@ -260,7 +247,7 @@ class Received(NamedTuple):
     Attributes:
         header: what it is.
         payload: of a tensor.
-        blob: of a head or a probe, in the pieces that came; empty with a tensor.
+        blob: of a head, a unit's gradient or a probe, in the pieces that came; empty with a tensor.
     """
 
     header: ring_pb2.FrameHeader
@@ -316,7 +303,7 @@ class Assembler:
                 return Fed(None, cut, is_goodbye=True)
             self._admit(header)
             self._header, self._filled_bytes, self._crc32 = header, 0, 0
-            if header.kind not in _BLOBS:
+            if header.kind not in BLOBS:
                 is_whole = chunk.nbytes == header.payload_bytes
                 self._payload = chunk if is_whole else bytes_of(torch.empty(header.payload_bytes, dtype=torch.uint8))
             return Fed(self._fill(chunk), cut)
@@ -344,7 +331,7 @@ class Assembler:
         end = self._filled_bytes + chunk.nbytes
         if end > header.payload_bytes:
             raise FrameError(f"{in_words(header)} has more than its {header.payload_bytes} bytes; it is dropped")
-        if header.kind in _BLOBS:
+        if header.kind in BLOBS:
             self._pieces.append(_apart(chunk))
         elif self._payload is not chunk:
             self._payload[self._filled_bytes : end] = chunk
@@ -383,13 +370,3 @@ def _apart(chunk: memoryview) -> memoryview:
     pages = mmap.mmap(-1, chunk.nbytes)
     pages[:] = chunk
     return memoryview(pages)
-
-
-def in_words(header: ring_pb2.FrameHeader) -> str:
-    """Describe a payload in words, for errors: "the head for turn 3 from node a"."""
-    kind = NAMES.get(header.kind, "")
-    if kind == Payload.HEAD:
-        return f"the head for turn {header.seq} from node {header.source}"
-    name = {Payload.HIDDEN.value: "hidden state", Payload.GRAD.value: "gradient"}.get(kind, kind or "payload")
-    where = f"item {header.seq}, micro-batch {header.micro}, block {header.boundary}"
-    return f"the {name} of {where}, from node {header.source}"

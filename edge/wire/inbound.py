@@ -20,7 +20,8 @@ import torch
 
 from edge.wire import tensors
 from edge.wire.checks import FrameCheck, RunExpectation
-from edge.wire.frames import DTYPE_NAMES, NAMES, PROBE, Assembler, Received, key_of, unpack
+from edge.wire.frames import DTYPE_NAMES, Assembler, Received, unpack
+from edge.wire.kinds import NAMES, PROBE, key_of
 from ringtune.errors import DeadlineError, DivergedError, FrameError, RingTuneError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Payload, TensorKey
@@ -43,6 +44,9 @@ class Sink(Protocol):
 
     def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
         """Take a whole head for turn ``seq`` (kind ``Payload.HEAD``), or a probe."""
+
+    def on_unit_grad(self, seq: int, unit: int, source: str, data: Pieces) -> None:
+        """Take the whole gradient that an item of ``source`` gave to a unit."""
 
     def on_link_lost(self, source: str, reason: str) -> None:
         """Hear that the link from ``source`` broke; not called when ``source`` closed it in order."""
@@ -187,6 +191,9 @@ class InLink:
         if header.sent_unix_s:
             admission.sink.on_received(source, header.payload_bytes, header.sent_unix_s)
         try:
+            if kind == Payload.UNIT_GRAD:
+                admission.sink.on_unit_grad(header.seq, key_of(header).boundary, source, blob)
+                return
             if kind in (Payload.HEAD, PROBE):
                 admission.sink.on_blob(kind, header.seq, source, blob)
                 return

@@ -1,7 +1,7 @@
 """The sending end of a link: one long-lived stream to one node, with its own threads.
 
-``send_tensor`` and ``send_blob`` only queue; a sender thread encodes and writes, so that sending overlaps
-compute. What may be queued is bounded by the credits that the engine keeps. A second thread reads the
+``send_tensor``, ``send_unit_grad`` and ``send_blob`` only queue; a sender thread encodes and writes, so that sending
+overlaps compute. What may be queued is bounded by the credits that the engine keeps. A second thread reads the
 acknowledgements::
 
     compute thread --queue--> sender (encode, chunk) ==stream==> peer
@@ -31,6 +31,7 @@ from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
 from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.replicas import unit_grad
 from ringtune.v1 import ring_pb2
 
 _log = logging.getLogger(__name__)
@@ -65,6 +66,17 @@ class _Tensor:
 
 
 @dataclass(frozen=True, slots=True)
+class _UnitGrad:
+    seq: int
+    unit: int
+    data: Pieces
+
+    def action(self, target: str) -> Action:
+        """The action that sends it."""
+        return unit_grad(Op.SEND, self.seq, self.unit, target)
+
+
+@dataclass(frozen=True, slots=True)
 class _Blob:
     kind: str
     seq: int
@@ -73,6 +85,9 @@ class _Blob:
     def action(self, target: str) -> Action:
         """The action that sends it; a head belongs to a turn, to no item."""
         return Action(Op.SEND, 0, -1, self.seq, 0, target, self.kind)
+
+
+_Entry = _Tensor | _UnitGrad | _Blob
 
 
 class OutLink:
@@ -109,7 +124,7 @@ class OutLink:
         self._on_broken = on_broken
         self._on_sent = on_sent
         self._peer = f"node {target} at {address}"
-        self._queue: queue.SimpleQueue[_Tensor | _Blob | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Entry | None] = queue.SimpleQueue()
         self._welcome: queue.SimpleQueue[RingTuneError | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._state = _State.OPENING
@@ -170,6 +185,18 @@ class OutLink:
         self._put(_Blob(kind, seq, data))
         return data.size_bytes
 
+    def send_unit_grad(self, seq: int, unit: int, data: Pieces) -> int:
+        """Queue the gradient that an item gave to a unit, which must not change until it is sent.
+
+        Returns:
+            Payload bytes that go over the wire for it.
+
+        Raises:
+            PeerLostError: the link is broken or closed.
+        """
+        self._put(_UnitGrad(seq, unit, data))
+        return data.size_bytes
+
     def close(self) -> None:
         """Drop what is queued, end the stream and every thread of the link; a second call does no harm.
 
@@ -193,7 +220,7 @@ class OutLink:
             closer.start()
             _join(closer, _CLOSE_S)
 
-    def _put(self, entry: _Tensor | _Blob) -> None:
+    def _put(self, entry: _Entry) -> None:
         with self._lock:
             if self._state is not _State.OPEN:
                 raise PeerLostError(self._reason or f"the link to {self._peer} is not open")
@@ -221,9 +248,12 @@ class OutLink:
                 self._break(f"encoding for node {self.target} failed: {type(error).__name__}: {error}")
                 return
 
-    def _encode(self, entry: _Tensor | _Blob) -> Iterator[bytes]:
+    def _encode(self, entry: _Entry) -> Iterator[bytes]:
         if isinstance(entry, _Blob):
             header = frames.blob_header(self._hello, entry.kind, entry.seq, entry.data)
+            return frames.messages(header, entry.data)
+        if isinstance(entry, _UnitGrad):
+            header = frames.unit_grad_header(self._hello, entry.seq, entry.unit, entry.data)
             return frames.messages(header, entry.data)
         encoded = tensors.encode(entry.tensor, entry.mask, self._hello.wire_dtype)
         header = frames.tensor_header(self._hello, entry.key, encoded)

@@ -85,6 +85,9 @@ class _AckingSink:
     def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
         """Not used."""
 
+    def on_unit_grad(self, seq: int, unit: int, source: str, data: Pieces) -> None:
+        """Not used."""
+
     def on_link_lost(self, source: str, reason: str) -> None:
         """Not used."""
 

@@ -122,6 +122,35 @@ def test_hift_of_any_groups_equals_one_process(inputs: Any, model_type: str, hif
 
 
 @pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("owners", [("a", "b"), ("b", "a", "e")])
+def test_hift_of_several_owners_equals_one_process(inputs: Any, split: str, owners: tuple[str, ...]) -> None:
+    """Gradients of embedding and head reach all owners; their copies are equal in every bit."""
+    case = hift_case(inputs("bert"), "bert", owners=owners, local_iterations=3)
+    assert distance_to_reference(case, SPLITS[split], seed=1) < 1e-9
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize(
+    ("model_type", "tied", "hift"),
+    [
+        ("gpt2", True, "group_size = 2"),
+        ("gpt2", False, 'always_active = ["head"]'),
+        ("llama", True, 'always_active = ["embedding", "head"]'),
+        ("vit", False, 'group_size = 4\norder = "top2down"'),
+        ("electra", False, 'order = "random"'),
+    ],
+)
+def test_hift_of_two_owners_of_other_families_equals_one_process(
+    inputs: Any, model_type: str, tied: bool, hift: str
+) -> None:
+    """Tables as rows and whole, norms and positions; units that train at every step."""
+    config = {"tie_word_embeddings": tied} if TASKS[model_type] == "causal-lm" else {}
+    case = hift_case(inputs(model_type, **config), model_type, hift, owners=("a", "b"), local_iterations=2)
+    assert distance_to_reference(case, FOUR) < 1e-9
+
+
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
 @pytest.mark.parametrize("microbatches", [1, 4])

@@ -77,6 +77,14 @@ class FakeExecutor:
         self.head_log.append("came")
         self.log.append(bytes(data))
 
+    def unit_grad_blob(self, seq: int, unit: int) -> Pieces:
+        """The gradient of a unit goes out."""
+        return Pieces.of(f"{seq}/{unit}".encode())
+
+    def load_unit_grad(self, seq: int, unit: int, data: Pieces) -> None:
+        """The gradient of a unit comes in."""
+        self.log.append(bytes(data))
+
     def drop_head_state(self) -> None:
         """The head went out, and is not needed here any more."""
         self.head_log.append("dropped")
@@ -140,6 +148,11 @@ class DirectLink:
         """Deliver a tensor; says it has 100 bytes."""
         self._find().on_tensor(key, self._source, tensor, mask)
         return 100
+
+    def send_unit_grad(self, seq: int, unit: int, data: Pieces) -> int:
+        """Deliver the gradient of a unit."""
+        self._find().on_unit_grad(seq, unit, self._source, data)
+        return data.size_bytes
 
     def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
         """Deliver a head."""

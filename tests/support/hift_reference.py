@@ -33,7 +33,8 @@ def units_of(model: Any) -> list[Tensors]:
     blocks = [dict(block.named_parameters()) for _, block in model.iter_layers()]
     seen = {id(value) for block in blocks for value in block.values()}
     top = TOP.get(model.config.model_type, ())
-    embedding, head = {}, {}
+    embedding: Tensors = {}
+    head: Tensors = {}
     for name, value in model.base_model.named_parameters():
         if id(value) not in seen and not name.startswith("pooler."):
             (head if name.startswith(top) and top else embedding)[f"{model.base_model_prefix}.{name}"] = value

@@ -86,6 +86,15 @@ class BlobCame(NamedTuple):
     data: bytes
 
 
+class UnitGradCame(NamedTuple):
+    """The gradient of a unit that the sink was given."""
+
+    seq: int
+    unit: int
+    source: str
+    data: bytes
+
+
 class Lost(NamedTuple):
     """A link that the sink was told is lost."""
 
@@ -116,6 +125,11 @@ class RecordingSink:
         """Remember a blob."""
         self._hook()
         self.came.put(BlobCame(kind, seq, source, bytes(data)))
+
+    def on_unit_grad(self, seq: int, unit: int, source: str, data: Pieces) -> None:
+        """Remember the gradient of a unit."""
+        self._hook()
+        self.came.put(UnitGradCame(seq, unit, source, bytes(data)))
 
     def on_link_lost(self, source: str, reason: str) -> None:
         """Remember a lost link."""

@@ -16,6 +16,7 @@ class FrameKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FRAME_KIND_HEAD: _ClassVar[FrameKind]
     FRAME_KIND_PROBE: _ClassVar[FrameKind]
     FRAME_KIND_BYE: _ClassVar[FrameKind]
+    FRAME_KIND_UNIT_GRAD: _ClassVar[FrameKind]
 
 class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -33,6 +34,7 @@ FRAME_KIND_GRAD: FrameKind
 FRAME_KIND_HEAD: FrameKind
 FRAME_KIND_PROBE: FrameKind
 FRAME_KIND_BYE: FrameKind
+FRAME_KIND_UNIT_GRAD: FrameKind
 DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
 DTYPE_BFLOAT16: DType

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge.wire import frames, tensors
+from edge.wire import frames, kinds, tensors
 from edge.wire.checks import FrameCheck, check_hello
 from edge.wire.known_turns import KnownTurns
 from ringtune.errors import FrameError
@@ -231,7 +231,7 @@ def test_checks_of_a_resumed_run_take_the_head_from_who_holds_it() -> None:
 
 def test_checks_bound_the_size_of_blobs() -> None:
     """A head or probe above the limit is refused before anything is allocated."""
-    for kind in (Payload.HEAD, frames.PROBE):
+    for kind in (Payload.HEAD, kinds.PROBE):
         header = frames.blob_header(hello(source="c"), kind, 1, Pieces.of(b""))
         header.payload_bytes = 2**50
         with pytest.raises(FrameError, match="the limit is"):

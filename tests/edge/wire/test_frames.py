@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge.wire import frames, tensors
+from edge.wire import frames, kinds, tensors
 from edge.wire.frames import Assembler, Fed
 from ringtune.errors import FrameError, IntegrityError
 from ringtune.files.pieces import Pieces
@@ -194,6 +194,6 @@ def test_frames_describe_what_they_carry() -> None:
     """A refusal names kind, item, micro-batch, block and source."""
     encoded = tensors.encode(torch.zeros(1, 1, 1), None, "float32")
     header = frames.tensor_header(hello(), TensorKey(Payload.GRAD, 12, 3, 4), encoded)
-    assert frames.in_words(header) == "the gradient of item 12, micro-batch 3, block 4, from node a"
+    assert kinds.in_words(header) == "the gradient of item 12, micro-batch 3, block 4, from node a"
     head = frames.blob_header(hello(), Payload.HEAD, 2, Pieces.of(b""))
-    assert frames.in_words(head) == "the head for turn 2 from node a"
+    assert kinds.in_words(head) == "the head for turn 2 from node a"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge.wire import frames
+from edge.wire import frames, kinds
 from edge.wire.link import METHOD
 from ringtune.errors import (
     ConnectionFailedError,
@@ -271,7 +271,7 @@ def test_link_to_a_node_that_forgot_the_run_ends_in_order() -> None:
         _wait_until_over()
         assert out.broken.empty()
         with pytest.raises(PeerLostError, match="closed the link"):
-            out.link.send_blob(frames.PROBE, 0, Pieces.of(b"x"))
+            out.link.send_blob(kinds.PROBE, 0, Pieces.of(b"x"))
         assert node.sink.came.empty()
 
 
@@ -347,7 +347,7 @@ def test_link_close_may_come_twice_and_before_open() -> None:
     out.link.close()
     out.link.close()
     with pytest.raises(PeerLostError, match="not open"):
-        out.link.send_blob(frames.PROBE, 0, Pieces.of(b""))
+        out.link.send_blob(kinds.PROBE, 0, Pieces.of(b""))
 
 
 class _Racing(queue.SimpleQueue[Any]):
