@@ -17,6 +17,7 @@ from edge.run.reporter import Reporter
 from edge.run.shared_clock import SharedClock
 from edge.shards.saver import GoesOn, open_saver
 from ringtune.jobs.job import Job
+from ringtune.schedule.replicas import saves_head
 from ringtune.v1 import control_pb2
 
 
@@ -74,7 +75,7 @@ def build_slice(
             goes_on.shard.step,
             goes_on.shard.sha256,
             active.executor,
-            with_head=goes_on.holder == active.node,
+            with_head=saves_head(active.plan.course, active.node, goes_on.holder),
             plan_digest=goes_on.plan_digest,
         )
 

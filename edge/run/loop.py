@@ -22,6 +22,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from edge.run import reporter as rp
+from edge.run.inbox import Inbox
 from edge.run.partners import Executor, Link, ReportSink, ShardSink
 from edge.run.recorder import header_line, table_line
 from edge.run.totals import Totals
@@ -35,7 +36,7 @@ from ringtune.rpc.scores_codec import scores_to_proto
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import credit_boundary
+from ringtune.schedule.replicas import credit_boundary, saves_head
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 
 T = TypeVar("T")
@@ -105,9 +106,7 @@ class AgentRun:
         self._saver = saver
         self._engine = NodeEngine(plan, node, wait_s=wait_s, start=start)
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
-        self._tensors: dict[TensorKey, tuple[Any, Any]] = {}
-        self._heads: dict[int, Pieces] = {}
-        self._unit_grads: dict[tuple[int, int], Pieces] = {}
+        self._inbox = Inbox()
         self._timers: dict[str, float] = {}
         self._turns: dict[int, Turn] = {}
         self._first_seqs: dict[int, int] = {}
@@ -139,21 +138,21 @@ class AgentRun:
         """Put a checked tensor that arrived into the inbox, unless the run has failed or stops."""
         if self._failed or self._stopping.is_set():
             return
-        self._tensors[key] = (tensor, mask)
+        self._inbox.tensors[key] = (tensor, mask)
         self._queue.put(ev.TensorArrived(key, source))
 
     def on_head(self, turn: int, source: str, data: Pieces) -> None:
         """Put the head that arrived for ``turn`` into the inbox, unless the run has failed or stops."""
         if self._failed or self._stopping.is_set():
             return
-        self._heads[turn] = data
+        self._inbox.heads[turn] = data
         self._queue.put(ev.HeadArrived(turn, source))
 
     def on_unit_grad(self, seq: int, unit: int, source: str, data: Pieces) -> None:
         """Put the gradient that an item gave to a unit into the inbox, unless the run has failed or stops."""
         if self._failed or self._stopping.is_set():
             return
-        self._unit_grads[seq, unit] = data
+        self._inbox.unit_grads[seq, unit] = data
         self._queue.put(ev.UnitGradArrived(seq, unit, source))
 
     def on_credits(self, source: str, boundary: int, count: int) -> None:
@@ -212,7 +211,7 @@ class AgentRun:
     @property
     def num_waiting(self) -> int:
         """Number of tensors in the inbox."""
-        return len(self._tensors)
+        return len(self._inbox.tensors)
 
     # ---- the loop's thread ------------------------------------------------------------------------
 
@@ -224,9 +223,7 @@ class AgentRun:
         finally:
             self._ended.set()
             self._refuse_calls()
-            self._tensors.clear()
-            self._heads.clear()
-            self._unit_grads.clear()
+            self._inbox.clear()
 
     def _next(self) -> None:
         try:
@@ -258,7 +255,8 @@ class AgentRun:
         turn = next(turn for turn in self._turns.values() if turn.first_seq == action.seq)
         if self._saver is None:
             raise StorageError(f"node {self._node} has no folder for checkpoints; start it with --state DIR")
-        shard = self._saver.save(turn.first_step, self._executor, with_head=turn.owner == self._node)
+        with_head = saves_head(self._plan.course, self._node, turn.owner)
+        shard = self._saver.save(turn.first_step, self._executor, with_head=with_head)
         self._saves_of_head.discard(turn.index)
         self._drop_head_state()
         self._reports.put(rp.ShardSaved(turn.index, turn.first_step, shard))
@@ -323,7 +321,7 @@ class AgentRun:
                 tensor, mask = self._executor.take_tensor(key)
                 self._count(key.seq, target, key.payload, self._links[target].send_tensor(key, tensor, mask))
             case ev.Accept(key, source):
-                tensor, mask = self._tensors.pop(key)
+                tensor, mask = self._inbox.tensors.pop(key)
                 self._executor.put_tensor(key, tensor, mask)
                 if key.is_hidden:
                     self._ack(source, key.boundary)
@@ -334,12 +332,12 @@ class AgentRun:
                 self._count(self._first_seqs[turn], target, Payload.HEAD, sent)
             case ev.AcceptHead(turn, _):
                 self._head_went_for = None
-                self._executor.load_head_blob(self._heads.pop(turn))
+                self._executor.load_head_blob(self._inbox.heads.pop(turn))
             case ev.SendUnitGrad(seq, unit, target):
                 sent = self._links[target].send_unit_grad(seq, unit, self._executor.unit_grad_blob(seq, unit))
                 self._count(seq, target, Payload.UNIT_GRAD, sent)
             case ev.AcceptUnitGrad(seq, unit, source):
-                self._executor.load_unit_grad(seq, unit, self._unit_grads.pop((seq, unit)))
+                self._executor.load_unit_grad(seq, unit, self._inbox.unit_grads.pop((seq, unit)))
                 self._ack(source, credit_boundary(self._plan.course))
             case ev.SetTimer(timer, at_s):
                 self._timers[timer] = at_s
@@ -364,8 +362,7 @@ class AgentRun:
         """Drop the data of a turn that is done, and tensors of it that came twice."""
         self._executor.forget_turn(index)
         turn = self._turns.pop(index)
-        for key in [key for key in list(self._tensors) if turn.first_seq <= key.seq < turn.end_seq]:
-            del self._tensors[key]
+        self._inbox.forget(turn)
         self._done_before(min(self._turns, default=self._granted + 1))
 
     # ---- time -------------------------------------------------------------------------------------

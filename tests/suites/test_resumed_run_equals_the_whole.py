@@ -12,6 +12,7 @@ import torch
 from ringtune.files.pieces import Pieces
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.replicas import saves_head
 from ringtune.schedule.turns import StartPoint
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
@@ -71,7 +72,8 @@ def rebuilt(case: Case, plan: Plan, shards: dict[str, bytes], saved: rd.LogCheck
     """New executors that go on from the shards of a checkpoint."""
     carrier = make_carrier(case, plan)
     for node, executor in carrier.executors.items():
-        executor.load_shard(Pieces.of(shards[node]), shard_metadata(node, saved.step), with_head=node == saved.holder)
+        with_head = saves_head(plan.course, node, saved.holder)
+        executor.load_shard(Pieces.of(shards[node]), shard_metadata(node, saved.step), with_head=with_head)
     return carrier
 
 

@@ -22,6 +22,7 @@ from ringtune.schedule.extent import Owner
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.replicas import saves_head
 from ringtune.schedule.turns import StepKind, Turn
 from tests.support import reference, tiny
 from tests.support.tiny_data import SUFFIXES, write_task_rows
@@ -207,7 +208,9 @@ class TorchCarrier:
         if action.op is not Op.SAVE:
             return self.executors[node].run(action)
         turn = self._saves[action.seq]
-        shard = self.executors[node].shard(shard_metadata(node, turn.first_step), with_head=node == turn.owner)
+        executor = self.executors[node]
+        with_head = saves_head(executor._course, node, turn.owner)
+        shard = executor.shard(shard_metadata(node, turn.first_step), with_head=with_head)
         self.shards.setdefault(turn.first_step, {})[node] = bytes(shard)
         return ()
 

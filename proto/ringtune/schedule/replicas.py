@@ -58,6 +58,19 @@ def copy_links(course: Course) -> frozenset[tuple[str, str]]:
     return frozenset(itertools.permutations((owner.node for owner in course.owners), 2))
 
 
+def saves_head(course: Course, node: str, holder: str) -> bool:
+    """Whether the head is in a node's part of a checkpoint: at its holder, and copies at every owner.
+
+    So a run goes on without a transfer between owners.
+
+    Args:
+        course: of the run.
+        node: whose part.
+        holder: the owner that has the head at that step.
+    """
+    return course.owner(node) is not None if course.method.full_parameters else node == holder
+
+
 def unit_grad(op: Op, seq: int, unit: int, peer: str) -> Action:
     """The sending or receiving of an item's gradient of one unit."""
     return Action(op, seq, -1, unit, 0, peer, Payload.UNIT_GRAD)
