@@ -148,7 +148,10 @@ class OwnerParts:
             self._tied[1].requires_grad_(weights.has_embedding)
         with torch.enable_grad():
             leaf_BTD = hidden_BTD.detach().requires_grad_(goes_down)
-            return self._result(leaf_BTD, batch, leaf_BTD, num_targets)
+            result = self._result(leaf_BTD, batch, leaf_BTD, num_targets)
+        for parameter in self.units[self._head_unit].values():
+            parameter.requires_grad_(True)  # what is frozen for good is told by it
+        return result
 
     def _result(
         self,
