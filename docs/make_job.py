@@ -50,6 +50,9 @@ EXAMPLES = {
     "operations.backward_score": '"taylor"',
     "operations.refresh_rounds": "5",
     "operations.table": '"before/operations.json"',
+    "memory.activations": '"auto"',
+    "velora.layers": '["value", "down"]',
+    "velora.parts": "16",
     "runtime.threads": "2",
     "runtime.record": "true",
 }

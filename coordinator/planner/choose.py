@@ -18,10 +18,13 @@ from coordinator.planner.predict.judge import simulated_job_s
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
 from coordinator.planner.predict.step_time import Ring, job_s
 from coordinator.planner.search.best_rings import Searched, Task, searched
+from coordinator.planner.slice_saving import SliceSaving
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import DeadlineError
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saving import merged, within
+from ringtune.schedule.units import Range
 
 _CANDIDATES = 5
 _NEAR = 1.25  # the formula's largest error is some twenty percent: tests/bench/planner.py, part formula
@@ -151,7 +154,7 @@ def _best_of(found: Sequence[Searched], task: Task, *, alike: bool) -> Choice:
     pairs = [(even.ring, even.draft) for even in evens]
     candidates = sorted([*evens, *(one for one in candidates if (one.ring, one.draft) not in pairs)], key=_by_formula)
     if task.effort.judged_actions:
-        candidates = _judged(candidates, task)
+        candidates = _judged(candidates, found, task)
     best = candidates[0]
     even = next((one for one in candidates if one.draft is best.draft and (one.ring, one.draft) in pairs), None)
     is_even = even is not None and _is_worth_taking(even, best)
@@ -169,8 +172,25 @@ def slices_of(costs: RingCosts, ring: Ring) -> tuple[Slice, ...]:
 
 
 def plan_of(draft: Draft, costs: RingCosts, ring: Ring) -> Plan:
-    """Make the plan that places ``draft`` on ``ring``."""
-    return draft.placed(slices_of(costs, ring))
+    """Make the plan that places ``draft`` on ``ring``, with what its slices do to save activations."""
+    slices = slices_of(costs, ring)
+    savings = savings_of(costs, ring)
+    projecting = [piece for piece in slices if savings[piece.node].is_projected]
+    allowed = draft.velora.blocks if draft.velora is not None else ()
+    return draft.placed(
+        slices,
+        recompute=merged(Range(saving.start, saving.stop) for saving in savings.values() if saving.recomputed),
+        projected=merged(cut for piece in projecting for cut in within(allowed, piece.start, piece.stop)),
+    )
+
+
+def savings_of(costs: RingCosts, ring: Ring) -> dict[str, SliceSaving]:
+    """How each host of a ring saves activations."""
+    slices = slices_of(costs, ring)
+    return {
+        piece.node: costs.saving_of(node, piece.start, piece.stop, len(slices) - 1 - index)
+        for index, (node, piece) in enumerate(zip(ring.nodes, slices, strict=True))
+    }
 
 
 def _candidates(found: Sequence[Searched]) -> list[Candidate]:
@@ -231,7 +251,7 @@ def _even(each: Searched) -> Candidate | None:
     return Candidate(ring=ring, draft=each.draft, job_s=job_s(costs, ring)) if _fits(each, ring) else None
 
 
-def _judged(candidates: list[Candidate], task: Task) -> list[Candidate]:
+def _judged(candidates: list[Candidate], found: Sequence[Searched], task: Task) -> list[Candidate]:
     """Rank the best few candidates by the simulator; candidates that were not simulated follow in their order.
 
     The order stays that of the formula if actions or time do not suffice to probe each.
@@ -240,7 +260,7 @@ def _judged(candidates: list[Candidate], task: Task) -> list[Candidate]:
     share = task.effort.judged_actions // max(1, len(near))
     judged = []
     for one in near:
-        costs = ring_costs(one.draft, profile, optimizer=optimizer)
+        costs = next(each.costs for each in found if each.draft is one.draft)
         plan = plan_of(one.draft, costs, one.ring)
         seconds = simulated_job_s(
             plan, profile, costs, one.ring, optimizer=optimizer, most_actions=share, is_over=task.clock.is_over
@@ -252,9 +272,15 @@ def _judged(candidates: list[Candidate], task: Task) -> list[Candidate]:
     return judged + [one for one in candidates if one not in near]
 
 
-def judged_again(one: Candidate, draft: Draft, profile: Profile, *, optimizer: str, effort: Effort) -> Candidate:
-    """Judge a candidate's ring for a draft that was settled since; by the simulator if the candidate was."""
-    costs = ring_costs(draft, profile, optimizer=optimizer)
+def judged_again(
+    one: Candidate, draft: Draft, profile: Profile, before: RingCosts, *, optimizer: str, effort: Effort
+) -> tuple[Candidate, RingCosts]:
+    """Judge a candidate's ring for a draft that was settled since; by the simulator if the candidate was.
+
+    Returns:
+        The candidate, and the tables of its draft; its slices save activations as they did before.
+    """
+    costs = dataclasses.replace(ring_costs(draft, profile, optimizer=optimizer), saving=before.saving)
     seconds = None
     if one.simulated_s is not None:
         seconds = simulated_job_s(
@@ -266,7 +292,7 @@ def judged_again(one: Candidate, draft: Draft, profile: Profile, *, optimizer: s
             most_actions=effort.judged_actions // _CANDIDATES,
             is_over=effort.is_cancelled,
         )
-    return Candidate(ring=one.ring, draft=draft, job_s=job_s(costs, one.ring), simulated_s=seconds)
+    return Candidate(ring=one.ring, draft=draft, job_s=job_s(costs, one.ring), simulated_s=seconds), costs
 
 
 def _worth_judging(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -6,9 +6,12 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ringtune.jobs.memory import NONE
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import CREDITS, Placement, Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saving import Velora
+from ringtune.schedule.units import Range
 from ringtune.schedule.versions import may_be_stale
 
 
@@ -20,11 +23,15 @@ class Draft:
         course: the run.
         private_blocks: that each owner runs itself.
         credits: hidden states in flight per (link, boundary).
+        activations: ``memory.activations`` of the job: what blocks keep for their backward.
+        velora: VeLoRA as ``auto`` may choose it; None = it may not. Where the job asks for it, the course has it.
     """
 
     course: Course
     private_blocks: int = 0
     credits: int = CREDITS
+    activations: str = NONE
+    velora: Velora | None = None
 
     def with_choices(self, microbatches: int, wire_dtype: str) -> Draft:
         """Copy the draft with so many micro-batches (0 = its own number) and this wire dtype.
@@ -38,7 +45,25 @@ class Draft:
         least = course.microbatches if may_be_stale(course) else 1
         return dataclasses.replace(self, course=course, credits=max(self.credits, least))
 
-    def placed(self, slices: Iterable[Slice]) -> Plan:
-        """Make the plan that places the draft on ``slices``, which are in ring order."""
-        placement = Placement(slices=tuple(slices), private_blocks=self.private_blocks, credits=self.credits)
-        return Plan.of(self.course, placement)
+    @property
+    def projected_course(self) -> Course:
+        """The course with VeLoRA in every block that may have it; the course itself where ``auto`` may not have it."""
+        return self.course if self.velora is None else dataclasses.replace(self.course, velora=self.velora)
+
+    def placed(
+        self, slices: Iterable[Slice], recompute: tuple[Range, ...] = (), projected: tuple[Range, ...] = ()
+    ) -> Plan:
+        """Make the plan that places the draft on ``slices``.
+
+        Args:
+            slices: in ring order.
+            recompute: blocks whose backward runs them again.
+            projected: blocks for which ``auto`` chose VeLoRA.
+        """
+        placement = Placement(
+            slices=tuple(slices), private_blocks=self.private_blocks, credits=self.credits, recompute=recompute
+        )
+        course = self.course
+        if self.velora is not None and projected:
+            course = dataclasses.replace(course, velora=dataclasses.replace(self.velora, blocks=projected))
+        return Plan.of(course, placement)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.planner.activations import with_activations
 from coordinator.planner.choose import Candidate, Choice, Settled, choose_plan, judged_again, plan_of
 from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort
@@ -21,7 +22,7 @@ from coordinator.planner.even import as_alike
 from coordinator.planner.initiators import initiator_order
 from coordinator.planner.memory_caps import MemoryCaps
 from coordinator.planner.operations import settled, with_operations
-from coordinator.planner.predict.ring_costs import ring_costs
+from coordinator.planner.predict.ring_costs import RingCosts
 from coordinator.planner.refusals import nothing_fits, refusal
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.memory.terms import MemoryEstimate
@@ -148,15 +149,14 @@ def _judged_again(
 ) -> Settled:
     """Judge the chosen ring with settled operations, and beside it with equal counts."""
 
-    def judged(one: Job) -> Candidate:
+    def judged(one: Job) -> tuple[Candidate, RingCosts]:
         operations = settled(one, drafted, model, profile).course.choice
         course = dataclasses.replace(choice.best.draft.course, choice=operations)
         draft = dataclasses.replace(choice.best.draft, course=course)
-        return judged_again(choice.best, draft, profile, optimizer=job.train.optimizer, effort=effort)
+        return judged_again(choice.best, draft, profile, choice.costs, optimizer=job.train.optimizer, effort=effort)
 
-    best = judged(job)
-    equal = judged(job.with_overrides({"operations.balance": False})) if job.operations.balance else None
-    costs = ring_costs(best.draft, profile, optimizer=job.train.optimizer)
+    best, costs = judged(job)
+    equal = judged(job.with_overrides({"operations.balance": False}))[0] if job.operations.balance else None
     return Settled(best=best, costs=costs, equal=equal)
 
 
@@ -350,7 +350,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         turns=train.turns,
         frozen_blocks=private_blocks,
     )
-    return Draft(course=course, private_blocks=private_blocks)
+    return with_activations(job, Draft(course=course, private_blocks=private_blocks), model)
 
 
 def _in_order(draft: Draft, profile: Profile, optimizer: str) -> Draft:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from coordinator.planner.draft import Draft
+from coordinator.planner.slice_saving import KEEPS_ALL, SliceSaving, slice_saving
 from ringtune.costs.memory.estimate import memory_estimate
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts
+from ringtune.jobs.memory import NONE
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import Range
+from ringtune.schedule.versions import ever_trained
 
 
 class MemoryCaps:
@@ -27,9 +31,11 @@ class MemoryCaps:
         self.draft = draft
         self.facts = facts
         self._owners = {owner.node for owner in draft.course.owners}
+        self._projected = draft.projected_course
         self._sizes = {
-            name: Sizes.at(draft.course, node, optimizer=optimizer, dtype=dtype) for name, node in facts.items()
+            name: Sizes.at(self._projected, node, optimizer=optimizer, dtype=dtype) for name, node in facts.items()
         }
+        self._savings: dict[tuple[str, int, int, int], SliceSaving] = {}
         self._needed: dict[tuple[str, int, int, int], int] = {}
 
     def fits(self, node: str, start: int, stop: int, above: int) -> bool:
@@ -55,6 +61,26 @@ class MemoryCaps:
 
     def estimate_of(self, node: str, start: int, stop: int, above: int) -> MemoryEstimate:
         """Estimate by terms what ``node`` needs to host ``[start, stop)``, with as many hosts as there could be."""
+        return self._estimate_of(node, start, stop, above, self.saving_of(node, start, stop, above))
+
+    def saving_of(self, node: str, start: int, stop: int, above: int) -> SliceSaving:
+        """How ``node`` saves activations if it hosts ``[start, stop)`` with so many hosts above it."""
+        if self.draft.activations == NONE:
+            return KEEPS_ALL
+        key = (node, start, stop, above)
+        found = self._savings.get(key)
+        if found is None:
+            lowest = ever_trained(self.draft.course).lowest
+            found = self._savings[key] = slice_saving(
+                self.draft.activations,
+                Range(min(stop, max(start, lowest)), stop),
+                lambda saving: self._estimate_of(node, start, stop, above, saving).total_bytes,
+                self.facts[node],
+                may_project=self.draft.velora is not None,
+            )
+        return found
+
+    def _estimate_of(self, node: str, start: int, stop: int, above: int, saving: SliceSaving) -> MemoryEstimate:
         most_below = min(len(self.facts) - 1 - above, start - self.draft.private_blocks)
         share = Share(
             is_owner=node in self._owners,
@@ -64,8 +90,10 @@ class MemoryCaps:
             below=max(0, most_below),
             private_blocks=self.draft.private_blocks,
             credits=self.draft.credits,
+            recompute=(Range(saving.start, saving.stop),) if saving.recomputed else (),
         )
-        return memory_estimate(self.draft.course, share, self._sizes[node])
+        course = self._projected if saving.is_projected else self.draft.course
+        return memory_estimate(course, share, self._sizes[node])
 
     def estimate(self, plan: Plan, node: str) -> MemoryEstimate:
         """Estimate by terms what ``node`` holds at most under ``plan``."""

@@ -49,7 +49,9 @@ class RunBooks:
         self._trace_file: GrowingFile | None = None
         self._trace_text: TraceText | None = None
         self._recordings: dict[str, GrowingFile] = {}
-        self._recorded = RecordedProfile(plan.course, profile, skipped_items=skipped_items)
+        self._recorded = RecordedProfile(
+            plan.course, profile, recompute=plan.placement.recompute, skipped_items=skipped_items
+        )
         self._operations = OperationsLedger(plan, profile)
         self.ledger = RunLedger(plan, job.train)
 

@@ -136,7 +136,7 @@ def simulated_step_s(
         choice=None,
     )
     probe = Plan.of(course, placement)
-    costs = CourseCosts(course, profile, nodes=probe.nodes, optimizer=optimizer)
+    costs = CourseCosts(course, profile, nodes=probe.nodes, recompute=placement.recompute, optimizer=optimizer)
     granted = Items(costs)
     observer = ItemEnds(granted)
     run_probe(probe, profile, costs, granted, observer)

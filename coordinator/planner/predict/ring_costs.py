@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from coordinator.planner.draft import Draft
 from coordinator.planner.predict.loads import Loads, Visits, loads_of, pattern_s
+from coordinator.planner.slice_saving import KEEPS_ALL, SliceSaving
 from ringtune.costs.profile import Profile
 from ringtune.costs.seconds import CourseCosts, NodeCosts
 from ringtune.schedule.actions import Op, Payload
@@ -25,6 +26,8 @@ from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import may_be_stale
 
 Row = tuple[float, ...]
+SavingOf = Callable[[int, int, int, int], SliceSaving]
+"""(node, start, stop, hosts above) -> how that slice saves activations."""
 _BEHIND = 0.5
 """A gradient of the head waits for half an embedding on the same uplink, on average.
 
@@ -88,6 +91,7 @@ class RingCosts:
         owner_of: index of a node -> index in ``owners``.
         weights: what each block takes over the mean block, added up from block ``first`` on; empty: all are alike.
         visits: ``[start][stop]``: the share of micro-batches that these blocks do not pass by; empty: all.
+        saving: how a node saves activations for a slice, with so many hosts above it; None: it keeps everything.
     """
 
     names: tuple[str, ...]
@@ -114,11 +118,16 @@ class RingCosts:
     owner_of: Mapping[int, int]
     weights: Row = ()
     visits: Visits = ()
+    saving: SavingOf | None = None
 
     def weight(self, start: int, stop: int) -> float:
         """How many mean blocks the blocks [start, stop) are; their number where all are alike."""
         first, sums = self.first, self.weights
         return sums[stop - first] - sums[start - first] if sums else stop - start
+
+    def saving_of(self, node: int, start: int, stop: int, above: int) -> SliceSaving:
+        """How a node saves activations for blocks [start, stop) with so many hosts above it."""
+        return KEEPS_ALL if self.saving is None else self.saving(node, start, stop, above)
 
     def visit(self, start: int, stop: int) -> float:
         """The share of micro-batches that have something to do in [start, stop); 1 without operation tables."""

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinator.planner.predict.ring_costs import OwnerCosts, RingCosts
+from coordinator.planner.slice_saving import KEEPS_ALL, SliceSaving
+from ringtune.costs.saving_seconds import VELORA_EXTRA
 
 Rows = list[list[float]]
 
@@ -25,6 +27,7 @@ class Above:
     Attributes:
         node: of the lowest one; -1 if none is placed.
         placed: blocks of all of them.
+        hosts: how many stages there are.
         path_s: forwards, backwards and transfers of one micro-batch, without what depends on the owner.
         slowest_s: the slowest single action or transfer.
         ends_s: per owner, its head and the way from the top node and back.
@@ -35,6 +38,7 @@ class Above:
 
     node: int
     placed: int
+    hosts: int
     path_s: float
     slowest_s: float
     ends_s: tuple[float, ...]
@@ -48,6 +52,7 @@ def at_the_head(costs: RingCosts, top: int) -> Above:
     return Above(
         node=-1,
         placed=0,
+        hosts=0,
         path_s=0.0,
         slowest_s=0.0,
         ends_s=tuple(owner.up_s[top] + owner.head_s + owner.down_s[top] for owner in costs.owners),
@@ -72,6 +77,7 @@ def place(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom: b
     moves_s, wire_s = (0.0, 0.0) if is_top else _between(costs, node, above.node, visit)
     graph_s, backward_s = costs.graph_s[node], costs.backward_s[node]
     free_s, update_s = micro * costs.forward_s[node], costs.update_s[node]
+    saving = costs.saving_of(node, start, stop, above.hosts)
     traffic = _traffic(costs, node, 1, 2, is_top, is_bottom, visit)
     rows: Rows = []
     for trained in range(1, count + 1):
@@ -82,6 +88,8 @@ def place(costs: RingCosts, above: Above, node: int, count: int, *, is_bottom: b
         upper, lowest = costs.weight(low + 1, stop), costs.weight(low, low + 1)
         forward_s = upper * graph_s + lowest * costs.graph_lowest_s[node]
         back_s = upper * backward_s + lowest * costs.backward_lowest_s[node]
+        if saving is not KEEPS_ALL:
+            forward_s, back_s = _saved(costs, node, (low, stop), saving, (forward_s, back_s))
         both_s, last_s = micro * (forward_s + back_s), trained * update_s
         work_s = costs.weight(start, low) * free_s + both_s + last_s
         busy = _busier(costs, above.busy_s, node, work_s, micro * wire_s, traffic)
@@ -139,6 +147,9 @@ def _whole(
 ) -> Above:
     weight, count = costs.weight(*blocks), blocks[1] - blocks[0]
     forward_s, back_s = weight * costs.graph_s[node], weight * costs.backward_s[node]
+    saving = costs.saving_of(node, *blocks, above.hosts)
+    if saving is not KEEPS_ALL:
+        forward_s, back_s = _saved(costs, node, blocks, saving, (forward_s, back_s), is_lowest=False)
     both_s = costs.num_micro * (forward_s + back_s)
     work_s = both_s + count * costs.update_s[node]
     traffic = _traffic(costs, node, 2, 2, above.node < 0, is_bottom, costs.visit(*blocks))
@@ -146,6 +157,7 @@ def _whole(
     return Above(
         node=node,
         placed=above.placed + count,
+        hosts=above.hosts + 1,
         path_s=above.path_s + segment_s,
         slowest_s=max(above.slowest_s, forward_s, back_s, wire_s),
         ends_s=above.ends_s,
@@ -153,6 +165,40 @@ def _whole(
         span_s=tuple(_wider(costs, above.span_s, node, segment_s, both_s, traffic)),
         busy_s=tuple(_busier(costs, above.busy_s, node, work_s, costs.num_micro * wire_s, traffic)),
     )
+
+
+def _saved(
+    costs: RingCosts,
+    node: int,
+    trained: tuple[int, int],
+    saving: SliceSaving,
+    times_s: tuple[float, float],
+    *,
+    is_lowest: bool = True,
+) -> tuple[float, float]:
+    """Seconds of a stage's forwards and backwards where it saves activations.
+
+    Blocks that run again go forward without a graph, and forward with one before their backward; see
+    ``ringtune.costs.saving_seconds``.
+
+    Args:
+        costs: tables of the job.
+        node: of the stage.
+        trained: its blocks that train.
+        saving: what it does.
+        times_s: its forwards and backwards where it keeps everything.
+        is_lowest: whether the first of these blocks is the lowest of all that train.
+    """
+    longer = 1 + VELORA_EXTRA * saving.is_projected
+    forward_s, back_s = (longer * time_s for time_s in times_s)
+    first, last = max(trained[0], saving.start), min(trained[1], saving.stop)
+    if first >= last:
+        return forward_s, back_s
+    has_lowest = is_lowest and first == trained[0]
+    above = first + 1 if has_lowest else first
+    graph_s = longer * costs.weight(above, last) * costs.graph_s[node]
+    graph_s += longer * costs.weight(first, above) * costs.graph_lowest_s[node]
+    return forward_s - graph_s + costs.weight(first, last) * costs.forward_s[node], back_s + graph_s
 
 
 def _between(costs: RingCosts, node: int, upper: int, visit: float) -> tuple[float, float]:

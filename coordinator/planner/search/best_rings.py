@@ -18,6 +18,7 @@ from coordinator.planner.predict.step_time import Ring, job_s
 from coordinator.planner.search.exact import search_exact
 from coordinator.planner.search.local_search import Budget, LocalResult, search_local
 from ringtune.costs.profile import Profile
+from ringtune.jobs.memory import NONE
 
 EXACT_NODES, EXACT_BLOCKS = 8, 24
 FEWER_CREDITS = (4, 2, 1)
@@ -82,10 +83,18 @@ def searched(
         caps = MemoryCaps(narrowed, task.profile.by_name, optimizer=task.optimizer, dtype=task.dtype)
         if not all(caps.fits_empty(owner.node) for owner in draft.course.owners):
             continue
-        found = _search(_Places(narrowed, costs, caps, clock), task.effort, exact=exact, known=known)
+        saving = with_saving(costs, caps)
+        found = _search(_Places(narrowed, saving, caps, clock), task.effort, exact=exact, known=known)
         if found.pool:
             return found
     return None
+
+
+def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:
+    """Give the tables of a draft what its slices do to save activations; the same tables where they keep everything."""
+    if caps.draft.activations == NONE:
+        return costs
+    return dataclasses.replace(costs, saving=lambda node, *where: caps.saving_of(costs.names[node], *where))
 
 
 def _search(places: _Places, effort: Effort, *, exact: bool, known: Ring | None) -> Searched:

@@ -337,6 +337,7 @@ def _are_twins(costs: RingCosts, fits: Fits, one: int, two: int) -> bool:
     blocks = range(costs.first, costs.stop)
     return all(
         fits(one, start, stop, above) == fits(two, start, stop, above)
+        and costs.saving_of(one, start, stop, above) == costs.saving_of(two, start, stop, above)
         for start in blocks
         for stop in range(start + 1, costs.stop + 1)
         for above in ({0} if stop == costs.stop else {1, max(1, min(costs.num_nodes - 1, costs.stop - stop))})

@@ -20,6 +20,7 @@ from ringtune.models.adapter_config import adapter_block_params, trains_own_weig
 from ringtune.models.families import FAMILIES, check_task
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING, Dimensions
 from ringtune.models.folder import base_tensors, model_dimensions, read_config
+from ringtune.models.kept_inputs import kept_inputs
 from ringtune.models.own_weights import own_weights
 from ringtune.models.tensors import CONFIG_FILE, StoredTensor
 
@@ -69,6 +70,7 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
         inner_kept=dimensions.inner_kept,
         fixed_tokens=dimensions.longest if dimensions.fixed else 0,
         num_kv_heads=dimensions.kv_heads or dimensions.num_heads,
+        kept_inputs=kept_inputs(family, config, job.adapter.config),
         adapter_block_bytes=(adapter_params + own_params) * item_bytes,
         adapter_block_factor_bytes=factor_numbers(own.values()) * item_bytes,
         embedding_factor_bytes=factor_numbers(tensors[name].shape for name in outside) * item_bytes,

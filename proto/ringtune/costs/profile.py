@@ -10,6 +10,7 @@ from typing import Any
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, PlanError
 from ringtune.files.strict import read_dataclass, read_value
+from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.frozen_weights import AS_COMPUTED
 
 SCHEMA = 3
@@ -51,6 +52,7 @@ class ModelFacts:
         embedding_factor_bytes: the same of what ``embedding_bytes`` counts.
         head_factor_bytes: the same of the head without what grows with the number of classes.
         head_class_factor_bytes: what each class adds to that.
+        kept_inputs: what a block keeps for its linear layers that train.
     """
 
     model_type: str
@@ -78,6 +80,7 @@ class ModelFacts:
     embedding_factor_bytes: int = 0
     head_factor_bytes: int = 0
     head_class_factor_bytes: int = 0
+    kept_inputs: tuple[KeptInput, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""

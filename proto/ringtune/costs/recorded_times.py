@@ -8,7 +8,7 @@ actions that say it without that::
     F [2,5), lowest block 2:  d = 2 g + r g       g: a block with trainable ones below it, r g: the lowest one
 
 Where a block did not compute all its subnets, the action is taken as long as it would have been with all of them: the
-profile tells how much longer that is.
+profile tells how much longer that is. So it is where a block saved activations.
 
 A time belongs to a size, and a run has sizes that nobody measured (its mean padded lengths). So every action is
 compared with what the profile has for that size, and the mean of these ratios moves the whole measured curve; the
@@ -27,14 +27,15 @@ from typing import NamedTuple
 
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.costs.saving_seconds import saving_s
 from ringtune.costs.seconds import NodeCosts, padded_size, work_points
 from ringtune.costs.work_times import BLOCK_WORKS, PART_OF, Work, WorkTable, WorkTime
-from ringtune.schedule.actions import Action, Scope
+from ringtune.schedule.actions import Action, Op, Scope
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import lowest_units, subnet_rows
 from ringtune.schedule.operations.codes import patterns_of
 from ringtune.schedule.turns import Item, StepKind, Turn, items
-from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.units import EMBEDDING, Range
 
 LEAST_SAMPLES = 5
 KEPT_SAMPLES = 2000
@@ -68,15 +69,20 @@ class RecordedProfile:
     Args:
         course: the run.
         profile: that it was planned with; has every node of it.
+        recompute: blocks whose backward runs them again.
         skipped_items: the first so many do not count: what happens for the first time takes longer.
 
     Attributes:
         links: takes the run's transfers.
     """
 
-    def __init__(self, course: Course, profile: Profile, *, skipped_items: int = 0) -> None:
+    def __init__(
+        self, course: Course, profile: Profile, *, recompute: Sequence[Range] = (), skipped_items: int = 0
+    ) -> None:
         self._course = course
         self._profile = profile
+        self._recompute = tuple(recompute)
+        self._projected = course.velora.blocks if course.velora is not None else ()
         self._skipped_items = skipped_items
         self._facts = profile.by_name
         points = {node: work_points(facts) for node, facts in self._facts.items()}
@@ -132,7 +138,8 @@ class RecordedProfile:
             self._add_shared(node, action, entry, seconds)
             return
         size = entry.sizes[action.micro] if action.op.scope in _OF_A_PART else 0.0
-        if entry.rows and action.op.scope is Scope.RANGE:
+        is_usual = not (entry.rows or self._recompute or self._projected)
+        if action.op.scope is Scope.RANGE and not is_usual:
             seconds /= self._cost_share(node, action, entry, size)
         shares = self._shares(node, action, entry, seconds, size)
         for work, share in shares:
@@ -159,21 +166,25 @@ class RecordedProfile:
             self._add(node, work, statistics.fmean(found), statistics.fmean(entry.sizes))
 
     def _cost_share(self, node: str, action: Action, entry: _OpenItem, size: float) -> float:
-        """By the profile, the seconds of an action over those it would take if all its blocks were full.
+        """By the profile, the seconds of an action over those it would take if all its blocks were full and kept all.
 
         Example: an action of two blocks, one of them with half of its subnets, has a share of 0.75. It is 1 where the
         profile knows nothing of the work.
         """
         op, start, stop = action.op, action.start, action.stop
-        patterns = patterns_of(entry.rows[action.micro], start, stop, entry.subnets)
+        patterns = patterns_of(entry.rows[action.micro], start, stop, entry.subnets) if entry.rows else ()
         if not all(work in self._tables[node] for work in (op.timing.work, op.timing.lowest) if work):
             return 1.0
         costs, lowest = self._costs[node], entry.lowest[action.micro]
-        each = [
-            costs.seconds(op, start, stop, size=size, lowest=lowest, kind=entry.item.kind, patterns=found)
-            for found in (patterns, ())
-        ]
-        return each[0] / each[1] if min(each) > 0 else 1.0
+
+        def seconds(of: Op, first: int, last: int, found: Sequence[str] = patterns) -> float:
+            own = found[first - start : last - start]
+            return costs.seconds(of, first, last, size=size, lowest=lowest, kind=entry.item.kind, patterns=own)
+
+        full_s, done_s = seconds(op, start, stop, ()), seconds(op, start, stop)
+        if all(work in self._tables[node] for work in (*BLOCK_WORKS, Work.GRAPH_LOWEST)):
+            done_s += saving_s(op, start, stop, self._recompute, self._projected, seconds)
+        return done_s / full_s if min(done_s, full_s) > 0 else 1.0
 
     def _shares(
         self, node: str, action: Action, entry: _OpenItem, seconds: float, size: float

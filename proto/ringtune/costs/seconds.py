@@ -7,6 +7,8 @@ Where operations part a block into subnets, its pattern says which share of it i
     pattern 1123, F    what all blocks take + 2/4 of the subnets of GRAPH + 1/4 of the subnets of FORWARD
                   f    what all blocks take + 3/4 of the subnets of FORWARD
                   B    what all blocks take + 2/4 of the subnets of BACKWARD
+
+Blocks that save activations take longer; see ``saving_seconds``.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from typing import NamedTuple
 
 from ringtune.costs.memory.unit_state import state_bytes
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, TimedShape
+from ringtune.costs.saving_seconds import saving_s
 from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTable, WorkTime
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, share
 from ringtune.schedule.turns import StepKind
+from ringtune.schedule.units import Range
 
 WIRE_ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int8": 1}
 _ROW_SCALE_BYTES = 4
@@ -175,6 +179,7 @@ class CourseCosts:
         profile: with every node that is asked for, and every link that it uses unless it has no links at all (then
             messages take no time, as with nodes of one machine).
         nodes: those that are needed; by default every node of the profile.
+        recompute: blocks whose backward runs them again (``Placement.recompute``).
         optimizer: of the job; the head travels with its moments.
 
     Raises:
@@ -187,6 +192,7 @@ class CourseCosts:
         profile: Profile,
         *,
         nodes: Sequence[str] | None = None,
+        recompute: Sequence[Range] = (),
         optimizer: str = _DEFAULT_OPTIMIZER,
     ) -> None:
         facts = profile.by_name
@@ -195,6 +201,9 @@ class CourseCosts:
         if missing:
             raise PlanError(f"the profile lacks node {', '.join(missing)}; measure anew with 'ringtune measure'")
         self.course = course
+        self._recompute = tuple(recompute)
+        self._projected = course.velora.blocks if course.velora is not None else ()
+        self._saves = bool(self._recompute or self._projected)
         self.nodes: Mapping[str, NodeCosts] = {node: NodeCosts(facts[node], course.head) for node in names}
         self._facts = {node: facts[node] for node in names}
         self._links = profile.link_by_pair
@@ -223,8 +232,24 @@ class CourseCosts:
         """
         facts = self._facts[node]
         op, start, stop = action.op, action.start, action.stop
-        work_s = self.nodes[node].seconds(op, start, stop, size=size, lowest=lowest, kind=kind, patterns=patterns)
+        costs = self.nodes[node]
+        work_s = costs.seconds(op, start, stop, size=size, lowest=lowest, kind=kind, patterns=patterns)
+        if self._saves:
+            work_s += self._saving_s(costs, action, size, lowest, kind, patterns)
         return work_s if facts.has_messages else work_s + facts.handling_s
+
+    def _saving_s(
+        self, costs: NodeCosts, action: Action, size: float, lowest: int, kind: StepKind, patterns: Sequence[str]
+    ) -> float:
+        """Seconds that an action takes longer because its blocks save activations."""
+        start = action.start
+        projected = () if kind is StepKind.SCORE else self._projected
+
+        def seconds(op: Op, first: int, last: int) -> float:
+            own = patterns[first - start : last - start]
+            return costs.seconds(op, first, last, size=size, lowest=lowest, kind=kind, patterns=own)
+
+        return saving_s(action.op, start, action.stop, self._recompute, projected, seconds)
 
     def tensor_bytes(self, size: float, *, with_mask: bool) -> float:
         """Payload bytes of a hidden state or gradient of ``size`` padded tokens."""

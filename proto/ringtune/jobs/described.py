@@ -40,6 +40,7 @@ _BESIDES: Mapping[str, Mapping[str, object]] = {
     "operations.compute": {"operations.policy": "two-stage"},
     "operations.full": {"operations.policy": "two-stage"},
     "operations.forward_only": {"operations.policy": "two-stage", "operations.full": 0},
+    **{f"velora.{name}": {"memory.activations": "velora"} for name in ("layers", "parts", "init")},
     **{
         f"operations.{name}": {"operations.policy": "two-stage", "operations.compute": 0.6}
         for name in ("by_slice", "balance", "refresh_rounds")

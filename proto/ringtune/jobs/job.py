@@ -21,6 +21,7 @@ from ringtune.jobs.given_table import with_table_read
 from ringtune.jobs.hift import HiftSettings, check_full_parameters, with_adapter, without_default
 from ringtune.jobs.job_text import parse_tables, read_job_text
 from ringtune.jobs.later import refuse_unsupported
+from ringtune.jobs.memory import NONE, RECOMPUTE, Memory, VeloraSettings, checked
 from ringtune.jobs.misplaced import refuse_misplaced
 from ringtune.jobs.operations import OperationsSettings
 from ringtune.jobs.operations_checks import check_operations
@@ -35,12 +36,14 @@ __all__ = [
     "Data",
     "HiftSettings",
     "Job",
+    "Memory",
     "Model",
     "OperationsSettings",
     "Privacy",
     "Runtime",
     "Train",
     "Unfreeze",
+    "VeloraSettings",
     "Wire",
     "load_job",
     "parse_job",
@@ -72,12 +75,15 @@ class Job:
     wire: Wire = field(default_factory=Wire)
     privacy: Privacy = field(default_factory=Privacy)
     operations: OperationsSettings = field(default_factory=OperationsSettings)
+    memory: Memory = field(default_factory=Memory)
+    velora: VeloraSettings | None = None
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
         """Refuse settings of another method, and keys that the task has no use for."""
         self._check_method_sections()
         check_full_parameters(train=self.train, adapter=self.adapter, operations=self.operations, privacy=self.privacy)
+        object.__setattr__(self, "velora", checked(self.memory, self.velora, self.adapter))
         check_operations(self.operations, adapter=self.adapter, train=self.train, privacy=self.privacy)
         check_frozen(self.runtime, model=self.model, adapter=self.adapter, operations=self.operations)
         if self.model.task in CLASS_TASKS:
@@ -135,7 +141,8 @@ class Job:
             overrides: dotted keys as in the file, e.g. ``{"train.seed": 1}``. Setting one of
                 ``train.rounds``, ``train.epochs`` and ``train.max_steps`` clears the others; so does one form of
                 ``unfreeze`` and of ``operations``. Another method leaves the settings of this one behind, and so does
-                the policy standard and a given table; another optimizer leaves the momentum behind.
+                the policy standard and a given table; another optimizer leaves the momentum behind, and
+                ``memory.activations`` without VeLoRA the settings of VeLoRA.
 
         Raises:
             JobError: unknown key, wrong type, out of range; the same rules as in the file.
@@ -151,6 +158,8 @@ class Job:
                 tables.get(name.partition(".")[0], {}).pop(other, None)
         if overrides.get("train.optimizer", "momentum") != "momentum":
             tables["train"].pop("momentum", None)
+        if overrides.get("memory.activations") in (NONE, RECOMPUTE):
+            tables.pop("velora", None)
         if overrides.get("operations.policy") == Policy.STANDARD or overrides.get("operations.table"):
             tables["operations"] = {}
         for name, value in overrides.items():

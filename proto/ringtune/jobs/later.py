@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from ringtune.errors import JobError
 
-_LATER_SECTIONS = ("memory", "offload")
+_LATER_SECTIONS = ("offload",)
 _CLIP_KEYS = ("clip_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping")
 
 

@@ -72,8 +72,8 @@ class Model:
     def __post_init__(self) -> None:
         """Refuse an empty path, and an unknown task or dtype."""
         _check_text("model.path", self.path)
-        _check_choice("model.task", self.task, TASKS)
-        _check_choice("model.dtype", self.dtype, MODEL_DTYPES)
+        check_choice("model.task", self.task, TASKS)
+        check_choice("model.dtype", self.dtype, MODEL_DTYPES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,10 +209,10 @@ class Train:
         if self.epochs is not None and not 0 < self.epochs <= MOST_STEPS:
             raise JobError(f"train.epochs is {self.epochs}, it has to be above 0 and at most {MOST_STEPS}")
         method_class(self.method, where="train.method", error=JobError)
-        _check_choice("train.optimizer", self.optimizer, OPTIMIZERS)
+        check_choice("train.optimizer", self.optimizer, OPTIMIZERS)
         self._settle_momentum()
-        _check_choice("train.turns", self.turns, TURNS)
-        _check_choice("train.lr_schedule", self.lr_schedule, LR_SCHEDULES)
+        check_choice("train.turns", self.turns, TURNS)
+        check_choice("train.lr_schedule", self.lr_schedule, LR_SCHEDULES)
         for name, (least, most) in _TRAIN_RANGES.items():
             if getattr(self, name) is not None:
                 _check_range(f"train.{name}", getattr(self, name), least, most)
@@ -324,7 +324,7 @@ class Wire:
 
     def __post_init__(self) -> None:
         """Refuse an unknown dtype."""
-        _check_choice("wire.dtype", self.dtype, WIRE_DTYPES)
+        check_choice("wire.dtype", self.dtype, WIRE_DTYPES)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -365,7 +365,7 @@ class Runtime:
 
     def __post_init__(self) -> None:
         """Refuse numbers of threads and times that can't be meant, and an unknown type of frozen weights."""
-        _check_choice("runtime.frozen", self.frozen, FROZEN)
+        check_choice("runtime.frozen", self.frozen, FROZEN)
         _check_range("runtime.threads", self.threads, 0, MOST_THREADS)
         for name, least_s in (("lease_s", 0.1), ("wait_s", 0.1), ("plan_s", 0.001)):
             _check_range(f"runtime.{name}", getattr(self, name), least_s, _MOST_WAIT_S)
@@ -376,7 +376,12 @@ def _check_text(name: str, value: str) -> None:
         raise JobError(f"{name} is empty; give it a value")
 
 
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a word that is not one of some, with the nearest one.
+
+    Raises:
+        JobError: names the key.
+    """
     if value not in choices:
         advice = nearest(value, choices)
         close = f"; {advice}" if advice.startswith("did") else ""

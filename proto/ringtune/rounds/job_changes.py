@@ -8,6 +8,7 @@ from typing import Final
 
 from ringtune.files.digests import json_digest
 from ringtune.jobs.job import Job, OperationsSettings
+from ringtune.jobs.memory import NONE
 from ringtune.schedule.owner_turns import EQUAL
 
 _MOST_TOLD = 5
@@ -15,6 +16,7 @@ _MOST_CHARACTERS = 200
 _LATER: Final = {
     "train.turns": EQUAL,
     **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
+    "memory.activations": NONE,
 }
 """Keys that came later, each with the value that stands for what a run did before."""
 

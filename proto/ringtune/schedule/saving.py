@@ -120,6 +120,23 @@ def in_ranges(block: int, ranges: Iterable[Range]) -> bool:
     return any(start <= block < stop for start, stop in ranges)
 
 
+def merged(ranges: Iterable[Range]) -> tuple[Range, ...]:
+    """Ranges in ascending order, with neighbours as one: [2, 4), [0, 1) and [1, 2) are [0, 4)."""
+    found: list[Range] = []
+    for one in sorted(ranges):
+        if found and found[-1].stop == one.start:
+            found[-1] = Range(found[-1].start, one.stop)
+        else:
+            found.append(Range(*one))
+    return tuple(found)
+
+
+def within(ranges: Iterable[Range], start: int, stop: int) -> tuple[Range, ...]:
+    """What of some ranges is in [start, stop): of [0, 4) and [6, 8) in [2, 7) these are [2, 4) and [6, 7)."""
+    cut = (Range(max(start, first), min(stop, last)) for first, last in ranges)
+    return tuple(one for one in cut if one.start < one.stop)
+
+
 def check_ranges(ranges: Sequence[Range], *, where: str, stop: int | None = None) -> None:
     """Refuse ranges of blocks that are empty, not ascending, or outside of the model.
 

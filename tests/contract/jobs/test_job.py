@@ -84,6 +84,9 @@ ties = "spread"
 refresh_rounds = 0
 table = ""
 
+[memory]
+activations = "none"
+
 [runtime]
 threads = 0
 lease_s = 10.0

@@ -88,6 +88,9 @@ def _parse(text: str) -> Job:
     return parse_job(f'[model]\npath = "m"\n{text}', source="job.toml")
 
 
+_VELORA = "[memory]\nactivations = 'velora'\n[velora]\n"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -128,7 +131,6 @@ def _parse(text: str) -> Job:
         ("[data]\nanswer = 'context'", "data.context and data.answer are both column 'context'; they have to differ"),
         ("[data]\nimage = ''", "data.image is empty; give it a value"),
         ("[data]\nstride = -1", "data.stride is -1, it has to be at least 0"),
-        ("[memory]\ncap = 1", "section [memory] is not supported yet; remove it"),
         ("[hift]", "[hift] has settings of train.method = 'hift', but this job has train.method = 'ringada'"),
         ("[train]\nmethod = 'hfit'", "train.method = 'hfit' is not one of"),
         ("[train]\nmethod = 'hift'\n[hift]\ngroup = 1", "unknown key 'hift.group'; did you mean 'group_size'?"),
@@ -153,6 +155,33 @@ def _parse(text: str) -> Job:
         (
             "[train]\nmethod = 'hift'\n[operations]\npolicy = 'two-stage'\ncompute = 0.6",
             "[operations] and train.method = 'hift' can't go together: a subnet that is passed by has no gradient",
+        ),
+        ("[memory]\ncap = 1", "unknown key 'memory.cap'; known here: activations"),
+        ("[memory]\nactivation = 'auto'", "unknown key 'memory.activation'; did you mean 'activations'?"),
+        ("[memory]\nactivations = 'recomputed'", "memory.activations = 'recomputed' is not one of none, velora, recom"),
+        ("[memory]\nactivations = 'recomputed'", "; did you mean 'recompute'?"),
+        ("[memory]\nactivations = true", "memory.activations has to be a text, but is true"),
+        ("[velora]", "[velora] has settings of memory.activations = 'velora', 'both' or 'auto', but this job has"),
+        ("[memory]\nactivations = 'recompute'\n[velora]", "memory.activations = 'recompute'; remove the section or"),
+        (f"{_VELORA}part = 32", "unknown key 'velora.part'; did you mean 'parts'?"),
+        (f"{_VELORA}parts = 0", "velora.parts is 0, it has to be at least 1"),
+        (f"{_VELORA}parts = 1_048_577", "velora.parts is 1048577, it has to be at most 1,048,576"),
+        (f"{_VELORA}parts = 32.0", "velora.parts has to be a whole number, but is the number 32.0"),
+        (f"{_VELORA}init = 'mean'", "velora.init = 'mean' is not one of average, running, svd, random"),
+        (f"{_VELORA}layers = 'down'", "velora.layers has to be a list, but is the text 'down'"),
+        (
+            f"{_VELORA}layers = ['values']",
+            "velora.layers = 'values' is not one of query, key, value, attention_out, up",
+        ),
+        (f"{_VELORA}layers = ['values']", "; did you mean 'value'?"),
+        (f"{_VELORA}layers = ['adapter_down', 'adapter_down']", "velora.layers names a layer twice: adapter_down"),
+        (
+            f"{_VELORA}layers = ['down']",
+            "velora.layers has 'down', which does not train with adapter.config = 'seq_bn'",
+        ),
+        (
+            f"[adapter]\nconfig = 'full'\n{_VELORA}layers = ['adapter_down']",
+            "velora.layers has 'adapter_down', which does not train with adapter.config = 'full': the blocks' own",
         ),
         ("[operations]\npolicy = 'paper'", "operations.policy = 'paper' is not one of standard, two-stage, joint"),
         ("[operations]\nhead = 1", "unknown key 'operations.head'; did you mean 'heads'?"),

@@ -24,10 +24,10 @@ from ringtune.costs.memory.operations import (
     SCORE_WORK_BYTES,
     block_scores_bytes,
     gathers_scores,
-    kept_graphs,
     needs_gradients,
 )
 from ringtune.costs.memory.passing import passing_bytes
+from ringtune.costs.memory.saving import graph_terms, recomputed_blocks
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate, Term
@@ -80,7 +80,7 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     yield Term("adapters", "earlier version of an adapter", (flying - 1) * num_trained, sizes.adapter_bytes)
     trained = sizes.adapter_bytes + sizes.adapter_state_bytes
     yield Term("optimizer", "gradient and moments of an adapter", num_trained, trained)
-    yield from _graph_terms(course, (share.stop - num_kept, share.stop), sizes, flying)
+    yield from graph_terms(course, share.recompute, (share.stop - num_kept, share.stop), sizes, flying)
     yield Term("activations", "work space of a block", min(1, num_hosted), kept)
     if gathers_scores(course):
         yield from _score_terms(course, share, sizes)
@@ -102,25 +102,6 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     )
 
 
-def _graph_terms(course: Course, blocks: tuple[int, int], sizes: Sizes, flying: int) -> Iterable[Term]:
-    """The graphs of blocks [start, stop); where tables are sure to leave some of them out, only the rest."""
-    (start, stop), micro, graphs = blocks, course.microbatch_sizes(), kept_graphs(course)
-    tokens = micro[0] * course.max_length
-    kept, tensor = round(sizes.kept_bytes(tokens)), round(sizes.tensor_bytes(tokens))
-    if graphs is None:
-        yield Term("activations", "block's graph of a micro-batch", flying * (stop - start) * len(micro), kept)
-        yield Term("activations", "input of a micro-batch's graph", flying * min(1, stop - start) * len(micro), tensor)
-        return
-    of_subnets = sizes.kept_in_subnets_bytes(tokens)
-    whole, shares = sum(graphs.micros[start:stop]), sum(graphs.shares[start:stop])
-    yield Term(
-        "activations", "block's graph of a micro-batch, without its subnets", flying * whole, round(kept - of_subnets)
-    )
-    yield Term("activations", "all blocks' active subnets in the graphs of an item", flying, round(shares * of_subnets))
-    inputs = graphs.inputs(start, stop, len(micro))
-    yield Term("activations", "input of a micro-batch's graph", flying * inputs, tensor)
-
-
 def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     """What a pass that gathers scores holds besides: whole graphs, inputs of linear layers, and one gradient.
 
@@ -129,13 +110,17 @@ def _score_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     micro, lowest = course.microbatch_sizes(), course.trainable.lowest
     tokens = micro[0] * course.max_length
     scored = max(0, share.stop - max(share.start, lowest))
-    more = max(0, scored - max(0, share.stop - max(share.start, ever_trained(course).lowest)))
+    trained = max(0, share.stop - max(share.start, ever_trained(course).lowest))
+    again = len(recomputed_blocks(course, share.recompute, (share.stop - scored, share.stop)))
+    again_too = len(recomputed_blocks(course, share.recompute, (share.stop - trained, share.stop)))
     kept = round(sizes.kept_bytes(tokens))
-    yield Term("activations", "block's graph while scores are gathered", more * len(micro), kept)
+    more = max(0, scored - again - (trained - again_too)) * len(micro)
+    yield Term("activations", "block's graph while scores are gathered", more, kept)
     yield Term("data", "block's scores until they are reported", scored, block_scores_bytes(course))
     if scored and needs_gradients(course):
         inputs = round(sizes.kept_for_scores_bytes(tokens))
-        yield Term("activations", "inputs of a block's linear layers, for scores", scored * len(micro), inputs)
+        watched = (scored - again) * len(micro) + min(1, again)
+        yield Term("activations", "inputs of a block's linear layers, for scores", watched, inputs)
         yield Term("passing", "gradient that is reduced to scores", 1, sizes.gradient_bytes + SCORE_WORK_BYTES)
 
 

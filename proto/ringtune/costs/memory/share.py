@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import Range
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +20,7 @@ class Share:
         below: hosts below it; counts only where an operation table lets slices be passed by.
         private_blocks: that each owner runs itself.
         credits: hidden states in flight per (link, boundary).
+        recompute: blocks whose backward runs them again, its own among them.
     """
 
     is_owner: bool
@@ -28,6 +30,7 @@ class Share:
     below: int = 0
     private_blocks: int = 0
     credits: int = CREDITS
+    recompute: tuple[Range, ...] = ()
 
     @staticmethod
     def of(plan: Plan, node: str) -> Share:
@@ -42,4 +45,5 @@ class Share:
             below=len(placement.hosts) - above - (1 if piece.num_blocks else 0),
             private_blocks=placement.private_blocks,
             credits=placement.credits,
+            recompute=placement.recompute,
         )

@@ -17,6 +17,7 @@ from ringtune.costs.memory.unit_state import state_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.course import Course
+from ringtune.schedule.saving import num_subtokens
 
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
 
@@ -77,6 +78,7 @@ class Sizes:
         self._head = course.head
         in_subnets = subnet_token_bytes(model, self._item_bytes, trains_own_weights=trains_own_weights)
         self._subnet_token_bytes = min(in_subnets, activation_token_bytes)
+        self._projected_token_bytes = self._item_bytes * _projected_values(course, model)
         self._score_token_bytes = 0 if trains_own_weights else score_token_bytes(model, self._item_bytes)
         self.gradient_bytes = largest_gradient_bytes(model, self._item_bytes)
         self.tables_bytes = tables_bytes(course)
@@ -118,6 +120,10 @@ class Sizes:
         """
         return tokens * self._activation_token_bytes
 
+    def projected_bytes(self, tokens: float) -> float:
+        """Bytes that one block keeps for its backward where VeLoRA holds for it; of all of them without VeLoRA."""
+        return max(0.0, self.kept_bytes(tokens) - tokens * self._projected_token_bytes)
+
     def kept_in_subnets_bytes(self, tokens: float) -> float:
         """Bytes of these that all subnets of the block keep together; the rest is there whatever their share."""
         return tokens * self._subnet_token_bytes
@@ -134,3 +140,15 @@ class Sizes:
         """Bytes that the head holds while it runs: the hidden state with its gradient, and the logits."""
         logits = logits_peak_bytes(math.ceil(tokens), self._token_logits, self._item_bytes)
         return 2 * self.tensor_bytes(tokens) + logits
+
+
+def _projected_values(course: Course, model: ModelFacts) -> int:
+    """Values of a token that one block need not keep because VeLoRA keeps projections of them.
+
+    Example: 3,072 inputs in 32 parts are 32 numbers, so 3,040 values less.
+    """
+    velora = course.velora
+    if velora is None:
+        return 0
+    chosen = [kept for kept in model.kept_inputs if set(kept.layers) & set(velora.layers) and not kept.kept_anyway]
+    return sum(max(0, kept.width - num_subtokens(kept.width, velora.parts)) for kept in chosen)

@@ -1,0 +1,66 @@
+"""What a job's ``[memory] activations`` means for a run: VeLoRA's layers in this model, and which blocks keep what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ringtune.costs.profile import ModelFacts
+from ringtune.errors import JobError
+from ringtune.jobs.job import Job
+from ringtune.jobs.memory import PAPER_LAYERS
+from ringtune.models.kept_inputs import KeptInput, taken_together, trained_layers
+from ringtune.schedule.extent import Extent
+from ringtune.schedule.saving import Velora
+from ringtune.schedule.units import Range
+
+
+def job_velora(job: Job, extent: Extent, model: ModelFacts) -> Velora | None:
+    """VeLoRA as a job has it, or allows it, in all blocks that may train; None where it says nothing of it.
+
+    Args:
+        job: with ``[velora]``.
+        extent: of the run, which says what may train.
+        model: with the inputs that its blocks keep.
+
+    Raises:
+        JobError: no such layer trains in this model, or an input has fewer values than there are parts.
+    """
+    settings = job.velora
+    if settings is None:
+        return None
+    inputs = model.kept_inputs
+    check_layers(settings.layers, inputs, job.adapter.config)
+    layers = taken_together(settings.layers or PAPER_LAYERS, inputs)
+    if not layers:
+        raise JobError(
+            f"VeLoRA has nothing to do with adapter.config = {job.adapter.config!r}: no linear layer that trains keeps "
+            "its input for itself; set memory.activations = 'recompute' or 'none'"
+        )
+    narrowest = min(kept.width for kept in inputs if set(kept.layers) & set(layers))
+    if settings.parts > narrowest:
+        raise JobError(
+            f"velora.parts is {settings.parts}, but an input of {', '.join(layers)} has {narrowest} values; set it to "
+            f"at most {narrowest}"
+        )
+    blocks = trained_blocks(extent)
+    return Velora(blocks=blocks, layers=layers, parts=settings.parts, init=settings.init) if blocks else None
+
+
+def check_layers(layers: Sequence[str], inputs: Sequence[KeptInput], adapter: str) -> None:
+    """Refuse named layers of which this model has none that trains.
+
+    Raises:
+        JobError: names the layer, and those that train.
+    """
+    trained = trained_layers(inputs)
+    for layer in layers:
+        if layer not in trained:
+            raise JobError(
+                f"velora.layers has {layer!r}, which does not train in this model with adapter.config = {adapter!r}; "
+                f"those that train are {', '.join(trained) or 'none'}"
+            )
+
+
+def trained_blocks(extent: Extent) -> tuple[Range, ...]:
+    """The blocks that may train in a run, as ranges."""
+    return extent.trainable.ranges_within(0, extent.num_blocks)

@@ -1,0 +1,51 @@
+"""How much longer an action takes where blocks save activations.
+
+A block that runs again goes forward without a graph, and forward with one before its backward. VeLoRA makes the work
+with a graph a little longer, wherever it is done::
+
+              none      recompute               velora               both
+    F         GRAPH     FORWARD                 GRAPH (1 + e)        FORWARD
+    B         BACKWARD  GRAPH + BACKWARD        BACKWARD (1 + e)     (GRAPH + BACKWARD) (1 + e)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from ringtune.schedule.actions import Graph, Op
+from ringtune.schedule.saving import within
+from ringtune.schedule.units import Range
+
+VELORA_EXTRA: Final = 0.03
+"""What VeLoRA adds to a block's work with a graph, e: ``make bench-memory``, part ``saved``."""
+
+Seconds = Callable[[Op, int, int], float]
+"""Seconds of an op over the blocks [start, stop), where they keep everything."""
+
+
+def saving_s(
+    op: Op, start: int, stop: int, recompute: Sequence[Range], projected: Sequence[Range], seconds: Seconds
+) -> float:
+    """Seconds that an action over blocks [start, stop) takes longer than one that keeps everything; may be below 0.
+
+    Args:
+        op: what the action does.
+        start: first block.
+        stop: one past the last.
+        recompute: blocks that run again.
+        projected: blocks with VeLoRA.
+        seconds: of an op over some of these blocks.
+    """
+    if op.graph is Graph.NONE:
+        return 0.0
+
+    def total(of: Op, ranges: Iterable[Range]) -> float:
+        return sum(seconds(of, first, last) for first, last in within(ranges, start, stop))
+
+    both = [cut for first, last in projected for cut in within(recompute, first, last)]
+    graph_s, graph_both_s = total(Op.FORWARD, recompute), total(Op.FORWARD, both)
+    if op.graph is Graph.FREES:
+        return graph_s + VELORA_EXTRA * (graph_both_s + total(Op.BACKWARD, projected))
+    free_s = total(Op.FORWARD_FREE, recompute)
+    return free_s - graph_s + VELORA_EXTRA * (total(Op.FORWARD, projected) - graph_both_s)
