@@ -14,7 +14,7 @@ import pytest
 from deploy.testbed import groups
 from deploy.testbed.capabilities import MissingCapability
 from ringtune.schedule.plan import Plan
-from tests.bench import convergence, memory, paper_table, predictions, ring, sim
+from tests.bench import convergence, memory_boards, paper_table, predictions, ring, sim
 from tests.support.plans import make_plan
 from tests.support.profiles import node, profile_of
 
@@ -166,7 +166,7 @@ def memory_figures(**changes: object) -> Figures:
         "refused": {"exit_code": 6, "kills": 0},
         "found": {"exit_code": 6, "kills": 0},
     }
-    return {**good, **changes}
+    return {"models": {"minilm": {**good, **changes}}}
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def memory_figures(**changes: object) -> Figures:
 )
 def test_memory_bench_names_what_is_missed(changes: Figures, word: str) -> None:
     """A board that is off, a board that died, a run that was not refused."""
-    assert memory.missed(memory_figures()) == []
-    assert word in " ".join(memory.missed(memory_figures(**changes)))
+    assert memory_boards.missed(memory_figures()) == []
+    assert word in " ".join(memory_boards.missed(memory_figures(**changes)))
 
 
 @pytest.fixture
