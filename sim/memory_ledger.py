@@ -19,6 +19,7 @@ from ringtune.costs.profile import NodeFacts
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope, TensorKey
 from ringtune.schedule.operations.codes import FULL, share
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saving import in_ranges, within
 from ringtune.schedule.turns import StepKind
 from sim.items import ItemKind, Items
 
@@ -162,6 +163,8 @@ class MemoryLedger:
     ) -> None:
         self._head, self._by_seq = plan.course.head, granted.by_seq
         self._scores_gradients = needs_gradients(plan.course)
+        self._recompute = plan.placement.recompute
+        self._projected = plan.course.velora.blocks if plan.course.velora is not None else ()
         self._sizes = {
             node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes
         }
@@ -232,9 +235,10 @@ class MemoryLedger:
             units = tuple(unit for unit in range(start, stop) if unit in item.trained) if item.kind.has_update else ()
             reduced = sizes.gradient_bytes if item.kind is StepKind.SCORE and self._scores_gradients else 0
             used_up = 0 if start > item.lowest[micro] else tensor_bytes  # else it becomes the one of the block below
+            again = block_bytes if within(self._recompute, start, stop) else 0.0
             return Effect(
                 held,
-                touches=block_bytes + reduced,
+                touches=block_bytes + again + reduced,
                 frees=all_bytes + used_up,
                 graph=Graph.FREES,
                 input_bytes=tensor_bytes,
@@ -243,15 +247,34 @@ class MemoryLedger:
         return Effect(held, touches=block_bytes)
 
     def _graph_bytes(self, sizes: Sizes, item: ItemKind, micro: int, start: int, stop: int) -> float:
-        """Bytes that the graph of blocks [start, stop) keeps: of subnets in proportion to those with a graph."""
+        """Bytes that blocks [start, stop) keep besides the input of the lowest one: their graphs, or inputs.
+
+        Of subnets these are in proportion to those with a graph.
+        """
         size = item.sizes[micro]
         each = sizes.kept_bytes(size)
         if item.kind is StepKind.SCORE and self._scores_gradients:
             each += sizes.kept_for_scores_bytes(size)
+        if self._recompute or self._projected:
+            return self._saved_bytes(sizes, item, micro, start, stop, each)
         if not item.rows:
             return (stop - start) * each
         left_out = sum(1 - share(pattern, FULL) for pattern in item.patterns(micro, start, stop))
         return (stop - start) * each - left_out * sizes.kept_in_subnets_bytes(size)
+
+    def _saved_bytes(self, sizes: Sizes, item: ItemKind, micro: int, start: int, stop: int, each: float) -> float:
+        """Bytes that blocks [start, stop) keep where some of them save activations; ``each`` is one that does not."""
+        size, patterns = item.sizes[micro], item.patterns(micro, start, stop) or ("",) * (stop - start)
+        saves = sizes.kept_bytes(size) - sizes.projected_bytes(size) if item.kind is not StepKind.SCORE else 0.0
+        kept_bytes, inputs, has_graph_below = 0.0, -1, False  # the lowest input is the micro-batch's own
+        for block, pattern in zip(range(start, stop), patterns, strict=True):
+            is_again = in_ranges(block, self._recompute)
+            inputs += is_again or not has_graph_below
+            has_graph_below = not is_again
+            if not is_again:
+                left_out = (1 - share(pattern, FULL)) * sizes.kept_in_subnets_bytes(size) if pattern else 0.0
+                kept_bytes += each - left_out - saves * in_ranges(block, self._projected)
+        return kept_bytes + inputs * sizes.tensor_bytes(size)
 
     def _head_effect(self, held: Held, sizes: Sizes, item: ItemKind, micro: int) -> Effect:
         """The effect of a head: its hidden state, which is there already, makes way for the gradient of it."""

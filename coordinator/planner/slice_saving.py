@@ -18,6 +18,8 @@ from typing import Final, NamedTuple
 from ringtune.costs.profile import NodeFacts
 from ringtune.costs.saving_seconds import VELORA_EXTRA
 from ringtune.jobs.memory import AUTO, BOTH, NONE, RECOMPUTE, VELORA
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.saving import within
 from ringtune.schedule.units import Range
 
 _FORWARD_SHARE: Final = 1 / 3
@@ -76,6 +78,8 @@ def slice_saving(
     if activations != AUTO:
         stop = kept.stop if activations in (RECOMPUTE, BOTH) else kept.start
         return SliceSaving(kept.start, stop, activations in (VELORA, BOTH))
+    if needs(KEEPS_ALL) <= facts.memory_bytes:
+        return KEEPS_ALL
     both = (False, True) if may_project else (False,)
     ways = [_fewest(kept, needs, facts.memory_bytes, is_projected=way) for way in both]
     fitting = [way for way in ways if needs(way) <= facts.memory_bytes]
@@ -108,3 +112,17 @@ def _fewest(kept: Range, needs: Needs, has_bytes: int, *, is_projected: bool) ->
         middle = (few + many) // 2
         few, many = (few, middle) if needs(saving(middle)) <= has_bytes else (middle, many)
     return saving(many)
+
+
+def planned_saving(plan: Plan, start: int, stop: int) -> SliceSaving:
+    """How a plan's slice [start, stop) saves activations.
+
+    Where its blocks that run again are no neighbours, as in a plan by hand, they count as if they were.
+    """
+    velora = plan.course.velora
+    again = within(plan.placement.recompute, start, stop)
+    is_projected = velora is not None and bool(within(velora.blocks, start, stop))
+    if not again and not is_projected:
+        return KEEPS_ALL
+    first = again[0].start if again else start
+    return SliceSaving(first, first + sum(last - one for one, last in again), is_projected)

@@ -9,14 +9,18 @@ import random
 import pytest
 
 from ringtune.costs.memory.estimate import node_memory
+from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.work_times import Work
 from ringtune.errors import PlanError
+from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.methods import Everything
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saving import Velora, merged
 from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
-from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.units import EMBEDDING, Range
 from ringtune.schedule.versions import depth
+from sim.limits import memory_bounds
 from sim.prediction import Prediction, predict
 from tests.support.plans import changed, make_plan, random_plan
 from tests.support.profiles import TIMES, all_pairs, profile_of, random_profile
@@ -83,6 +87,44 @@ def test_prediction_memory_stays_below_the_planners_bound(seed: int) -> None:
             assert 0 < node.peak_memory_bytes <= bound.total_bytes or not bound.total_bytes
 
 
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("seed", SEEDS)
+def test_prediction_memory_stays_below_the_bound_where_blocks_save_activations(seed: int) -> None:
+    """Whichever blocks run again or keep projections; they never need more than without."""
+    rng = random.Random(seed)
+    bare = random_plan(rng, with_operations=seed % 3 == 0)
+    profile = with_kept_inputs(random_profile(bare, rng))
+    plan = saving(bare, rng)
+    peaks = {node.node: node.peak_memory_bytes for node in predict(bare, profile).nodes}
+    for node in predict(plan, profile).nodes:
+        facts = profile.by_name[node.node]
+        bound = memory_bounds(plan, profile, optimizer="adamw", dtype="float32")[node.node]
+        assert 0 < node.peak_memory_bytes <= bound.total_bytes or not bound.total_bytes
+        one_graph = facts.activation_token_bytes * plan.course.microbatch_sizes()[0] * plan.course.max_length
+        assert node.peak_memory_bytes <= peaks[node.node] + one_graph
+
+
+def with_kept_inputs(profile: Profile) -> Profile:
+    """The profile with a model whose blocks keep inputs for linear layers."""
+
+    def changed_node(facts: NodeFacts) -> NodeFacts:
+        width = min(facts.model.hidden_size, int(facts.activation_token_bytes / 4))
+        inputs = (KeptInput(layers=("down",), width=width),) if width else ()
+        return dataclasses.replace(facts, model=dataclasses.replace(facts.model, kept_inputs=inputs))
+
+    return dataclasses.replace(profile, nodes=tuple(map(changed_node, profile.nodes)))
+
+
+def saving(plan: Plan, rng: random.Random) -> Plan:
+    """The plan with random blocks that run again, and where it has whole subnets random ones with projections."""
+    first, last = plan.placement.private_blocks, plan.course.num_blocks
+    again, projected = (
+        merged(Range(block, block + 1) for block in range(first, last) if rng.random() < 0.5) for _ in range(2)
+    )
+    velora = Velora(blocks=projected, layers=("down",), parts=2) if projected and plan.course.subnets == 1 else None
+    return changed(plan, recompute=again, velora=velora)
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_prediction_repeats_itself(seed: int) -> None:
     """The same question has the same answer in every digit."""
@@ -107,6 +149,13 @@ def test_prediction_of_one_step_is_the_way_there_and_back() -> None:
     found = predict(two_nodes(), profile_of(two_nodes()))
     assert found.wall_s == E + LOW + G + H + B + B_LOW + U
     assert {node.node: node.busy_s for node in found.nodes} == {"a": E + LOW + H + B_LOW + U + U_HEAD, "b": G + B + U}
+
+
+def test_prediction_of_a_block_that_runs_again_takes_one_forward_more() -> None:
+    """Its forward has no graph then; the one with a graph is done before its backward."""
+    plan = two_nodes()
+    again = changed(plan, recompute=(Range(1, 2),))
+    assert predict(again, profile_of(plan)).wall_s == E + LOW + F + H + (G + B) + B_LOW + U
 
 
 @pytest.mark.parametrize("num_steps", [2, 3, 7])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from coordinator.planner.draft import Draft
 from coordinator.planner.predict.ring_costs import ring_costs
 from coordinator.planner.predict.step_time import Ring, job_s
 from ringtune.costs.operation_shares import all_full
+from coordinator.planner.slice_saving import planned_saving
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan
 
@@ -20,7 +22,10 @@ def plan_job_s(plan: Plan, profile: Profile, *, optimizer: str) -> float:
     """
     placement = plan.placement
     draft = Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
-    costs = ring_costs(draft, profile, optimizer=optimizer)
+    costs = dataclasses.replace(
+        ring_costs(draft, profile, optimizer=optimizer),
+        saving=lambda node, start, stop, above: planned_saving(plan, start, stop),
+    )
     pieces = [piece for piece in placement.slices if piece.num_blocks]
     nodes = tuple(costs.names.index(piece.node) for piece in pieces)
     return job_s(costs, Ring(nodes=nodes, counts=tuple(piece.num_blocks for piece in pieces)))

@@ -8,7 +8,8 @@ actions that say it without that::
     F [2,5), lowest block 2:  d = 2 g + r g       g: a block with trainable ones below it, r g: the lowest one
 
 Where a block did not compute all its subnets, the action is taken as long as it would have been with all of them: the
-profile tells how much longer that is. So it is where a block saved activations.
+profile tells how much longer that is. Where blocks run again for their backward, it tells too how the time is shared
+out among forwards without a graph, forwards with one, and backwards.
 
 A time belongs to a size, and a run has sizes that nobody measured (its mean padded lengths). So every action is
 compared with what the profile has for that size, and the mean of these ratios moves the whole measured curve; the
@@ -22,15 +23,15 @@ import dataclasses
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.costs.saving_seconds import saving_s
+from ringtune.costs.saving_seconds import VELORA_EXTRA, again_works, count_within
 from ringtune.costs.seconds import NodeCosts, padded_size, work_points
 from ringtune.costs.work_times import BLOCK_WORKS, PART_OF, Work, WorkTable, WorkTime
-from ringtune.schedule.actions import Action, Op, Scope
+from ringtune.schedule.actions import Action, Graph, Scope
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import lowest_units, subnet_rows
 from ringtune.schedule.operations.codes import patterns_of
@@ -138,9 +139,10 @@ class RecordedProfile:
             self._add_shared(node, action, entry, seconds)
             return
         size = entry.sizes[action.micro] if action.op.scope in _OF_A_PART else 0.0
-        is_usual = not (entry.rows or self._recompute or self._projected)
-        if action.op.scope is Scope.RANGE and not is_usual:
+        if entry.rows and action.op.scope is Scope.RANGE:
             seconds /= self._cost_share(node, action, entry, size)
+        if self._projected and action.op.graph is not Graph.NONE:
+            seconds /= 1 + VELORA_EXTRA * count_within(self._projected, action) / (action.stop - action.start)
         shares = self._shares(node, action, entry, seconds, size)
         for work, share in shares:
             self._add(node, work, share, size, is_guess=len(shares) > 1)
@@ -166,25 +168,21 @@ class RecordedProfile:
             self._add(node, work, statistics.fmean(found), statistics.fmean(entry.sizes))
 
     def _cost_share(self, node: str, action: Action, entry: _OpenItem, size: float) -> float:
-        """By the profile, the seconds of an action over those it would take if all its blocks were full and kept all.
+        """By the profile, the seconds of an action over those it would take if all its blocks were full.
 
         Example: an action of two blocks, one of them with half of its subnets, has a share of 0.75. It is 1 where the
         profile knows nothing of the work.
         """
         op, start, stop = action.op, action.start, action.stop
-        patterns = patterns_of(entry.rows[action.micro], start, stop, entry.subnets) if entry.rows else ()
+        patterns = patterns_of(entry.rows[action.micro], start, stop, entry.subnets)
         if not all(work in self._tables[node] for work in (op.timing.work, op.timing.lowest) if work):
             return 1.0
         costs, lowest = self._costs[node], entry.lowest[action.micro]
-
-        def seconds(of: Op, first: int, last: int, found: Sequence[str] = patterns) -> float:
-            own = found[first - start : last - start]
-            return costs.seconds(of, first, last, size=size, lowest=lowest, kind=entry.item.kind, patterns=own)
-
-        full_s, done_s = seconds(op, start, stop, ()), seconds(op, start, stop)
-        if all(work in self._tables[node] for work in (*BLOCK_WORKS, Work.GRAPH_LOWEST)):
-            done_s += saving_s(op, start, stop, self._recompute, self._projected, seconds)
-        return done_s / full_s if min(done_s, full_s) > 0 else 1.0
+        each = [
+            costs.seconds(op, start, stop, size=size, lowest=lowest, kind=entry.item.kind, patterns=found)
+            for found in (patterns, ())
+        ]
+        return each[0] / each[1] if min(each) > 0 else 1.0
 
     def _shares(
         self, node: str, action: Action, entry: _OpenItem, seconds: float, size: float
@@ -193,6 +191,8 @@ class RecordedProfile:
         timing, count = action.op.timing, action.stop - action.start
         if not timing.work:
             return []
+        if again := again_works(action, self._recompute, entry.lowest[action.micro] if timing.lowest else 0):
+            return self._in_parts(node, again, seconds, size)
         if timing.lowest and action.start <= entry.lowest[action.micro]:
             return self._with_lowest(node, (Work(timing.work), Work(timing.lowest)), count, seconds, size)
         if timing.head and action.start == self._course.head:
@@ -216,6 +216,14 @@ class RecordedProfile:
         ratio = least / usual if usual > 0 and least > 0 else 1.0
         each = seconds / (count - 1 + ratio)
         return [(above, each), (lowest, ratio * each)]
+
+    def _in_parts(
+        self, node: str, works: Mapping[Work, int], seconds: float, size: float
+    ) -> Sequence[tuple[Work, float]]:
+        """Share a time out among works as the profile has them; nothing where it does not know all of them."""
+        known = {work: self._known(node, work, size) for work in works}
+        all_s = sum(count * known[work] for work, count in works.items())
+        return [(work, seconds * known[work] / all_s) for work in works] if min(known.values()) > 0 else []
 
     def _known(self, node: str, work: Work, size: float) -> float:
         table = self._tables[node]

@@ -10,11 +10,13 @@ with a graph a little longer, wherever it is done::
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from ringtune.schedule.actions import Graph, Op
-from ringtune.schedule.saving import within
+from ringtune.costs.work_times import Work
+from ringtune.schedule.actions import Action, Graph, Op
+from ringtune.schedule.saving import in_ranges, within
 from ringtune.schedule.units import Range
 
 VELORA_EXTRA: Final = 0.03
@@ -49,3 +51,36 @@ def saving_s(
         return graph_s + VELORA_EXTRA * (graph_both_s + total(Op.BACKWARD, projected))
     free_s = total(Op.FORWARD_FREE, recompute)
     return free_s - graph_s + VELORA_EXTRA * (total(Op.FORWARD, projected) - graph_both_s)
+
+
+def again_works(action: Action, recompute: Sequence[Range], lowest: int) -> dict[Work, int]:
+    """The works that an action is made of, each with its number, where some of its blocks run again; else none.
+
+    Example: the backward of blocks [2, 4), both of which run again, is two forwards with graph and two backwards.
+
+    Args:
+        action: of any op.
+        recompute: blocks that run again.
+        lowest: the lowest unit that gets a gradient.
+    """
+    op, start, stop = action.op, action.start, action.stop
+    if op.graph is Graph.NONE or not (again := count_within(recompute, action)):
+        return {}
+    found: Counter[Work] = Counter()
+    has_lowest = start <= lowest
+    lowest_again = has_lowest and in_ranges(start, recompute)
+    if op.graph is Graph.FREES:
+        found[Work.BACKWARD], found[Work.BACKWARD_LOWEST] = stop - start - has_lowest, int(has_lowest)
+        with_graph = again
+        is_lowest = lowest_again
+    else:
+        found[Work.FORWARD] = again
+        with_graph = stop - start - again
+        is_lowest = has_lowest and not lowest_again
+    found[Work.GRAPH], found[Work.GRAPH_LOWEST] = with_graph - is_lowest, int(is_lowest)
+    return {work: count for work, count in found.items() if count}
+
+
+def count_within(ranges: Sequence[Range], action: Action) -> int:
+    """How many blocks of an action are in some ranges."""
+    return sum(last - first for first, last in within(ranges, action.start, action.stop))

@@ -13,7 +13,9 @@ from ringtune.costs.seconds import CourseCosts
 from ringtune.costs.work_times import PART_OF, WHOLE_WORKS, Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.saving import Velora
 from ringtune.schedule.turns import StepKind, turn_sequence
+from ringtune.schedule.units import Range
 from sim.action_times import ProfileTimes
 from sim.items import Items
 from sim.ring import VirtualRing
@@ -73,7 +75,7 @@ def items_of(plan: Plan, costs: CourseCosts) -> Items:
 
 def virtual_run(plan: Plan, true: Profile) -> Recorded:
     """Every action of a run whose costs are known."""
-    costs = CourseCosts(plan.course, true)
+    costs = CourseCosts(plan.course, true, recompute=plan.placement.recompute)
     run = VirtualRing(plan, action_s=ProfileTimes(costs, items_of(plan, costs))).run()
     assert run.finish is not None and run.finish.error == ""
     return [(name, span.action, span.end_s - span.start_s) for name, spans in run.spans.items() for span in spans]
@@ -81,7 +83,7 @@ def virtual_run(plan: Plan, true: Profile) -> Recorded:
 
 def corrected(plan: Plan, prior: Profile, recorded: Recorded) -> Profile:
     """The profile after a run with these actions."""
-    found = RecordedProfile(plan.course, prior)
+    found = RecordedProfile(plan.course, prior, recompute=plan.placement.recompute)
     for turn in turn_sequence(plan.course):
         found.granted(turn)
     for name, action, seconds in recorded:
@@ -91,7 +93,7 @@ def corrected(plan: Plan, prior: Profile, recorded: Recorded) -> Profile:
 
 def predictions(plan: Plan, profile: Profile, recorded: Recorded) -> list[float]:
     """What a profile says of each recorded action."""
-    costs = CourseCosts(plan.course, profile)
+    costs = CourseCosts(plan.course, profile, recompute=plan.placement.recompute)
     times = ProfileTimes(costs, items_of(plan, costs))
     return [times(name, action) for name, action, _ in recorded]
 
@@ -110,6 +112,32 @@ def test_recorded_profile_predicts_a_run_whose_lowest_blocks_are_other_than_meas
     recorded = virtual_run(PLAN, made_up(seed, lowest=0.9))
     found = corrected(PLAN, made_up(seed + 100, lowest=0.5), recorded)
     assert predictions(PLAN, found, recorded) == pytest.approx([seconds for *_, seconds in recorded], rel=1e-6)
+
+
+@pytest.mark.parametrize("again", [((0, 6),), ((1, 3), (4, 5))])
+def test_recorded_profile_predicts_a_run_whose_blocks_run_again(again: tuple[tuple[int, int], ...]) -> None:
+    """Forwards without graph are known by themselves; the rest stands to each other as it was measured."""
+    plan = changed(PLAN, recompute=tuple(Range(*one) for one in again))
+    recorded = virtual_run(plan, made_up(3))
+    slower = dataclasses.replace(made_up(3), nodes=tuple(twice_as_slow(facts) for facts in made_up(3).nodes))
+    found = corrected(plan, slower, recorded)
+    assert predictions(plan, found, recorded) == pytest.approx([seconds for *_, seconds in recorded], rel=1e-6)
+    assert predictions(plan, slower, recorded)[:9] == pytest.approx([2 * seconds for *_, seconds in recorded[:9]])
+
+
+def twice_as_slow(facts: NodeFacts) -> NodeFacts:
+    """A node whose works all take twice their time."""
+    times = ("median_s", "low_s", "high_s")
+    points = (dataclasses.replace(at, **{name: 2 * getattr(at, name) for name in times}) for at in facts.work_times)
+    return dataclasses.replace(facts, work_times=tuple(points))
+
+
+def test_recorded_profile_knows_how_much_longer_projections_take() -> None:
+    """The time that is noted is that of blocks without them."""
+    plan = changed(PLAN, velora=Velora(blocks=(Range(0, 6),), layers=("down",), parts=8))
+    recorded = virtual_run(plan, made_up(3))
+    found = corrected(plan, made_up(4), recorded)
+    assert predictions(plan, found, recorded) == pytest.approx([seconds for *_, seconds in recorded], rel=1e-6)
 
 
 def test_recorded_profile_marks_what_is_recorded_by_its_samples() -> None:

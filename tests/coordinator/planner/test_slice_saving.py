@@ -1,0 +1,179 @@
+"""What a slice does to save activations: the job's word, or with ``auto`` the cheapest way that fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+
+import pytest
+
+from coordinator.planner.choose import plan_of
+from coordinator.planner.draft import Draft
+from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.predict.judge import simulated_step_s
+from coordinator.planner.predict.plan_time import plan_job_s
+from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
+from coordinator.planner.predict.step_time import Ring, job_s, step_times
+from coordinator.planner.search.best_rings import with_saving
+from coordinator.planner.search.exact import search_exact
+from coordinator.planner.slice_saving import KEEPS_ALL, SliceSaving, slice_saving
+from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.jobs.memory import AUTO, BOTH, NONE, RECOMPUTE, VELORA
+from ringtune.models.kept_inputs import KeptInput
+from ringtune.schedule.saving import Velora
+from ringtune.schedule.units import Range, Units
+from tests.support.planner_rings import class_ring, device, draft_for, random_counts
+
+KEPT = Range(2, 8)
+ROOMY = dataclasses.replace(device("a", num_blocks=8), memory_bytes=1000)
+INPUTS = (KeptInput(layers=("query", "key", "value"), width=384), KeptInput(layers=("down",), width=1536))
+
+
+def needs(saving: SliceSaving) -> int:
+    """A hundred bytes for each block that keeps its graph, 80 with projections, ten for one that runs again."""
+    graph = 80 if saving.is_projected else 100
+    again = saving.recomputed
+    return (6 - again) * graph + 10 * again + (graph if again else 0)
+
+
+def chosen(memory_bytes: int, *, may_project: bool = False) -> SliceSaving:
+    """What ``auto`` does with so much memory."""
+    facts = dataclasses.replace(ROOMY, memory_bytes=memory_bytes)
+    return slice_saving(AUTO, KEPT, needs, facts, may_project=may_project)
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "may_project", "wanted"),
+    [
+        (600, True, KEEPS_ALL),
+        (599, False, SliceSaving(2, 4)),
+        (520, False, SliceSaving(2, 4)),
+        (519, False, SliceSaving(2, 5)),
+        (430, False, SliceSaving(2, 5)),
+        (599, True, SliceSaving(2, 2, is_projected=True)),
+        (479, True, SliceSaving(2, 4, is_projected=True)),
+        (160, False, SliceSaving(2, 8)),
+        (150, True, SliceSaving(2, 8, is_projected=True)),
+    ],
+)
+def test_auto_takes_the_cheapest_way_that_fits(memory_bytes: int, *, may_project: bool, wanted: SliceSaving) -> None:
+    """Everything, then projections where they may be, then as few of the lowest blocks as needed run again."""
+    found = chosen(memory_bytes, may_project=may_project)
+    assert found == wanted
+    assert needs(found) <= memory_bytes
+
+
+def test_auto_without_a_way_that_fits_takes_the_smallest() -> None:
+    """So that a refusal names the least that the slice needs."""
+    assert chosen(99, may_project=True) == SliceSaving(2, 8, is_projected=True)
+
+
+@pytest.mark.parametrize(
+    ("activations", "wanted"),
+    [
+        (NONE, KEEPS_ALL),
+        (VELORA, SliceSaving(2, 2, is_projected=True)),
+        (RECOMPUTE, SliceSaving(2, 8)),
+        (BOTH, SliceSaving(2, 8, is_projected=True)),
+    ],
+)
+def test_other_words_hold_for_every_slice(activations: str, wanted: SliceSaving) -> None:
+    """Whether it fits or not."""
+    assert slice_saving(activations, KEPT, needs, ROOMY) == wanted
+    assert wanted.policy == activations
+    assert slice_saving(activations, Range(8, 8), needs, ROOMY) == KEEPS_ALL
+
+
+# ---- in a ring -------------------------------------------------------------------------------------
+
+
+def tight(profile: Profile, memory_bytes: int) -> Profile:
+    """The ring with so much memory on every node, and a model whose blocks train themselves."""
+
+    def changed(facts: NodeFacts) -> NodeFacts:
+        model = dataclasses.replace(facts.model, kept_inputs=INPUTS)
+        return dataclasses.replace(facts, memory_bytes=memory_bytes, model=model)
+
+    return dataclasses.replace(profile, nodes=tuple(map(changed, profile.nodes)))
+
+
+def needed(draft: Draft, profile: Profile, ring: Ring) -> int:
+    """The most that a node of a ring needs where everything is kept."""
+    costs, caps = tables(dataclasses.replace(draft, activations=NONE, velora=None), profile)
+    plan = plan_of(caps.draft, costs, ring)
+    return max(caps.estimate(plan, node).total_bytes for node in plan.nodes)
+
+
+def auto(draft: Draft, *, may_project: bool = True) -> Draft:
+    """The draft with ``auto``."""
+    velora = Velora(blocks=(Range(0, draft.course.num_blocks),), layers=("query", "key", "value", "down"))
+    return dataclasses.replace(draft, activations=AUTO, velora=velora if may_project else None)
+
+
+def tables(draft: Draft, profile: Profile) -> tuple[RingCosts, MemoryCaps]:
+    """The tables and the memory of a draft."""
+    caps = MemoryCaps(draft, profile.by_name, optimizer="adamw", dtype="float32")
+    return with_saving(ring_costs(draft, profile, optimizer="adamw"), caps), caps
+
+
+def test_a_node_hosts_more_blocks_where_they_may_run_again() -> None:
+    """A model that fits no ring of two nodes with graphs fits one with ``auto``, and the plan says which blocks."""
+    roomy = class_ring(random.Random(1), ["laptop", "laptop"], num_blocks=6, owners=1)
+    draft, ring = draft_for(roomy, microbatches=8, method="all"), Ring(nodes=(0, 1), counts=(3, 3))
+    has_bytes = round(0.7 * needed(draft, roomy, ring))
+    profile = tight(roomy, has_bytes)
+    without, with_auto = tables(draft, profile), tables(auto(draft, may_project=False), profile)
+    plan = plan_of(with_auto[1].draft, with_auto[0], ring)
+    assert plan.placement.recompute
+    assert plan.course.velora is None
+    for node in plan.nodes:
+        assert with_auto[1].estimate(plan, node).total_bytes <= has_bytes
+    bare = draft.placed(plan.placement.slices)
+    assert any(without[1].estimate(bare, node).total_bytes > has_bytes for node in plan.nodes)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_exact_search_with_auto_finds_the_best_ring(seed: int) -> None:
+    """Slices, and what they do to save activations, are found together."""
+    rng = random.Random(seed)
+    kinds = [rng.choice(["laptop", "jetson", "pi"]) for _ in range(3)]
+    roomy = class_ring(rng, kinds, num_blocks=6, owners=1)
+    draft = auto(draft_for(roomy, microbatches=4, num_steps=200), may_project=seed % 2 == 0)
+    share = rng.choice([0.5, 0.7, 0.9])
+    profile = tight(roomy, round(share * needed(draft, roomy, Ring(nodes=(0, 1, 2), counts=(2, 2, 2)))))
+    costs, caps = tables(draft, profile)
+
+    def fits(node: int, start: int, stop: int, above: int) -> bool:
+        return caps.fits(costs.names[node], start, stop, above)
+
+    best = float("inf")
+    for hosts in range(1, 4):
+        for nodes in itertools.permutations(range(3), hosts):
+            for cuts in itertools.combinations(range(1, 6), hosts - 1):
+                edges = (0, *cuts, 6)
+                parts = list(zip(nodes, edges, edges[1:], reversed(range(hosts)), strict=False))
+                if all(fits(*part) for part in parts):
+                    counts = tuple(stop - start for start, stop in itertools.pairwise(edges))
+                    best = min(best, job_s(costs, Ring(nodes=nodes, counts=counts)))
+    found = search_exact(costs, fits)
+    assert found.job_s == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_step_time_with_auto_is_near_the_simulated_one(seed: int) -> None:
+    """Formula and virtual clock know the same of blocks that run again and of projections."""
+    rng = random.Random(seed)
+    roomy = class_ring(rng, ["laptop", "jetson"], num_blocks=6, owners=1)
+    draft = auto(draft_for(roomy, microbatches=4), may_project=seed % 2 == 0)
+    ring = Ring(nodes=tuple(rng.sample(range(2), 2)), counts=random_counts(rng, 6, 2))
+    profile = tight(roomy, round(0.75 * needed(draft, roomy, ring)))
+    costs, _ = tables(draft, profile)
+    plan = plan_of(draft, costs, ring)
+    assert plan.placement.recompute or plan.course.velora
+    predicted = step_times(costs, ring)
+    for depth in (2, 4, 6):
+        owner = plan.course.owners[0].node
+        found = simulated_step_s(plan, profile, Units.top(6, depth), optimizer="adamw", owner=owner)
+        assert predicted[depth] == pytest.approx(found, rel=0.15)
+    assert plan_job_s(plan, profile, optimizer="adamw") == pytest.approx(job_s(costs, ring))
