@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from edge.data.rows import OwnerDataset
+from edge.model.frozen.files import FrozenFiles
 from edge.model.head_groups.weights import subnets_of_config
 from edge.model.heads import task_of
 from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.owner import OwnerParts
-from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import DTYPES, BlockRunner, materialise, module_bytes
 from ringtune.errors import DataError, JobError, ModelError
@@ -73,7 +73,7 @@ def host(
         _check_model(course, job, skeleton, folder)
         if is_owner:
             head = task.add(skeleton.model, course.labels)
-    with SafetensorsFiles(folder) as weights:
+    with FrozenFiles(folder, course.frozen) as weights:
         materialise(
             skeleton,
             weights,

@@ -163,7 +163,9 @@ class CausalLanguageModel(_OneOutput):
                     f"{weights.folder} has no tensor {LM_HEAD}: it was saved without its decoder; fetch the "
                     "language model, not its base"
                 )
-            weight = weights.read(stored, table.dtype, private=skeleton.full_parameters).to(table.device)
+            private = skeleton.full_parameters
+            read = weights.read if private else weights.read_frozen
+            weight = read(stored, table.dtype, private=private).to(table.device)
             if weight.shape != table.shape:
                 raise ModelError(
                     f"{weights.folder}: tensor {LM_HEAD} has shape {list(weight.shape)}, config.json asks for "
@@ -180,7 +182,7 @@ class CausalLanguageModel(_OneOutput):
     def run(self, head: Any, last_BTD: torch.Tensor, batch: Batch, more: Mapping[str, Any]) -> HeadCounts:
         """Compute the loss from all tokens' logits at once if these are few, else a chunk at a time."""
         table_VD = head.get_output_embeddings().weight  # V vocabulary
-        vocabulary, item_bytes = table_VD.shape[0], table_VD.element_size()
+        vocabulary, item_bytes = table_VD.shape[0], last_BTD.element_size()
         if logits_fit(last_BTD.shape[:2].numel(), vocabulary, item_bytes):
             return super().run(head, last_BTD, batch, more)
         chunk = max(1, MOST_LOGIT_BYTES // (vocabulary * item_bytes))

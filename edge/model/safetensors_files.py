@@ -6,6 +6,8 @@ tensor is resident beside its copy, half as much again where a file in bfloat16 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -57,14 +59,49 @@ class SafetensorsFiles:
             IntegrityError: the file is damaged.
         """
         stored = self._stored[name]
-        kind = TORCH_DTYPES.get(stored.info.dtype)
-        if kind is None:
-            raise ModelError(f"{stored.path}: tensor {name} has numbers of type {stored.info.dtype}; convert the model")
+        kind = _kind_of(name, stored)
         wanted = dtype if dtype is not None and kind.is_floating_point else kind
         if private or wanted is not kind:
             return _read_private(stored, kind, wanted)
         tensor: torch.Tensor = self._open(stored.path).get_tensor(name)
         return tensor
+
+    def read_frozen(
+        self, name: str, dtype: torch.dtype, *, private: bool = False, device: torch.device | None = None
+    ) -> torch.Tensor:
+        """Read one tensor that never trains; see ``read``.
+
+        Args:
+            name: as the files have it.
+            dtype: to convert to.
+            private: in memory of its own.
+            device: where to; None = the CPU.
+
+        Raises:
+            ModelError, IntegrityError: see ``read``.
+        """
+        tensor = self.read(name, dtype, private=private)
+        return tensor if device is None else tensor.to(device)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor that the files have."""
+        return self._stored[name].shape
+
+    def row_pieces(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """Read a matrix some rows at a time, each time into the same memory.
+
+        Yields:
+            The number of the first row, and the rows as they are stored.
+
+        Raises:
+            ModelError, IntegrityError: see ``read``.
+        """
+        stored = self._stored[name]
+        kind = _kind_of(name, stored)
+        columns = stored.shape[1]
+        each = max(1, PIECE_BYTES // (columns * kind.itemsize)) * columns
+        for start, part in _pieces(stored, torch.empty(min(each, math.prod(stored.shape)), dtype=kind)):
+            yield start // columns, part.view(-1, columns)
 
     def _open(self, path: Path) -> Any:
         if path not in self._handles:
@@ -79,23 +116,51 @@ class SafetensorsFiles:
         return self._handles[path]
 
 
+def _kind_of(name: str, stored: StoredTensor) -> torch.dtype:
+    kind = TORCH_DTYPES.get(stored.info.dtype)
+    if kind is None:
+        raise ModelError(f"{stored.path}: tensor {name} has numbers of type {stored.info.dtype}; convert the model")
+    return kind
+
+
 def _read_private(stored: StoredTensor, kind: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
     """Read a tensor into memory of its own: straight into its place, or a piece at a time if it is converted."""
     result = torch.empty(stored.shape, dtype=dtype)
-    flat, num_items = result.view(-1), PIECE_BYTES // kind.itemsize
-    piece = None if dtype is kind else torch.empty(min(num_items, flat.numel()), dtype=kind)
+    flat = result.view(-1)
+    if dtype is kind:
+        for _ in _pieces(stored, flat, in_place=True):
+            pass
+        return result
+    for start, part in _pieces(stored, torch.empty(min(PIECE_BYTES // kind.itemsize, flat.numel()), dtype=kind)):
+        flat[start : start + part.numel()].copy_(part)
+    return result
+
+
+def _pieces(
+    stored: StoredTensor, buffer: torch.Tensor, *, in_place: bool = False
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Read a tensor's numbers in order, a piece at a time.
+
+    Args:
+        stored: where they are.
+        buffer: flat, of the stored type; takes each piece.
+        in_place: whether the buffer takes all of them, one behind the other.
+
+    Yields:
+        How many numbers came before, and the piece.
+    """
+    count = math.prod(stored.shape)
+    each = min(count, PIECE_BYTES // buffer.element_size()) if in_place else buffer.numel()
     try:
         with stored.path.open("rb", buffering=0) as file:
             file.seek(stored.info.offset)
-            for start in range(0, flat.numel(), num_items):
-                target = flat[start : start + num_items]
-                part = target if piece is None else piece[: target.numel()]
+            for start in range(0, count, max(1, each)):
+                num = min(each, count - start)
+                part = buffer[start : start + num] if in_place else buffer[:num]
                 if file.readinto(part.view(torch.uint8).numpy().data) != part.nbytes:
                     raise IntegrityError(f"{stored.path} is damaged (it ends too soon); fetch the model again")
-                if part is not target:
-                    target.copy_(part)
+                yield start, part
     except FileNotFoundError as error:
         raise ModelError(f"{stored.path} is missing; fetch the model again") from error
     except OSError as error:
         raise IntegrityError(f"{stored.path} is damaged ({error}); fetch the model again") from error
-    return result

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from edge.model.dropout import block_unit, seed_unit
+from edge.model.frozen.matrix import FrozenMatrix
 from edge.model.head_groups.blocks import HeadGroups
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import ADAPTER, Skeleton, owner_modules
@@ -65,7 +66,7 @@ def materialise(
         paths += [path for path, _ in owner_modules(skeleton)]
     for path in paths:
         private = skeleton.full_parameters or path not in layout.owner_paths
-        _read_module(skeleton, weights, path, dtype, private=private)
+        _read_module(skeleton, weights, path, dtype, private=private, device=device)
         _start_magnitudes(base.get_submodule(path))
         base.get_submodule(path).to(device=device, dtype=dtype)
     for name, child in list(base.named_children()):
@@ -76,9 +77,15 @@ def materialise(
 
 
 def _read_module(
-    skeleton: Skeleton, weights: SafetensorsFiles, path: str, dtype: torch.dtype, *, private: bool
+    skeleton: Skeleton,
+    weights: SafetensorsFiles,
+    path: str,
+    dtype: torch.dtype,
+    *,
+    private: bool,
+    device: torch.device,
 ) -> None:
-    """Read the frozen tensors under ``path``.
+    """Read the tensors of the base model under ``path``.
 
     Args:
         skeleton: where to put them.
@@ -86,6 +93,7 @@ def _read_module(
         path: dotted path in the base model.
         dtype: to convert to.
         private: in memory of their own. A frozen table of which only some rows are used stays mapped.
+        device: where frozen tensors are put; the others follow.
     """
     module = skeleton.base.get_submodule(path)
     state: dict[str, torch.Tensor] = {}
@@ -98,7 +106,10 @@ def _read_module(
             continue  # a buffer that the architecture computes
         if stored is None:
             raise ModelError(f"{weights.folder}: tensor {full} is missing; fetch the model again")
-        tensor = weights.read(stored, dtype, private=private)
+        if _attribute(module, name).requires_grad:
+            tensor = weights.read(stored, dtype, private=private)
+        else:
+            tensor = weights.read_frozen(stored, dtype, private=private, device=device)
         if tensor.shape != target.shape:
             raise ModelError(
                 f"{weights.folder}: tensor {stored} has shape {list(tensor.shape)}, config.json asks for "
@@ -148,6 +159,9 @@ def module_bytes(*modules: nn.Module) -> int:
     found: dict[int, int] = {}
     for module in modules:
         for tensor in (*module.parameters(), *module.buffers()):
+            if isinstance(tensor, FrozenMatrix):
+                found[tensor.data_ptr()] = tensor.held.held_bytes
+                continue
             storage = tensor.untyped_storage()
             found[storage.data_ptr()] = min(storage.nbytes(), tensor.numel() * tensor.element_size())
     return sum(found.values())

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from edge.model.frozen.matrix import mm_into
+
 
 class TokenLoss(NamedTuple):
     """Summed loss and number of hits of some tokens.
@@ -76,7 +78,8 @@ class _Chunked(torch.autograd.Function):
         for first in range(0, len(places), chunk):
             some = places[first : first + chunk]
             labels_C1 = labels_N[some].unsqueeze(-1)
-            values_CV = torch.mm(hidden_ND[some], table_VD.T, out=work_CV[: len(some)])
+            values_CV = work_CV[: len(some)]
+            mm_into(values_CV, hidden_ND[some], table_VD.T)
             largest_C1, found_C1 = values_CV.max(dim=-1, keepdim=True)
             correct += (found_C1 == labels_C1).sum()
             values_CV -= largest_C1
@@ -88,7 +91,7 @@ class _Chunked(torch.autograd.Function):
                 values_CV /= sums_C1
                 values_CV.scatter_add_(-1, labels_C1, -torch.ones_like(at_target_C1))
             if grad_ND is not None:
-                grad_ND[some] = values_CV @ table_VD
+                grad_ND[some] = values_CV @ table_VD  # a table that is held small multiplies by itself
             if grad_VD is not None:
                 grad_VD.addmm_(values_CV.T, hidden_ND[some])
         ctx.grads = (grad_ND, grad_VD)

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from edge.model.frozen.matrix import FrozenMatrix, mm_into
+
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -56,22 +58,19 @@ class _ActiveOutputs(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1])
         y = rows.new_empty(rows.shape[0], _width(ranges))
         for (start, stop), part in _parts(y, ranges):
-            if bias is None:
-                torch.mm(rows, weight[start:stop].t(), out=part)
-            else:
-                torch.addmm(bias[start:stop], rows, weight[start:stop].t(), out=part)
+            mm_into(part, rows, weight[start:stop].t(), bias=None if bias is None else bias[start:stop])
         _save(ctx, rows, weight, bias, ranges)
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         grad = grads[0].reshape(-1, grads[0].shape[-1])
-        rows, weight = ctx.saved_tensors
+        rows, weight = _saved(ctx)
         x_grad = weight_grad = bias_grad = None
         if ctx.needs_input_grad[0]:
             x_grad = grad.new_empty(grad.shape[0], weight.shape[1])
             for at, ((start, stop), part) in enumerate(_parts(grad, ctx.ranges)):
-                x_grad.addmm_(part, weight[start:stop], beta=int(at > 0))
+                mm_into(x_grad, part, weight[start:stop], add=at > 0)
             x_grad = x_grad.view(*grads[0].shape[:-1], -1)
         if ctx.needs_input_grad[1]:
             weight_grad = torch.zeros_like(weight)
@@ -90,22 +89,19 @@ class _ActiveInputs(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1])
         y = rows.new_empty(rows.shape[0], weight.shape[0])
         for at, ((start, stop), part) in enumerate(_parts(rows, ranges)):
-            if at == 0 and bias is not None:
-                torch.addmm(bias, part, weight[:, start:stop].t(), out=y)
-            else:
-                y.addmm_(part, weight[:, start:stop].t(), beta=int(at > 0))
+            mm_into(y, part, weight[:, start:stop].t(), bias=bias if at == 0 else None, add=at > 0)
         _save(ctx, rows, weight, bias, ranges)
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         grad = grads[0].reshape(-1, grads[0].shape[-1])
-        rows, weight = ctx.saved_tensors
+        rows, weight = _saved(ctx)
         x_grad = weight_grad = bias_grad = None
         if ctx.needs_input_grad[0]:
             x_grad = grad.new_empty(grad.shape[0], _width(ctx.ranges))
             for (start, stop), part in _parts(x_grad, ctx.ranges):
-                torch.mm(grad, weight[:, start:stop], out=part)
+                mm_into(part, grad, weight[:, start:stop])
             x_grad = x_grad.view(*grads[0].shape[:-1], -1)
         if ctx.needs_input_grad[1]:
             weight_grad = torch.zeros_like(weight)
@@ -118,8 +114,15 @@ class _ActiveInputs(torch.autograd.Function):
 
 def _save(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> None:
     """Keep for backward what the library's linear layer keeps: its input only if the matrix trains."""
-    ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, weight)
-    ctx.ranges = ranges
+    is_small = isinstance(weight, FrozenMatrix)
+    ctx.save_for_backward(rows if ctx.needs_input_grad[1] else None, None if is_small else weight)
+    ctx.small, ctx.ranges = weight if is_small else None, ranges
+
+
+def _saved(ctx: Any) -> tuple[Any, Any]:
+    """Return the input, if it was kept, and the matrix."""
+    rows, weight = ctx.saved_tensors
+    return rows, weight if ctx.small is None else ctx.small
 
 
 def _width(ranges: Ranges) -> int:
