@@ -172,8 +172,9 @@ class CausalLanguageModel(_OneOutput):
                     f"{list(table.shape)}; fetch the model again"
                 )
         shares = weight is table and not skeleton.full_parameters
-        decoder.weight = weight if shares else nn.Parameter(weight.detach())
-        decoder.weight.requires_grad_(skeleton.full_parameters)
+        trains = skeleton.full_parameters
+        decoder.weight = weight if shares else nn.Parameter(weight.detach(), requires_grad=trains)
+        decoder.weight.requires_grad_(trains)
 
     def num_targets(self, batch: Batch) -> int:
         """Number of tokens that have a token before them in their row."""

@@ -32,6 +32,7 @@ class SafetensorsFiles:
         self.folder = folder
         self._handles: dict[Path, Any] = {}
         self._stored = read_headers(folder)
+        self._piece: torch.Tensor | None = None
 
     def __enter__(self) -> SafetensorsFiles:
         return self
@@ -40,6 +41,7 @@ class SafetensorsFiles:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._handles.clear()
+        self._piece = None
 
     def find(self, *candidates: str) -> str | None:
         """Return the first of these names that the files have; None if they have none."""
@@ -61,8 +63,10 @@ class SafetensorsFiles:
         stored = self._stored[name]
         kind = _kind_of(name, stored)
         wanted = dtype if dtype is not None and kind.is_floating_point else kind
-        if private or wanted is not kind:
-            return _read_private(stored, kind, wanted)
+        if wanted is not kind:
+            return self._read_converted(stored, kind, wanted)
+        if private:
+            return _read_in_place(stored, kind)
         tensor: torch.Tensor = self._open(stored.path).get_tensor(name)
         return tensor
 
@@ -97,11 +101,24 @@ class SafetensorsFiles:
             ModelError, IntegrityError: see ``read``.
         """
         stored = self._stored[name]
-        kind = _kind_of(name, stored)
         columns = stored.shape[1]
-        each = max(1, PIECE_BYTES // (columns * kind.itemsize)) * columns
-        for start, part in _pieces(stored, torch.empty(min(each, math.prod(stored.shape)), dtype=kind)):
+        for start, part in _pieces(stored, self._piece_of(_kind_of(name, stored), multiple=columns)):
             yield start // columns, part.view(-1, columns)
+
+    def _read_converted(self, stored: StoredTensor, kind: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
+        """Read a tensor into memory of its own, a piece at a time."""
+        result = torch.empty(stored.shape, dtype=dtype)
+        flat = result.view(-1)
+        for start, part in _pieces(stored, self._piece_of(kind)):
+            flat[start : start + part.numel()].copy_(part)
+        return result
+
+    def _piece_of(self, dtype: torch.dtype, *, multiple: int = 1) -> torch.Tensor:
+        """Return memory for a piece: always the same, so that no gaps are left between the tensors that are read."""
+        count = max(1, PIECE_BYTES // (multiple * dtype.itemsize)) * multiple
+        if self._piece is None or self._piece.numel() < count * dtype.itemsize:
+            self._piece = torch.empty(max(PIECE_BYTES, count * dtype.itemsize), dtype=torch.uint8)
+        return self._piece[: count * dtype.itemsize].view(dtype)
 
     def _open(self, path: Path) -> Any:
         if path not in self._handles:
@@ -123,16 +140,11 @@ def _kind_of(name: str, stored: StoredTensor) -> torch.dtype:
     return kind
 
 
-def _read_private(stored: StoredTensor, kind: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
-    """Read a tensor into memory of its own: straight into its place, or a piece at a time if it is converted."""
+def _read_in_place(stored: StoredTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Read a tensor into memory of its own."""
     result = torch.empty(stored.shape, dtype=dtype)
-    flat = result.view(-1)
-    if dtype is kind:
-        for _ in _pieces(stored, flat, in_place=True):
-            pass
-        return result
-    for start, part in _pieces(stored, torch.empty(min(PIECE_BYTES // kind.itemsize, flat.numel()), dtype=kind)):
-        flat[start : start + part.numel()].copy_(part)
+    for _ in _pieces(stored, result.view(-1), in_place=True):
+        pass
     return result
 
 

@@ -16,6 +16,7 @@ from ringtune.jobs.job import Job, parse_job
 from ringtune.schedule.actions import Action, Leg, Op, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
+from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.lowering import Way, item_updates, num_microbatches, way
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
@@ -55,6 +56,7 @@ def make_plan(
     num_blocks: int = 4,
     hidden_size: int = 32,
     labels: tuple[str, ...] = tiny.LABELS,
+    frozen: FrozenWeights | None = None,
 ) -> Plan:
     """A plan of the job with these slices; owners in the order of ``datasets``."""
     course = Course(
@@ -75,6 +77,7 @@ def make_plan(
         labels=labels,
         seed=job.train.seed,
         frozen_blocks=job.privacy.private_blocks,
+        frozen=frozen,
     )
     pieces = tuple(Slice(node=name, start=start, stop=stop) for name, (start, stop) in slices.items())
     return Plan.of(course, Placement(slices=pieces, private_blocks=job.privacy.private_blocks))

@@ -92,7 +92,8 @@ def one_process(case: Case) -> dict[str, torch.Tensor]:
     blocks = [list(block.parameters()) for _, block in model.iter_layers()]
     trained = [[value for value in block if value.requires_grad] for block in blocks]
     head = [] if model.active_head == "default" else list(model.heads[model.active_head].parameters())
-    optimizer = torch.optim.AdamW([*itertools.chain(*trained), *head], lr=1.0, weight_decay=case.weight_decay)
+    kind: Any = torch.optim.AdamW if case.optimizer == "adamw" else torch.optim.SGD
+    optimizer = kind([*itertools.chain(*trained), *head], lr=1.0, weight_decay=case.weight_decay)
     rows_of = {(entry.owner, entry.batch_id): entry.rows for entry in table.batches}
     batch_ids = {name: BatchStream(data.train_rows, 8, 0, name) for name, data in datasets.items()}
     for item in train_items(plan):

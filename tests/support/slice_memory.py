@@ -16,8 +16,11 @@ from edge.agent import workshop
 from edge.machine.allocator import keep_freed_memory
 from edge.machine.libraries import load_libraries
 from edge.machine.threads import limit_library_threads
+from ringtune.costs.memory.sizes import Sizes
+from ringtune.costs.model_facts import model_facts
 from ringtune.jobs.job import Job, Model
-from tests.support.plans import make_plan
+from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
+from tests.support.plans import changed, make_plan
 
 
 def resident() -> dict[str, int]:
@@ -33,6 +36,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, nargs=2, default=(2, 4), metavar=("FIRST", "STOP"))
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--frozen", choices=FROZEN_DTYPES, help="hold frozen weights so")
     options = parser.parse_args()
     limit_library_threads(1)
     keep_freed_memory()
@@ -50,12 +54,14 @@ def main() -> None:
     num_blocks, width = int(config["num_hidden_layers"]), int(config["hidden_size"])
     first, stop = options.blocks
     slices = [("below", 0, first), ("here", first, stop), ("above", stop, num_blocks)]
+    slices = [piece for piece in slices if piece[1] < piece[2]]
     plan = make_plan(slices, ["owner"], num_blocks=num_blocks, hidden_size=width)
+    if options.frozen:
+        plan = changed(plan, frozen=FrozenWeights(dtype=options.frozen))
+    job = Job(model=Model(path=str(options.model)))
     before = resident()
 
-    hosted = host(
-        plan, "here", Job(model=Model(path=str(options.model))), options.model, None, device=torch.device("cpu")
-    )
+    hosted = host(plan, "here", job, options.model, None, device=torch.device("cpu"))
     built = resident()
     hidden = torch.randn(options.rows, options.tokens, width)
     mask = torch.ones(options.rows, options.tokens, dtype=torch.int64)
@@ -63,9 +69,13 @@ def main() -> None:
         context = hosted.blocks.context(hidden, mask)
         output = hosted.blocks.run(hidden, mask, context, first, stop)
     after = resident()
+    facts = model_facts(options.model, job)
+    sizes = Sizes(plan.course, facts, optimizer="adamw", dtype="float32", activation_token_bytes=0)
+    weights = (stop - first) * (sizes.block_bytes + sizes.adapter_bytes) + sizes.widened_bytes(is_owner=False)
     print(  # noqa: T201
         json.dumps(
             {
+                "planned_bytes": weights,
                 "idle_bytes": before["rss"],
                 "kernels_bytes": before["rss"] - loaded["rss"],
                 "built_bytes": built["rss"] - before["rss"],

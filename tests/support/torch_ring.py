@@ -19,6 +19,7 @@ from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
+from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
@@ -56,6 +57,7 @@ class Case:
     task: str = "sequence-classification"
     adapter: str = "seq_bn"
     operations: Operations | None = None
+    frozen: FrozenWeights | None = None
     split: str = "iid"
     turns: str = "equal"
     hift: str = ""  # the lines of [hift]
@@ -119,6 +121,7 @@ class Case:
             labels=self.labels,
             frozen_blocks=self.private_blocks,
             operations=self.operations,
+            frozen=self.frozen,
             turns=self.turns,
         )
         pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from edge.model.frozen.held import Held, Room, rounded_to_int8
+from edge.model.frozen.held import Held, Room, round_to_int8
 from edge.model.frozen.matrix import FrozenMatrix
 from edge.model.safetensors_files import SafetensorsFiles
 from ringtune.schedule.frozen_weights import BFLOAT16, FrozenWeights
@@ -31,6 +31,7 @@ class FrozenFiles(SafetensorsFiles):
         super().__init__(folder)
         self.room = Room()
         self._frozen = frozen
+        self._wide = torch.empty(0)
 
     def read_frozen(
         self, name: str, dtype: torch.dtype, *, private: bool = False, device: torch.device | None = None
@@ -49,6 +50,13 @@ class FrozenFiles(SafetensorsFiles):
         rows, columns = self.shape(name)
         numbers, scales = torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, 1)
         for start, piece in self.row_pieces(name):
-            stop = start + len(piece)
-            numbers[start:stop], scales[start:stop] = rounded_to_int8(piece)
+            own = slice(start, start + len(piece))
+            wide = self._scratch(piece.numel()).view(piece.shape).copy_(piece)
+            round_to_int8(wide, numbers[own], scales[own])
         return Held(numbers, scales, native=frozen.native, room=self.room)
+
+    def _scratch(self, count: int) -> torch.Tensor:
+        """Return memory in which rows are rounded, always the same."""
+        if self._wide.numel() < count:
+            self._wide = torch.empty(count)
+        return self._wide[:count]

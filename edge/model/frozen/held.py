@@ -104,18 +104,21 @@ class Held:
         """Multiply with every column: (N, C) = x times the matrix, plus the bias."""
         if self.native:
             x_NR = (x_NR if self.scales is None else x_NR * self.scales.view(1, -1)).to(torch.bfloat16)
-        y_NC: torch.Tensor | None = None
-        for part in self._parts():
-            x, wide = x_NR[:, part], self._widened(part)
+        first, *others = self._parts()
+        y_NC = self._begun(x_NR[:, first], self._widened(first), bias_C)
+        for part in others:
             if self.native:
-                found = torch.mm(x, wide).to(torch.float32)
-                y_NC = found if y_NC is None else y_NC.add_(found)
-            elif y_NC is None:
-                y_NC = torch.mm(x, wide) if bias_C is None else torch.addmm(bias_C, x, wide)
+                y_NC += torch.mm(x_NR[:, part], self._widened(part))
             else:
-                y_NC.addmm_(x, wide)
-        assert y_NC is not None
-        return y_NC.add_(bias_C) if self.native and bias_C is not None else y_NC
+                y_NC.addmm_(x_NR[:, part], self._widened(part))
+        return y_NC
+
+    def _begun(self, x: torch.Tensor, wide: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Multiply the first part, in float32 at last, and add the bias."""
+        if not self.native:
+            return torch.mm(x, wide) if bias is None else torch.addmm(bias, x, wide)
+        found = torch.mm(x, wide).to(torch.float32)
+        return found if bias is None else found.add_(bias)
 
     def _parts(self) -> Iterator[slice]:
         """Cut the rows so that each part fits the room; bfloat16 that is multiplied natively needs none."""
@@ -143,18 +146,25 @@ class Held:
         return wide if self.scales is None else wide.mul_(self.scales[rows])
 
 
-def rounded_to_int8(rows_RC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rounded_to_int8(matrix_RC: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round each row to 255 numbers, evenly spaced, the largest of which is its largest magnitude.
 
     Example: the row -1.27, 0.5, 0.004 has the scale 0.01 and the numbers -127, 50, 0.
 
     Args:
-        rows_RC: any float type.
+        matrix_RC: any float type.
 
     Returns:
         Numbers (R, C) in int8, and scales (R, 1) in float32, 0 for a row of zeros.
     """
-    wide_RC = rows_RC.to(torch.float32)
-    scales_R1 = wide_RC.abs().amax(dim=1, keepdim=True) / _MOST_INT8
-    numbers_RC = (wide_RC / scales_R1.clamp_min(torch.finfo(torch.float32).tiny)).round_()
-    return numbers_RC.clamp_(-_MOST_INT8, _MOST_INT8).to(torch.int8), scales_R1
+    numbers_RC, scales_R1 = torch.empty_like(matrix_RC, dtype=torch.int8), torch.empty(len(matrix_RC), 1)
+    round_to_int8(matrix_RC.to(torch.float32, copy=True), numbers_RC, scales_R1)
+    return numbers_RC, scales_R1
+
+
+def round_to_int8(rows_RC: torch.Tensor, numbers_RC: torch.Tensor, scales_R1: torch.Tensor) -> None:
+    """Do the same into tensors that are there; the rows, in float32, are overwritten."""
+    largest_R1 = torch.maximum(rows_RC.amax(dim=1, keepdim=True), -rows_RC.amin(dim=1, keepdim=True))
+    torch.div(largest_R1, _MOST_INT8, out=scales_R1)
+    rows_RC.div_(scales_R1.clamp_min(torch.finfo(torch.float32).tiny)).round_().clamp_(-_MOST_INT8, _MOST_INT8)
+    numbers_RC.copy_(rows_RC)
