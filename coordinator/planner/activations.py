@@ -7,7 +7,6 @@ import dataclasses
 from coordinator.planner.draft import Draft
 from ringtune.costs.activation_policy import job_velora
 from ringtune.costs.profile import ModelFacts
-from ringtune.errors import JobError
 from ringtune.jobs.job import Job
 from ringtune.jobs.memory import AUTO, NONE
 
@@ -22,8 +21,6 @@ def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
         JobError: VeLoRA's layers do not train in this model, or have fewer inputs than parts.
     """
     activations, course = job.memory.activations, draft.course
-    if activations != NONE:
-        raise JobError(f"memory.activations = {activations!r} is not supported yet; set it to '{NONE}'")
     velora = job_velora(job, course, model)
     if activations == NONE or not course.num_steps:
         return draft

@@ -8,10 +8,11 @@ from ringtune.costs.profile import ModelFacts
 from ringtune.errors import JobError
 from ringtune.jobs.job import Job
 from ringtune.jobs.memory import PAPER_LAYERS
+from ringtune.models.adapter_config import has_adapter
 from ringtune.models.kept_inputs import KeptInput, taken_together, trained_layers
 from ringtune.schedule.extent import Extent
 from ringtune.schedule.saving import Velora
-from ringtune.schedule.units import Range
+from ringtune.schedule.units import Range, Units
 
 
 def job_velora(job: Job, extent: Extent, model: ModelFacts) -> Velora | None:
@@ -42,7 +43,7 @@ def job_velora(job: Job, extent: Extent, model: ModelFacts) -> Velora | None:
             f"velora.parts is {settings.parts}, but an input of {', '.join(layers)} has {narrowest} values; set it to "
             f"at most {narrowest}"
         )
-    blocks = trained_blocks(extent)
+    blocks = trained_blocks(extent, job.adapter.config)
     return Velora(blocks=blocks, layers=layers, parts=settings.parts, init=settings.init) if blocks else None
 
 
@@ -61,6 +62,7 @@ def check_layers(layers: Sequence[str], inputs: Sequence[KeptInput], adapter: st
             )
 
 
-def trained_blocks(extent: Extent) -> tuple[Range, ...]:
-    """The blocks that may train in a run, as ranges."""
-    return extent.trainable.ranges_within(0, extent.num_blocks)
+def trained_blocks(extent: Extent, adapter: str) -> tuple[Range, ...]:
+    """The blocks that may train in a run and have an adapter, as ranges."""
+    trained = (block for block in extent.trainable.within(0, extent.num_blocks) if has_adapter(adapter, block))
+    return Units.of(extent.num_blocks, trained).ranges

@@ -133,6 +133,13 @@ def trains_own_weights(config: str) -> bool:
     return config.strip() == FULL
 
 
+def has_adapter(config: str, block: int) -> bool:
+    """Whether a configuration trains something in a block: some part of it does not leave the block out."""
+    if trains_own_weights(config):
+        return True
+    return any(block not in part.options.get("leave_out", ()) for part in parse_adapter_config(config))
+
+
 def _parse_part(text: str) -> AdapterPart:
     match = _PART.fullmatch(text)
     if match is None:
