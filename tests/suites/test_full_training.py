@@ -11,31 +11,22 @@ import pytest
 import torch
 from safetensors.torch import load, load_file, save_file
 
-from ringtune.models.families import FAMILIES
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from tests.suites.test_families import SPLITS, Slices, collected, run
 from tests.suites.test_resumed_run_equals_the_whole import holder_of, rebuilt, same_bits
 from tests.suites.test_resumed_run_equals_the_whole import run as run_plan
 from tests.support import reference
+from tests.support.family_inputs import TASKS, family_writer
 from tests.support.stale_reference import train_stale
 from tests.support.tiny_families import MODEL_TYPES
-from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, reference_of, write_family_inputs
-
-TASKS = {name: family.tasks[-1] for name, family in FAMILIES.items()} | {"bert": "sequence-classification"}
+from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, reference_of
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function that writes the inputs of a family once."""
-    folder, written = tmp_path_factory.mktemp("inputs"), {}
-
-    def write(model_type: str) -> Path:
-        if model_type not in written:
-            written[model_type] = write_family_inputs(folder / model_type, model_type, TASKS[model_type])
-        return written[model_type]
-
-    return write
+    return family_writer(tmp_path_factory.mktemp("inputs"))
 
 
 def full_case(inputs: Any, model_type: str, **changes: Any) -> Case:

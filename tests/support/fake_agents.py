@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from coordinator.records.step_lines import is_step
 from coordinator.server.server import CoordinatorServer
 from ringtune import __version__
-from ringtune.costs.profile import ModelFacts, NodeFacts
+from ringtune.costs.profile import NodeFacts
 from ringtune.errors import RingTuneError
 from ringtune.files.chunks import cut_file
 from ringtune.jobs.job import Job, parse_job
@@ -32,20 +32,19 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.choosing import DrawnTables
+from tests.support.model_facts import small_model
 
 CALL_S = 5.0
-MODEL = ModelFacts(
-    model_type="bert",
-    num_blocks=4,
+MODEL = small_model(
     hidden_size=8,
     intermediate_size=16,
     num_heads=2,
     vocab_size=32,
-    block_bytes=1000,
     embedding_bytes=500,
     head_bytes=100,
     adapter_block_bytes=50,
     digest="ab" * 32,
+    head_class_bytes=0,
 )
 JOB_TEXT = """
 [model]

@@ -13,6 +13,7 @@ N rows of the input, I inputs, O outputs; a is the number of active ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def active_inputs(
 class _ActiveOutputs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> Any:
-        rows = x.reshape(-1, x.shape[-1])
+        rows = _flat(x)
         y = rows.new_empty(rows.shape[0], _width(ranges))
         for (start, stop), part in _parts(y, ranges):
             mm_into(part, rows, weight[start:stop].t(), bias=None if bias is None else bias[start:stop])
@@ -64,29 +65,34 @@ class _ActiveOutputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        grad = grads[0].reshape(-1, grads[0].shape[-1])
-        rows, weight = _saved(ctx)
-        x_grad = weight_grad = bias_grad = None
-        if ctx.needs_input_grad[0]:
-            x_grad = grad.new_empty(grad.shape[0], weight.shape[1])
-            for at, ((start, stop), part) in enumerate(_parts(grad, ctx.ranges)):
-                mm_into(x_grad, part, weight[start:stop], add=at > 0)
-            x_grad = x_grad.view(*grads[0].shape[:-1], -1)
-        if ctx.needs_input_grad[1]:
-            weight_grad = torch.zeros_like(weight)
-            for (start, stop), part in _parts(grad, ctx.ranges):
-                torch.mm(part.t(), rows, out=weight_grad[start:stop])
-        if ctx.needs_input_grad[2]:
-            bias_grad = grad.new_zeros(weight.shape[0])
-            for (start, stop), part in _parts(grad.sum(0, keepdim=True), ctx.ranges):
-                bias_grad[start:stop] = part[0]
-        return x_grad, weight_grad, bias_grad, None
+        return _gradients(ctx, grads[0], _x_of_outputs, _weight_of_outputs, _bias_of_outputs)
+
+
+def _x_of_outputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+    found = grad.new_empty(grad.shape[0], weight.shape[1])
+    for at, ((start, stop), part) in enumerate(_parts(grad, ranges)):
+        mm_into(found, part, weight[start:stop], add=at > 0)
+    return found
+
+
+def _weight_of_outputs(grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+    found = torch.zeros_like(weight)
+    for (start, stop), part in _parts(grad, ranges):
+        torch.mm(part.t(), rows, out=found[start:stop])
+    return found
+
+
+def _bias_of_outputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+    found = grad.new_zeros(weight.shape[0])
+    for (start, stop), part in _parts(grad.sum(0, keepdim=True), ranges):
+        found[start:stop] = part[0]
+    return found
 
 
 class _ActiveInputs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> Any:
-        rows = x.reshape(-1, x.shape[-1])
+        rows = _flat(x)
         y = rows.new_empty(rows.shape[0], weight.shape[0])
         for at, ((start, stop), part) in enumerate(_parts(rows, ranges)):
             mm_into(y, part, weight[:, start:stop].t(), bias=bias if at == 0 else None, add=at > 0)
@@ -95,21 +101,48 @@ class _ActiveInputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        grad = grads[0].reshape(-1, grads[0].shape[-1])
-        rows, weight = _saved(ctx)
-        x_grad = weight_grad = bias_grad = None
-        if ctx.needs_input_grad[0]:
-            x_grad = grad.new_empty(grad.shape[0], _width(ctx.ranges))
-            for (start, stop), part in _parts(x_grad, ctx.ranges):
-                mm_into(part, grad, weight[:, start:stop])
-            x_grad = x_grad.view(*grads[0].shape[:-1], -1)
-        if ctx.needs_input_grad[1]:
-            weight_grad = torch.zeros_like(weight)
-            for (start, stop), part in _parts(rows, ctx.ranges):
-                torch.mm(grad.t(), part, out=weight_grad[:, start:stop])
-        if ctx.needs_input_grad[2]:
-            bias_grad = grad.sum(0)
-        return x_grad, weight_grad, bias_grad, None
+        return _gradients(ctx, grads[0], _x_of_inputs, _weight_of_inputs, _bias_of_inputs)
+
+
+def _x_of_inputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+    found = grad.new_empty(grad.shape[0], _width(ranges))
+    for (start, stop), part in _parts(found, ranges):
+        mm_into(part, grad, weight[:, start:stop])
+    return found
+
+
+def _weight_of_inputs(grad: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+    found = torch.zeros_like(weight)
+    for (start, stop), part in _parts(rows, ranges):
+        torch.mm(grad.t(), part, out=found[:, start:stop])
+    return found
+
+
+def _bias_of_inputs(grad: torch.Tensor, weight: torch.Tensor, ranges: Ranges) -> torch.Tensor:
+    return grad.sum(0)
+
+
+def _gradients(
+    ctx: Any,
+    grad: torch.Tensor,
+    of_x: Callable[[torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
+    of_weight: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
+    of_bias: Callable[[torch.Tensor, torch.Tensor, Ranges], torch.Tensor],
+) -> tuple[torch.Tensor | None, ...]:
+    """Compute those gradients of a product that are needed; the ranges have none."""
+    flat, (rows, weight) = _flat(grad), _saved(ctx)
+    needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+    return (
+        of_x(flat, weight, ctx.ranges).view(*grad.shape[:-1], -1) if needs_x else None,
+        of_weight(flat, rows, weight, ctx.ranges) if needs_weight else None,
+        of_bias(flat, weight, ctx.ranges) if needs_bias else None,
+        None,
+    )
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """All leading dimensions as one."""
+    return tensor.reshape(-1, tensor.shape[-1])
 
 
 def _save(ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, ranges: Ranges) -> None:

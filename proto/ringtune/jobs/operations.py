@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from ringtune.errors import JobError
 from ringtune.jobs.sections import MOST_STEPS
-from ringtune.schedule.operations.choice import Policy, Score, Ties, why_undefined
+from ringtune.schedule.operations.choice import Policy, Score, Ties, check_words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,14 +49,7 @@ class OperationsSettings:
 
     def __post_init__(self) -> None:
         """Refuse values out of range, and two ways of saying how much is done."""
-        for name, value, known in (
-            ("policy", self.policy, Policy),
-            ("backward_score", self.backward_score, Score),
-            ("forward_score", self.forward_score, Score),
-            ("ties", self.ties, Ties),
-        ):
-            if value not in set(known):
-                raise JobError(f"operations.{name} = {value!r} is not one of {', '.join(known)}{why_undefined(value)}")
+        check_words(self, JobError)
         for name in ("heads", "compute", "full", "forward_only", "score_scale", "refresh_rounds"):
             if isinstance(getattr(self, name), bool):
                 raise JobError(f"operations.{name} is {str(getattr(self, name)).lower()}, it has to be a number")

@@ -10,23 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringtune.costs.profile import SCHEMA, LinkFacts, ModelFacts, NodeFacts, Profile, TimedShape
+from ringtune.costs.profile import SCHEMA, LinkFacts, NodeFacts, Profile, TimedShape
 from ringtune.errors import InvalidInputError, PlanError
+from tests.support.model_facts import MINILM
 
-MODEL = ModelFacts(
-    model_type="bert",
-    num_blocks=6,
-    hidden_size=384,
-    intermediate_size=1536,
-    num_heads=12,
-    vocab_size=30522,
-    block_bytes=7_097_856,
-    embedding_bytes=48_265_728,
-    head_bytes=591_360,
-    adapter_block_bytes=75_360,
-    digest="ab" * 32,
-    head_class_bytes=1540,
-)
+MODEL = dataclasses.replace(MINILM, head_class_bytes=1540)
 FACTS = NodeFacts(
     node="jetson-2",
     train_rows=100,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import tracemalloc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 from edge.compute import scoring
 from edge.compute.executor import NodeExecutor
 from ringtune.costs.memory.operations import block_scores_bytes
-from ringtune.models.families import FAMILIES
 from ringtune.schedule.operations.choice import BlockCapacity, Choice, Policy, Score
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.plan import Plan
@@ -22,15 +20,15 @@ from ringtune.schedule.rows.batches import BatchStream
 from ringtune.schedule.turns import Item, StepKind, Turn, items, turn_sequence
 from tests.support import hand_ring as ring
 from tests.support import reference
+from tests.support.family_inputs import TASKS, family_writer
 from tests.support.tiny_families import MODEL_TYPES
-from tests.support.torch_ring import Case, write_family_inputs
+from tests.support.torch_ring import Case
 
 SPLITS = {
     "one": (("a", 0, 4),),
     "two": (("b", 0, 1), ("a", 1, 4)),
     "four": (("d", 0, 1), ("c", 1, 2), ("b", 2, 3), ("a", 3, 4)),
 }
-TASKS = {name: family.tasks[-1] for name, family in FAMILIES.items()} | {"bert": "sequence-classification"}
 CAPACITY = BlockCapacity(full=3.0, forward_only=1.0, forward=1.0, backward=2.0)
 WAYS_OUT = ("output.dense", "out_lin", "lin2", "c_proj", "o_proj", "down_proj")
 FIRST_SEQ = 10_000
@@ -39,14 +37,7 @@ FIRST_SEQ = 10_000
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function that writes the inputs of a family once."""
-    folder, written = tmp_path_factory.mktemp("inputs"), {}
-
-    def write(model_type: str) -> Path:
-        if model_type not in written:
-            written[model_type] = write_family_inputs(folder / model_type, model_type, TASKS[model_type])
-        return written[model_type]
-
-    return write
+    return family_writer(tmp_path_factory.mktemp("inputs"))
 
 
 def choice_of(backward: Score, forward: Score, subnets: int, policy: Policy = Policy.TWO_STAGE) -> Choice:

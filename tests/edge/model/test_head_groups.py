@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,30 +85,32 @@ def test_graph_of_a_part_keeps_less_and_no_copy_of_a_weight(tmp_path: Path, adap
     assert not [tensor.shape for tensor in part if tuple(tensor.shape) in shapes]
 
 
-def test_products_with_ranges_equal_those_with_parts_that_were_cut_out() -> None:
-    """Values and every gradient, of stored and of transposed matrices."""
-    torch.manual_seed(0)
-    chosen = [at for start, stop in RANGES for at in range(start, stop)]
-    for weight in (torch.randn(9, 4, dtype=torch.float64), torch.randn(4, 9, dtype=torch.float64).t()):
-        given = [torch.randn(2, 3, 4, dtype=torch.float64), weight, torch.randn(9, dtype=torch.float64)]
-        x, rows, bias = (value.detach().requires_grad_() for value in given)
-        assert torch.autograd.gradcheck(lambda x, w, b: active_outputs(x, w, b, RANGES), (x, rows, bias))
-        assert torch.autograd.gradcheck(lambda x, w: active_outputs(x, w, None, RANGES), (x, rows))
-        cut = torch.nn.functional.linear(x, rows[chosen], bias[chosen])
-        assert torch.allclose(active_outputs(x, rows, bias, RANGES), cut, rtol=1e-12)
+def check_product(
+    product: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, cut: Callable[..., torch.Tensor]
+) -> None:
+    """Values are those of a linear layer that was cut out, and so is every gradient, with a bias and without."""
+    given = [value.detach().requires_grad_() for value in (x, weight, bias)]
+    assert torch.autograd.gradcheck(lambda x, w, b: product(x, w, b, RANGES), tuple(given))
+    assert torch.autograd.gradcheck(lambda x, w: product(x, w, None, RANGES), tuple(given[:2]))
+    assert torch.allclose(product(*given, RANGES), cut(*given), rtol=1e-12)
 
 
-def test_products_with_some_inputs_equal_those_with_parts_that_were_cut_out() -> None:
-    """As above, for columns and a bias that is added once."""
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_products_with_ranges_equal_those_with_parts_that_were_cut_out(is_transposed: bool) -> None:
+    """Values and every gradient, of stored and of transposed matrices: some outputs, and some inputs."""
     torch.manual_seed(0)
     chosen = [at for start, stop in RANGES for at in range(start, stop)]
-    for weight in (torch.randn(4, 9, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64).t()):
-        given = [torch.randn(2, 3, 5, dtype=torch.float64), weight, torch.randn(4, dtype=torch.float64)]
-        x, columns, bias = (value.detach().requires_grad_() for value in given)
-        assert torch.autograd.gradcheck(lambda x, w, b: active_inputs(x, w, b, RANGES), (x, columns, bias))
-        assert torch.autograd.gradcheck(lambda x, w: active_inputs(x, w, None, RANGES), (x, columns))
-        cut = torch.nn.functional.linear(x, columns[:, chosen], bias)
-        assert torch.allclose(active_inputs(x, columns, bias, RANGES), cut, rtol=1e-12)
+    outputs, inputs = (
+        torch.randn(*reversed(shape), dtype=torch.float64).t()
+        if is_transposed
+        else torch.randn(*shape, dtype=torch.float64)
+        for shape in ((9, 4), (4, 9))
+    )
+    linear = torch.nn.functional.linear
+    x, some = torch.randn(2, 3, 4, dtype=torch.float64), torch.randn(2, 3, 5, dtype=torch.float64)
+    long, short = torch.randn(9, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    check_product(active_outputs, x, outputs, long, lambda x, w, b: linear(x, w[chosen], b[chosen]))
+    check_product(active_inputs, some, inputs, short, lambda x, w, b: linear(x, w[:, chosen], b))
 
 
 @pytest.mark.promise("7 bounded memory")

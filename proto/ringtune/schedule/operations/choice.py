@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ringtune.errors import PlanError
+from ringtune.errors import PlanError, RingTuneError
 from ringtune.files.strict import read_dataclass
 from ringtune.schedule.operations.given import GivenTable, check_tables
 from ringtune.schedule.operations.table import Operations
@@ -64,6 +64,14 @@ class Ties(enum.StrEnum):
     SPREAD = "spread"  # other ones than its neighbours, so that each micro-batch has as many full subnets
     TOGETHER = "together"  # the same ones as all others, so that whole micro-batches are full, or pass all blocks by
 
+
+WORDS: Final[Mapping[str, type[enum.StrEnum]]] = {
+    "policy": Policy,
+    "backward_score": Score,
+    "forward_score": Score,
+    "ties": Ties,
+}
+"""The keys of operations that are words, and the words that each may be."""
 
 PRUNING_STEPS: Final = 16
 """Steps after which the pruning policies choose anew (D2FT, section III-A)."""
@@ -129,14 +137,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         """Refuse an unknown policy or score, and numbers that can't be meant."""
-        for name, value, known in (
-            ("policy", self.policy, Policy),
-            ("backward_score", self.backward_score, Score),
-            ("forward_score", self.forward_score, Score),
-            ("ties", self.ties, Ties),
-        ):
-            if value not in set(known):
-                raise PlanError(f"operations.{name} = {value!r} is not one of {', '.join(known)}{why_undefined(value)}")
+        check_words(self, PlanError)
         if self.subnets < 1 or self.refresh_steps < 0 or not (self.capacities or self.tables):
             raise PlanError("operations need at least one subnet a block, one capacity, and no negative refresh_steps")
         if self.tables:
@@ -236,6 +237,18 @@ def _check_groups(groups: tuple[tuple[int, ...], ...], subnets: int) -> None:
         at = group[1]
 
 
-def why_undefined(policy: str) -> str:
-    """Why a policy of the paper is none here, as the end of a message; empty for others."""
-    return f"; {UNDEFINED_POLICIES[policy]}" if policy in UNDEFINED_POLICIES else ""
+def check_words(settings: object, error: type[RingTuneError]) -> None:
+    """Refuse settings of operations with a word that means nothing.
+
+    Args:
+        settings: with a field for each of ``WORDS``.
+        error: to raise.
+
+    Raises:
+        RingTuneError: of the given kind; names the key, the words that there are, and why a policy of a paper is none.
+    """
+    for name, known in WORDS.items():
+        value = getattr(settings, name)
+        if value not in set(known):
+            why = f"; {UNDEFINED_POLICIES[value]}" if value in UNDEFINED_POLICIES else ""
+            raise error(f"operations.{name} = {value!r} is not one of {', '.join(known)}{why}")

@@ -19,35 +19,10 @@ from ringtune.schedule.actions import Leg, Op, Payload
 from ringtune.schedule.lowering import lower, route
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.versions import in_flight
+from tests.support.model_facts import MINILM, small_model
 from tests.support.plans import changed, make_method, make_plan, random_plan
 
-MODEL = ModelFacts(
-    model_type="bert",
-    num_blocks=4,
-    hidden_size=32,
-    intermediate_size=128,
-    num_heads=4,
-    vocab_size=100,
-    block_bytes=1000,
-    embedding_bytes=5000,
-    head_bytes=300,
-    adapter_block_bytes=10,
-    digest="d",
-    head_class_bytes=50,
-)
-MINILM = ModelFacts(
-    model_type="bert",
-    num_blocks=6,
-    hidden_size=384,
-    intermediate_size=1536,
-    num_heads=12,
-    vocab_size=30522,
-    block_bytes=7_097_856,
-    embedding_bytes=48_265_728,
-    head_bytes=591_360,
-    adapter_block_bytes=75_360,
-    digest="d",
-)
+MODEL = small_model()
 TENSOR = 2 * 16 * 32 * 4  # rows of a micro-batch x tokens x width x bytes
 MASK = 2 * 16 * 16 * 4  # rows x tokens x tokens x bytes
 KEPT = 2 * 16 * 7  # rows x tokens x what one block keeps for each of them
