@@ -12,6 +12,7 @@ from coordinator.records.books import RunBooks
 from ringtune.errors import IntegrityError
 from ringtune.ids import naming_node
 from ringtune.rounds import rounds
+from ringtune.rounds.copy_digests import CopyDigest
 from ringtune.rpc.codec import numbers_from_proto
 from ringtune.rpc.scores_codec import scores_from_proto
 from ringtune.schedule.operations.scores import BlockScores
@@ -19,6 +20,8 @@ from ringtune.v1 import control_pb2
 
 _MOST_SCORES: Final = 1 << 22
 """Most entries of scores that are kept for turns under way; a million batches of four micro-batches have so many."""
+_MOST_COPIES: Final = 2
+_MOST_TURNS: Final = 1 << 16
 
 
 class Reports:
@@ -32,6 +35,7 @@ class Reports:
         self._checkpoints = checkpoints
         self._num_reports: dict[str, int] = {}
         self._scores: dict[tuple[str, int], list[BlockScores]] = {}  # of turns that are not done at the node
+        self._copies: dict[tuple[str, int], list[CopyDigest]] = {}  # of turns that are not done at the node
         self._blame = Blame()
 
     def take(self, request: control_pb2.ReportRequest, books: RunBooks) -> Iterator[rounds.Event]:
@@ -55,8 +59,9 @@ class Reports:
             yield rounds.StepReported(request.node, step.seq, step.step, step.kind, values)
         self._checkpoints.note_saved(request.node, request.saved)
         self._note_scores(request)
+        self._note_copies(request)
         for turn in request.turns_done:
-            yield rounds.TurnReported(request.node, turn, tuple(self._scores.pop((request.node, turn), ())))
+            yield self._turn_reported(request.node, turn)
         if request.error:
             failed = rounds.NodeFailed(request.node, request.error, naming_node(request.node, request.message))
             if request.lost_peer:
@@ -74,6 +79,20 @@ class Reports:
                 f"node {request.node} reports scores without end: {held} are here of turns that nobody has ended; use "
                 "one version on all machines"
             )
+
+    def _note_copies(self, request: control_pb2.ReportRequest) -> None:
+        """Keep digests of copies until the end of their turn is reported; a node has two copies at most."""
+        for message in request.copies:
+            copies = self._copies.setdefault((request.node, message.turn), [])
+            copies.append(CopyDigest(message.unit, message.sha256))
+            if len(copies) > _MOST_COPIES or len(self._copies) > _MOST_TURNS:
+                raise IntegrityError(
+                    f"node {request.node} reports digests of copies without end; use one version on all machines"
+                )
+
+    def _turn_reported(self, node: str, turn: int) -> rounds.TurnReported:
+        scores, copies = self._scores.pop((node, turn), ()), self._copies.pop((node, turn), ())
+        return rounds.TurnReported(node, turn, tuple(scores), tuple(copies))
 
     def verdict(self, now_s: float) -> rounds.NodeFailed | None:
         """Return the failure of a node that others complain about, once its time to report itself is up."""

@@ -142,6 +142,10 @@ class NodeExecutor:
         """
         return self._scoring.take(turn_index)
 
+    def copy_digest(self, unit: int) -> str:
+        """Return the digest of this owner's copy of embedding or head, as it is now."""
+        return self._owner(None)[0].digest(unit)
+
     # ---- actions ----------------------------------------------------------------------------------
 
     def run(self, action: Action) -> Values:

@@ -9,6 +9,7 @@ B rows of a micro-batch, T tokens, D model width.
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.owner_units import embedding_modules, owner_units, tied_table
 from edge.model.skeleton import Skeleton, owner_modules
 from edge.model.slice import set_mode
-from edge.model.tensor_bytes import is_finite
+from edge.model.tensor_bytes import is_finite, pieces_of
 from edge.model.training_state import Prefixes, TrainingState
 from edge.model.unit_grads import collect_sparse, complete, grad_blob, load_grads
 from ringtune.engine.diverged import LOWER_THE_RATE
@@ -173,6 +174,15 @@ class OwnerParts:
         """Do one optimizer step of the embedding or of the head."""
         complete(self.units[unit], self._tied_in(unit))
         self.optimizers.update([unit], learning_rate)
+
+    def digest(self, unit: int) -> str:
+        """Return the SHA-256, hex, of a unit's parameters in the order of their names; nothing is copied."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.units[unit].items()):
+            digest.update(name.encode())
+            for piece in pieces_of(value).data:
+                digest.update(piece)
+        return digest.hexdigest()
 
     def unit_grad(self, unit: int) -> Pieces:
         """Return the gradient of a unit as one safetensors file, read when it is gone through.

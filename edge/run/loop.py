@@ -22,6 +22,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 from edge.run import reporter as rp
+from edge.run.copy_watch import CopyWatch
 from edge.run.inbox import Inbox
 from edge.run.partners import Executor, Link, ReportSink, ShardSink
 from edge.run.recorder import header_line, table_line
@@ -104,6 +105,7 @@ class AgentRun:
         self._record = record
         self._clock, self._worked = clock, worked
         self._saver = saver
+        self._copies = CopyWatch(plan, node, executor.copy_digest)
         self._engine = NodeEngine(plan, node, wait_s=wait_s, start=start)
         self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
         self._inbox = Inbox()
@@ -242,6 +244,7 @@ class AgentRun:
         action = self._handle(entry)
         while action is not None and not self._stopping.is_set() and not self._failed:
             values = self._save(action) if action.op is Op.SAVE else self._executor.run(action)
+            self._copies.after(action)
             end_s, total_s = self._clock(), self._worked()
             self.totals.actions += 1
             self.totals.busy_s += end_s - start_s
@@ -313,6 +316,7 @@ class AgentRun:
         self._first_seqs.pop(turn.index - _TURNS_KEPT, None)
         if turn.kind is StepKind.CHECKPOINT and turn.owner == self._node:
             self._saves_of_head.add(turn.index)
+        self._copies.expect(turn)
         self._executor.grant(turn)
 
     def _carry_out(self, command: ev.Command) -> None:
@@ -349,6 +353,8 @@ class AgentRun:
                 if self._turns[turn].kind is StepKind.SCORE:
                     for message in scores_to_proto(turn, self._executor.take_scores(turn)):
                         self._reports.put(rp.Scored(message))
+                for entry in self._copies.take(turn):
+                    self._reports.put(entry)
                 self._forget(turn)
                 self._reports.put(rp.TurnDone(turn))
             case ev.Fail(error, message):

@@ -61,6 +61,14 @@ class ShardSaved(NamedTuple):
     shard: Shard
 
 
+class CopyCompared(NamedTuple):
+    """The digest of this owner's copy of a unit after its last update in a turn; goes before the turn's end."""
+
+    turn: int
+    unit: int
+    sha256: str
+
+
 class Sent(NamedTuple):
     """A tensor or head of so many payload bytes was queued for a peer."""
 
@@ -102,7 +110,20 @@ class Flushed(NamedTuple):
     event: threading.Event
 
 
-Entry = StepDone | TurnDone | Scored | ShardSaved | Sent | Arrived | Span | Handled | HeaderLine | Failed | Flushed
+Entry = (
+    StepDone
+    | TurnDone
+    | Scored
+    | CopyCompared
+    | ShardSaved
+    | Sent
+    | Arrived
+    | Span
+    | Handled
+    | HeaderLine
+    | Failed
+    | Flushed
+)
 
 
 class Reporter:
@@ -254,6 +275,8 @@ class Reporter:
                 )
             case TurnDone(turn):
                 request.turns_done.append(turn)
+            case CopyCompared(turn, unit, sha256):
+                request.copies.add(turn=turn, unit=unit, sha256=sha256)
             case Arrived(source, num_bytes, seconds, at_unix_s):
                 request.transfers.add(source=source, bytes=num_bytes, seconds=seconds, at_unix_s=at_unix_s)
             case ShardSaved(turn, step, shard):

@@ -45,6 +45,10 @@ class FakeExecutor:
         self._on_action = on_action
         self.take_scores = scores
 
+    def copy_digest(self, unit: int) -> str:
+        """A digest that shows after which action it was taken."""
+        return f"{unit} after {self.log[-1]}"
+
     def grant(self, turn: Turn) -> None:
         """A turn begins."""
         self.turns.add(turn.index)

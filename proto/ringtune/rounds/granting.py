@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from ringtune.rounds.copy_digests import CopyComparison
 from ringtune.rounds.open_turns import OpenTurns
 from ringtune.rounds.round_events import ChooseOperations, Command, Grant, LogOperations, LogUnfreeze
 from ringtune.rounds.turn_depths import TurnDepths
@@ -31,6 +32,7 @@ class Granting:
         open: turns that are granted and not done by every node.
         depths: what trains when.
         tables: which operations hold when.
+        copies: whether the owners' copies of embedding and head are equal.
         last: the turn that was granted last; None before the first.
         is_exhausted: whether no turn is left to be granted.
 
@@ -42,6 +44,7 @@ class Granting:
         self.open = OpenTurns(items_ahead)
         self.depths = TurnDepths(plan.course, start)
         self.tables = TurnOperations(plan, start)
+        self.copies = CopyComparison(plan.course)
         self.last: Turn | None = None
         self.is_exhausted = False
         self._plan, self._nodes = plan, nodes

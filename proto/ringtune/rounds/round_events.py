@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ringtune.engine.events import CancelTimer, SetTimer, TimerFired
+from ringtune.rounds.copy_digests import CopyDigest
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
@@ -59,11 +60,15 @@ class StepReported(NamedTuple):
 
 
 class TurnReported(NamedTuple):
-    """A node has done all its actions of a turn; ``scores`` are those of its slice if it is a score turn."""
+    """A node has done all its actions of a turn.
+
+    ``scores`` are those of its slice if it is a score turn, ``copies`` the digests of its copies of embedding and head.
+    """
 
     node: str
     turn: int
     scores: tuple[BlockScores, ...] = ()
+    copies: tuple[CopyDigest, ...] = ()
 
 
 class OperationsChosen(NamedTuple):

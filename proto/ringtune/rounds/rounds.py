@@ -294,6 +294,7 @@ class Rounds:
         if granting is None or turn is None:
             return
         granting.tables.note(event.node, turn, event.scores)
+        granting.copies.note(event.node, turn, event.copies)
         self._set_deadline(now_s, commands)
         granting.open.node_done(event.node, turn)
         self._close_turns(now_s, commands)

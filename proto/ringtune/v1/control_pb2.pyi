@@ -129,7 +129,7 @@ class Span(_message.Message):
     def __init__(self, action: _Optional[str] = ..., start_unix_s: _Optional[float] = ..., end_unix_s: _Optional[float] = ..., worked_s: _Optional[float] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers", "scores")
+    __slots__ = ("run_id", "node", "steps", "turns_done", "traffic", "spans", "error", "message", "lost_peer", "recording", "saved", "number", "transfers", "scores", "copies")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class ReportRequest(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TRANSFERS_FIELD_NUMBER: _ClassVar[int]
     SCORES_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     node: str
     steps: _containers.RepeatedCompositeFieldContainer[StepReport]
@@ -158,7 +159,18 @@ class ReportRequest(_message.Message):
     number: int
     transfers: _containers.RepeatedCompositeFieldContainer[Transfer]
     scores: _containers.RepeatedCompositeFieldContainer[SubnetScores]
-    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ...) -> None: ...
+    copies: _containers.RepeatedCompositeFieldContainer[CopyDigest]
+    def __init__(self, run_id: _Optional[str] = ..., node: _Optional[str] = ..., steps: _Optional[_Iterable[_Union[StepReport, _Mapping]]] = ..., turns_done: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., lost_peer: _Optional[str] = ..., recording: _Optional[str] = ..., saved: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., number: _Optional[int] = ..., transfers: _Optional[_Iterable[_Union[Transfer, _Mapping]]] = ..., scores: _Optional[_Iterable[_Union[SubnetScores, _Mapping]]] = ..., copies: _Optional[_Iterable[_Union[CopyDigest, _Mapping]]] = ...) -> None: ...
+
+class CopyDigest(_message.Message):
+    __slots__ = ("turn", "unit", "sha256")
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    turn: int
+    unit: int
+    sha256: str
+    def __init__(self, turn: _Optional[int] = ..., unit: _Optional[int] = ..., sha256: _Optional[str] = ...) -> None: ...
 
 class SubnetScores(_message.Message):
     __slots__ = ("turn", "owner", "batch_id", "block", "scores", "subnets", "values")
