@@ -2,7 +2,8 @@
 
 A process of its own builds an owner with a head of some 17 million weights, gives it gradients and moments, and prints
 one line of JSON: how far the resident memory rose above what was there before, for each thing that a node does with
-its head, and the bytes that were moved.
+its head, and the bytes that were moved. Then the same for an owner whose embedding of some 14 million weights trains
+with all else: to hand its part of the model in, to merge parts, to load its part again, and to take digests.
 """
 
 from __future__ import annotations
@@ -15,21 +16,25 @@ from typing import Any
 
 import torch
 
-from coordinator.records.result_files import adapter_folder
+from coordinator.records.result_files import adapter_folder, result_folder, saved_part
 from edge.compute.executor import NodeExecutor
 from edge.machine.allocator import keep_freed_memory
 from edge.machine.memory_budget import give_memory_back, peak_rss_bytes, reset_peak, rss_bytes
+from edge.model.result.loading import load_saved
+from edge.model.result.saving import result_files
 from edge.shards.saver import Saver
 from edge.wire import frames
 from ringtune.files.chunks import cut_pieces, write_any_files
 from ringtune.files.pieces import FilePieces, Pieces
-from ringtune.models.result_files import ADAPTER_FILES
+from ringtune.models.result_files import ADAPTER_FILES, PART_FILES, model_result
 from ringtune.schedule.actions import Payload
+from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
-from tests.support import hand_ring, tiny
+from tests.support import hand_ring, tiny, whole_models
 from tests.support.tiny_families import write_tokenizer
 
 WIDTH = 2048
+WORDS = 7000
 RUN = "r20260101-000000-00000000"
 
 
@@ -109,7 +114,42 @@ def main() -> None:
         found["merge"] = rise(lambda: exhaust(map(exhaust, adapter_folder(sent, ADAPTER_FILES).values())))
         moved = {"shard_bytes": shard.size_bytes, "head_bytes": came["model_head.safetensors"].stat().st_size}
         saver.close()
-    print(json.dumps({**moved, **{f"{key}_rise_bytes": value for key, value in found.items()}}))  # noqa: T201
+        owner.drop_head_state()
+        found |= of_a_model(folder)
+    rises = {f"{key}_rise_bytes": value for key, value in found.items() if not key.endswith("_bytes")}
+    print(json.dumps({**moved, "model_bytes": found["model_bytes"], **rises}))  # noqa: T201
+
+
+def of_a_model(folder: Path) -> dict[str, int]:
+    """Measure what is done with a whole model, whose largest tensor is the token table."""
+    model = tiny.write_bert(
+        folder / "whole", vocab_size=WORDS, hidden_size=WIDTH, num_blocks=1, num_heads=4, intermediate_size=16
+    )
+    write_tokenizer(model, padding_side="right", with_types=True)
+    task = "sequence-classification"
+    skeleton = whole_models.hosted(model, task, range(1), is_owner=True, trained=False)
+    result, came = model_result(), folder / "parts"
+    came.mkdir()
+
+    def collect() -> None:
+        files = result_files(skeleton, task, model, without_blocks=(), with_head=True)
+        chunks = (chunk for path, content in sorted(files.items()) for chunk in cut_pieces(path, content))
+        write_any_files(chunks, came, names=PART_FILES, max_bytes=1 << 30, source="node a")
+
+    found = {"collect_model": rise(collect)}
+    own: dict[str, Pieces] = {path.name: FilePieces(path) for path in came.iterdir()}
+    found["merge_model"] = rise(lambda: exhaust(map(exhaust, result_folder({"a": own}, result).values())))
+    (folder / "again").mkdir()
+    piece = Slice(node="a", start=0, stop=1)
+
+    def load() -> None:
+        parts = saved_part(came, result, piece, is_owner=True)
+        chunks = (chunk for path, content in parts.items() for chunk in cut_pieces(path, content))
+        write_any_files(chunks, folder / "again", names=PART_FILES, max_bytes=1 << 30, source="the coordinator")
+        load_saved(skeleton, task, folder / "again", with_head=True)
+
+    found["load_model"] = rise(load)
+    return {**found, "model_bytes": (came / "model.safetensors").stat().st_size}
 
 
 def _empty() -> Pieces:
