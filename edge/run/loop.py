@@ -19,9 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from edge.run import reporter as rp
+from edge.run.calls import Call
 from edge.run.copy_watch import CopyWatch
 from edge.run.inbox import Inbox
 from edge.run.partners import Executor, Link, ReportSink, ShardSink
@@ -48,14 +49,7 @@ _LONGEST_WAIT_S = 60.0
 _TURNS_KEPT = 1024
 
 
-class _Call(NamedTuple):
-    """A function to run on the loop's thread, with the future that gets its result."""
-
-    function: Callable[[], Any]
-    future: Future[Any]
-
-
-_Entry = ev.Event | _Call
+_Entry = ev.Event | Call
 
 
 class AgentRun:
@@ -134,7 +128,7 @@ class AgentRun:
         """Queue the deletion of shards of steps before ``step``."""
         saver = self._saver
         if saver is not None:
-            self._queue.put(_Call(lambda: saver.keep_from(step), Future()))
+            self._queue.put(Call(lambda: saver.keep_from(step), Future()))
 
     def on_tensor(self, key: TensorKey, source: str, tensor: Any, mask: Any) -> None:
         """Put a checked tensor that arrived into the inbox, unless the run has failed or stops."""
@@ -190,7 +184,7 @@ class AgentRun:
             DeadlineError: not done after ``timeout_s`` seconds, or the run ended.
         """
         future: Future[T] = Future()
-        self._queue.put(_Call(function, future))
+        self._queue.put(Call(function, future))
         if self._ended.is_set():
             self._refuse_calls()
         try:
@@ -285,8 +279,8 @@ class AgentRun:
 
     def _handle(self, entry: _Entry) -> Action | None:
         """Feed one event to the engine and carry its commands out; return the action to run, if any."""
-        if isinstance(entry, _Call):
-            _answer(entry)
+        if isinstance(entry, Call):
+            entry.answer()
             return None
         if self._failed and not isinstance(entry, ev.StopRequested):
             return None
@@ -390,14 +384,5 @@ class AgentRun:
                 entry = self._queue.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(entry, _Call) and entry.future.set_running_or_notify_cancel():
+            if isinstance(entry, Call) and entry.future.set_running_or_notify_cancel():
                 entry.future.set_exception(DeadlineError(f"node {self._node}: the run has ended; start it anew"))
-
-
-def _answer(call: _Call) -> None:
-    if not call.future.set_running_or_notify_cancel():
-        return
-    try:
-        call.future.set_result(call.function())
-    except Exception as error:
-        call.future.set_exception(error)
