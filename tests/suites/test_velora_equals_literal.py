@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from edge.model.head_groups.layouts import LAYOUTS
+from ringtune.errors import IntegrityError
 from ringtune.models.families import FAMILIES
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.operations.table import BatchOperations, Operations
@@ -96,8 +97,11 @@ def test_velora_of_own_weights_equals_the_formula(inputs: Any, model_type: str) 
 
 
 @pytest.mark.promise("1 partition invariance")
-@pytest.mark.parametrize("adapter", ["seq_bn", "double_seq_bn", "par_bn", "lora[r=4]", "seq_bn|lora[r=2]"])
-@pytest.mark.parametrize("model_type", ["bert", "llama"])
+@pytest.mark.parametrize(
+    ("model_type", "adapter"),
+    [(name, adapter) for name in ("bert", "llama") for adapter in ("seq_bn", "lora[r=4]", "seq_bn|lora[r=2]")]
+    + [("bert", "par_bn"), ("bert", "double_seq_bn"), ("gpt2", "lora[r=4]")],
+)
 def test_velora_of_adapters_equals_the_formula(inputs: Any, model_type: str, adapter: str) -> None:
     """Down projections of bottlenecks, and LoRA's first matrices."""
     case = case_of(inputs, model_type, adapter=adapter)
@@ -177,3 +181,25 @@ def test_velora_with_tables_of_whole_blocks_begins_with_the_first_full_micro_bat
     assert distance(trained(case, SPLITS["four"], velora), wanted) < 1e-9
     assert distance(trained(case, SPLITS["two"], velora, recompute=ALL), wanted) < 1e-9
     assert distance(trained(case, SPLITS["one"], None), wanted) > 1e-4
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_velora_and_recomputation_with_hift(inputs: Any, k: int) -> None:
+    """A layer's vector begins when its group first trains; any split, and blocks that are run again, give the same."""
+    case = case_of(inputs, method="hift", adapter="full", hift=f"group_size = {k}\n", num_steps=12, owners=("a",))
+    velora = every_layer("bert")
+    wanted = trained(case, SPLITS["one"], velora)
+    assert distance(trained(case, SPLITS["four"], velora), wanted) < 1e-9
+    assert same_bits(trained(case, SPLITS["one"], velora, recompute=ALL), wanted)
+    assert same_bits(trained(case, SPLITS["one"], None, recompute=ALL), trained(case, SPLITS["one"], None))
+    assert distance(trained(case, SPLITS["one"], None), wanted) > 1e-4
+
+
+def test_velora_in_a_shard_is_checked(inputs: Any) -> None:
+    """A shard without vectors is of another course: it is refused, and nothing is changed."""
+    case = case_of(inputs, adapter="full", checkpoint_every=2)
+    plan, velora = case.plan(SPLITS["two"]), every_layer("bert")
+    carrier = make_carrier(case, plan)
+    saved = next(entry for entry in run_resumable(plan, carrier, 0).logged if isinstance(entry, rd.LogCheckpoint))
+    with pytest.raises(IntegrityError, match="the shard has VeLoRA's vectors of other layers than this node's"):
+        rebuilt(case, changed(plan, velora=velora), carrier.shards[saved.step], saved)

@@ -85,7 +85,8 @@ def make_literal(model: Any, velora: Velora, seed: int) -> None:
             _replace(block.get_submodule(path), f"{index}.{path}.weight", velora, seed, layout.inputs_first)
         for path, module in block.named_modules() if "adapter_down" in velora.layers else ():
             if path.endswith(".ringtune") and hasattr(module, "lora_A"):
-                _replace_lora(module, f"{index}.{path}.lora_A", velora, seed)
+                wrapped = block.get_submodule(path.removesuffix(".loras.ringtune"))
+                _replace_lora(wrapped, module, Layer(f"{index}.{path}.lora_A", velora, seed))
             elif path.endswith(".ringtune") and hasattr(module, "adapter_down"):
                 linear = module.adapter_down[0]
                 _replace(linear, f"{index}.{path}.adapter_down.0.weight", velora, seed, inputs_first=False)
@@ -103,15 +104,23 @@ def _replace(module: Any, name: str, velora: Velora, seed: int, inputs_first: bo
     module.forward = forward
 
 
-def _replace_lora(module: Any, name: str, velora: Velora, seed: int) -> None:
-    layer = Layer(name, velora, seed)
+def _replace_lora(wrapped: Any, module: Any, layer: Layer) -> None:
+    def low_rank(x: torch.Tensor) -> Any:
+        x = module.lora_dropout(x)
+        if torch.is_grad_enabled() and module.lora_A.requires_grad:
+            return Literal.apply(x, module.lora_A, None, layer)  # type: ignore[no-untyped-call]
+        return functional.linear(x, module.lora_A)
 
     def forward(hidden: torch.Tensor | None, x: torch.Tensor) -> Any:
-        x = module.lora_dropout(x if hidden is None else hidden)
-        if torch.is_grad_enabled() and module.lora_A.requires_grad:
-            low = Literal.apply(x, module.lora_A, None, layer)  # type: ignore[no-untyped-call]
-        else:
-            low = functional.linear(x, module.lora_A)
-        return low @ module.lora_B.t() * module.scaling, None
+        return low_rank(x if hidden is None else hidden) @ module.lora_B.t() * module.scaling, None
 
-    module.forward = forward
+    def merged_forward(x: torch.Tensor) -> Any:
+        low, groups = low_rank(x).transpose(-2, -1), sum(module.enable_lora)
+        change = functional.conv1d(low, module.lora_B.unsqueeze(-1), groups=groups).transpose(-2, -1)
+        result = functional.linear(x, wrapped.weight.t(), wrapped.bias)
+        return result + wrapped.pad(change, module) * module.scaling
+
+    if hasattr(module, "enable_lora"):
+        wrapped.forward = merged_forward
+    else:
+        module.forward = forward

@@ -129,7 +129,9 @@ def _places(skeleton: Skeleton, index: int, layer: str) -> Iterator[Place]:
     layout = LAYOUTS[skeleton.layout.model_type]
     if layer == "adapter_down":
         for path, module in block.named_modules():
-            yield from _adapter_places(f"{index}.{path}", module)
+            for place in _adapter_places(f"{index}.{path}", module):
+                _check_alone(place, module, norm_first=layout.norm_first)
+                yield place
     elif path := str(getattr(layout, layer)):
         module = block.get_submodule(path)
         weight: Any = module.weight
@@ -139,11 +141,7 @@ def _places(skeleton: Skeleton, index: int, layer: str) -> Iterator[Place]:
 
 
 def _adapter_places(path: str, module: Any) -> Iterator[Place]:
-    """Yield the first matrix of a bottleneck or LoRA, if the module is one.
-
-    Raises:
-        JobError: the adapter has a gate, which keeps the input.
-    """
+    """Yield the first matrix of a bottleneck or LoRA, if the module is one and trains."""
     if ADAPTER not in path.split("."):
         return
     first = None
@@ -152,14 +150,28 @@ def _adapter_places(path: str, module: Any) -> Iterator[Place]:
     elif isinstance(getattr(module, "adapter_down", None), nn.Sequential):
         at, linear = next((at, one) for at, one in enumerate(module.adapter_down) if isinstance(one, nn.Linear))
         first = Place(f"{path}.adapter_down.{at}.weight", linear, "weight", linear.in_features)
-    if first is None or not getattr(first.module, first.attribute).requires_grad:
-        return
-    if getattr(module, "use_gating", False):
+    if first is not None and getattr(first.module, first.attribute).requires_grad:
+        yield first
+
+
+def _check_alone(place: Place, adapter: Any, *, norm_first: bool) -> None:
+    """Refuse an adapter whose input something else keeps.
+
+    Raises:
+        JobError: it has a gate; or it is a parallel bottleneck that reads what a norm reads.
+    """
+    from adapters.methods.modeling import ParallelAdapter
+
+    keeper, remedy = "", ""
+    if getattr(adapter, "use_gating", False):
+        keeper, remedy = "its gate", "use an adapter without use_gating"
+    elif norm_first and isinstance(adapter, ParallelAdapter):
+        keeper, remedy = "the norm before the feed-forward part", "use seq_bn"
+    if keeper:
         raise JobError(
-            f"velora.layers has 'adapter_down', but {path} has a gate, which keeps the same input; leave it out, or "
-            "use an adapter without use_gating"
+            f"velora.layers has 'adapter_down', but {keeper} keeps the input of {place.name} anyway; leave it out, or "
+            f"{remedy}"
         )
-    yield first
 
 
 class _Call(NamedTuple):

@@ -1,0 +1,184 @@
+"""What a graph keeps with VeLoRA: the inputs of chosen layers are gone, and what is refused because they would stay."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from edge.compute.saving.velora import Projections, Used
+from edge.model.activations import saved_tensors, storage_bytes
+from edge.model.head_groups.layouts import LAYOUTS
+from edge.model.safetensors_files import SafetensorsFiles
+from edge.model.skeleton import Skeleton, build_skeleton
+from edge.model.slice import BlockRunner, materialise
+from ringtune.errors import JobError
+from ringtune.jobs.job import parse_job
+from ringtune.models.families import FAMILIES
+from ringtune.schedule.saving import Velora
+from ringtune.schedule.units import Range
+from tests.support.tiny_families import MODEL_TYPES, write_family
+
+BLOCKS = (Range(0, 2),)
+ROWS, TOKENS, WIDTH = 4, 16, 32
+DOWN = Velora(blocks=BLOCKS, layers=("adapter_down",), parts=8)
+
+
+def every_layer(model_type: str) -> Velora:
+    """All base layers that a family's blocks have."""
+    gate = ("gate",) if LAYOUTS[model_type].gate else ()
+    layers = ("query", "key", "value", "attention_out", "up", *gate, "down")
+    return Velora(blocks=BLOCKS, layers=layers, parts=8)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that makes two real blocks of a family."""
+    root = tmp_path_factory.mktemp("models")
+
+    def make(model_type: str, adapter: str, dropout: float = 0.0) -> Skeleton:
+        folder = root / model_type
+        if not folder.exists():
+            write_family(folder, model_type, num_blocks=2)
+        text = (
+            f'[model]\npath = "{folder}"\ntask = "{FAMILIES[model_type].tasks[-1]}"\n'
+            f'[adapter]\nconfig = "{adapter}"\n[train]\ndropout = {dropout}\n'
+        )
+        skeleton = build_skeleton(folder, parse_job(text, source="test"))
+        with SafetensorsFiles(folder) as weights:
+            device = torch.device("cpu")
+            materialise(skeleton, weights, blocks=[0, 1], with_embedding=False, dtype=torch.float32, device=device)
+        return skeleton
+
+    return make
+
+
+def projections_of(skeleton: Skeleton, velora: Velora) -> Projections:
+    """The chosen layers of both blocks."""
+    return Projections(velora, skeleton, start=0, stop=2, seed=0)
+
+
+def graph_of(skeleton: Skeleton, velora: Velora | None, dropout: float) -> torch.Tensor:
+    """What leaves two blocks, with the graph behind it."""
+    runner = BlockRunner(skeleton, dropout=dropout, seed=0)
+    x = torch.randn(ROWS, TOKENS, WIDTH, requires_grad=True)
+    mask = torch.ones(ROWS, TOKENS, dtype=torch.int64)
+    used: Used = {}
+    around = None
+    if velora is not None:
+        projections = projections_of(skeleton, velora)
+        around = lambda index: projections.block(index, used)  # noqa: E731
+    return runner.run(x, mask, runner.context(x, mask), 0, 2, train_at=(0, 0), around=around)
+
+
+def kept_inputs(skeleton: Skeleton, velora: Velora, dropout: float, *, is_projected: bool) -> dict[str, bool]:
+    """For each chosen layer, whether the graph keeps its input."""
+    inputs: dict[str, torch.Tensor] = {}
+    places = [place for found in projections_of(skeleton, velora)._places.values() for place in found]
+    handles = [place.module.register_forward_pre_hook(_note(inputs, place.name)) for place in places]
+    y = graph_of(skeleton, velora if is_projected else None, dropout)
+    for handle in handles:
+        handle.remove()
+    kept = storage_bytes(saved_tensors(y))
+    return {name: x.untyped_storage().data_ptr() in kept for name, x in inputs.items()}
+
+
+def _note(inputs: dict[str, torch.Tensor], name: str) -> Any:
+    def note(module: Any, args: Any) -> None:
+        inputs[name] = args[-1].detach()  # LoRA's module gets (None, x)
+
+    return note
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_velora_keeps_no_input_of_own_weights(build: Any, model_type: str) -> None:
+    """With dropout in the attention nobody else keeps them; without VeLoRA they are all kept."""
+    skeleton = build(model_type, "full", 0.1)
+    velora = every_layer(model_type)
+    before = kept_inputs(skeleton, velora, 0.1, is_projected=False)
+    assert len(before) == 2 * len(set(paths(model_type, velora)))
+    assert set(before.values()) == {True}
+    assert set(kept_inputs(skeleton, velora, 0.1, is_projected=True).values()) == {False}
+
+
+def paths(model_type: str, velora: Velora) -> list[str]:
+    """The modules of a block that the layers are in."""
+    return [getattr(LAYOUTS[model_type], layer) for layer in velora.layers]
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_velora_can_not_free_what_the_attention_of_gpt2_keeps(build: Any, model_type: str) -> None:
+    """Without dropout its kernel keeps the very tensor that enters ``attention_out``; other families make a copy."""
+    kept = kept_inputs(build(model_type, "full"), every_layer(model_type), 0.0, is_projected=True)
+    assert [name for name, is_kept in kept.items() if is_kept] == (
+        ["0.attn.c_proj.weight", "1.attn.c_proj.weight"] if model_type == "gpt2" else []
+    )
+
+
+@pytest.mark.parametrize(
+    ("model_type", "adapter"),
+    [(name, adapter) for name in ("bert", "gpt2", "llama") for adapter in ("seq_bn", "double_seq_bn")]
+    + [(name, "seq_bn[ln_before=True]|lora[r=2]") for name in ("bert", "gpt2", "llama")]
+    + [("bert", "par_bn")],
+)
+def test_velora_keeps_no_input_of_adapters(build: Any, model_type: str, adapter: str) -> None:
+    """Bottlenecks, parallel ones, behind a norm of their own, and LoRA beside them."""
+    skeleton = build(model_type, adapter)
+    before = kept_inputs(skeleton, DOWN, 0.0, is_projected=False)
+    assert before
+    assert set(before.values()) == {True}
+    assert set(kept_inputs(skeleton, DOWN, 0.0, is_projected=True).values()) == {False}
+
+
+def test_velora_keeps_one_projection_for_layers_of_one_input(build: Any) -> None:
+    """Query, key and value keep together 8 numbers a token, and so does each other input."""
+    skeleton = build("bert", "full", 0.1)
+    kept = {}
+    for velora in (None, every_layer("bert")):
+        y = graph_of(skeleton, velora, 0.1)
+        weights = storage_bytes(skeleton.model.parameters())
+        found = storage_bytes(saved_tensors(y))
+        kept[velora is None] = sum(size for address, size in found.items() if address not in weights)
+    inner = skeleton.model.config.intermediate_size
+    inputs = ROWS * TOKENS * 4 * (3 * WIDTH + inner)
+    projections = ROWS * TOKENS * 4 * 4 * 8
+    vectors = 4 * (5 * WIDTH + inner) // 8
+    assert kept[True] - kept[False] == pytest.approx(2 * (inputs - projections - vectors), abs=2 * vectors)
+
+
+# ---- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model_type", "adapter", "changes", "problem"),
+    [
+        ("bert", "seq_bn", {"layers": ("down",)}, "has 'down', but nothing of that kind trains in block 0"),
+        ("bert", "full", {"layers": ("adapter_down",)}, "has 'adapter_down', but nothing of that kind trains"),
+        ("bert", "ia3", {"layers": ("adapter_down",)}, "has 'adapter_down', but nothing of that kind trains"),
+        ("bert", "full", {"layers": ("up", "gate")}, "has 'gate', but nothing of that kind trains"),
+        ("llama", "full", {"layers": ("up",)}, "has up without gate: in a llama both read one tensor"),
+        ("bert", "seq_bn[use_gating=True]", {}, "but its gate keeps the input of 0.* anyway; leave it out, or use an"),
+        ("bert", "lora[use_gating=True]", {}, "but its gate keeps the input of 0.*lora_A anyway"),
+        (
+            "gpt2",
+            "par_bn",
+            {},
+            "but the norm before the feed-forward part keeps the input of 0.* anyway; .* use seq_bn",
+        ),
+        ("bert", "seq_bn", {"parts": 33}, "velora.parts is 33, but 0.* has 32 inputs; set it to at most 32"),
+    ],
+)
+def test_velora_refuses_layers_that_save_nothing(
+    build: Any, model_type: str, adapter: str, changes: dict[str, Any], problem: str
+) -> None:
+    """A frozen layer keeps no input, and one whose input another one keeps saves nothing: one line says so."""
+    with pytest.raises(JobError, match=problem):
+        projections_of(build(model_type, adapter), dataclasses.replace(DOWN, **changes))
+
+
+def test_velora_passes_blocks_by_that_have_no_adapter(build: Any) -> None:
+    """``leave_out`` leaves a block frozen as a whole; nothing is chosen there."""
+    found = projections_of(build("bert", "seq_bn[leave_out=[1]]"), DOWN)
+    assert [len(places) for places in found._places.values()] == [1, 0]
