@@ -15,6 +15,7 @@ from ringtune.costs.memory.sizes import DTYPE_BYTES
 from ringtune.costs.memory.unit_state import factor_numbers
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import JobError
+from ringtune.jobs.hift import check_group
 from ringtune.jobs.job import Job
 from ringtune.models.adapter_config import adapter_block_params, trains_own_weights
 from ringtune.models.families import FAMILIES, check_task
@@ -132,7 +133,7 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
 
     Raises:
         ModelError: its family has no head for the task.
-        JobError: longer texts or more private blocks than it has, or subnets that do not divide its heads.
+        JobError: longer texts, more private blocks, larger groups than it has, or subnets that do not divide heads.
     """
     family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_task(family, job.model.task, where=where)
@@ -144,6 +145,7 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
             f"privacy.private_blocks is {job.privacy.private_blocks}, the model has {dimensions.num_blocks} blocks; "
             "leave at least one to train"
         )
+    check_group(job.hift, dimensions.num_blocks)
     check_subnets(job, dimensions, where=where)
 
 

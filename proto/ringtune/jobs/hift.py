@@ -96,6 +96,22 @@ def check_full_parameters(*, train: Train, adapter: Adapter, operations: Operati
         )
 
 
+def check_group(settings: HiftSettings | None, num_blocks: int) -> None:
+    """Refuse groups that are larger than the units of a model which take turns.
+
+    Raises:
+        JobError: names the key, and the number of units.
+    """
+    if settings is None:
+        return
+    units = num_blocks + len(ALWAYS) - len(settings.always_active)
+    if settings.group_size > units:
+        raise JobError(
+            f"hift.group_size is {settings.group_size}, but {units} units of the model take turns ({num_blocks} blocks, "
+            f"embedding and head, less those always active); give 1 to {units}"
+        )
+
+
 def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         advice = nearest(value, known)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ringtune.jobs.hift import HiftSettings
+from ringtune.errors import JobError
+from ringtune.jobs.hift import HiftSettings, check_group
 from ringtune.jobs.job import Job, parse_job
 from ringtune.schedule.methods import Hift
 
@@ -51,3 +52,13 @@ def test_overrides_change_to_hift_and_back() -> None:
     back = changed.with_overrides({"train.method": "ringada"})
     assert (back.adapter.config, back.hift) == ("seq_bn", None)
     assert changed.with_overrides({"train.seed": 1}).adapter.config == "full"
+
+
+def test_hift_group_has_at_most_the_units_that_take_turns() -> None:
+    """Four blocks, embedding and head are six units; one that is always active takes no turn."""
+    check_group(None, 4)
+    check_group(HiftSettings(group_size=6), 4)
+    check_group(HiftSettings(group_size=5, always_active=("head",)), 4)
+    for settings, units in ((HiftSettings(group_size=7), 6), (HiftSettings(group_size=6, always_active=("head",)), 5)):
+        with pytest.raises(JobError, match=f"hift.group_size is {settings.group_size}, but {units} units"):
+            check_group(settings, 4)
