@@ -107,8 +107,8 @@ def check_group(settings: HiftSettings | None, num_blocks: int) -> None:
     units = num_blocks + len(ALWAYS) - len(settings.always_active)
     if settings.group_size > units:
         raise JobError(
-            f"hift.group_size is {settings.group_size}, but {units} units of the model take turns ({num_blocks} blocks, "
-            f"embedding and head, less those always active); give 1 to {units}"
+            f"hift.group_size is {settings.group_size}, but {units} units take turns (of {num_blocks} blocks, "
+            f"embedding and head those that are not always active); give 1 to {units}"
         )
 
 
