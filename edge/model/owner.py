@@ -10,6 +10,8 @@ B rows of a micro-batch, T tokens, D model width.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -94,8 +96,6 @@ class OwnerParts:
         self._set_embedding_mode(train=at is not None)
         if at is not None and self._train.dropout > 0:
             seed_unit(self._train.seed, *at, EMBEDDING_UNIT)
-        for parameter in self.units[EMBEDDING].values():
-            parameter.requires_grad_(True)
         with torch.enable_grad():
             return self._embed(batch)
 
@@ -143,16 +143,23 @@ class OwnerParts:
         set_mode(self.head, train=at is not None)
         if at is not None and self._train.dropout > 0:
             seed_unit(self._train.seed, *at, HEAD_UNIT)
-        for parameter in self.units[self._head_unit].values():
-            parameter.requires_grad_(weights.has_head)
-        if self._tied is not None:
-            self._tied[1].requires_grad_(weights.has_embedding)
-        with torch.enable_grad():
+        with torch.enable_grad(), self._collecting(weights):
             leaf_BTD = hidden_BTD.detach().requires_grad_(goes_down)
-            result = self._result(leaf_BTD, batch, leaf_BTD, num_targets)
-        for parameter in self.units[self._head_unit].values():
-            parameter.requires_grad_(True)  # what is frozen for good is told by it
-        return result
+            return self._result(leaf_BTD, batch, leaf_BTD, num_targets)
+
+    @contextmanager
+    def _collecting(self, weights: Units) -> Iterator[None]:
+        """Let no weights of the head collect gradients but these, for a while: what is frozen for good is told by it."""
+        resting = [] if weights.has_head else list(self.units[self._head_unit].values())
+        if self._tied is not None and not weights.has_embedding:
+            resting.append(self._tied[1])
+        for parameter in resting:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in resting:
+                parameter.requires_grad_(True)
 
     def _result(
         self,
