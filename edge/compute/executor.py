@@ -33,7 +33,7 @@ from edge.model.result.saving import require_finite, result_files
 from edge.model.versions import VersionStore
 from edge.shards.shard_file import load_shard, to_shard
 from ringtune.engine.diverged import diverged, may_diverge
-from ringtune.errors import PlanError
+from ringtune.errors import DivergedError, PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
 from ringtune.jobs.learning_rate import learning_rate
@@ -308,8 +308,11 @@ class NodeExecutor:
             IntegrityError: unreadable, or not a gradient of this unit.
             DivergedError: the gradient is not finite.
         """
-        name = unit_name(unit, self._course.num_blocks)
-        self._owner(None)[0].load_unit_grad(unit, data, where=f"the gradient of the {name} for item {seq}")
+        where = f"the gradient of the {unit_name(unit, self._course.num_blocks)} for item {seq}"
+        try:
+            self._owner(None)[0].load_unit_grad(unit, data, where=where)
+        except DivergedError as error:
+            raise diverged(self._items[seq].item, str(error)) from error
 
     def rows_digest(self, run_id: str) -> str:
         """Return the digest of the rows that this node owns, keyed with ``run_id``; empty if it is no owner."""

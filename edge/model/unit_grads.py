@@ -15,13 +15,12 @@ Source: HiFT, algorithm 1 (gradients of the active group only); the copies are o
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
 
-from edge.model.tensor_bytes import DTYPE_NAMES, fill, is_finite, pieces_of
-from ringtune.engine.diverged import LOWER_THE_RATE
+from edge.model.tensor_bytes import DTYPE_NAMES, fill, pieces_of
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_header import TensorInfo
@@ -30,6 +29,15 @@ from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_te
 _WHOLE: Final = "grad/"
 _ROWS: Final = "rows/"
 _VALUES: Final = "values/"
+
+
+class Like(NamedTuple):
+    """What a tensor has to be like."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: torch.device
+
 
 Parameters = Mapping[str, nn.Parameter]
 Tied = tuple[nn.Parameter, nn.Parameter] | None
@@ -77,19 +85,23 @@ def grad_blob(parameters: Parameters, tied: Tied) -> Pieces:
 
 
 def load_grads(data: Pieces, parameters: Parameters, *, where: str) -> None:
-    """Give the parameters of a unit the gradients of a file that ``grad_blob`` made; nothing changes on an error.
+    """Give the parameters of a unit the gradients of a file that ``grad_blob`` made; they keep theirs on an error.
+
+    What is held of ``data`` in memory is let go of on the way.
 
     Raises:
         IntegrityError: unreadable, or gradients of other tensors, shapes or types than those of the unit.
         DivergedError: numbers that are not finite.
     """
     file = TensorFile(data, where=where)
-    found = {name: _grad(file, name, parameter, where) for name, parameter in parameters.items()}
-    count = sum(0 if grad is None else 1 + grad.is_sparse for grad in found.values())
-    if count != len(file.infos):
-        raise IntegrityError(f"{where} has the tensors {sorted(file.infos)[:3]}..., not those of its unit")
+    expected = _expected(file.infos, parameters, where)
+    found: dict[str, torch.Tensor] = {}
+    for name in file.infos:  # in the order of the data, so that each can be let go of
+        found[name] = _read(file, name, expected[name], where)
+        file.let_go_of(name)
+    grads = {name: _grad(found, name, parameter, where) for name, parameter in parameters.items()}
     for name, parameter in parameters.items():
-        parameter.grad = found[name]
+        parameter.grad = grads[name]
 
 
 def _add_tied(tied: Tied) -> None:
@@ -102,44 +114,53 @@ def _add_tied(tied: Tied) -> None:
         table.grad.add_(own)  # type: ignore[union-attr]
 
 
-def _grad(file: TensorFile, name: str, parameter: nn.Parameter, where: str) -> torch.Tensor | None:
-    """Read the gradient of one parameter; None if the file has none."""
-    whole, rows, values = (file.infos.get(f"{prefix}{name}") for prefix in (_WHOLE, _ROWS, _VALUES))
-    if whole is not None and rows is None and values is None:
-        return _read(file, f"{_WHOLE}{name}", tuple(parameter.shape), parameter, where)
-    if whole is not None or (rows is None) is not (values is None):
-        raise IntegrityError(f"{where} has the gradient of {name} twice, or rows without values")
-    if rows is None:
-        return None
-    numbers = _read_rows(file, name, rows, parameter, where)
-    found = _read(file, f"{_VALUES}{name}", (len(numbers), *parameter.shape[1:]), parameter, where)
-    return torch.sparse_coo_tensor(
-        numbers.unsqueeze(0), found, size=parameter.shape, is_coalesced=True, check_invariants=False
-    ).to(parameter.device)
+def _expected(infos: Mapping[str, TensorInfo], parameters: Parameters, where: str) -> dict[str, Like]:
+    """Return what each tensor of a file has to be like.
+
+    Raises:
+        IntegrityError: the file has other tensors than such gradients, or too few or too many of one parameter.
+    """
+    wanted: dict[str, Like] = {}
+    for name, parameter in parameters.items():
+        whole, rows, values = names = [f"{prefix}{name}" for prefix in (_WHOLE, _ROWS, _VALUES)]
+        given = {full for full in names if full in infos}
+        if given not in (set(), {whole}, {rows, values}):
+            raise IntegrityError(f"{where} has the gradient of {name} twice, or rows without values")
+        wanted[whole] = Like(parameter.dtype, tuple(parameter.shape), parameter.device)
+        if rows in given:
+            count = infos[rows].shape[:1]
+            wanted[rows] = Like(torch.int64, count, parameter.device)
+            wanted[values] = Like(parameter.dtype, (*count, *parameter.shape[1:]), parameter.device)
+    if unknown := sorted(infos.keys() - wanted.keys()):
+        raise IntegrityError(f"{where} has the tensors {unknown[:3]}..., not those of its unit")
+    return wanted
 
 
-def _read(file: TensorFile, name: str, shape: tuple[int, ...], parameter: nn.Parameter, where: str) -> torch.Tensor:
+def _read(file: TensorFile, name: str, like: Like, where: str) -> torch.Tensor:
     info = file.infos[name]
-    if info.shape != shape or info.dtype != DTYPE_NAMES[parameter.dtype]:
+    if info.shape != like.shape or info.dtype != DTYPE_NAMES[like.dtype]:
         raise IntegrityError(
-            f"{where} has {name} as {info.dtype} {list(info.shape)}, expected {parameter.dtype} {list(shape)}"
+            f"{where} has {name} as {info.dtype} {list(info.shape)}, expected {DTYPE_NAMES[like.dtype]} "
+            f"{list(like.shape)}"
         )
-    if not is_finite(file.tensor(name)):
-        raise DivergedError(
-            f"the training diverged: {where} has {name} with numbers that are not finite; {LOWER_THE_RATE}"
-        )
-    target = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
+    target = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     fill(target, file.tensor(name))
-    file.let_go_of(name)
+    if target.is_floating_point() and not bool(torch.isfinite(target).all()):
+        raise DivergedError(f"{where} has {name} with numbers that are not finite")
     return target
 
 
-def _read_rows(file: TensorFile, name: str, info: TensorInfo, parameter: nn.Parameter, where: str) -> torch.Tensor:
-    """Read row numbers, which have to be ascending and within the table."""
-    if parameter.dim() < 1 or len(info.shape) != 1 or info.dtype != DTYPE_NAMES[torch.int64]:
-        raise IntegrityError(f"{where} has the rows of {name} as {info.dtype} {list(info.shape)}, expected I64 [rows]")
-    rows = torch.empty(info.shape, dtype=torch.int64)
-    fill(rows, file.tensor(f"{_ROWS}{name}"))
+def _grad(found: Mapping[str, torch.Tensor], name: str, parameter: nn.Parameter, where: str) -> torch.Tensor | None:
+    """Return the gradient of one parameter; None if there is none.
+
+    Raises:
+        IntegrityError: its rows are not ascending within the table.
+    """
+    rows = found.get(f"{_ROWS}{name}")
+    if rows is None:
+        return found.get(f"{_WHOLE}{name}")
     if len(rows) and (int(rows[0]) < 0 or int(rows[-1]) >= parameter.shape[0] or bool((rows.diff() <= 0).any())):
         raise IntegrityError(f"{where} has rows of {name} that are not ascending within {parameter.shape[0]}")
-    return rows
+    return torch.sparse_coo_tensor(
+        rows.unsqueeze(0), found[f"{_VALUES}{name}"], size=parameter.shape, is_coalesced=True, check_invariants=False
+    )

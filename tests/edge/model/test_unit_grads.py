@@ -1,0 +1,154 @@
+"""The gradient of a unit goes to other owners with the same bits, and nothing else gets in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from edge.model.tensor_bytes import pieces_of
+from edge.model.unit_grads import collect_sparse, complete, grad_blob, load_grads
+from ringtune.errors import DivergedError, IntegrityError
+from ringtune.files.pieces import Pieces
+from ringtune.files.safetensors_stream import write_tensors
+
+ROWS, WIDTH = 9, 3
+
+
+def make_unit(seed: int = 0) -> dict[str, nn.Parameter]:
+    """A table and a norm's bias."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "table": nn.Parameter(torch.randn(ROWS, WIDTH, generator=generator)),
+        "bias": nn.Parameter(torch.randn(WIDTH, generator=generator)),
+    }
+
+
+def trained_unit(tokens: list[list[int]]) -> dict[str, nn.Parameter]:
+    """A unit with the sparse gradient of some micro-batches."""
+    unit = make_unit()
+    module = nn.Embedding(ROWS, WIDTH)
+    module.weight = unit["table"]
+    collect_sparse([module])
+    for number, micro in enumerate(tokens):
+        hidden = module(torch.tensor(micro)) * (number + 0.3) + unit["bias"]
+        torch.autograd.backward([hidden.square().sum()])
+    return unit
+
+
+def of(**tensors: torch.Tensor) -> Pieces:
+    """A file of these tensors; two underscores stand for a slash."""
+    return write_tensors({name.replace("__", "/"): pieces_of(value) for name, value in tensors.items()})
+
+
+def dense(unit: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+    """The gradients as an optimizer gets them."""
+    complete(unit, None)
+    return {name: value.grad.clone() for name, value in unit.items() if value.grad is not None}
+
+
+def test_gradient_of_a_table_travels_as_its_rows_with_the_same_bits() -> None:
+    """Only rows that a batch used are in the file; what the copy adds to its optimizer is equal in every bit."""
+    unit, copy = trained_unit([[1, 4, 4], [4, 7, 1]]), make_unit()
+    blob = Pieces.of(bytes(grad_blob(unit, None)))
+    assert blob.size_bytes < 3 * (WIDTH * 4 + 8) + WIDTH * 4 + 512
+    load_grads(blob, copy, where="it")
+    ours, theirs = dense(unit), dense(copy)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert ours["table"].abs().sum(dim=-1).nonzero().flatten().tolist() == [1, 4, 7]
+
+
+def test_gradient_is_what_one_process_has() -> None:
+    """Summed over micro-batches, dense after completing."""
+    unit = trained_unit([[1, 4, 4], [4, 7, 1]])
+    plain = make_unit()
+    for number, micro in enumerate([[1, 4, 4], [4, 7, 1]]):
+        hidden = plain["table"][torch.tensor(micro)] * (number + 0.3) + plain["bias"]
+        torch.autograd.backward([hidden.square().sum()])
+    found = dense(unit)
+    for name, value in plain.items():
+        assert value.grad is not None and torch.allclose(found[name], value.grad, atol=1e-6)
+
+
+def test_gradient_of_a_tied_table_is_the_sum_of_both_and_travels_whole() -> None:
+    """What the head collected on its stand-in is moved once, whether the gradient leaves first or not."""
+    unit, copy = trained_unit([[2, 3]]), make_unit()
+    own = unit["table"].grad
+    assert own is not None
+    own = own.to_dense()
+    stand_in = nn.Parameter(unit["table"].detach())
+    stand_in.grad = torch.ones(ROWS, WIDTH)
+    load_grads(Pieces.of(bytes(grad_blob(unit, (unit["table"], stand_in)))), copy, where="it")
+    assert stand_in.grad is None
+    complete(unit, (unit["table"], stand_in))
+    assert unit["table"].grad is not None and torch.equal(unit["table"].grad, own + 1.0)
+    assert torch.equal(dense(copy)["table"], unit["table"].grad)
+
+
+def test_gradient_of_a_tied_table_may_come_from_the_head_alone() -> None:
+    """An embedding whose own gradient is none yet has that of the head."""
+    unit = make_unit()
+    stand_in = nn.Parameter(unit["table"].detach())
+    stand_in.grad = torch.ones(ROWS, WIDTH)
+    complete(unit, (unit["table"], stand_in))
+    assert unit["table"].grad is not None and bool((unit["table"].grad == 1.0).all())
+
+
+def test_gradient_on_its_way_is_not_changed_by_an_update() -> None:
+    """The file may be read after the update of the unit, by a slow link."""
+    unit, copy = trained_unit([[5, 0]]), make_unit()
+    blob = grad_blob(unit, None)
+    wanted = {name: value.clone() for name, value in dense(unit).items()}
+    optimizer = torch.optim.AdamW(unit.values(), lr=0.5)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    load_grads(Pieces.of(bytes(blob)), copy, where="it")
+    found = dense(copy)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_parameter_without_gradient_has_none_at_the_copy() -> None:
+    """An optimizer leaves it alone there too."""
+    unit, copy = make_unit(), make_unit()
+    unit["bias"].grad, copy["table"].grad = torch.ones(WIDTH), torch.ones(ROWS, WIDTH)
+    load_grads(Pieces.of(bytes(grad_blob(unit, None))), copy, where="it")
+    assert copy["table"].grad is None and copy["bias"].grad is not None
+
+
+TABLE, BIAS = torch.ones(ROWS, WIDTH), torch.ones(WIDTH)
+REFUSED: dict[str, tuple[Callable[[], Pieces], str]] = {
+    "no file": (lambda: Pieces.of(b"nothing of the kind"), "it"),
+    "another tensor": (lambda: of(grad__bias=BIAS, grad__other=BIAS), "not those of its unit"),
+    "another shape": (lambda: of(grad__bias=torch.ones(WIDTH + 1)), "expected"),
+    "another type": (lambda: of(grad__bias=BIAS.double()), "expected"),
+    "twice": (lambda: of(grad__table=TABLE, rows__table=torch.tensor([1]), values__table=TABLE[:1]), "twice"),
+    "rows alone": (lambda: of(rows__table=torch.tensor([1])), "without values"),
+    "row outside": (lambda: of(rows__table=torch.tensor([1, ROWS]), values__table=TABLE[:2]), "not ascending within 9"),
+    "row below": (lambda: of(rows__table=torch.tensor([-1, 2]), values__table=TABLE[:2]), "not ascending within 9"),
+    "row twice": (lambda: of(rows__table=torch.tensor([2, 2]), values__table=TABLE[:2]), "not ascending within 9"),
+    "fewer values": (lambda: of(rows__table=torch.tensor([2, 3]), values__table=TABLE[:1]), "expected"),
+    "rows of another type": (lambda: of(rows__table=torch.tensor([2.0]), values__table=TABLE[:1]), "I64"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_gradient_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> None:
+    """One clear error that names the file; the unit keeps what it had."""
+    make, said = REFUSED[name]
+    unit = make_unit()
+    unit["bias"].grad = before = torch.zeros(WIDTH)
+    with pytest.raises(IntegrityError, match="it") as caught:
+        load_grads(make(), unit, where="it")
+    assert said in str(caught.value)
+    assert unit["bias"].grad is before and unit["table"].grad is None
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_gradient_that_is_not_finite_is_found(bad: float) -> None:
+    """The training diverged; no copy takes it."""
+    unit = make_unit()
+    with pytest.raises(DivergedError, match="bias"):
+        load_grads(of(grad__bias=torch.tensor([1.0, bad, 2.0])), unit, where="it")
+    assert unit["bias"].grad is None
