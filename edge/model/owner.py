@@ -149,7 +149,7 @@ class OwnerParts:
 
     @contextmanager
     def _collecting(self, weights: Units) -> Iterator[None]:
-        """Let no weights of the head collect gradients but these, for a while: what is frozen for good is told by it."""
+        """Let no weights of the head collect gradients but these; what rests only now trains again afterwards."""
         resting = [] if weights.has_head else list(self.units[self._head_unit].values())
         if self._tied is not None and not weights.has_embedding:
             resting.append(self._tied[1])
