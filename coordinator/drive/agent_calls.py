@@ -24,6 +24,7 @@ from ringtune.models.result_files import PART_FILES
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.grants import GrantWriter
 from ringtune.rpc.statuses import error_of_status
+from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
@@ -32,6 +33,12 @@ _RELEASE_S = 3.0
 _RETRY_S = 0.2
 _MAX_RESULT_BYTES = 1 << 38
 _RESULT_FILES = (*PART_FILES, "totals.json")
+
+
+def ask_frozen(request: control_pb2.InspectRequest, frozen: FrozenWeights | None) -> None:
+    """Ask a node to time itself with frozen weights held so."""
+    if frozen is not None:
+        request.frozen_dtype, request.frozen_native = frozen.dtype, frozen.native
 
 
 class AgentCalls:

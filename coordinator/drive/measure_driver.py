@@ -10,19 +10,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from coordinator.drive.agent_calls import ask_frozen
 from coordinator.drive.answers import Facts, read_facts
 from coordinator.drive.driver import TICK_S, Driver, raise_if_over
 from coordinator.drive.plan_making.link_measuring import link_of, remember
 from coordinator.drive.requests import MeasureRequest
 from coordinator.members.recruiting import Members, machine_of, num_neighbours
 from coordinator.members.registry import Member
-from coordinator.planner.make_plan import agreed_model
+from coordinator.planner.frozen import frozen_of
+from coordinator.planner.make_plan import agreed_model, make_plan
 from ringtune.costs.measuring import Pair, hidden_bytes, link_rounds
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
-from ringtune.errors import DeadlineError, PeerLostError
+from ringtune.errors import CapacityError, DeadlineError, PeerLostError
+from ringtune.schedule.frozen_weights import AS_COMPUTED, FrozenWeights
 from ringtune.v1 import control_pb2
 
 T = TypeVar("T")
@@ -75,14 +78,36 @@ class MeasureDriver(Driver):
     # ---- nodes ------------------------------------------------------------------------------------
 
     def _measure_nodes(self) -> list[NodeFacts]:
+        frozen = self._frozen()
         found: dict[str, NodeFacts] = {}
         for group in self._groups():
             neighbours = num_neighbours(group)
             for member in group:
-                self._ask_node(member.node, neighbours[member.node])
-            answers = self._await({member.node for member in group}, "to measure themselves")
-            found |= {node: read_facts(Facts(node, answer.facts_json)) for node, answer in answers.items()}
+                self._ask_node(member.node, neighbours[member.node], frozen)
+            found |= self._facts_of(group, "to measure themselves")
         return [found[node] for node in sorted(found)]
+
+    def _frozen(self) -> FrozenWeights | None:
+        """How a run of the job would hold frozen weights on these nodes, which then time themselves so."""
+        job = self._request.job
+        if job.runtime.frozen == AS_COMPUTED:
+            return None
+        for member in self._chosen:
+            self._calls[member.node].inspect(
+                job.to_toml(),
+                measure=False,
+                timeout_s=job.runtime.wait_s,
+                on_result=self._answer_to(member.node),
+            )
+        facts = self._facts_of(self._chosen, "to say what they are")
+        try:
+            return make_plan(job, facts).plan.course.frozen
+        except CapacityError:  # as small as the job allows
+            return frozen_of(job, facts.values())[-1]
+
+    def _facts_of(self, members: Sequence[Member], what: str) -> dict[str, NodeFacts]:
+        answers = self._await({member.node for member in members}, what)
+        return {node: read_facts(Facts(node, answer.facts_json)) for node, answer in answers.items()}
 
     def _groups(self) -> list[list[Member]]:
         """Group the members that are timed at the same moment: all in one group, or one member per machine in each.
@@ -100,11 +125,12 @@ class MeasureDriver(Driver):
             groups[index].append(member)
         return groups
 
-    def _ask_node(self, node: str, neighbours: int) -> None:
+    def _ask_node(self, node: str, neighbours: int, frozen: FrozenWeights | None) -> None:
         request = self._request
 
         def extend(inspect: control_pb2.InspectRequest) -> None:
             inspect.measure_s, inspect.fresh, inspect.neighbours = MEASURE_S, request.is_fresh, neighbours
+            ask_frozen(inspect, frozen)
 
         self._calls[node].inspect(
             request.job.to_toml(),

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from coordinator.drive.agent_calls import ask_frozen
 from coordinator.drive.answers import Answer, Facts, Files, NodePrepared, Reported, read_facts
 from coordinator.drive.checkpointing import Checkpointing, Noted
 from coordinator.drive.choosing import choose_beside
@@ -78,6 +79,7 @@ class RunDriver(Driver):
         self._planned: Planned | None = None
         self._books: RunBooks | None = None
         self._predicted: JobTime | None = None
+        self._timed_frozen = request.resume.plan.course.frozen if request.resume else None
         self._phase = ("joining", self._started_s)
         self._phases_s: dict[str, float] = {}
         self._released: list[Future[None]] = []
@@ -155,8 +157,8 @@ class RunDriver(Driver):
                 self._feed(rounds.Collected(node))
             case PlanReady():
                 self._on_plan(entry)
-            case Looked(error):
-                self._on_first_look(error)
+            case Looked():
+                self._on_first_look(entry)
             case LinkAnswer():
                 self._making.take_link(entry)
             case Noted(step):
@@ -172,12 +174,13 @@ class RunDriver(Driver):
             self._checkpoints.note_states(entry.node, entry.shards)
             self._feed(rounds.Inspected(entry.node, facts))
 
-    def _on_first_look(self, error: RingTuneError | None) -> None:
+    def _on_first_look(self, looked: Looked) -> None:
         """Let the nodes measure themselves, or end a run for which no plan is possible."""
         self._making.end_look()
-        if error is not None:
-            self._feed(rounds.PlanFailed(type(error).__name__, str(error)))
+        if looked.error is not None:
+            self._feed(rounds.PlanFailed(type(looked.error).__name__, str(looked.error)))
             return
+        self._timed_frozen = looked.frozen
         for node in sorted(self._addresses):
             self._inspect(node)
 
@@ -281,6 +284,7 @@ class RunDriver(Driver):
         Nodes of one machine are timed at the same moment, as they will compute.
         """
         request.measure_s, request.neighbours = _MEASURE_S, self._neighbours[node]
+        ask_frozen(request, self._timed_frozen)
         self._checkpoints.ask_about(node, request)
 
     def _let_go_of_shards(self, step: int) -> None:

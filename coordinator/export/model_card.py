@@ -130,6 +130,7 @@ def _facts(run: SavedRun, library: tuple[str, object]) -> list[tuple[str, object
         ("batch size", plan.course.batch_size),
         ("longest input", f"{plan.course.max_length} tokens"),
         ("optimizer", f"{train.optimizer}, learning rate {train.learning_rate:g}, {train.lr_schedule}"),
+        ("frozen weights", f"in {plan.course.frozen.dtype}" if plan.course.frozen else ""),
         ("seed", plan.course.seed),
         ("data owners", len(plan.course.owners)),
         ("hosts", len(plan.placement.slices)),

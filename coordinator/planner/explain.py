@@ -10,6 +10,7 @@ from typing import Any
 from coordinator.planner.choose import Candidate, Choice, plan_of, slices_of
 from coordinator.planner.even import block_s
 from coordinator.planner.explain_operations import OperationsReason, explain_operations, reason_lines
+from coordinator.planner.frozen import reason_line
 from coordinator.planner.memory_caps import MemoryCaps
 from coordinator.planner.predict.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
 from coordinator.planner.predict.step_time import Ring, job_s, step_times
@@ -92,6 +93,7 @@ class Explanation:
         unsettled: the chosen plan as the second best is judged: before operations were settled with the slices; None
             where none are.
         equal: seconds of all steps with the nodes' own counts, and with equal ones; None without operations.balance.
+        frozen: how frozen weights are held, and why, if the planner chose it; empty if it did not.
     """
 
     nodes: tuple[NodeReason, ...]
@@ -110,6 +112,7 @@ class Explanation:
     operations: OperationsReason | None = None
     unsettled: Runner | None = None
     equal: tuple[float, float] | None = None
+    frozen: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as dictionaries, lists, numbers and strings."""
@@ -157,6 +160,7 @@ def explain(
         operations=operations,
         unsettled=_runner(choice.costs, choice.best) if settled is not None else None,
         equal=_seconds(best, settled.equal) if settled is not None and settled.equal is not None else None,
+        frozen=reason_line(plan.course.frozen, choice.too_large),
     )
 
 
@@ -292,6 +296,7 @@ def explanation_text(found: Explanation) -> list[str]:
         f"  {found.microbatches} micro-batches, {found.credits} credits a link and boundary, "
         f"{found.wire_dtype} on the wire"
     )
+    lines += [found.frozen] if found.frozen else []
     lines += reason_lines(found.operations, seconds) if found.operations is not None else []
     lines += [_balance_line(*found.equal, seconds)] if found.equal is not None else []
     lines += [f"  depth {each.depth}: {each.steps} steps of {seconds(each.step_s)}" for each in found.depths]

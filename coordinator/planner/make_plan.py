@@ -19,6 +19,7 @@ from coordinator.planner.choose import Candidate, Choice, Settled, choose_plan, 
 from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort
 from coordinator.planner.even import as_alike
+from coordinator.planner.frozen import as_timed, first_that_fits, frozen_of, timed_otherwise, with_frozen
 from coordinator.planner.initiators import initiator_order
 from coordinator.planner.memory_caps import MemoryCaps
 from coordinator.planner.operations import settled, with_operations
@@ -34,6 +35,7 @@ from ringtune.jobs.job import Job
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
+from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.plan import Plan
 
 
@@ -59,7 +61,9 @@ class Planned:
     def note(self) -> str:
         """What whoever sees the plan has to know: what was left out, that the clock cut its making; mostly empty."""
         cut_after_s = self.choice.cut_after_s if self.choice else None
-        return "; ".join([*self.left_out, *([] if cut_after_s is None else [cut_note(cut_after_s)])])
+        otherwise = timed_otherwise(self.plan.course, self.profile.nodes if self.profile else ())
+        cut = [] if cut_after_s is None else [cut_note(cut_after_s)]
+        return "; ".join([*self.left_out, *([otherwise] if otherwise else []), *cut])
 
     @property
     def memory_bytes(self) -> dict[str, int]:
@@ -119,23 +123,46 @@ def make_plan(
     alike = as_alike(nodes) if all(link.is_assumed for link in links) else None
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile, job.train.optimizer)
-    choices = [
-        draft.with_choices(count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in microbatches or (0,)
-    ]
-    drafts, left_out = _with_fitting_operations(job, choices, model, profile)
     effort = effort or Effort(seconds=job.runtime.plan_s)
     if not links or evaluation_only:
         effort = dataclasses.replace(effort, judged_actions=0)
+    pairs = [(count, dtype) for dtype in wire_dtypes or (job.wire.dtype,) for count in microbatches or (0,)]
+
+    def place(frozen: FrozenWeights | None) -> Planned:
+        choices = [with_frozen(draft, frozen).with_choices(*pair) for pair in pairs]
+        return _placed(job, choices, profile, facts, effort, is_alike=alike is not None)
+
+    planned, too_large = first_that_fits(frozen_of(job, nodes), place)
+    choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large)
+    return dataclasses.replace(planned, choice=choice)
+
+
+def _placed(
+    job: Job,
+    choices: Sequence[Draft],
+    profile: Profile,
+    facts: Mapping[str, NodeFacts],
+    effort: Effort,
+    *,
+    is_alike: bool,
+) -> Planned:
+    """Place the best of some drafts that differ in what the planner may choose.
+
+    Raises:
+        CapacityError: no split fits; names a node with what it needs and has.
+    """
+    model = next(iter(facts.values())).model
+    drafts, left_out = _with_fitting_operations(job, choices, model, profile)
     choice = choose_plan(
         drafts,
         profile,
         optimizer=job.train.optimizer,
         dtype=job.model.dtype,
         effort=effort,
-        alike=alike is not None,
+        alike=is_alike,
     )
     if choice is None:
-        raise nothing_fits(_caps(job, drafts[0], facts), nodes)
+        raise nothing_fits(_caps(job, drafts[0], facts), [facts[name] for name in sorted(facts)])
     drafted = plan_of(choice.best.draft, choice.costs, choice.best.ring)
     plan = settled(job, drafted, model, profile)
     kept = refuse_if_full(job, plan, facts)
@@ -219,7 +246,8 @@ def check_inputs(job: Job, profile: Profile) -> None:
         raise PlanError("the profile has no node; measure anew with 'ringtune measure'")
     model = model_facts(job.model.path, job) if Path(job.model.path).is_dir() else agreed_model(nodes)
     shape = job_shape(job, fixed_tokens=model.fixed_tokens)
-    check_profile(profile, job_draft(job, nodes, model).course, model_digest=model.digest, shape=shape)
+    draft = as_timed(job, job_draft(job, nodes, model), nodes)
+    check_profile(profile, draft.course, model_digest=model.digest, shape=shape)
 
 
 def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
@@ -349,6 +377,7 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         seed=train.seed,
         turns=train.turns,
         frozen_blocks=private_blocks,
+        frozen=frozen_of(job, nodes)[0],
     )
     return with_activations(job, Draft(course=course, private_blocks=private_blocks), model)
 

@@ -16,6 +16,7 @@ from ringtune.hints import hint
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
 from ringtune.jobs.result import result_of
 from ringtune.models.result_files import Result
+from ringtune.schedule.frozen_weights import dtype_of
 from ringtune.schedule.methods import method_class
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.plan_0_1 import read_any_plan
@@ -137,5 +138,5 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
     none: dict[str, Any] = dict.fromkeys(name for name in METHOD_SECTIONS if name != method_class(method).section)
     job = dataclasses.replace(job, **none)
     path = dataclasses.replace(job.model, path=str(model.resolve())) if model else job.model
-    runtime = dataclasses.replace(job.runtime, record=False)
+    runtime = dataclasses.replace(job.runtime, record=False, frozen=dtype_of(run.plan.course.frozen))
     return dataclasses.replace(job, model=path, data=section, train=train, runtime=runtime)

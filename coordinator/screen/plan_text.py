@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.planner.explain import Explanation, explanation_text
+from coordinator.planner.frozen import frozen_line
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.job_time import JobTime
 from coordinator.screen.operations_text import choice_lines, operations_lines
@@ -63,6 +64,7 @@ def plan_text(
     lines += [time.line()] if time is not None else []
     lines.append(_turns(plan))
     lines += training_lines(course)
+    lines += [line] if (line := frozen_line(course.frozen)) else []
     lines += choice_lines(plan)
     if is_stale(course):
         lines.append(_staleness(plan))

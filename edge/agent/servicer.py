@@ -18,6 +18,7 @@ from ringtune.files.chunks import cut_pieces
 from ringtune.rpc.connections import Server
 from ringtune.rpc.statuses import answer, answer_stream
 from ringtune.rpc.weights_servicer import WeightsServicer
+from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.v1 import control_pb2, control_pb2_grpc, weights_pb2_grpc
 
 if TYPE_CHECKING:
@@ -150,7 +151,10 @@ class AgentServicer(control_pb2_grpc.AgentServicer):
 def _timing(request: control_pb2.InspectRequest) -> TimingRequest | None:
     if not request.measure:
         return None
-    return TimingRequest(request.measure_s or DEFAULT_BUDGET_S, request.neighbours, request.fresh)
+    frozen = None
+    if request.frozen_dtype:
+        frozen = FrozenWeights(dtype=request.frozen_dtype, native=request.frozen_native)
+    return TimingRequest(request.measure_s or DEFAULT_BUDGET_S, request.neighbours, request.fresh, frozen)
 
 
 def _goes_on(request: control_pb2.PrepareRequest) -> GoesOn | None:

@@ -17,6 +17,7 @@ from edge.agent.active_run import ActiveRun
 from edge.agent_options import AgentOptions
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import NO_TOKENS, OwnerDataset
+from edge.machine.bfloat16 import multiplies_bfloat16_fast
 from edge.machine.hardware import describe_hardware
 from edge.machine.libraries import load_libraries, touch_kernels
 from edge.machine.memory_budget import give_memory_back
@@ -36,6 +37,7 @@ from ringtune.costs.work_times import Work
 from ringtune.errors import DataError, UsageError
 from ringtune.jobs.job import Job
 from ringtune.machine.cores import cpu_cores, cpu_quota, usable_cores
+from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.plan import Plan
 
 _LOG = logging.getLogger(__name__)
@@ -112,17 +114,18 @@ def inspect(
         cpu_cores=cpu_cores(),
         train_tokens=tokens.train,
         eval_tokens=tokens.evaluation,
-        shape=_shape(job, facts) if timing else TimedShape(),
+        shape=_shape(job, facts, timing.frozen) if timing else TimedShape(),
         work_times=found.work_times,
         rested_s=found.rested_s,
         handling_s=found.handling_s,
+        fast_bfloat16=multiplies_bfloat16_fast(device),
     )
     return node.to_json(), dataset
 
 
-def _shape(job: Job, model: ModelFacts) -> TimedShape:
+def _shape(job: Job, model: ModelFacts, frozen: FrozenWeights | None) -> TimedShape:
     """Return the shape that this node's timings belong to."""
-    return job_shape(job, fixed_tokens=model.fixed_tokens, subnets=job_subnets(job, model).count)
+    return job_shape(job, fixed_tokens=model.fixed_tokens, subnets=job_subnets(job, model).count, frozen=frozen)
 
 
 def _budget(options: AgentOptions, device: str, memory_bytes: int) -> int:

@@ -12,6 +12,7 @@ from typing import Final
 from ringtune.jobs.job import Job
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
+from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.methods import RingAda
 from ringtune.schedule.operations.choice import BlockCapacity, Choice, Policy
 from ringtune.schedule.operations.codes import FULL, SHORTCUT
@@ -35,6 +36,7 @@ def bench_plan(
     labels: tuple[str, ...],
     has_rows: bool,
     subnets: int = 1,
+    frozen: FrozenWeights | None = None,
 ) -> Plan:
     """Make a plan in which this node hosts one block and absent nodes host the rest.
 
@@ -50,6 +52,7 @@ def bench_plan(
         labels: agreed class names.
         has_rows: whether this node is the owner.
         subnets: of each block, where turns shall carry tables.
+        frozen: how frozen weights are held.
     """
     pieces = (
         Slice(node=_BELOW, start=0, stop=block),
@@ -71,6 +74,7 @@ def bench_plan(
         labels=labels,
         seed=job.train.seed,
         choice=_any_table(subnets) if subnets > 1 else None,
+        frozen=frozen,
     )
     return Plan.of(course, Placement(slices=tuple(piece for piece in pieces if piece.num_blocks)))
 

@@ -55,7 +55,7 @@ def timings(
     key = cache_key(
         model=model.digest,
         hardware=hardware,
-        shape=job_shape(job, fixed_tokens=model.fixed_tokens, subnets=subnets),
+        shape=job_shape(job, fixed_tokens=model.fixed_tokens, subnets=subnets, frozen=timing.frozen),
         batch=(job.train.batch_size, job.train.microbatches),
         classes=len({*job.data.labels, *dataset.labels}) if dataset else -1,
         neighbours=timing.neighbours,
@@ -67,7 +67,16 @@ def timings(
         return found
     started_s = time.monotonic()
     folder = Path(job.model.path)
-    bench = Bench(folder, job, dataset, model=model, memory_bytes=memory_bytes, device=device, subnets=subnets)
+    bench = Bench(
+        folder,
+        job,
+        dataset,
+        model=model,
+        memory_bytes=memory_bytes,
+        device=device,
+        subnets=subnets,
+        frozen=timing.frozen,
+    )
     quota = cpu_quota()
     cpu = CpuClock.of(quota, torch.get_num_threads()) if device == "cpu" else None
     timer = Timer(window_s=window_of(quota), settle=bench.settle(), cpu=cpu)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ringtune.schedule.frozen_weights import FrozenWeights
+
 DEFAULT_BUDGET_S = 4.0
 
 
@@ -14,8 +16,10 @@ class TimingRequest(NamedTuple):
         budget_s: about how long all timings may take, in seconds; slow boards take longer.
         neighbours: other nodes of this machine that are timed at the same moment.
         is_fresh: measure anew even what the node remembers.
+        frozen: how frozen weights are held; None = in the type of the computation.
     """
 
     budget_s: float = DEFAULT_BUDGET_S
     neighbours: int = 0
     is_fresh: bool = False
+    frozen: FrozenWeights | None = None

@@ -53,6 +53,7 @@ from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import model_dimensions, read_config
 from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn
 
@@ -96,6 +97,7 @@ class Bench:
         memory_bytes: that the measurement may use.
         device: torch device.
         subnets: of each block, where the job has operations.
+        frozen: how frozen weights are held.
 
     Raises:
         ModelError: see ``NodeExecutor``.
@@ -113,6 +115,7 @@ class Bench:
         memory_bytes: int,
         device: str = "cpu",
         subnets: int = 1,
+        frozen: FrozenWeights | None = None,
     ) -> None:
         self._subnets = subnets
         config = read_config(folder)
@@ -140,6 +143,7 @@ class Bench:
             labels=known_labels(job.data.labels, dataset, has_classes=has_classes),
             has_rows=self._rows is not None,
             subnets=subnets,
+            frozen=frozen,
         )
         _check_room(self._memory(model), memory_bytes)
         # the executor wants of a dataset only what SizedRows has

@@ -42,10 +42,17 @@ def make_job(model_folder: Path, **overrides: object) -> Job:
     return job.with_overrides(values)
 
 
-def make_bench(model_folder: Path, job: Job, dataset: OwnerDataset | None = None, *, subnets: int = 1) -> Bench:
+def make_bench(
+    model_folder: Path,
+    job: Job,
+    dataset: OwnerDataset | None = None,
+    *,
+    subnets: int = 1,
+    frozen: FrozenWeights | None = None,
+) -> Bench:
     """Build what times a node's works, with room for any of them."""
     model = model_facts(model_folder, job)
-    return Bench(model_folder, job, dataset, model=model, memory_bytes=1 << 40, subnets=subnets)
+    return Bench(model_folder, job, dataset, model=model, memory_bytes=1 << 40, subnets=subnets, frozen=frozen)
 
 
 def make_plan(

@@ -19,17 +19,25 @@ from typing import NamedTuple
 from coordinator.drive.plan_making.planning import plan_run, run_profile
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.effort import Effort
+from coordinator.planner.make_plan import Planned
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import DeadlineError, RingTuneError
+from ringtune.schedule.frozen_weights import FrozenWeights
 
 _LOG = logging.getLogger(__name__)
 _SHARE_OF_WAIT = 0.5
 
 
 class Looked(NamedTuple):
-    """The first answers of all nodes were looked at: why no plan is possible, None if one is."""
+    """The first answers of all nodes were looked at.
+
+    Attributes:
+        error: why no plan is possible, None if one is.
+        frozen: how the plan that is possible holds frozen weights; the nodes time themselves so.
+    """
 
     error: RingTuneError | None
+    frozen: FrozenWeights | None = None
 
 
 class FirstLook:
@@ -75,7 +83,7 @@ class FirstLook:
 
     def _look(self) -> None:
         try:
-            self._plan()
+            planned = self._plan()
         except DeadlineError as error:  # the planner that knows all will say what is wrong
             _LOG.info("the first look took too long: %s", error)
             self._on_done(Looked(None))
@@ -85,10 +93,10 @@ class FirstLook:
             _LOG.exception("the first look failed by a bug")
             self._on_done(Looked(RingTuneError(f"internal error, {type(error).__name__}: {error}; please report it")))
         else:
-            self._on_done(Looked(None))
+            self._on_done(Looked(None, planned.plan.course.frozen))
 
-    def _plan(self) -> None:
+    def _plan(self) -> Planned:
         left_s = max(0.0, self._end_s - self._now_s())
         seconds = min(self._request.job.runtime.plan_s, _SHARE_OF_WAIT * left_s)
         effort = Effort(seconds=seconds, is_cancelled=self._cancelled.is_set, judged_actions=0)
-        plan_run(self._request, run_profile(self._request, self._facts), None, effort)
+        return plan_run(self._request, run_profile(self._request, self._facts), None, effort)

@@ -23,6 +23,7 @@ from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTable, WorkTime
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope
 from ringtune.schedule.course import Course
+from ringtune.schedule.frozen_weights import name_of
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, share
 from ringtune.schedule.turns import StepKind
 from ringtune.schedule.units import Range
@@ -322,7 +323,7 @@ def check_profile(profile: Profile, course: Course, *, model_digest: str = "", s
 
     Args:
         profile: measured.
-        course: to be timed with it.
+        course: to be timed with it; it says how frozen weights are held.
         model_digest: of the job's model; empty = whatever the profile has, as long as it is one.
         shape: of the job; the rows of a micro-batch may differ, times are scaled.
 
@@ -342,6 +343,11 @@ def check_profile(profile: Profile, course: Course, *, model_digest: str = "", s
                 f"{course.num_blocks} of {course.hidden_size}"
             )
         if shape is not None and node.shape.is_measured:
+            if node.shape.frozen != name_of(course.frozen):
+                raise PlanError(
+                    f"node {node.node} was profiled with frozen weights in {node.shape.frozen}, the run has them in "
+                    f"{name_of(course.frozen)} (runtime.frozen); measure anew with 'ringtune measure'"
+                )
             for name in ("tokens", "task", "adapter", "dtype", "wire_dtype", "optimizer", "dropout"):
                 found, wanted = getattr(node.shape, name), getattr(shape, name)
                 if found != wanted:

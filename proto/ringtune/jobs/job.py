@@ -85,7 +85,7 @@ class Job:
         check_full_parameters(train=self.train, adapter=self.adapter, operations=self.operations, privacy=self.privacy)
         object.__setattr__(self, "velora", checked(self.memory, self.velora, self.adapter))
         check_operations(self.operations, adapter=self.adapter, train=self.train, privacy=self.privacy)
-        check_frozen(self.runtime, model=self.model, adapter=self.adapter, operations=self.operations)
+        check_frozen(self)
         if self.model.task in CLASS_TASKS:
             return
         if self.data.labels:

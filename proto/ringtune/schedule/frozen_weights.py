@@ -50,6 +50,11 @@ class FrozenWeights:
         return f"{self.dtype} {'native' if self.native else 'widened'}"
 
 
+def dtype_of(frozen: FrozenWeights | None) -> str:
+    """The word for the type of frozen weights, as ``runtime.frozen`` has it: ``float32`` where they are as computed."""
+    return frozen.dtype if frozen is not None else AS_COMPUTED
+
+
 def name_of(frozen: FrozenWeights | None) -> str:
     """The words for how frozen weights are held: ``float32`` where they are as computed."""
     return str(frozen) if frozen is not None else AS_COMPUTED

@@ -20,9 +20,7 @@ def job(text: str = "", *, frozen: str = "float32") -> Job:
 
 def choices(one: Job, *, is_native: bool = False) -> tuple[FrozenWeights | None, ...]:
     """What a planner may take for a job."""
-    return frozen_choices(
-        one.runtime, model=one.model, adapter=one.adapter, operations=one.operations, is_native=is_native
-    )
+    return frozen_choices(one, is_native=is_native)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +54,13 @@ def test_frozen_weights_are_exact_in_float64() -> None:
     with pytest.raises(JobError, match=r"runtime\.frozen = 'bfloat16' rounds weights that model\.dtype = 'float64'"):
         job('dtype = "float64"', frozen="bfloat16")
     assert choices(job('dtype = "float64"', frozen="auto")) == (None,)
+
+
+def test_frozen_weights_are_none_where_all_weights_train() -> None:
+    """With full parameters nothing is frozen; ``auto`` then has nothing to choose."""
+    with pytest.raises(JobError, match=r"runtime\.frozen = 'int8' has no meaning with train\.method = 'hift'"):
+        job('[train]\nmethod = "hift"', frozen="int8")
+    assert choices(job('[train]\nmethod = "hift"', frozen="auto")) == (None,)
 
 
 @pytest.mark.parametrize(

@@ -239,3 +239,13 @@ def test_measurement_stops_when_it_is_told_to() -> None:
         go_on.set()
         assert cluster.agents["a"].released.wait(CALL_S)
     assert [str(error) for error in errors] == ["enough"]
+
+
+def test_measurement_times_frozen_weights_as_a_run_would_hold_them() -> None:
+    """Nodes are asked what they can do first: one that does not multiply bfloat16 lets all widen."""
+    with FakeCluster("a", "b", agents={"a": {"facts_changes": {"fast_bfloat16": True}}}) as cluster:
+        measure(cluster, changes={"runtime__frozen": "int8"})
+        asked = [agent.inspected for agent in cluster.agents.values()]
+        assert [(each.measure, each.frozen_dtype, each.frozen_native) for each in asked] == [(True, "int8", False)] * 2
+        measure(cluster)
+        assert [agent.inspected.frozen_dtype for agent in cluster.agents.values()] == ["", ""]

@@ -21,6 +21,7 @@ from ringtune.jobs.job import Job
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
 from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.frozen_weights import FrozenWeights
 from tests.support import hand_ring as ring
 from tests.support import tiny
 from tests.support.torch_ring import Case, write_family_inputs
@@ -210,3 +211,12 @@ def test_known_labels_are_two_at_least() -> None:
     assert known_labels(("b", "a", "c"), None, has_classes=True) == ("a", "b", "c")
     assert known_labels((), None, has_classes=True) == ("(one)", "(other)")
     assert known_labels((), None, has_classes=False) == ()
+
+
+def test_bench_times_frozen_weights_as_they_are_held(model_folder: Path, tmp_path: Path) -> None:
+    """The block that is timed has them small; what a graph keeps stays the same."""
+    job = ring.make_job(model_folder, model__dtype="float32")
+    benches = [ring.make_bench(model_folder, job, frozen=frozen) for frozen in (None, FrozenWeights(dtype="int8"))]
+    held = [bench._executor.hosted_bytes for bench in benches]
+    assert held[1] < held[0]
+    assert benches[1].activation_token_bytes() == benches[0].activation_token_bytes()
