@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -75,6 +76,32 @@ def test_eval_takes_a_run_of_own_weights(cluster: Cluster, tmp_path: Path) -> No
     done = run_ringtune("export", tmp_path / "run", "--out", tmp_path / "exported")
     assert done.returncode == UsageError.exit_code
     assert "has no adapter to export" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_eval_takes_a_run_of_full_parameters(cluster: Cluster, tmp_path: Path) -> None:
+    """The whole model goes back to the nodes, each its part; what is exported predicts the same without us."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    job = JOB.format(model=cluster.model).partition("[unfreeze]")[0]
+    (tmp_path / "job.toml").write_text(f'{job}method = "hift"\n')
+    good("train", tmp_path / "job.toml", "--coordinator", cluster.address, "--out", tmp_path / "run")
+    trained = json.loads((tmp_path / "run/report.json").read_text())["eval"]
+    assert not (tmp_path / "run/adapter").exists()
+    for more in (("--data", cluster.eval), ()):
+        found = good("eval", tmp_path / "run", *more, "--coordinator", cluster.address)
+        assert (found["count"], found["accuracy"]) == (trained["count"], trained["accuracy"])
+        assert found["loss"] == pytest.approx(trained["loss"], rel=1e-5)
+    good("export", tmp_path / "run", "--out", tmp_path / "out", "--base-model", "acme/tiny")
+    model = AutoModelForSequenceClassification.from_pretrained(str(tmp_path / "out")).eval()
+    rows = list(csv.DictReader(cluster.eval.read_text().splitlines()))
+    words = AutoTokenizer.from_pretrained(str(tmp_path / "out"))
+    inputs = words([row["text"] for row in rows], padding=True, truncation=True, max_length=16, return_tensors="pt")
+    with torch.no_grad():
+        predicted = model(**inputs).logits.argmax(dim=-1).tolist()
+    hits = sum(model.config.id2label[index] == row["label"] for index, row in zip(predicted, rows, strict=True))
+    assert hits / len(rows) == trained["accuracy"]
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "out").iterdir())
+    assert str(cluster.folder).encode() not in everything
 
 
 def test_eval_of_other_rows_needs_no_class_of_them_all(cluster: Cluster, run: Path, tmp_path: Path) -> None:
