@@ -3,7 +3,8 @@
 Every subnet is full for ``full`` of ``microbatches`` micro-batches and skipped for the others, each for other ones; the
 time of all micro-batches is compared with that of the whole block as the library runs it. The variants take turns, and
 what counts is processor time, so that a machine that others use slows all of them down alike; the median of the ratios
-of all rounds is given.
+of all rounds is given. Beside blocks of BERT there is one of Llama with grouped-query attention, three query heads for
+each key/value head, whose rows have padding.
 """
 
 from __future__ import annotations
@@ -28,10 +29,59 @@ from edge.model.slice import BlockRunner, materialise
 from ringtune.jobs.job import parse_job
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT
 from tests.support import tiny
+from tests.support.tiny_families import write_family
 
 ADAPTERS: Final = {"seq_bn": "seq_bn", "lora": "lora", "full": "full"}
-WIDTHS: Final = {"minilm": 384, "base": 768}
 HEADS: Final = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What a block is like.
+
+    Attributes:
+        model_type: its family.
+        width: of the hidden state.
+        inner: width of the feed-forward part.
+        kv_heads: key/value heads of its 12 heads; each is a subnet with its query heads.
+        padded: share of the tokens that every other row lacks.
+    """
+
+    model_type: str = "bert"
+    width: int
+    inner: int
+    kv_heads: int = HEADS
+    padded: float = 0.0
+
+    def write(self, folder: Path) -> None:
+        """Write a model of one such block with random weights."""
+        if self.model_type == "bert":
+            sizes = {"hidden_size": self.width, "num_heads": HEADS, "intermediate_size": self.inner}
+            tiny.write_bert(folder, vocab_size=64, num_blocks=1, **sizes)
+            return
+        write_family(
+            folder,
+            self.model_type,
+            num_blocks=1,
+            hidden_size=self.width,
+            num_attention_heads=HEADS,
+            num_key_value_heads=self.kv_heads,
+            intermediate_size=self.inner,
+            initializer_range=0.02,
+        )
+
+    def mask(self, rows: int, tokens: int) -> torch.Tensor:
+        """The mask of a micro-batch: 1 = token."""
+        found = torch.ones(rows, tokens, dtype=torch.int64)
+        found[1::2, tokens - round(self.padded * tokens) :] = 0
+        return found
+
+
+SHAPES: Final = {
+    "minilm": Shape(width=384, inner=1536),
+    "base": Shape(width=768, inner=3072),
+    "llama": Shape(model_type="llama", width=768, inner=2048, kv_heads=4, padded=0.25),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,20 +122,18 @@ MIXES: Final = {
 
 
 class OneBlock:
-    """A block of a BERT with random weights, forward and backward.
+    """A block with random weights, forward and backward.
 
     Args:
         folder: for its files.
-        width: of the hidden state.
+        shape: what it is like.
         adapter: as in a job.
         rows: of a micro-batch.
         tokens: of a row.
     """
 
-    def __init__(self, folder: Path, *, width: int, adapter: str, rows: int, tokens: int) -> None:
-        tiny.write_bert(
-            folder, vocab_size=64, hidden_size=width, num_blocks=1, num_heads=HEADS, intermediate_size=4 * width
-        )
+    def __init__(self, folder: Path, *, shape: Shape, adapter: str, rows: int, tokens: int) -> None:
+        shape.write(folder)
         job = parse_job(
             f'[model]\npath = "{folder}"\ntask = "sequence-classification"\n[adapter]\nconfig = "{adapter}"\n',
             source="bench",
@@ -96,9 +144,9 @@ class OneBlock:
             materialise(skeleton, weights, blocks=[0], with_embedding=False, dtype=torch.float32, device=device)
         self._runner = BlockRunner(skeleton, dropout=0.0, seed=0)
         generator = torch.Generator().manual_seed(0)
-        self._hidden = torch.randn(rows, tokens, width, generator=generator)
-        self._grad = torch.randn(rows, tokens, width, generator=generator)
-        self._mask = torch.ones(rows, tokens, dtype=torch.int64)
+        self._hidden = torch.randn(rows, tokens, shape.width, generator=generator)
+        self._grad = torch.randn(rows, tokens, shape.width, generator=generator)
+        self._mask = shape.mask(rows, tokens)
         self._context = self._runner.context(self._hidden, self._mask)
 
     def batch_s(self, patterns: Sequence[str]) -> float:
@@ -130,13 +178,13 @@ def ratios_of(block: OneBlock, mixes: Mapping[str, Mix], *, subnets: int, rounds
 
 
 def compute_ratios(*, rounds: int = 9, shapes: Sequence[tuple[int, int]] = ((8, 128),)) -> dict[str, Any]:
-    """Compute ratios by width, adapter and (rows, tokens) of a micro-batch; one thread."""
+    """Compute ratios by block, adapter and (rows, tokens) of a micro-batch; one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         return {
-            f"{name}_{adapter}_{rows}x{tokens}": _ratios(width, ADAPTERS[adapter], rows, tokens, rounds)
-            for name, width in WIDTHS.items()
+            f"{name}_{adapter}_{rows}x{tokens}": _ratios(shape, ADAPTERS[adapter], rows, tokens, rounds)
+            for name, shape in SHAPES.items()
             for adapter in ADAPTERS
             for rows, tokens in shapes
         }
@@ -144,10 +192,10 @@ def compute_ratios(*, rounds: int = 9, shapes: Sequence[tuple[int, int]] = ((8, 
         torch.set_num_threads(threads)
 
 
-def _ratios(width: int, adapter: str, rows: int, tokens: int, rounds: int) -> dict[str, float]:
+def _ratios(shape: Shape, adapter: str, rows: int, tokens: int, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
-        block = OneBlock(Path(folder), width=width, adapter=adapter, rows=rows, tokens=tokens)
-        found = ratios_of(block, MIXES, subnets=HEADS, rounds=rounds)
+        block = OneBlock(Path(folder), shape=shape, adapter=adapter, rows=rows, tokens=tokens)
+        found = ratios_of(block, MIXES, subnets=shape.kv_heads, rounds=rounds)
     return {f"compute_ratio_{name}": round(value, 4) for name, value in found.items()}
 
 

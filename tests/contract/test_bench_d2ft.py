@@ -49,10 +49,10 @@ def test_long_rows_join_sentences(tmp_path: Path) -> None:
 
 
 def test_worst_ratio_is_that_of_the_model_that_gains_least() -> None:
-    """At 1,024 tokens a micro-batch; smaller shapes are only reported."""
+    """At 1,024 tokens a micro-batch; smaller shapes and the block of Llama are only reported."""
     found = {
         f"{model}_{adapter}_{shape}": {"compute_ratio_60": ratio, "compute_ratio_50": ratio - 0.1}
-        for model, ratio in (("minilm", 0.6), ("base", 0.62))
+        for model, ratio in (("minilm", 0.6), ("base", 0.62), ("llama", 0.7))
         for adapter in ("seq_bn", "lora", "full")
         for shape in ("8x128", "2x64")
     }
