@@ -97,6 +97,7 @@ class ProfileTimes:
             lowest=item.lowest[micro],
             kind=item.kind,
             patterns=item.patterns(micro, action.start, action.stop) if item.rows else (),
+            trained=item.trained,
         )
 
 

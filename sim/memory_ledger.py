@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from ringtune.costs.memory.full_parameters import resting_units
 from ringtune.costs.memory.operations import block_scores_bytes, needs_gradients
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
@@ -21,6 +22,7 @@ from ringtune.schedule.operations.codes import FULL, share
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import in_ranges, within
 from ringtune.schedule.turns import StepKind
+from ringtune.schedule.units import EMBEDDING
 from sim.items import ItemKind, Items
 
 
@@ -29,6 +31,7 @@ class Held:
 
     Args:
         sizes: of what it trains.
+        rests: units whose optimizer state leaves memory after each update, to the disk or for ever.
 
     Attributes:
         now_bytes: held at the moment.
@@ -37,11 +40,11 @@ class Held:
         outputs: micro-batches whose hidden state is the output of a graph, which has it in its own account.
     """
 
-    __slots__ = ("_gradients", "_moments", "_sizes", "graphs", "now_bytes", "outputs", "peak_bytes")
+    __slots__ = ("_gradients", "_moments", "_rests", "_sizes", "graphs", "now_bytes", "outputs", "peak_bytes")
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, *, rests: frozenset[int] = frozenset()) -> None:
         self.now_bytes = self.peak_bytes = 0.0
-        self._sizes = sizes
+        self._sizes, self._rests = sizes, rests
         self._gradients: set[int] = set()  # units whose gradient waits for their update
         self._moments: set[int] = set()  # units whose optimizer state exists
         self.graphs: dict[tuple[int, int], int] = {}
@@ -64,13 +67,17 @@ class Held:
 
         A unit without a gradient is left alone.
         """
-        for unit in units:
-            if unit in self._gradients:
-                if unit not in self._moments:
-                    self._moments.add(unit)
-                    self.add(self._sizes.state_bytes(unit))
-                self._gradients.remove(unit)
-                self.add(-self._sizes.trained_bytes(unit))
+        used = [unit for unit in units if unit in self._gradients]
+        for unit in used:
+            if unit not in self._moments:
+                self._moments.add(unit)
+                self.add(self._sizes.state_bytes(unit))
+        for unit in used:
+            self._gradients.remove(unit)
+            self.add(-self._sizes.trained_bytes(unit))
+            if unit in self._rests:
+                self._moments.remove(unit)
+                self.add(-self._sizes.state_bytes(unit))
 
 
 class Effect:
@@ -162,6 +169,7 @@ class MemoryLedger:
         embedding_bytes: float | None = None,
     ) -> None:
         self._head, self._by_seq = plan.course.head, granted.by_seq
+        self._has_passing = plan.course.method.full_parameters
         self._scores_gradients = needs_gradients(plan.course)
         self._recompute = plan.placement.recompute
         self._projected = plan.course.velora.blocks if plan.course.velora is not None else ()
@@ -170,8 +178,9 @@ class MemoryLedger:
         }
         self._token_bytes = next(iter(self._sizes.values())).token_bytes
         self._held: dict[str, Held] = {}
+        rests = resting_units(plan)
         for node, sizes in self._sizes.items():
-            self._held[node] = held = Held(sizes)
+            self._held[node] = held = Held(sizes, rests=rests)
             held.add(_fixed_bytes(sizes, Share.of(plan, node), embedding_bytes) + _scores_bytes(plan, node))
 
     @property
@@ -204,6 +213,9 @@ class MemoryLedger:
         payload, seq, micro, _ = key
         if payload == Payload.HEAD:
             return
+        if payload == Payload.UNIT_GRAD:
+            self._held[target].add(self._sizes[target].unit_grad_bytes(key.boundary))
+            return
         num_bytes = self._by_seq[seq].sizes[micro] * self._token_bytes
         self._held[source].now_bytes -= num_bytes
         held = self._held[target]
@@ -212,7 +224,11 @@ class MemoryLedger:
             held.peak_bytes = now_bytes
 
     def accepted(self, node: str, key: TensorKey) -> None:
-        """Leave the account as it is: a tensor that was taken out of the inbox is held by its micro-batch."""
+        """Make a unit's gradient whole where it was taken out of the inbox; a tensor is held by its micro-batch."""
+        if key.payload == Payload.UNIT_GRAD:
+            held = self._held[node]
+            held.give((key.boundary,))
+            held.add(-self._sizes[node].unit_grad_bytes(key.boundary))
 
     def effect(self, node: str, action: Action, item: ItemKind) -> Effect | None:
         """The effect of an action on memory, equal for all actions of its kind; None if there is none."""
@@ -227,8 +243,13 @@ class MemoryLedger:
         if not op.has_work_space:
             return None
         tensor_bytes = sizes.tensor_bytes(item.sizes[micro])
+        if start == EMBEDDING:
+            return Effect(held, frees=tensor_bytes, gradient=(EMBEDDING,) if item.kind.has_update else ())
         block_bytes = sizes.kept_bytes(item.sizes[micro])
         all_bytes = self._graph_bytes(sizes, item, micro, start, stop)
+        if self._has_passing:
+            passing = stop - start - len(item.trained.within(start, stop).blocks)
+            all_bytes -= passing * (block_bytes - sizes.kept_passing_bytes(item.sizes[micro]))
         if op.graph is Graph.KEEPS:
             return Effect(held, takes=all_bytes, touches=block_bytes, graph=Graph.KEEPS)
         if op.graph is Graph.FREES:
@@ -304,5 +325,5 @@ def _fixed_bytes(sizes: Sizes, part: Share, embedding_bytes: float | None) -> fl
     fixed += sizes.tables_bytes
     if not part.is_owner:
         return fixed
-    fixed += sizes.head_bytes + sizes.data_bytes
+    fixed += sizes.head_bytes + sizes.data_bytes + sizes.trained_bytes(EMBEDDING)
     return fixed + (sizes.embedding_bytes if embedding_bytes is None else embedding_bytes)

@@ -25,6 +25,7 @@ class Draft:
         credits: hidden states in flight per (link, boundary).
         activations: ``memory.activations`` of the job: what blocks keep for their backward.
         velora: VeLoRA as ``auto`` may choose it; None = it may not. Where the job asks for it, the course has it.
+        state_on_disk: whether the optimizer state of units that rest is in files.
     """
 
     course: Course
@@ -32,6 +33,7 @@ class Draft:
     credits: int = CREDITS
     activations: str = NONE
     velora: Velora | None = None
+    state_on_disk: bool = False
 
     def with_choices(self, microbatches: int, wire_dtype: str) -> Draft:
         """Copy the draft with so many micro-batches (0 = its own number) and this wire dtype.
@@ -61,7 +63,11 @@ class Draft:
             projected: blocks for which ``auto`` chose VeLoRA.
         """
         placement = Placement(
-            slices=tuple(slices), private_blocks=self.private_blocks, credits=self.credits, recompute=recompute
+            slices=tuple(slices),
+            private_blocks=self.private_blocks,
+            credits=self.credits,
+            recompute=recompute,
+            state_on_disk=self.state_on_disk,
         )
         course = self.course
         if self.velora is not None and projected:

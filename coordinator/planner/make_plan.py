@@ -36,6 +36,7 @@ from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.frozen_weights import FrozenWeights
+from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.plan import Plan
 
 
@@ -309,7 +310,12 @@ def _caps(job: Job, draft: Draft, facts: Mapping[str, NodeFacts]) -> MemoryCaps:
 
 def _draft_of(plan: Plan) -> Draft:
     placement = plan.placement
-    return Draft(course=plan.course, private_blocks=placement.private_blocks, credits=placement.credits)
+    return Draft(
+        course=plan.course,
+        private_blocks=placement.private_blocks,
+        credits=placement.credits,
+        state_on_disk=placement.state_on_disk,
+    )
 
 
 def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
@@ -379,7 +385,9 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         frozen_blocks=private_blocks,
         frozen=frozen_of(job, nodes)[0],
     )
-    return with_activations(job, Draft(course=course, private_blocks=private_blocks), model)
+    state_on_disk = job.hift is not None and job.hift.state == DISK
+    draft = Draft(course=course, private_blocks=private_blocks, state_on_disk=state_on_disk)
+    return with_activations(job, draft, model)
 
 
 def _in_order(draft: Draft, profile: Profile, optimizer: str) -> Draft:
@@ -390,7 +398,9 @@ def _in_order(draft: Draft, profile: Profile, optimizer: str) -> Draft:
 
     def hand_over_s(source: str, target: str) -> float:
         link = costs.link(source, target)
-        return link.seconds(costs.head_bytes) if link is not None else 0.0
+        if link is None or draft.course.method.full_parameters:  # no head is handed over
+            return 0.0
+        return link.seconds(costs.head_bytes)
 
     by_name = {owner.node: owner for owner in draft.course.owners}
     order = initiator_order(list(by_name), hand_over_s)

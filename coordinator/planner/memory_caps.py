@@ -91,6 +91,7 @@ class MemoryCaps:
             private_blocks=self.draft.private_blocks,
             credits=self.draft.credits,
             recompute=(Range(saving.start, saving.stop),) if saving.recomputed else (),
+            state_on_disk=self.draft.state_on_disk,
         )
         course = self._projected if saving.is_projected else self.draft.course
         return memory_estimate(course, share, self._sizes[node])

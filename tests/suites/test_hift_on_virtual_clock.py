@@ -18,7 +18,6 @@ from ringtune.schedule.lowering import links
 from ringtune.schedule.methods import Hift, Method
 from ringtune.schedule.methods.hift import ALWAYS, ORDERS
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import UNIT_GRADS_WAITING
 from ringtune.schedule.tables.table import build_table, format_table, parse_table
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING, Units
@@ -151,22 +150,26 @@ def test_hift_goes_on_in_the_middle_of_a_sweep(nodes: int, owners: int, group_si
 @pytest.mark.promise("7 bounded memory")
 @pytest.mark.parametrize("seed", range(40))
 def test_hift_few_gradients_of_units_are_under_way(seed: int) -> None:
-    """Never more than two from an owner to another one, however slow that is to take them."""
+    """Never more than one of each unit from an owner to another one, however slow that is to take them."""
     plan = hift_plan(seed)
     result = run(plan, seed)
-    sent = [(each.sent_s, 1, (each.source, each.target)) for each in result.messages if each.payload == "u"]
+    sent = [
+        (each.sent_s, 1, (each.source, each.target, each.key.boundary))
+        for each in result.messages
+        if each.payload == Payload.UNIT_GRAD
+    ]
     taken = [
-        (entry.now_s, -1, (command.source, node))
+        (entry.now_s, -1, (command.source, node, command.unit))
         for node, handled in result.handled.items()
         for entry in handled
         for command in entry.commands
         if isinstance(command, ev.AcceptUnitGrad)
     ]
     assert len(sent) == len(taken)
-    waiting: Counter[tuple[str, str]] = Counter()
-    for _, change, link in sorted(sent + taken, key=lambda event: (event[0], event[1])):
-        waiting[link] += change
-        assert waiting[link] <= UNIT_GRADS_WAITING
+    waiting: Counter[tuple[str, str, int]] = Counter()
+    for _, change, way in sorted(sent + taken, key=lambda event: (event[0], event[1])):
+        waiting[way] += change
+        assert waiting[way] <= 1
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 
 from ringtune.costs.memory.estimate import node_memory
-from ringtune.costs.profile import ModelFacts
+from ringtune.costs.profile import ModelFacts, Profile
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.lowering import legs
+from ringtune.schedule.methods import Hift
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, items, turn_sequence
 from ringtune.schedule.versions import trained
 from sim.prediction import predict
 from sim.ring import VirtualRing
+from tests.suites.test_hift_on_virtual_clock import hift_plan
 from tests.support.plans import changed, make_plan, random_operations, random_plan
 from tests.support.profiles import random_profile
 
@@ -156,3 +159,50 @@ def test_memory_with_operations_bounds_what_the_ledger_counts(seed: int) -> None
     found = predict(plan, random_profile(plan, rng), optimizer=rng.choice(["sgd", "adamw"]))
     for node in found.nodes:
         assert node.peak_memory_bytes <= node.needed_bytes, node.node
+
+
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_memory_of_full_parameters_bounds_what_a_prediction_holds(first: int) -> None:
+    """Weights, gradients, state in memory, on disk or dropped, copies on their way: never more than was planned."""
+    for seed in range(first, first + 20):
+        rng = random.Random(seed)
+        plan = hift_plan(seed)
+        if isinstance(plan.course.method, Hift):
+            method = dataclasses.replace(plan.course.method, drops_state=rng.random() < 0.3)
+            plan = changed(plan, method=method, state_on_disk=rng.random() < 0.4)
+        facts = full_parameters_of(random_profile(plan, rng))
+        prediction = predict(plan, facts, optimizer=rng.choice(["adamw", "sgd"]))
+        for node in prediction.nodes:
+            assert node.peak_memory_bytes <= node.needed_bytes, (seed, node)
+        assert all(node.peak_memory_bytes for node in prediction.nodes if node.stop > node.start)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_memory_buffers_and_graphs_of_full_parameters_are_bounded(seed: int) -> None:
+    """No timing makes a node hold more tensors or graphs than the planner counted, those of the embedding too."""
+    rng = random.Random(seed)
+    plan = hift_plan(seed)
+    speeds = {node: rng.choice([0.01, 1.0, 10.0]) for node in plan.nodes}
+    result = VirtualRing(
+        plan,
+        action_s=lambda node, action: speeds[node] * rng.random(),
+        message_s=lambda source, target, payload: rng.choice([0.0, 0.1, 5.0]) * rng.random(),
+    ).run()
+    tokens = plan.course.microbatch_sizes()[0] * plan.course.max_length
+    for node in plan.nodes:
+        estimate = node_memory(plan, node, WEIGHTLESS, optimizer="sgd", activation_token_bytes=0)
+        waiting = peak_waiting(plan, node, result.handled[node])
+        assert waiting * tokens * plan.course.hidden_size * 4 <= estimate.parts()["buffers"], (seed, node)
+
+
+def full_parameters_of(profile: Profile) -> Profile:
+    """The profile of a model whose parameters all train."""
+    nodes = []
+    for node in profile.nodes:
+        model = dataclasses.replace(
+            node.model, block_bytes=0, adapter_block_bytes=53_000, embedding_bytes=0,
+            embedding_train_bytes=9_000, token_table_bytes=8_000,
+        )  # fmt: skip
+        nodes.append(dataclasses.replace(node, model=model, shape=dataclasses.replace(node.shape, adapter="full")))
+    return dataclasses.replace(profile, nodes=tuple(nodes))

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ringtune.costs.full_sizes import with_full_parameters
 from ringtune.costs.job_subnets import check_subnets
 from ringtune.costs.memory.activations import estimate_activation_token_bytes
 from ringtune.costs.memory.sizes import DTYPE_BYTES
@@ -56,7 +57,7 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
     in_blocks, in_embedding = _frozen_matrices(tensors, family.block_prefix, own)
     outside = [name for name in weights if not name.startswith(family.block_prefix)]
     head = _head_sizes(job.model.task, dimensions)
-    return ModelFacts(
+    facts = ModelFacts(
         model_type=config["model_type"],
         num_blocks=dimensions.num_blocks,
         hidden_size=dimensions.hidden,
@@ -84,6 +85,9 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
         embedding_matrix_rows=in_embedding.rows,
         largest_matrix_params=in_blocks.largest,
     )
+    if not job.method.full_parameters:
+        return facts
+    return with_full_parameters(facts, family, tensors, task=job.model.task, item_bytes=item_bytes)
 
 
 class _Matrices(NamedTuple):

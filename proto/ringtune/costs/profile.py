@@ -53,6 +53,9 @@ class ModelFacts:
         head_factor_bytes: the same of the head without what grows with the number of classes.
         head_class_factor_bytes: what each class adds to that.
         kept_inputs: what a block keeps for its linear layers that train.
+        embedding_train_bytes: of the embedding where all parameters train, which are not in ``embedding_bytes`` then.
+        token_table_bytes: of these in the table of tokens; 0 = there is none, or it does not train.
+        is_tied: whether that table is the decoder too.
     """
 
     model_type: str
@@ -81,11 +84,15 @@ class ModelFacts:
     head_factor_bytes: int = 0
     head_class_factor_bytes: int = 0
     kept_inputs: tuple[KeptInput, ...] = ()
+    embedding_train_bytes: int = 0
+    token_table_bytes: int = 0
+    is_tied: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
-        for name in ("num_blocks", "hidden_size", "intermediate_size", "num_heads", "block_bytes", "inner_kept"):
+        for name in ("num_blocks", "hidden_size", "intermediate_size", "num_heads", "inner_kept"):
             _check_at_least(f"model.{name}", getattr(self, name), 1)
+        _check_at_least("model.block_bytes", self.block_bytes, 0 if self.embedding_train_bytes else 1)
         for name in (
             "vocab_size",
             "embedding_bytes",
@@ -104,6 +111,8 @@ class ModelFacts:
             "embedding_factor_bytes",
             "head_factor_bytes",
             "head_class_factor_bytes",
+            "embedding_train_bytes",
+            "token_table_bytes",
         ):
             _check_at_least(f"model.{name}", getattr(self, name), 0)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ringtune.costs.full_sizes import embedding_grad_bytes
 from ringtune.costs.memory.unit_state import state_bytes
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, TimedShape
 from ringtune.costs.saving_seconds import saving_s
@@ -25,8 +26,9 @@ from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope
 from ringtune.schedule.course import Course
 from ringtune.schedule.frozen_weights import name_of
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, share
+from ringtune.schedule.owner_turns import shares
 from ringtune.schedule.turns import StepKind
-from ringtune.schedule.units import Range
+from ringtune.schedule.units import EMBEDDING, Range, Units
 
 WIRE_ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "int8": 1}
 _ROW_SCALE_BYTES = 4
@@ -94,6 +96,7 @@ class NodeCosts:
         self._table = work_table(node)
         self._head = head
         self._trains_all = node.shape.adapter == _FULL_TRAINING
+        self._embedding_share = node.model.embedding_train_bytes / max(1, node.model.adapter_block_bytes)
         self._partial: dict[tuple[Op, str, float, float, float], float] = {}
 
     def seconds(
@@ -106,6 +109,7 @@ class NodeCosts:
         lowest: int,
         kind: StepKind,
         patterns: Sequence[str] = (),
+        passing: int = 0,
     ) -> float:
         """Seconds of one action, as the table of operations says; a message takes none here.
 
@@ -117,10 +121,17 @@ class NodeCosts:
             lowest: the lowest unit that gets a gradient for this micro-batch.
             kind: of the item.
             patterns: of the blocks from ``start`` on, for this micro-batch; an empty one and none are all full.
+            passing: blocks of a backward whose weights get no gradient, where others of the model do. Gradients of
+                weights take as many multiplications as their forward.
 
         Raises:
             PlanError: that work was not measured.
         """
+        if start == EMBEDDING and op is not Op.EMBED:
+            return self._of_embedding(op, size)
+        if passing:
+            whole_s = self.seconds(op, start, stop, size=size, lowest=lowest, kind=kind, patterns=patterns)
+            return max(0.0, whole_s - passing * self._table.seconds(Work.FORWARD, size))
         timing = op.timing
         work = timing.evaluating if timing.evaluating and not kind.has_backward else timing.work
         if timing.head and start == self._head:
@@ -137,6 +148,12 @@ class NodeCosts:
         if not timing.lowest or start > lowest:
             return (stop - start) * each_s
         return (stop - start - 1) * each_s + self._table.seconds(timing.lowest, size)
+
+    def _of_embedding(self, op: Op, size: float) -> float:
+        """Seconds of the embedding's backward, taken as its forward, or of its update, as a block's for equal bytes."""
+        if op is Op.UPDATE:
+            return self._embedding_share * self._table.seconds(Work.UPDATE)
+        return self._table.seconds(Work.EMBED, size)
 
     def pattern_s(self, op: Op, work: str, pattern: str, size: float) -> float:
         """Seconds of one block with a pattern, of an op that is timed as ``work``."""
@@ -212,6 +229,7 @@ class CourseCosts:
         weights = model.head_bytes + model.head_class_bytes * len(course.labels)
         factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
         self.head_bytes = weights + state_bytes(optimizer, weights, factors)
+        self._head_weight_bytes, self._model = weights, model
 
     def size(self, owner: str, rows: int, kind: StepKind) -> float:
         """Padded tokens of a micro-batch of so many rows of ``owner``."""
@@ -226,16 +244,20 @@ class CourseCosts:
         lowest: int,
         kind: StepKind,
         patterns: Sequence[str] = (),
+        trained: Units | None = None,
     ) -> float:
         """Seconds of a compute action with what surrounds it; see ``NodeCosts.seconds``.
 
-        Times that were recorded in a run have what surrounds actions in them.
+        Times that were recorded in a run have what surrounds actions in them. ``trained`` are the units whose weights
+        get a gradient; they count only where all parameters train.
         """
         facts = self._facts[node]
         op, start, stop = action.op, action.start, action.stop
-        costs = self.nodes[node]
-        work_s = costs.seconds(op, start, stop, size=size, lowest=lowest, kind=kind, patterns=patterns)
-        if self._saves:
+        costs, passing = self.nodes[node], 0
+        if op is Op.BACKWARD and trained is not None and self.course.method.full_parameters:
+            passing = max(0, stop - max(0, start)) - len(trained.within(start, stop).blocks)
+        work_s = costs.seconds(op, start, stop, size=size, lowest=lowest, kind=kind, patterns=patterns, passing=passing)
+        if self._saves and start > EMBEDDING:
             work_s += self._saving_s(costs, action, size, lowest, kind, patterns)
         return work_s if facts.has_messages else work_s + facts.handling_s
 
@@ -260,10 +282,20 @@ class CourseCosts:
         return size * (token_bytes + (1 if with_mask else 0))
 
     def message_bytes(self, payload: str, boundary: int, size: float) -> float:
-        """Bytes of a message: a hidden state with its mask, a gradient, or the head with its moments."""
+        """Bytes of a message: a hidden state with its mask, a gradient, a head with its moments, a unit's gradient."""
         if payload == Payload.HEAD:
             return self.head_bytes
+        if payload == Payload.UNIT_GRAD:
+            return self.unit_grad_bytes(boundary)
         return self.tensor_bytes(size, with_mask=payload == Payload.HIDDEN and boundary < self.course.head)
+
+    def unit_grad_bytes(self, unit: int) -> float:
+        """Bytes of the gradient of embedding or head, of a mean batch, as it goes to another owner."""
+        if unit == self.course.head:
+            return self._head_weight_bytes
+        own = zip(self.course.owners, shares(self.course.owners, self.course.turns), strict=True)
+        tokens = sum(share * self.size(each.node, self.course.batch_rows(each), StepKind.TRAIN) for each, share in own)
+        return embedding_grad_bytes(self._model, tokens)
 
     def link(self, source: str, target: str) -> LinkFacts | None:
         """The measured link, None if the profile has no links at all.
@@ -278,13 +310,15 @@ class CourseCosts:
             raise PlanError(f"the profile lacks link {source} -> {target}; measure anew with 'ringtune measure'")
         return found
 
-    def around_message_s(self, source: str, target: str, payload: str, size: float) -> float:
+    def around_message_s(self, source: str, target: str, payload: str, size: float, *, num_bytes: float = 0.0) -> float:
         """Seconds to encode a message at the source and to decode it at the target.
 
-        For a head both are in the one time that the source was measured for.
+        For a head both are in the one time that the source was measured for; that of a unit's gradient goes by bytes.
         """
         if payload == Payload.HEAD:
             return self.nodes[source].work(Work.HAND_OVER)
+        if payload == Payload.UNIT_GRAD:
+            return self.nodes[source].work(Work.HAND_OVER) * num_bytes / max(1.0, self.head_bytes)
         return self.nodes[source].work(Work.ENCODE, size) + self.nodes[target].work(Work.DECODE, size)
 
     def taken_s(self, source: str, target: str, payload: str, num_bytes: float, size: float) -> tuple[float, float]:
@@ -294,7 +328,7 @@ class CourseCosts:
         (one core, or a quota), they have to share it with them. Where it was measured what a byte takes, in a ring in
         which all nodes computed, that counts. Times that were recorded in a run have it in them.
         """
-        link, head = self.link(source, target), payload == Payload.HEAD
+        link, head = self.link(source, target), payload in (Payload.HEAD, Payload.UNIT_GRAD)
         taken = []
         for node, work, cpu_s_per_byte in (
             (source, Work.ENCODE, link.send_cpu_s_per_byte if link else 0.0),

@@ -331,9 +331,9 @@ class Backlog:
             is_first = state is self._updating[0] and self._copies.may_save(state.item.seq)
             return is_first and (not state.is_own or self._head.counts_for(state))
         if update.start == self._head_unit:
-            return not state.heads and self._copies.may_send
+            return not state.heads and self._copies.may_send(self._head_unit)
         if update.start == EMBEDDING:
-            return not state.goes_backward and self._copies.may_send
+            return not state.goes_backward and self._copies.may_send(EMBEDDING)
         return not state.backwards and state.awaited_seq < upward_seq
 
     def _is_used_before(self, seq: int) -> bool:

@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from ringtune.engine import events as ev
-from ringtune.engine.credits import Channel
 from ringtune.engine.flows import ItemState
 from ringtune.schedule.actions import Action
 from ringtune.schedule.course import Course
-from ringtune.schedule.replicas import UNIT_GRADS_WAITING, credit_boundary, other_owners, replicated_units
+from ringtune.schedule.replicas import credit_boundary, other_owners, replicated_units
 
 
 class Copies:
@@ -26,13 +25,12 @@ class Copies:
         node: which node.
     """
 
-    __slots__ = ("_arrived", "_channels", "_queue")
+    __slots__ = ("_arrived", "_credit_boundary", "_queue", "_under_way")
 
     def __init__(self, course: Course, node: str) -> None:
         others = other_owners(course, node) if course.owner(node) is not None else ()
-        self._channels: Mapping[str, Channel] = {
-            other: Channel(other, credit_boundary(course), UNIT_GRADS_WAITING) for other in others
-        }
+        self._credit_boundary = credit_boundary(course)
+        self._under_way: Mapping[str, deque[int]] = {other: deque() for other in others}
         self._queue: deque[ItemState] = deque()
         self._arrived: dict[tuple[int, int], str] = {}
 
@@ -48,11 +46,11 @@ class Copies:
         self._arrived[seq, unit] = source
 
     def credit_came(self, source: str, boundary: int) -> bool:
-        """Note that ``source`` took a gradient of this node; whether the credit was for one."""
-        channel = self._channels.get(source)
-        if channel is None or channel.boundary != boundary:
+        """Note that ``source`` took the oldest gradient of this node; whether the credit was for one."""
+        units = self._under_way.get(source)
+        if not units or boundary != self._credit_boundary:
             return False
-        channel.came_back()
+        units.popleft()
         return True
 
     # ---- what may go on -----------------------------------------------------------------------------
@@ -62,10 +60,9 @@ class Copies:
         self._drop_done()
         return not self._queue or self._queue[0].item.seq > seq
 
-    @property
-    def may_send(self) -> bool:
-        """Whether every other owner has room for one more gradient."""
-        return all(channel.left > 0 for channel in self._channels.values())
+    def may_send(self, unit: int) -> bool:
+        """Whether every other owner has taken the gradient of this unit that was sent before."""
+        return not any(unit in units for units in self._under_way.values())
 
     def next_update(self, is_used_before: Callable[[int], bool]) -> tuple[Action, ItemState] | None:
         """The update of a copy for the oldest item of another owner, if that is possible now.
@@ -77,10 +74,11 @@ class Copies:
         if not self._queue:
             return None
         state = self._queue[0]
-        for update in state.copies:
-            if (update.seq, update.start) in self._arrived and not is_used_before(update.seq):
-                return update, state
-        return None
+        units = (unit for seq, unit in self._arrived if seq == state.item.seq)  # as they were sent: credits go by that
+        unit = next(units, None)
+        if unit is None or is_used_before(state.item.seq):
+            return None
+        return next(update for update in state.copies if update.start == unit), state
 
     def messages(self, update: Action, state: ItemState, course: Course) -> list[ev.Command]:
         """What is done right before an update: the gradient of an own item leaves, that of another one is taken."""
@@ -89,9 +87,9 @@ class Copies:
             return []
         if not state.is_own:
             return [ev.AcceptUnitGrad(update.seq, unit, self._arrived.pop((update.seq, unit)))]
-        for channel in self._channels.values():
-            channel.left -= 1
-        return [ev.SendUnitGrad(update.seq, unit, target) for target in self._channels]
+        for units in self._under_way.values():
+            units.append(unit)
+        return [ev.SendUnitGrad(update.seq, unit, target) for target in self._under_way]
 
     def awaited(self, state: ItemState) -> int | None:
         """The unit whose gradient an item of another owner waits for; None if it waits for none."""

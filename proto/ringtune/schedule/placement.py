@@ -49,6 +49,7 @@ class Placement:
         epoch: counts the placements of a run from 0.
         first_turn: the turn from which on it holds.
         recompute: ranges of blocks of which a forward keeps the input only; the backward runs them again.
+        state_on_disk: whether the optimizer state of units that rest is in files; only some methods let units rest.
     """
 
     slices: tuple[Slice, ...]
@@ -57,6 +58,7 @@ class Placement:
     epoch: int = 0
     first_turn: int = 0
     recompute: tuple[Range, ...] = ()
+    state_on_disk: bool = False
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -104,12 +106,13 @@ class Placement:
     def to_json(self) -> dict[str, Any]:
         """Write the placement as a JSON-able table.
 
-        ``recompute`` is left out where it is empty, so that the digests of placements without it last.
+        ``recompute`` and ``state_on_disk`` are left out where they have their defaults, so that the digests of
+        placements without them last.
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["slices"] = [dataclasses.asdict(piece) for piece in self.slices]
         value["recompute"] = ranges_to_json(self.recompute)
-        return value if self.recompute else {key: item for key, item in value.items() if key != "recompute"}
+        return {key: item for key, item in value.items() if item or key not in ("recompute", "state_on_disk")}
 
     @staticmethod
     def from_json(value: object, *, where: str = "placement") -> Placement:

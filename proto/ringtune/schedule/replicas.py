@@ -7,7 +7,7 @@ trains the embedding::
     c | ... B12.0[-1,0)  B12.1[-1,0)  >u12#embedding@d  U12[embedding]
     d |                               <u12#embedding@c  U12[embedding]
 
-Few gradients are under way: ``UNIT_GRADS_WAITING`` from an owner to another one, counted as credits.
+Few gradients are under way: one of each unit from an owner to another one, counted as credits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import trained
 
 UNIT_GRADS_WAITING: Final = 2
-"""Unit gradients from an owner to another one that may be on their way or wait there."""
+"""Unit gradients from an owner to another one that may be on their way or wait there: one of each unit."""
 
 
 def credit_boundary(course: Course) -> int:

@@ -14,7 +14,7 @@ from ringtune.files.digests import json_digest
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
-from ringtune.schedule.methods import Everything, PipeAdapter, RingAda
+from ringtune.schedule.methods import Everything, Hift, PipeAdapter, RingAda
 from ringtune.schedule.methods.patience import Patience
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.operations.table import BatchOperations, Operations
@@ -76,6 +76,7 @@ OTHER: dict[str, Any] = {
     "first_turn": 2,
     "velora": Velora(blocks=(Range(1, 3),), layers=("down",)),
     "recompute": (Range(1, 3),),
+    "state_on_disk": True,
 }
 FITTING: dict[str, Any] = {
     "num_blocks": {"slices": (Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=5))},
@@ -118,6 +119,13 @@ METHODS = (
     Everything(),
     PipeAdapter(hosts_above=(2, 2, 1, 1)),
     PipeAdapter(hosts_above=(2, 2, 2, 2)),
+    Hift(),
+    Hift(group_size=2),
+    Hift(order="top2down"),
+    Hift(order="random"),
+    Hift(order="random", seed=1),
+    Hift(always_active=("head",)),
+    Hift(drops_state=True),
 )
 
 

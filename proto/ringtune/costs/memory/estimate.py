@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ringtune.costs.memory.full_parameters import full_graph_terms, unit_terms
 from ringtune.costs.memory.operations import (
     SCORE_WORK_BYTES,
     block_scores_bytes,
@@ -35,6 +36,7 @@ from ringtune.costs.memory.unit_state import update_work_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import ever_trained, in_flight
 
 
@@ -69,18 +71,15 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     reach, micro = ever_trained(course), course.microbatch_sizes()
     tokens = micro[0] * course.max_length
     num_hosted = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
-    num_trained = _overlap(reach.ranges, share.start, share.stop)
     num_kept = max(0, share.stop - max(share.start, reach.lowest))
     flying = _in_flight(course, share)
     kept, tensor = round(sizes.kept_bytes(tokens)), round(sizes.tensor_bytes(tokens))
-    yield Term("weights", "frozen block", num_hosted, sizes.block_bytes)
-    yield Term("weights", "embedding", int(share.is_owner), sizes.embedding_bytes)
-    yield Term("weights", "room for a widened matrix", 1, sizes.widened_bytes(is_owner=share.is_owner))
-    yield Term("adapters", "adapter of a block", num_hosted, sizes.adapter_bytes)
-    yield Term("adapters", "earlier version of an adapter", (flying - 1) * num_trained, sizes.adapter_bytes)
-    trained = sizes.adapter_bytes + sizes.adapter_state_bytes
-    yield Term("optimizer", "gradient and moments of an adapter", num_trained, trained)
-    yield from graph_terms(course, share.recompute, (share.stop - num_kept, share.stop), sizes, flying)
+    if course.method.full_parameters:
+        yield from unit_terms(course, share, sizes)
+        yield from full_graph_terms(course, share, sizes)
+    else:
+        yield from _adapter_terms(course, share, sizes, flying)
+        yield from graph_terms(course, share.recompute, (share.stop - num_kept, share.stop), sizes, flying)
     yield Term("activations", "work space of a block", min(1, num_hosted), kept)
     if gathers_scores(course):
         yield from _score_terms(course, share, sizes)
@@ -89,11 +88,26 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     mask = sizes.mask_bytes(micro[0], course.max_length)
     yield Term("activations", "attention mask of a micro-batch", num_masks, mask)
     if share.is_owner:
-        yield Term("head", "head with gradient and moments", 1, 2 * sizes.head_bytes + sizes.head_state_bytes)
         yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
         yield Term("data", "rows and tokenizer", 1, sizes.data_bytes)
     yield Term("data", "operation tables", 1, sizes.tables_bytes)
     yield Term("buffers", "tensor on its way or waiting", _waiting(course, share, reach.lowest, flying), tensor)
+
+
+def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> Iterable[Term]:
+    """The terms of frozen weights, and of adapters and head with what trains them."""
+    reach = ever_trained(course)
+    num_hosted = share.stop - share.start + (share.private_blocks if share.is_owner else 0)
+    num_trained = _overlap(reach.ranges, share.start, share.stop)
+    yield Term("weights", "frozen block", num_hosted, sizes.block_bytes)
+    yield Term("weights", "embedding", int(share.is_owner), sizes.embedding_bytes)
+    yield Term("weights", "room for a widened matrix", 1, sizes.widened_bytes(is_owner=share.is_owner))
+    yield Term("adapters", "adapter of a block", num_hosted, sizes.adapter_bytes)
+    yield Term("adapters", "earlier version of an adapter", (flying - 1) * num_trained, sizes.adapter_bytes)
+    trained = sizes.adapter_bytes + sizes.adapter_state_bytes
+    yield Term("optimizer", "gradient and moments of an adapter", num_trained, trained)
+    if share.is_owner:
+        yield Term("head", "head with gradient and moments", 1, 2 * sizes.head_bytes + sizes.head_state_bytes)
     yield Term(
         "passing",
         "work space of an update, or pieces of what is saved or handed over",
@@ -194,4 +208,6 @@ def _gradients(course: Course, share: Share, lowest: int, flying: int) -> int:
         count += (share.below if course.may_skip else 1) * below(share.above + 2)
     if share.is_owner and course.head > lowest and not (is_host and is_top and not course.may_skip):
         count += below(1)
+    if share.is_owner and lowest == EMBEDDING and not (is_host and share.start == 0):
+        count += 1  # of the hidden state that the embedding made
     return count

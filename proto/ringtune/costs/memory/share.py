@@ -21,6 +21,7 @@ class Share:
         private_blocks: that each owner runs itself.
         credits: hidden states in flight per (link, boundary).
         recompute: blocks whose backward runs them again, its own among them.
+        state_on_disk: whether the optimizer state of units that rest is in files.
     """
 
     is_owner: bool
@@ -31,6 +32,7 @@ class Share:
     private_blocks: int = 0
     credits: int = CREDITS
     recompute: tuple[Range, ...] = ()
+    state_on_disk: bool = False
 
     @staticmethod
     def of(plan: Plan, node: str) -> Share:
@@ -46,4 +48,5 @@ class Share:
             private_blocks=placement.private_blocks,
             credits=placement.credits,
             recompute=placement.recompute,
+            state_on_disk=placement.state_on_disk,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from ringtune.costs.full_sizes import embedding_grad_bytes
 from ringtune.costs.memory.frozen import frozen_bytes, widened_bytes
 from ringtune.costs.memory.logits import logits_peak_bytes
 from ringtune.costs.memory.operations import (
@@ -18,6 +19,7 @@ from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.course import Course
 from ringtune.schedule.saving import num_subtokens
+from ringtune.schedule.units import EMBEDDING
 
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
 
@@ -74,6 +76,13 @@ class Sizes:
         self.adapter_state_bytes = state_bytes(optimizer, self.adapter_bytes, model.adapter_block_factor_bytes)
         self.token_bytes = course.hidden_size * self._item_bytes
         self.data_bytes = data_bytes
+        self._embedding_train_bytes = model.embedding_train_bytes
+        self._embedding_state_bytes = state_bytes(optimizer, model.embedding_train_bytes, model.embedding_factor_bytes)
+        batch_tokens = course.batch_size * course.max_length
+        self._embedding_grad_bytes = math.ceil(embedding_grad_bytes(model, batch_tokens))
+        self._token_table_bytes = model.token_table_bytes or model.embedding_train_bytes
+        inputs = score_token_bytes(model, self._item_bytes)
+        self._passing_token_bytes = max(0.0, activation_token_bytes - inputs)
         self._has_mask = not model.fixed_tokens
         self._head = course.head
         in_subnets = subnet_token_bytes(model, self._item_bytes, trains_own_weights=trains_own_weights)
@@ -97,8 +106,20 @@ class Sizes:
         )
 
     def trained_bytes(self, unit: int) -> int:
-        """Bytes of what trains in a unit: the adapter of a block, or the head."""
+        """Bytes of what trains in a unit: the adapter or own weights of a block, the head, or the embedding."""
+        if unit == EMBEDDING:
+            return self._embedding_train_bytes
         return self.head_bytes if unit == self._head else self.adapter_bytes
+
+    def largest_tensor_bytes(self, unit: int) -> int:
+        """Bytes of the largest trained tensor of a unit, at most."""
+        if unit == EMBEDDING:
+            return self._token_table_bytes
+        return self.head_bytes if unit == self._head else min(self.adapter_bytes, self.gradient_bytes)
+
+    def unit_grad_bytes(self, unit: int) -> int:
+        """Bytes of the gradient of embedding or head, as it goes to another owner, at most."""
+        return self._embedding_grad_bytes if unit == EMBEDDING else self.head_bytes
 
     def widened_bytes(self, *, is_owner: bool) -> int:
         """Bytes of the room in which a frozen matrix is widened: of a block, or the decoder of a language model."""
@@ -106,7 +127,9 @@ class Sizes:
         return widened_bytes(largest, item_bytes=self._item_bytes, frozen=self._frozen)
 
     def state_bytes(self, unit: int) -> int:
-        """Bytes that the optimizer keeps of a unit: of the adapter of a block, or of the head."""
+        """Bytes that the optimizer keeps of a unit: of the adapter of a block, of the head, or of the embedding."""
+        if unit == EMBEDDING:
+            return self._embedding_state_bytes
         return self.head_state_bytes if unit == self._head else self.adapter_state_bytes
 
     def tensor_bytes(self, tokens: float) -> float:
@@ -123,6 +146,13 @@ class Sizes:
     def projected_bytes(self, tokens: float) -> float:
         """Bytes that one block keeps for its backward where VeLoRA holds for it; of all of them without VeLoRA."""
         return max(0.0, self.kept_bytes(tokens) - tokens * self._projected_token_bytes)
+
+    def kept_passing_bytes(self, tokens: float) -> float:
+        """Bytes of these that a block keeps where its weights do not train, so that it only passes gradients on.
+
+        Its linear layers then keep no inputs.
+        """
+        return tokens * self._passing_token_bytes
 
     def kept_in_subnets_bytes(self, tokens: float) -> float:
         """Bytes of these that all subnets of the block keep together; the rest is there whatever their share."""

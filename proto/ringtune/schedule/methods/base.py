@@ -66,6 +66,10 @@ class Method(abc.ABC):
         """Whether the optimizer state of a unit is forgotten after a step unless the next one trains the unit too."""
         return False
 
+    def period(self, extent: Extent) -> int:
+        """Steps after which what trains repeats itself; the steps of the run if it never does."""
+        return extent.num_steps
+
     # ---- how stale a forward may be ---------------------------------------------------------------
 
     def in_flight(self, extent: Extent, unit: int) -> int:

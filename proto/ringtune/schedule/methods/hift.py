@@ -117,6 +117,10 @@ class Hift(Method):
         num_groups = len(self.groups(extent.num_blocks))
         return max(0, -(-(step - place) // num_groups))
 
+    def period(self, extent: Extent) -> int:
+        """Steps of a sweep: as many as there are groups."""
+        return len(self.groups(extent.num_blocks))
+
     def rate_at(self, extent: Extent, step: int) -> tuple[int, int]:
         """Sweeps before that of ``step``, and sweeps of the whole run."""
         return step // len(self.groups(extent.num_blocks)), self.num_sweeps(extent)

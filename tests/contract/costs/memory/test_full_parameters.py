@@ -1,0 +1,125 @@
+"""Memory where all parameters train: terms that can be added up by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ringtune.costs.full_sizes import embedding_grad_bytes
+from ringtune.costs.memory.estimate import node_memory
+from ringtune.costs.memory.terms import MemoryEstimate
+from ringtune.costs.profile import ModelFacts
+from ringtune.schedule.methods import Hift
+from ringtune.schedule.plan import Plan
+from tests.support.plans import changed, make_plan
+
+MODEL = ModelFacts(
+    model_type="bert",
+    num_blocks=4,
+    hidden_size=2,
+    intermediate_size=8,
+    num_heads=1,
+    vocab_size=100,
+    block_bytes=0,
+    embedding_bytes=0,
+    head_bytes=3_000,
+    adapter_block_bytes=10_000,
+    digest="",
+    embedding_train_bytes=60_000,
+    token_table_bytes=50_000,
+)
+TOKENS = 2 * 16
+KEPT, TENSOR, INPUTS = 200 * TOKENS, 2 * 4 * TOKENS, (3 * 2 + 8) * 4 * TOKENS
+
+
+def plan(owners: tuple[str, ...] = ("b",), **settings: object) -> Plan:
+    """Two hosts of two blocks; four rows in two micro-batches of 16 tokens a row."""
+    method = Hift(**settings)  # type: ignore[arg-type]
+    return make_plan([("a", 0, 2), ("b", 2, 4)], owners, method=method, num_steps=30, hidden_size=2)
+
+
+def memory(of: Plan, node: str, optimizer: str = "adamw", model: ModelFacts = MODEL) -> MemoryEstimate:
+    """What a node holds at most."""
+    return node_memory(of, node, model, optimizer=optimizer, activation_token_bytes=200)
+
+
+def optimizer_bytes(of: Plan, node: str, optimizer: str = "adamw") -> int:
+    """Gradients and state."""
+    return memory(of, node, optimizer).parts()["optimizer"]
+
+
+def test_memory_of_weights_counts_each_unit_once() -> None:
+    """A host has its blocks, an owner embedding and head too; nothing is there as master copy."""
+    assert memory(plan(), "a").parts()["weights"] == 2 * 10_000
+    assert memory(plan(), "b").parts()["weights"] == 2 * 10_000 + 60_000
+    assert memory(plan(), "b").parts()["head"] >= 3_000
+    assert memory(plan(), "b").parts()["adapters"] == 0
+
+
+def test_memory_of_state_in_memory_is_that_of_all_units_and_one_groups_gradients() -> None:
+    """AdamW keeps two numbers for each weight; the embedding is the largest group of the owner."""
+    assert optimizer_bytes(plan(), "a") == 10_000 + 2 * 2 * 10_000
+    assert optimizer_bytes(plan(), "b") == 60_000 + 2 * (2 * 10_000 + 60_000 + 3_000)
+    assert optimizer_bytes(plan(), "b", "sgd") == 60_000
+
+
+@pytest.mark.parametrize(
+    ("group_size", "of_a", "of_b"),
+    [
+        # the group's gradients and state, and the state of the next group at this node
+        (1, 3 * 10_000 + 2 * 10_000, 3 * 60_000),
+        (2, 3 * 10_000 + 2 * 10_000, 3 * 60_000 + 2 * 10_000),
+        (3, 3 * 20_000, 3 * 60_000 + 2 * 23_000),
+        (6, 3 * 20_000, 3 * 83_000),
+    ],
+)
+def test_memory_of_state_on_disk_is_that_of_one_group_and_the_next(group_size: int, of_a: int, of_b: int) -> None:
+    """Groups of 1: e, 0, 1, ..; of 2: (e, 0), (1, 2), (3, head); of 3: (e, 0, 1), (2, 3, head); of 6: all."""
+    on_disk = changed(plan(group_size=group_size), state_on_disk=True)
+    assert (optimizer_bytes(on_disk, "a"), optimizer_bytes(on_disk, "b")) == (of_a, of_b)
+
+
+def test_memory_of_dropped_state_is_that_of_one_group() -> None:
+    """Nothing is read ahead; the state of a unit that is always active never rests."""
+    assert optimizer_bytes(plan(drops_state=True), "a") == 3 * 10_000
+    always = plan(drops_state=True, always_active=("head",))
+    assert optimizer_bytes(always, "b") == 3 * (60_000 + 3_000)
+    assert optimizer_bytes(changed(plan(always_active=("head",)), state_on_disk=True), "b") == 3 * 63_000
+
+
+def test_memory_of_graphs_is_that_of_the_fullest_step() -> None:
+    """At the step of the embedding all blocks only pass gradients on; at its own step a block keeps its inputs too."""
+    passed = KEPT - INPUTS
+    graphs = 2 * (KEPT + passed) + 2 * TENSOR  # two micro-batches of a block that trains and one that does not
+    parts = {term.what: term.total_bytes for term in memory(plan(), "a").terms if term.part == "activations"}
+    assert sum(size for what, size in parts.items() if "graph" in what) == graphs
+    whole = {term.what: term.total_bytes for term in memory(plan(group_size=6), "a").terms}
+    assert whole["graph of a block that trains"] == 2 * 2 * KEPT
+
+
+def test_memory_of_an_owner_has_gradients_that_go_around() -> None:
+    """With another owner one gradient of embedding and head each comes in, and one leaves; alone there are none."""
+
+    def under_way(owners: tuple[str, ...], model: ModelFacts = MODEL) -> int:
+        return sum(
+            term.total_bytes for term in memory(plan(owners), "b", model=model).terms if term.what.endswith("its way")
+        )
+
+    rows = 60_000 - 50_000 + 4 * 16 * (500 + 8)  # all but the table, and as many rows as a batch has tokens
+    assert under_way(("b",)) == 0
+    assert under_way(("b", "a")) == 2 * (rows + 3_000)
+    assert under_way(("b", "a"), dataclasses.replace(MODEL, is_tied=True)) == 2 * (60_000 + 3_000)
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(0, 10_000), (10, 10_000 + 10 * 508), (1000, 60_000)])
+def test_the_gradient_of_a_table_has_the_rows_of_a_batch(tokens: int, expected: int) -> None:
+    """Each with its number; it is never larger than the table."""
+    assert embedding_grad_bytes(MODEL, tokens) == expected
+
+
+def test_a_short_run_needs_no_room_for_what_never_trains() -> None:
+    """Three steps of the order top2down train head and two blocks."""
+    short = changed(plan(order="top2down"), num_steps=3)
+    assert optimizer_bytes(short, "a") == 0
+    assert optimizer_bytes(short, "b") == 10_000 + 2 * (20_000 + 3_000)
