@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ringtune.costs.full_sizes import embedding_grad_bytes
+from ringtune.costs.memory.unit_grads import embedding_grad_bytes
 from ringtune.costs.memory.unit_state import state_bytes
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, TimedShape
 from ringtune.costs.saving_seconds import saving_s

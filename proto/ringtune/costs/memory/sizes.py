@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from ringtune.costs.full_sizes import embedding_grad_bytes
 from ringtune.costs.memory.frozen import frozen_bytes, widened_bytes
 from ringtune.costs.memory.logits import logits_peak_bytes
 from ringtune.costs.memory.operations import (
@@ -14,6 +13,7 @@ from ringtune.costs.memory.operations import (
     subnet_token_bytes,
     tables_bytes,
 )
+from ringtune.costs.memory.unit_grads import embedding_grad_bytes
 from ringtune.costs.memory.unit_state import state_bytes
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.models.adapter_config import trains_own_weights

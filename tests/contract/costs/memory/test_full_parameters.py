@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from ringtune.costs.full_sizes import embedding_grad_bytes
 from ringtune.costs.memory.estimate import node_memory
 from ringtune.costs.memory.terms import MemoryEstimate
+from ringtune.costs.memory.unit_grads import embedding_grad_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
