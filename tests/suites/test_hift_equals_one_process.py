@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 
+from edge.compute.executor import NodeExecutor
 from ringtune.models.families import FAMILIES
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.turns import StartPoint, StepKind
+from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
+from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.versions import trained
 from tests.suites.test_families import Slices, run
 from tests.suites.test_resumed_run_equals_the_whole import rebuilt, same_bits
 from tests.suites.test_resumed_run_equals_the_whole import run as run_plan
@@ -209,3 +214,65 @@ def test_hift_delays_never_change_a_bit(inputs: Any, seed: int) -> None:
     case = hift_case(folder, "gpt2", "group_size = 2", dtype="float32", microbatches=4, dropout=0.1)
     first, other = (trained_tensors(run(case, FOUR, seed=number)[1]) for number in (0, seed))
     assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.promise("3 frozen means free")
+@pytest.mark.parametrize(("model_type", "owners"), [("bert", ("a",)), ("gpt2", ("a", "b"))])
+def test_hift_holds_gradients_and_graphs_of_the_active_group_alone(
+    inputs: Any, model_type: str, owners: tuple[str, ...]
+) -> None:
+    """After every action no other parameter has a gradient, and no graph is below the lowest unit that trains."""
+    case = hift_case(inputs(model_type), model_type, 'group_size = 2\norder = "random"', owners=owners)
+    plan = case.plan(FOUR)
+    carrier = make_carrier(case, plan)
+    by_seq = {item.seq: item for turn in turn_sequence(plan.course) for item in items(plan.course, turn)}
+    carry_out = carrier.run
+    graphs_of: set[tuple[int, int]] = set()
+
+    def watched(node: str, action: Action) -> tuple[tuple[str, float], ...]:
+        values, executor = carry_out(node, action), carrier.executors[node]
+        units = trained(plan.course, by_seq[action.seq].kind, by_seq[action.seq].step)
+        with_grads = units_with_gradients(executor)
+        if with_grads and action.op in (Op.HEAD, Op.BACKWARD):
+            assert all(unit in units for unit in with_grads), (action, with_grads)
+        if action.op is Op.UPDATE:
+            assert not with_grads & set(range(action.start, action.stop))
+        for (seq, _), flow in executor._flows._flows.items():
+            graphs_of.update((seq, unit) for start, stop in flow.graphs for unit in range(start, stop))
+        return values
+
+    carrier.run = watched  # type: ignore[method-assign]
+    assert run_plan(plan, carrier, 3).finish == rd.Finish("", "")
+    lowest = {seq: trained(plan.course, item.kind, item.step).lowest for seq, item in by_seq.items()}
+    assert min(unit for _, unit in graphs_of) == EMBEDDING
+    assert all(unit >= lowest[seq] for seq, unit in graphs_of)
+    assert [executor.live_bytes() for executor in carrier.executors.values()] == [0] * 4
+
+
+def units_with_gradients(executor: NodeExecutor) -> set[int]:
+    """The units of which some parameter has a gradient at this node."""
+    hosted, piece = executor._hosted, executor._slice
+    units = {
+        index: list(hosted.blocks.parameters(index, index + 1).values()) for index in range(piece.start, piece.stop)
+    }
+    if hosted.owner is not None:
+        units |= {unit: list(values.values()) for unit, values in hosted.owner.units.items()}
+        units[EMBEDDING] += hosted.owner._tied[1:] if hosted.owner._tied else ()
+    return {unit for unit, values in units.items() if any(value.grad is not None for value in values)}
+
+
+def test_hift_trains_tensors_of_its_own_and_not_the_files(inputs: Any) -> None:
+    """In the type of the files too, in which a frozen table would be mapped: what trains is private and writable."""
+    case = hift_case(inputs("gpt2"), "gpt2", "group_size = 6", dtype="float32", num_steps=2, eval_every=0)
+    before = (case.folder / "model" / "model.safetensors").read_bytes()
+    carrier = run(case, ONE)[1]
+    assert (case.folder / "model" / "model.safetensors").read_bytes() == before
+    owner = carrier.executors["a"]._hosted.owner
+    assert owner is not None
+    stored = load(before)
+    for name, value in owner.units[EMBEDDING].items():
+        assert not torch.equal(value, stored[f"transformer.{name}"]), f"{name} did not train"
+    mapped = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if str(case.folder) in line]
+    ranges = [tuple(int(end, 16) for end in line.split("-")) for line in mapped]
+    for name, value in owner.parameters.items():
+        assert not any(start <= value.data_ptr() < stop for start, stop in ranges), f"{name} is mapped"
