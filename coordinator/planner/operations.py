@@ -18,16 +18,22 @@ from ringtune.costs.seconds import CourseCosts
 from ringtune.errors import JobError, PlanError
 from ringtune.jobs.given_table import given_tables
 from ringtune.jobs.job import Job
+from ringtune.quantities import format_bytes
+from ringtune.rpc.channel_options import MAX_MESSAGE_BYTES
 from ringtune.schedule.actions import Op
 from ringtune.schedule.course import Course
-from ringtune.schedule.operations.choice import BlockCapacity, Choice
+from ringtune.schedule.operations.choice import BlockCapacity, Choice, Policy
+from ringtune.schedule.operations.packing import packed_length
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.rows.batches import num_batches
 from ringtune.schedule.spreading.choosers import choosers_of, whole
 from ringtune.schedule.spreading.expected import kept_subnets
 from ringtune.schedule.turns import StepKind
 
 _MEAN = "mean"
+_BATCH_BYTES = 100
+"""Of text besides its codes: owner, id, place and brackets of one batch."""
 
 
 def with_operations(job: Job, draft: Draft, model: ModelFacts, profile: Profile) -> Draft:
@@ -52,7 +58,7 @@ def with_operations(job: Job, draft: Draft, model: ModelFacts, profile: Profile)
     blocks = [Slice(node=_MEAN, start=at, stop=at + 1) for at in range(course.num_blocks)]
     hosts = blocks if job.operations.by_slice else [Slice(node=_MEAN, start=0, stop=course.num_blocks)]
     choice = _choice(job, course, model, hosts, {_MEAN: mean})
-    return dataclasses.replace(draft, course=_pruned_at_all(dataclasses.replace(course, choice=choice)))
+    return dataclasses.replace(draft, course=_checked(dataclasses.replace(course, choice=choice)))
 
 
 def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
@@ -64,17 +70,20 @@ def settled(job: Job, plan: Plan, model: ModelFacts, profile: Profile) -> Plan:
     if not operations.balance:
         costs = dict.fromkeys(costs, _mean(costs))
     choice = _choice(job, course, model, plan.placement.hosts, costs)
-    return Plan(_pruned_at_all(dataclasses.replace(course, choice=choice)), plan.placements)
+    return Plan(_checked(dataclasses.replace(course, choice=choice)), plan.placements)
 
 
-def _pruned_at_all(course: Course) -> Course:
-    """The course itself; refused where pruning could keep nothing that trains.
+def _checked(course: Course) -> Course:
+    """The course itself; refused where its tables fit no message, or pruning could keep nothing that trains.
 
     Raises:
-        JobError: with what may stay and the smallest part that chooses, and the keys to change.
+        JobError: with both numbers, and the keys to change.
     """
     choice = course.choice
-    if choice is None or not choice.prunes:
+    if choice is None:
+        return course
+    if not choice.prunes:
+        _check_size(course, choice)
         return course
     keep, blocks = kept_subnets(course), [chooser.stop - chooser.start for chooser in choosers_of(course)]
     if whole(keep, 1) < min(blocks):
@@ -84,6 +93,19 @@ def _pruned_at_all(course: Course) -> Course:
             "nothing would train; raise operations.compute or operations.full, or leave operations.by_slice out"
         )
     return course
+
+
+def _check_size(course: Course, choice: Choice) -> None:
+    """Refuse tables that may be too large for the message that brings them to a node."""
+    batches = sum(num_batches(owner.train_rows, course.batch_size) for owner in course.owners)
+    codes = course.microbatches * course.num_blocks * choice.subnets
+    most = batches * (packed_length(codes) + _BATCH_BYTES)
+    if choice.policy != Policy.STANDARD and most > MAX_MESSAGE_BYTES:
+        raise JobError(
+            f"operations of {batches:,} batches with {codes:,} operations each may be {format_bytes(most)} of text, a "
+            f"message has room for {format_bytes(MAX_MESSAGE_BYTES)}; raise operations.heads (0 = whole blocks) or "
+            "train.batch_size"
+        )
 
 
 def with_tables(job: Job, course: Course, model: ModelFacts) -> Course:

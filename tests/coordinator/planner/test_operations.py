@@ -201,6 +201,17 @@ def test_micro_batches_that_do_not_fit_the_counts_are_left_out() -> None:
     assert make_plan(with_table(table(microbatches=4)), FACTS, microbatches=(1, 4)).plan.course.microbatches == 4
 
 
+def test_tables_that_fit_no_message_are_refused_before_anything_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all batches together; whole subnets that are pruned are the same for all batches."""
+    assert make_plan(chosen(), FACTS).plan.course.choice is not None
+    monkeypatch.setattr("coordinator.planner.operations.MAX_MESSAGE_BYTES", 600)
+    with pytest.raises(
+        JobError, match=r"operations of 6 batches with 16 operations .* of text, .* raise operations.heads"
+    ):
+        make_plan(chosen(), FACTS)
+    assert make_plan(chosen(policy="magnitude"), FACTS).plan.course.choice is not None
+
+
 def test_heads_that_do_not_divide_are_refused_with_the_models_name() -> None:
     """Before anything is planned."""
     with pytest.raises(JobError, match=rf"operations.heads = 3 does not divide .*{MODEL.model_type}"):

@@ -28,6 +28,12 @@ def pack(codes: str) -> str:
     return base64.b64encode(bytes(found)).decode("ascii")
 
 
+def packed_length(count: int) -> int:
+    """How many characters ``pack`` makes of so many codes."""
+    num_bytes = -(-count // _PER_BYTE)
+    return 4 * -(-num_bytes // 3)
+
+
 def unpack(text: str, count: int) -> str:
     """Unpack ``count`` codes.
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ringtune.errors import PlanError
+from ringtune.schedule.operations.packing import pack, packed_length
 from ringtune.schedule.operations.table import BatchOperations, Operations
 
 ROW, OTHER = "1131" * 18, "1211" * 18
@@ -79,3 +80,9 @@ def test_true_is_no_number_of_a_table() -> None:
     packed = table.to_json()["rows"][0][2]
     with pytest.raises(PlanError, match="codes of each, packed codes"):
         Operations.from_json({**table.to_json(), "rows": [[True, 1, packed]]})
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 15, 16, 72, 360])
+def test_length_of_packed_codes_is_known_before_them(count: int) -> None:
+    """As many characters as are written."""
+    assert packed_length(count) == len(pack("1" * count))
