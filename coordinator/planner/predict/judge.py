@@ -11,7 +11,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from coordinator.planner.predict.ring_costs import RingCosts, step_kinds
+from coordinator.planner.predict.depths import step_kinds
+from coordinator.planner.predict.ring_costs import RingCosts
 from coordinator.planner.predict.step_time import Ring, step_times
 from ringtune.costs.profile import Profile
 from ringtune.costs.seconds import CourseCosts
@@ -106,6 +107,8 @@ def simulated_step_s(
 ) -> float:
     """Seconds of a step that trains ``units`` on the virtual clock, once the ring is full.
 
+    Where all parameters train it is the mean step of a sweep, whatever the units, and other owners update their copies.
+
     Args:
         plan: with slices.
         profile: of its nodes.
@@ -120,14 +123,20 @@ def simulated_step_s(
     """
     course, placement = plan.course, plan.placement
     is_stale, initiator = may_be_stale(course), course.owner(owner)
+    has_copies = course.method.full_parameters
     if is_stale:  # whole turns: the ring drains at the end of each
         burn_in = measured = course.local_iterations
+    if has_copies:  # a whole sweep
+        measured = course.method.period(course)
     ahead = 0 if is_stale else -(-placement.credits * (len(placement.slices) + 1) // course.microbatches)
     steps = burn_in + measured + min(ahead, MOST_AHEAD)
     course = dataclasses.replace(
         course,
-        method=course.method if is_stale else Steady(units=units),
-        owners=(Owner(node=owner, train_rows=initiator.train_rows if initiator else course.batch_size),),
+        method=course.method if is_stale or has_copies else Steady(units=units),
+        owners=(
+            Owner(node=owner, train_rows=initiator.train_rows if initiator else course.batch_size),
+            *(each for each in course.owners if has_copies and each.node != owner),
+        ),
         num_steps=steps,
         local_iterations=measured if is_stale else steps,
         eval_every=0,
@@ -207,6 +216,8 @@ def simulated_job_s(
     """
     micro = costs.num_micro
     burn_in, measured = max(4, 16 // micro), max(6, 16 // micro)
+    has_sweeps = plan.course.method.full_parameters
+    measured = plan.course.method.period(plan.course) if has_sweeps else measured
     frozen = max(1, costs.stop - costs.first)
     ahead = min(MOST_AHEAD, -(-plan.placement.credits * (len(ring.nodes) + 1) // micro))
     per_probe = (burn_in + measured + ahead) * micro * (frozen + 3 * len(ring.nodes) + 2)
@@ -214,7 +225,7 @@ def simulated_job_s(
     if not num_probes:
         return None
     chosen = _spread(range(len(costs.owners)), 2 if num_probes >= 6 else 1)
-    depths = _spread(costs.depths, max(1, min(4, num_probes // len(chosen))))
+    depths = _spread(costs.depths, 1 if has_sweeps else max(1, min(4, num_probes // len(chosen))))
     some = dataclasses.replace(
         costs,
         owners=tuple(dataclasses.replace(costs.owners[index], weight=1 / len(chosen)) for index in chosen),
@@ -234,8 +245,13 @@ def simulated_job_s(
             for name in names
         ]
         simulated_s = sum(seconds) / len(seconds)
-        ratios[depth] = simulated_s / predicted[depth] if predicted[depth] else 1.0
+        formula_s = _mean_step_s(costs, predicted) if has_sweeps else predicted[depth]
+        ratios[depth] = simulated_s / formula_s if formula_s else 1.0
     return sum(costs.steps_at[at] * everyone[at] * _between(ratios, at) for at in costs.depths)
+
+
+def _mean_step_s(costs: RingCosts, times: Mapping[int, float]) -> float:
+    return sum(costs.steps_at[at] * times[at] for at in costs.depths) / sum(costs.steps_at)
 
 
 def _spread(values: Sequence[int], most: int) -> list[int]:

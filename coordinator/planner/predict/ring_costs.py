@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.planner.draft import Draft
+from coordinator.planner.predict.depths import steps_by_depth, trained_shares
 from coordinator.planner.predict.loads import Loads, Visits, loads_of, pattern_s
 from coordinator.planner.slice_saving import KEEPS_ALL, SliceSaving
 from ringtune.costs.profile import Profile
 from ringtune.costs.seconds import CourseCosts, NodeCosts
 from ringtune.schedule.actions import Op, Payload
-from ringtune.schedule.course import Course
 from ringtune.schedule.owner_turns import shares
 from ringtune.schedule.turns import StepKind
-from ringtune.schedule.units import EMBEDDING, Units
+from ringtune.schedule.units import EMBEDDING
 from ringtune.schedule.versions import may_be_stale
 
 Row = tuple[float, ...]
@@ -155,28 +154,6 @@ class RingCosts:
         return tuple(at for at, steps in enumerate(self.steps_at) if steps)
 
 
-def steps_by_depth(course: Course) -> tuple[int, ...]:
-    """Number of training steps at each depth; the index is the depth.
-
-    The depth is that of the lowest trained block. Steps of one depth count as alike, whatever trains above their
-    lowest block. An evaluation without training is taken as one step of the first depth, which is nearly all forward.
-    """
-    counts = Counter({depth: count for depth, (count, _) in step_kinds(course).items()})
-    return tuple(counts[at] for at in range(course.num_blocks - course.frozen_blocks + 1))
-
-
-def step_kinds(course: Course) -> dict[int, tuple[int, Units]]:
-    """Count the steps of each depth: depth -> (number of steps, units that train at the first of them)."""
-    method = course.method.expected()
-    found: dict[int, tuple[int, Units]] = {}
-    for step in range(course.num_steps) or range(1):
-        units = method.trained(course, step)
-        depth = max(0, course.num_blocks - units.lowest)
-        count, first = found.get(depth, (0, units))
-        found[depth] = (count + 1, first)
-    return found
-
-
 def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
     """Compute the tables of a job on all nodes of a profile.
 
@@ -197,6 +174,18 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
 
     loads = loads_of(course, draft.private_blocks)
 
+    updated, trained_above = trained_shares(course)
+
+    def backward(name: str) -> float:
+        whole_s = _mean_s(costs.nodes[name], Op.BACKWARD, loads, size=size, lowest=False)
+        if trained_above == 1:
+            return whole_s
+        passing_s = costs.nodes[name].seconds(Op.BACKWARD, 1, 2, size=size, lowest=0, kind=StepKind.TRAIN, passing=1)
+        return trained_above * whole_s + (1 - trained_above) * passing_s
+
+    def update(name: str) -> float:
+        return updated * pattern_s(costs.nodes[name], Op.UPDATE, "", size=size, lowest=False)
+
     def block(op: Op, *, lowest: bool) -> Row:
         return tuple(_mean_s(costs.nodes[name], op, loads, size=size, lowest=lowest) for name in names)
 
@@ -213,9 +202,9 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
         forward_s=block(Op.FORWARD_FREE, lowest=False),
         graph_s=block(Op.FORWARD, lowest=False),
         graph_lowest_s=block(Op.FORWARD, lowest=True),
-        backward_s=block(Op.BACKWARD, lowest=False),
+        backward_s=tuple(map(backward, names)),
         backward_lowest_s=block(Op.BACKWARD, lowest=True),
-        update_s=tuple(pattern_s(costs.nodes[name], Op.UPDATE, "", size=size, lowest=False) for name in names),
+        update_s=tuple(map(update, names)),
         hidden_s=hidden[0],
         grad_s=grad[0],
         hidden_wire_s=hidden[1],

@@ -10,16 +10,17 @@ import pytest
 
 from coordinator.planner.choose import plan_of
 from coordinator.planner.draft import Draft
+from coordinator.planner.predict.depths import steps_by_depth, trained_shares
 from coordinator.planner.predict.judge import simulated_job_s, simulated_step_s
 from coordinator.planner.predict.ring_costs import (
     RingCosts,
     ring_costs,
-    steps_by_depth,
     with_fewer_depths,
     with_mean_owner,
 )
 from coordinator.planner.predict.step_time import Ring, job_s, step_times
 from ringtune.costs.profile import Profile
+from ringtune.schedule.methods import Everything, Hift, Method
 from ringtune.schedule.units import Units
 from tests.support.planner_rings import class_ring, device, draft_for, random_counts, random_kinds
 
@@ -142,3 +143,26 @@ def test_job_time_counts_each_owner_by_its_share_of_the_steps() -> None:
         [owner.weight for owner in ring_costs(draft, profile, optimizer="adamw").owners] for draft in (equal, by_rows)
     ]
     assert weights == [[0.5, 0.5], [0.75, 0.25]]
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (Everything(), (1.0, 1.0)),
+        (Hift(), (3 / 9, 0.0)),  # back through 3, 3, 2, 1 and 0 blocks; 3 of these train
+        (Hift(group_size=5), (1.0, 1.0)),
+        (Hift(group_size=2), (3 / 5, 1 / 3)),  # (e, 0), (1, 2), (head): 3, 2 and 0 blocks, 1, 2 and 0 of them
+    ],
+)
+def test_trained_shares_are_those_of_a_sweep(method: Method, expected: tuple[float, float]) -> None:
+    """A group at a time trains few of the blocks that gradients pass."""
+    profile = Profile(nodes=(device("a", num_blocks=3),))
+    course = dataclasses.replace(draft_for(profile, num_steps=100).course, method=method)
+    assert trained_shares(course) == pytest.approx(expected)
+
+
+def test_steps_by_depth_count_the_embedding_as_deep_as_the_lowest_block() -> None:
+    """Three blocks in groups of one: two steps of a sweep go back through all blocks, that of the head through none."""
+    profile = Profile(nodes=(device("a", num_blocks=3),))
+    course = dataclasses.replace(draft_for(profile, num_steps=10).course, method=Hift())
+    assert steps_by_depth(course) == (2, 2, 2, 4)
