@@ -106,6 +106,7 @@ def plan(
             plan=planned.plan,
             profile=planned.profile,
             optimizer=wanted.train.optimizer,
+            dropout=wanted.train.dropout,
         )
     given = GivenPlan(plan=planned.plan, version=__version__, model_digest=model.digest)
     value = plan_json(given, planned.memory, note=note, why=why, time=time)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from coordinator.planner.draft import Draft
-from ringtune.costs.activation_policy import job_velora
+from ringtune.costs.activation_policy import job_velora, proposed_velora
 from ringtune.costs.profile import ModelFacts
 from ringtune.jobs.job import Job
-from ringtune.jobs.memory import AUTO, NONE
+from ringtune.jobs.memory import AUTO
+from ringtune.schedule.slice_policy import NONE
 
 
 def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
@@ -21,10 +22,13 @@ def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
         JobError: VeLoRA's layers do not train in this model, or have fewer inputs than parts.
     """
     activations, course = job.memory.activations, draft.course
-    velora = job_velora(job, course, model)
+    velora = job_velora(job.velora, job.adapter.config, course, model)
     if activations == NONE or not course.num_steps:
         return draft
     draft = dataclasses.replace(draft, activations=activations)
     if activations == AUTO:
-        return dataclasses.replace(draft, velora=None if job.operations.is_any else velora)
+        if job.operations.is_any:
+            return draft
+        proposed = velora or proposed_velora(job.adapter.config, course, model)
+        return dataclasses.replace(draft, velora=proposed, may_project=velora is not None)
     return dataclasses.replace(draft, course=dataclasses.replace(course, velora=velora))

@@ -178,7 +178,7 @@ def plan_of(draft: Draft, costs: RingCosts, ring: Ring) -> Plan:
     slices = slices_of(costs, ring)
     savings = savings_of(costs, ring)
     projecting = [piece for piece in slices if savings[piece.node].is_projected]
-    allowed = draft.velora.blocks if draft.velora is not None else ()
+    allowed = draft.velora.blocks if draft.velora is not None and draft.may_project else ()
     return draft.placed(
         slices,
         recompute=merged(Range(saving.start, saving.stop) for saving in savings.values() if saving.recomputed),

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ringtune.jobs.memory import NONE
 from ringtune.schedule.course import Course
 from ringtune.schedule.placement import CREDITS, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import Velora
+from ringtune.schedule.slice_policy import NONE
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import may_be_stale
 
@@ -24,8 +24,10 @@ class Draft:
         private_blocks: that each owner runs itself.
         credits: hidden states in flight per (link, boundary).
         activations: ``memory.activations`` of the job: what blocks keep for their backward.
-        velora: VeLoRA as ``auto`` may choose it; None = it may not. Where the job asks for it, the course has it.
         state_on_disk: whether the optimizer state of units that rest is in files.
+        velora: VeLoRA as ``auto`` could choose it for slices; None = it has nothing to do. Where the job asks for it, it
+            is in the course.
+        may_project: whether ``auto`` may choose it.
     """
 
     course: Course
@@ -34,6 +36,7 @@ class Draft:
     activations: str = NONE
     velora: Velora | None = None
     state_on_disk: bool = False
+    may_project: bool = False
 
     def with_choices(self, microbatches: int, wire_dtype: str) -> Draft:
         """Copy the draft with so many micro-batches (0 = its own number) and this wire dtype.
@@ -49,7 +52,7 @@ class Draft:
 
     @property
     def projected_course(self) -> Course:
-        """The course with VeLoRA in every block that may have it; the course itself where ``auto`` may not have it."""
+        """The course with VeLoRA in every block that can have it; the course itself where none can."""
         return self.course if self.velora is None else dataclasses.replace(self.course, velora=self.velora)
 
     def placed(

@@ -9,6 +9,7 @@ from typing import Any
 
 from coordinator.planner.choose import Candidate, Choice, plan_of, slices_of
 from coordinator.planner.even import block_s
+from coordinator.planner.explain_activations import ActivationsReason, activation_lines, explain_activations
 from coordinator.planner.explain_operations import OperationsReason, explain_operations, reason_lines
 from coordinator.planner.frozen import reason_line
 from coordinator.planner.memory_caps import MemoryCaps
@@ -90,6 +91,7 @@ class Explanation:
         relative: whether times were assumed, so that only ratios mean something.
         cut_after_s: the seconds after which the clock ended the planning; None if it did not.
         operations: what they save; None where everything is full.
+        activations: what slices do to save them; None where everything is kept and there is nothing to say.
         unsettled: the chosen plan as the second best is judged: before operations were settled with the slices; None
             where none are.
         equal: seconds of all steps with the nodes' own counts, and with equal ones; None without operations.balance.
@@ -110,6 +112,7 @@ class Explanation:
     relative: bool
     cut_after_s: float | None = None
     operations: OperationsReason | None = None
+    activations: ActivationsReason | None = None
     unsettled: Runner | None = None
     equal: tuple[float, float] | None = None
     frozen: str = ""
@@ -126,6 +129,7 @@ def explain(
     plan: Plan | None = None,
     profile: Profile | None = None,
     optimizer: str = "adamw",
+    dropout: float = 0.0,
 ) -> Explanation:
     """Explain a choice of the planner.
 
@@ -135,6 +139,7 @@ def explain(
         plan: what became of it once its operations were settled.
         profile: that it was made with; needed to explain operations.
         optimizer: of the job.
+        dropout: of the job.
     """
     operations = None
     if plan is not None and profile is not None:
@@ -158,6 +163,7 @@ def explain(
         relative=relative,
         cut_after_s=choice.cut_after_s,
         operations=operations,
+        activations=explain_activations(plan, choice.caps, dropout=dropout),
         unsettled=_runner(choice.costs, choice.best) if settled is not None else None,
         equal=_seconds(best, settled.equal) if settled is not None and settled.equal is not None else None,
         frozen=reason_line(plan.course.frozen, choice.too_large),
@@ -291,6 +297,7 @@ def explanation_text(found: Explanation) -> list[str]:
             lines.append(f"  {node.node:<{width}}  hosts nothing, owns rows, {budget}: {node.reason}")
         else:
             lines.append(f"  {node.node:<{width}}  left out: {node.reason}")
+    lines += activation_lines(found.activations) if found.activations is not None else []
     lines.append(f"  turns in the order {', '.join(found.initiators)}")
     lines.append(
         f"  {found.microbatches} micro-batches, {found.credits} credits a link and boundary, "

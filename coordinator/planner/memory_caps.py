@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from coordinator.planner.draft import Draft
@@ -11,8 +12,8 @@ from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts
-from ringtune.jobs.memory import NONE
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.slice_policy import NONE
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained
 
@@ -30,6 +31,7 @@ class MemoryCaps:
     def __init__(self, draft: Draft, facts: Mapping[str, NodeFacts], *, optimizer: str, dtype: str) -> None:
         self.draft = draft
         self.facts = facts
+        self.dtype = dtype
         self._owners = {owner.node for owner in draft.course.owners}
         self._projected = draft.projected_course
         self._sizes = {
@@ -70,15 +72,18 @@ class MemoryCaps:
         key = (node, start, stop, above)
         found = self._savings.get(key)
         if found is None:
-            lowest = ever_trained(self.draft.course).lowest
             found = self._savings[key] = slice_saving(
                 self.draft.activations,
-                Range(min(stop, max(start, lowest)), stop),
+                self.kept_blocks(start, stop),
                 lambda saving: self._estimate_of(node, start, stop, above, saving).total_bytes,
                 self.facts[node],
-                may_project=self.draft.velora is not None,
+                may_project=self.draft.may_project,
             )
         return found
+
+    def kept_blocks(self, start: int, stop: int) -> Range:
+        """The blocks of [start, stop) that keep something for a backward: those from the lowest that trains on."""
+        return Range(min(stop, max(start, ever_trained(self.draft.course).lowest)), stop)
 
     def _estimate_of(self, node: str, start: int, stop: int, above: int, saving: SliceSaving) -> MemoryEstimate:
         most_below = min(len(self.facts) - 1 - above, start - self.draft.private_blocks)
@@ -99,3 +104,18 @@ class MemoryCaps:
     def estimate(self, plan: Plan, node: str) -> MemoryEstimate:
         """Estimate by terms what ``node`` holds at most under ``plan``."""
         return memory_estimate(plan.course, Share.of(plan, node), self._sizes[node])
+
+    def keeping_everything(self, plan: Plan, node: str) -> MemoryEstimate:
+        """Estimate what ``node`` would hold under ``plan`` if its blocks kept everything."""
+        share = dataclasses.replace(Share.of(plan, node), recompute=())
+        return memory_estimate(dataclasses.replace(plan.course, velora=None), share, self._sizes[node])
+
+    def with_velora(self, plan: Plan, node: str) -> MemoryEstimate:
+        """Estimate what ``node`` would hold under ``plan`` with VeLoRA wherever it can be, and nothing run again."""
+        share = dataclasses.replace(Share.of(plan, node), recompute=())
+        return memory_estimate(dataclasses.replace(plan.course, velora=self.draft.velora), share, self._sizes[node])
+
+    def block_bytes(self, node: str, tokens: int) -> tuple[int, int]:
+        """Bytes that one block keeps at ``node`` of so many padded tokens, and the same with VeLoRA."""
+        sizes = self._sizes[node]
+        return round(sizes.kept_bytes(tokens)), round(sizes.projected_bytes(tokens))

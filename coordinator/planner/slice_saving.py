@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 
 from ringtune.costs.profile import NodeFacts
 from ringtune.costs.saving_seconds import VELORA_EXTRA
-from ringtune.jobs.memory import AUTO, BOTH, NONE, RECOMPUTE, VELORA
+from ringtune.jobs.memory import AUTO
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.saving import within
+from ringtune.schedule.slice_policy import BOTH, NONE, RECOMPUTE, VELORA, SlicePolicy
 from ringtune.schedule.units import Range
 
 _FORWARD_SHARE: Final = 1 / 3
@@ -119,10 +119,9 @@ def planned_saving(plan: Plan, start: int, stop: int) -> SliceSaving:
 
     Where its blocks that run again are no neighbours, as in a plan by hand, they count as if they were.
     """
-    velora = plan.course.velora
-    again = within(plan.placement.recompute, start, stop)
-    is_projected = velora is not None and bool(within(velora.blocks, start, stop))
-    if not again and not is_projected:
+    policy = SlicePolicy.of(plan, start, stop)
+    if policy.name == NONE:
         return KEEPS_ALL
+    again = policy.recomputed
     first = again[0].start if again else start
-    return SliceSaving(first, first + sum(last - one for one, last in again), is_projected)
+    return SliceSaving(first, first + sum(last - one for one, last in again), bool(policy.projected))

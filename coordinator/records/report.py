@@ -24,6 +24,7 @@ from ringtune.schedule.actions import Payload
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT, pattern_of
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.slice_policy import SlicePolicy
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.versions import ever_trained
 
@@ -331,6 +332,7 @@ class RunLedger:
         totals, piece = self.nodes[node], self._plan.slice_of(node)
         return {
             "blocks": [piece.start, piece.stop],
+            "activations": SlicePolicy.of(self._plan, piece.start, piece.stop).to_json(),
             "busy_s": round(totals.busy_s, 6),
             "cpu_s": round(totals.cpu_s, 6),
             "actions": totals.num_actions,

@@ -19,6 +19,7 @@ from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import ops
 from ringtune.schedule.owner_turns import BY_ROWS
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.slice_policy import SlicePolicy
 from ringtune.schedule.tables.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, Turn
 from ringtune.schedule.versions import depth, in_flight, is_stale
@@ -86,10 +87,13 @@ def _nodes(plan: Plan, memory: Mapping[str, MemoryEstimate], budgets: Mapping[st
     for node in plan.nodes:
         piece, owner = plan.slice_of(node), plan.owner(node)
         blocks = f"[{piece.start}, {piece.stop})" if piece.num_blocks else "none"
+        saves = SlicePolicy.of(plan, piece.start, piece.stop).text or "kept"
         needs = format_bytes(memory[node].total_bytes) if node in memory else ""
         has = format_bytes(budgets[node]) if node in budgets else ""
-        rows.append([node, blocks, f"{owner.train_rows:,}" if owner else "none", needs, has])
-    return table_lines(["node", "blocks", "rows", "needs", "has"], rows)
+        rows.append([node, blocks, f"{owner.train_rows:,}" if owner else "none", needs, has, saves])
+    if all(row[-1] == "kept" for row in rows):
+        return table_lines(["node", "blocks", "rows", "needs", "has"], [row[:-1] for row in rows])
+    return table_lines(["node", "blocks", "rows", "needs", "has", "activations"], rows)
 
 
 def _turns(plan: Plan) -> str:

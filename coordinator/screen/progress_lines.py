@@ -8,6 +8,7 @@ from typing import Any
 from coordinator.screen.operations_text import saved_lines
 from ringtune.quantities import format_bytes, format_seconds
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.slice_policy import NONE
 
 _TASK_FIGURES = ("accuracy", "perplexity", "f1", "exact_match")
 
@@ -102,9 +103,10 @@ def report_lines(report: Mapping[str, Any]) -> list[str]:
         busy, peak = format_seconds(totals["busy_s"]), format_bytes(totals["peak_rss_bytes"])
         needed = totals.get("predicted_bytes", 0)
         needs = f"needs {format_bytes(needed)}, " if needed else ""
-        lines.append(
-            f"  {node:<{width}}  busy {busy}, {needs}whole process {peak}, sent {format_bytes(totals['sent_bytes'])}"
-        )
+        policy = totals.get("activations", {}).get("policy", NONE)
+        saved = "" if policy == NONE else f", activations {policy}"
+        sent = format_bytes(totals["sent_bytes"])
+        lines.append(f"  {node:<{width}}  busy {busy}, {needs}whole process {peak}, sent {sent}{saved}")
     if report["nodes"]:
         lines.append("  (needs: what the plan reserved; whole process: its peak, with the libraries that it loads)")
     lines += saved_lines(report.get("operations"))

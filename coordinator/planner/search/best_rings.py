@@ -17,12 +17,15 @@ from coordinator.planner.predict.ring_costs import RingCosts, ring_costs, with_f
 from coordinator.planner.predict.step_time import Ring, job_s
 from coordinator.planner.search.exact import search_exact
 from coordinator.planner.search.local_search import Budget, LocalResult, search_local
+from coordinator.planner.slice_saving import KEEPS_ALL
 from ringtune.costs.profile import Profile
-from ringtune.jobs.memory import NONE
+from ringtune.jobs.memory import AUTO
+from ringtune.schedule.slice_policy import NONE
 
 EXACT_NODES, EXACT_BLOCKS = 8, 24
 FEWER_CREDITS = (4, 2, 1)
 _COARSE_DEPTHS = 12
+_BETTER = 1e-3
 
 
 class Task(NamedTuple):
@@ -74,9 +77,13 @@ def searched(
 ) -> Searched | None:
     """Search rings with the draft's credits; if none fits, with 4, 2 and 1 credits, which need less memory.
 
+    Fewer credits cost less time than running blocks again. So where slices of the best ring save activations, fewer
+    credits are tried too, and the fastest ring of all is taken.
+
     Returns:
         None if no ring fits with any number of credits.
     """
+    best: Searched | None = None
     costs = ring_costs(draft, task.profile, optimizer=task.optimizer)
     for credits_each in (draft.credits, *(fewer for fewer in FEWER_CREDITS if fewer < draft.credits)):
         narrowed = dataclasses.replace(draft, credits=credits_each)
@@ -85,9 +92,23 @@ def searched(
             continue
         saving = with_saving(costs, caps)
         found = _search(_Places(narrowed, saving, caps, clock), task.effort, exact=exact, known=known)
-        if found.pool:
-            return found
-    return None
+        if found.pool and (best is None or found.pool[0][0] < best.pool[0][0] * (1 - _BETTER)):
+            best = found
+        if best is not None and not _saves(best):
+            return best
+    return best
+
+
+def _saves(found: Searched) -> bool:
+    """Whether a slice of the best ring that was found saves activations although the job left that to the planner."""
+    if found.draft.activations != AUTO:
+        return False
+    ring, stop = found.pool[0][1], found.costs.first
+    for index, (node, count) in enumerate(zip(ring.nodes, ring.counts, strict=True)):
+        start, stop = stop, stop + count
+        if found.costs.saving_of(node, start, stop, len(ring.nodes) - 1 - index) != KEEPS_ALL:
+            return True
+    return False
 
 
 def with_saving(costs: RingCosts, caps: MemoryCaps) -> RingCosts:

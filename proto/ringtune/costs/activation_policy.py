@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import JobError
-from ringtune.jobs.job import Job
-from ringtune.jobs.memory import PAPER_LAYERS
+from ringtune.jobs.memory import PAPER_LAYERS, VeloraSettings
 from ringtune.models.adapter_config import has_adapter
 from ringtune.models.kept_inputs import KeptInput, taken_together, trained_layers
 from ringtune.schedule.extent import Extent
@@ -15,26 +14,26 @@ from ringtune.schedule.saving import Velora
 from ringtune.schedule.units import Range, Units
 
 
-def job_velora(job: Job, extent: Extent, model: ModelFacts) -> Velora | None:
+def job_velora(settings: VeloraSettings | None, adapter: str, extent: Extent, model: ModelFacts) -> Velora | None:
     """VeLoRA as a job has it, or allows it, in all blocks that may train; None where it says nothing of it.
 
     Args:
-        job: with ``[velora]``.
+        settings: ``[velora]`` of the job.
+        adapter: ``adapter.config`` of the job.
         extent: of the run, which says what may train.
         model: with the inputs that its blocks keep.
 
     Raises:
         JobError: no such layer trains in this model, or an input has fewer values than there are parts.
     """
-    settings = job.velora
     if settings is None:
         return None
     inputs = model.kept_inputs
-    check_layers(settings.layers, inputs, job.adapter.config)
+    check_layers(settings.layers, inputs, adapter)
     layers = taken_together(settings.layers or PAPER_LAYERS, inputs)
     if not layers:
         raise JobError(
-            f"VeLoRA has nothing to do with adapter.config = {job.adapter.config!r}: no linear layer that trains keeps "
+            f"VeLoRA has nothing to do with adapter.config = {adapter!r}: no linear layer that trains keeps "
             "its input for itself; set memory.activations = 'recompute' or 'none'"
         )
     narrowest = min(kept.width for kept in inputs if set(kept.layers) & set(layers))
@@ -43,8 +42,16 @@ def job_velora(job: Job, extent: Extent, model: ModelFacts) -> Velora | None:
             f"velora.parts is {settings.parts}, but an input of {', '.join(layers)} has {narrowest} values; set it to "
             f"at most {narrowest}"
         )
-    blocks = trained_blocks(extent, job.adapter.config)
+    blocks = trained_blocks(extent, adapter)
     return Velora(blocks=blocks, layers=layers, parts=settings.parts, init=settings.init) if blocks else None
+
+
+def proposed_velora(adapter: str, extent: Extent, model: ModelFacts) -> Velora | None:
+    """VeLoRA with its defaults, for a job that does not ask for it; None where it has nothing to do."""
+    try:
+        return job_velora(VeloraSettings(), adapter, extent, model)
+    except JobError:
+        return None
 
 
 def check_layers(layers: Sequence[str], inputs: Sequence[KeptInput], adapter: str) -> None:

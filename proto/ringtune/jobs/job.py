@@ -21,7 +21,7 @@ from ringtune.jobs.given_table import with_table_read
 from ringtune.jobs.hift import HiftSettings, check_full_parameters, with_adapter, without_default
 from ringtune.jobs.job_text import parse_tables, read_job_text
 from ringtune.jobs.later import refuse_unsupported
-from ringtune.jobs.memory import NONE, RECOMPUTE, Memory, VeloraSettings, checked
+from ringtune.jobs.memory import Memory, VeloraSettings, checked
 from ringtune.jobs.misplaced import refuse_misplaced
 from ringtune.jobs.operations import OperationsSettings
 from ringtune.jobs.operations_checks import check_operations
@@ -30,6 +30,7 @@ from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.methods import Method, method_class, method_names
 from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.operations.choice import Policy
+from ringtune.schedule.slice_policy import NONE, RECOMPUTE
 
 __all__ = [
     "Adapter",

@@ -9,13 +9,10 @@ from ringtune.errors import JobError
 from ringtune.jobs.sections import Adapter, check_choice
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.saving import DEFAULT_PARTS, INITS, LAYERS
+from ringtune.schedule.slice_policy import BOTH, NONE, POLICIES, RECOMPUTE, VELORA
 
-NONE: Final = "none"
-VELORA: Final = "velora"
-RECOMPUTE: Final = "recompute"
-BOTH: Final = "both"
 AUTO: Final = "auto"
-ACTIVATIONS: Final = (NONE, VELORA, RECOMPUTE, BOTH, AUTO)
+ACTIVATIONS: Final = (*POLICIES, AUTO)
 
 MOST_PARTS: Final = 1 << 20
 ADAPTER_DOWN: Final = "adapter_down"

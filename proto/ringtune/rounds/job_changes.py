@@ -8,8 +8,8 @@ from typing import Final
 
 from ringtune.files.digests import json_digest
 from ringtune.jobs.job import Job, OperationsSettings
-from ringtune.jobs.memory import NONE
 from ringtune.schedule.owner_turns import EQUAL
+from ringtune.schedule.slice_policy import NONE
 
 _MOST_TOLD = 5
 _MOST_CHARACTERS = 200

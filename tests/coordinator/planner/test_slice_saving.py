@@ -19,9 +19,10 @@ from coordinator.planner.search.best_rings import with_saving
 from coordinator.planner.search.exact import search_exact
 from coordinator.planner.slice_saving import KEEPS_ALL, SliceSaving, slice_saving
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.jobs.memory import AUTO, BOTH, NONE, RECOMPUTE, VELORA
+from ringtune.jobs.memory import AUTO
 from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.saving import Velora
+from ringtune.schedule.slice_policy import BOTH, NONE, RECOMPUTE, VELORA
 from ringtune.schedule.units import Range, Units
 from tests.support.planner_rings import class_ring, device, draft_for, random_counts
 
@@ -108,7 +109,7 @@ def needed(draft: Draft, profile: Profile, ring: Ring) -> int:
 def auto(draft: Draft, *, may_project: bool = True) -> Draft:
     """The draft with ``auto``."""
     velora = Velora(blocks=(Range(0, draft.course.num_blocks),), layers=("query", "key", "value", "down"))
-    return dataclasses.replace(draft, activations=AUTO, velora=velora if may_project else None)
+    return dataclasses.replace(draft, activations=AUTO, velora=velora, may_project=may_project)
 
 
 def tables(draft: Draft, profile: Profile) -> tuple[RingCosts, MemoryCaps]:
