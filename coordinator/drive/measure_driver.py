@@ -21,7 +21,8 @@ from coordinator.drive.requests import MeasureRequest
 from coordinator.members.recruiting import Members, machine_of, num_neighbours
 from coordinator.members.registry import Member
 from coordinator.planner.frozen import frozen_of
-from coordinator.planner.make_plan import agreed_model, make_plan
+from coordinator.planner.job_draft import agreed_model
+from coordinator.planner.make_plan import make_plan
 from ringtune.costs.measuring import Pair, hidden_bytes, link_rounds
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import CapacityError, DeadlineError, PeerLostError

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from coordinator.planner.draft import Draft
 from ringtune.costs.activation_policy import job_velora, proposed_velora
 from ringtune.costs.profile import ModelFacts
+from ringtune.errors import CapacityError, DeadlineError, JobError, PlanError
 from ringtune.jobs.job import Job
 from ringtune.jobs.memory import AUTO
-from ringtune.schedule.slice_policy import NONE
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.slice_policy import BOTH, NONE, RECOMPUTE, VELORA, SlicePolicy
+from ringtune.schedule.versions import ever_trained
+
+
+def saving_remedy(job: Job, planned: Callable[[Job], object]) -> str:
+    """Say that a job which does not fit would fit with ``memory.activations = "auto"``; empty where it would not.
+
+    Args:
+        job: that does not fit.
+        planned: plans a job, or raises an error.
+    """
+    if job.memory.activations not in (NONE, VELORA):
+        return ""
+    try:
+        planned(job.with_overrides({"memory.activations": AUTO}))
+    except (CapacityError, DeadlineError, JobError, PlanError):
+        return ""
+    return f"memory.activations = '{AUTO}' would fit; or "
 
 
 def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
@@ -32,3 +52,30 @@ def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:
         proposed = velora or proposed_velora(job.adapter.config, course, model)
         return dataclasses.replace(draft, velora=proposed, may_project=velora is not None)
     return dataclasses.replace(draft, course=dataclasses.replace(course, velora=velora))
+
+
+def check_given_activations(job: Job, plan: Plan, model: ModelFacts) -> None:
+    """Refuse a given plan whose slices save activations in another way than the job says.
+
+    With ``auto`` they may run any blocks again, and have VeLoRA where the job allows it.
+
+    Raises:
+        PlanError: names the key, and what plan and job say.
+        JobError: the job's VeLoRA does not fit the model.
+    """
+    activations, course = job.memory.activations, plan.course
+    anew = "change it, or plan anew with 'ringtune plan JOB --save FILE'"
+    wanted = job_velora(job.velora, job.adapter.config, course, model)
+    if activations == AUTO and course.velora is not None and wanted is not None:
+        wanted = dataclasses.replace(wanted, blocks=course.velora.blocks)
+    if course.velora != wanted and not (activations == AUTO and course.velora is None):
+        has = "other settings of VeLoRA" if course.velora and wanted else "VeLoRA" if course.velora else "no VeLoRA"
+        raise PlanError(f"the plan has {has}, the job says memory.activations = {activations!r} with [velora]; {anew}")
+    for piece in plan.placement.hosts if activations != AUTO and course.num_steps else ():
+        has = SlicePolicy.of(plan, piece.start, piece.stop).name
+        lowest = ever_trained(course).lowest
+        if piece.stop > lowest and (has in (RECOMPUTE, BOTH)) != (activations in (RECOMPUTE, BOTH)):
+            raise PlanError(
+                f"the plan has the policy {has!r} for activations at node {piece.node}, the job says "
+                f"memory.activations = {activations!r}; {anew}"
+            )

@@ -25,8 +25,7 @@ class Draft:
         credits: hidden states in flight per (link, boundary).
         activations: ``memory.activations`` of the job: what blocks keep for their backward.
         state_on_disk: whether the optimizer state of units that rest is in files.
-        velora: VeLoRA as ``auto`` could choose it for slices; None = it has nothing to do. Where the job asks for it, it
-            is in the course.
+        velora: VeLoRA as ``auto`` could choose it for slices; None = it has nothing to do, or the course has it.
         may_project: whether ``auto`` may choose it.
     """
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.planner.activations import check_given_activations
 from coordinator.planner.frozen import check_given_frozen
-from coordinator.planner.make_plan import Planned, agreed_model, job_draft, refuse_if_full
+from coordinator.planner.job_draft import agreed_model, job_draft
+from coordinator.planner.make_plan import Planned, refuse_if_full
 from coordinator.planner.operations import check_given_operations
 from ringtune import __version__
 from ringtune.costs.profile import NodeFacts
@@ -24,7 +26,7 @@ from ringtune.rpc.versions import is_compatible
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 
-_CHOSEN = frozenset({"microbatches", "wire_dtype", "owners", "operations", "choice", "frozen"})
+_CHOSEN = frozenset({"microbatches", "wire_dtype", "owners", "operations", "choice", "frozen", "velora"})
 _JOB_KEYS = {
     "num_steps": "train.rounds, train.epochs or train.max_steps",
     "num_blocks": "model.path",
@@ -140,6 +142,7 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
     _check_course(plan, job_draft(job, nodes, model).course)
     check_given_frozen(job, plan.course)
     check_given_operations(job, plan, model)
+    check_given_activations(job, plan, model)
     private = job.privacy.private_blocks
     if plan.placement.private_blocks != private:
         raise PlanError(

@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.planner.activations import with_activations
+from coordinator.planner.activations import saving_remedy, with_activations
 from coordinator.planner.choose import Candidate, Choice, Settled, choose_plan, judged_again, plan_of
 from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort
 from coordinator.planner.even import as_alike
 from coordinator.planner.frozen import as_timed, first_that_fits, frozen_of, timed_otherwise, with_frozen
 from coordinator.planner.initiators import initiator_order
+from coordinator.planner.job_draft import agreed_model, job_draft
 from coordinator.planner.memory_caps import MemoryCaps
 from coordinator.planner.operations import settled, with_operations
 from coordinator.planner.predict.ring_costs import RingCosts
@@ -32,12 +33,11 @@ from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
 from ringtune.costs.seconds import CourseCosts, check_profile
 from ringtune.errors import DataError, JobError, ModelError, PeerLostError, PlanError
 from ringtune.jobs.job import Job
-from ringtune.models.family import CLASS_TASKS
-from ringtune.schedule.course import Course
-from ringtune.schedule.extent import Owner
 from ringtune.schedule.frozen_weights import FrozenWeights
-from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.plan import Plan
+
+_REMEDY_S = 5.0
+"""Longest time to find out whether a plan that does not fit would fit if activations were saved, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +120,8 @@ def make_plan(
         )
     draft = job_draft(job, nodes, model)
     if evaluation_only:
-        draft = dataclasses.replace(draft, course=dataclasses.replace(draft.course, num_steps=0, checkpoint_every=0))
+        course = dataclasses.replace(draft.course, num_steps=0, checkpoint_every=0, velora=None)
+        draft = Draft(course=course, private_blocks=draft.private_blocks)
     alike = as_alike(nodes) if all(link.is_assumed for link in links) else None
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile, job.train.optimizer)
@@ -163,7 +164,15 @@ def _placed(
         alike=is_alike,
     )
     if choice is None:
-        raise nothing_fits(_caps(job, drafts[0], facts), [facts[name] for name in sorted(facts)])
+
+        def placed(other: Job) -> Planned:
+            short = dataclasses.replace(effort, judged_actions=0, seconds=min(effort.seconds, _REMEDY_S))
+            bare = [dataclasses.replace(one, course=dataclasses.replace(one.course, velora=None)) for one in drafts]
+            saving = [with_activations(other, one, model) for one in bare]
+            return _placed(other, saving, profile, facts, short, is_alike=is_alike)
+
+        nodes = [facts[name] for name in sorted(facts)]
+        raise nothing_fits(_caps(job, drafts[0], facts), nodes, saving_remedy(job, placed))
     drafted = plan_of(choice.best.draft, choice.costs, choice.best.ring)
     plan = settled(job, drafted, model, profile)
     kept = refuse_if_full(job, plan, facts)
@@ -316,78 +325,6 @@ def _draft_of(plan: Plan) -> Draft:
         credits=placement.credits,
         state_on_disk=placement.state_on_disk,
     )
-
-
-def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
-    """Return the model that all nodes have.
-
-    Raises:
-        ModelError: two nodes have different ones.
-    """
-    first = nodes[0]
-    for node in nodes[1:]:
-        if node.model.digest != first.model.digest:
-            raise ModelError(
-                f"nodes {first.node} and {node.node} have different models ({first.model.digest[:12]}… and "
-                f"{node.model.digest[:12]}…); copy the same folder to both"
-            )
-    return first.model
-
-
-def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
-    """Sort the class names of a run: the job's ``data.labels``, or the union of the owners' names.
-
-    A task without classes has none.
-
-    Raises:
-        DataError: fewer than two names, or a node has rows of a class outside them.
-    """
-    if job.model.task not in CLASS_TASKS:
-        return ()
-    labels = tuple(sorted(job.data.labels or {label for node in nodes for label in node.labels}))
-    if len(labels) < 2:
-        raise DataError(f"the owners' data has the classes {list(labels)}, a classifier needs two; check data.label")
-    for node in nodes:
-        for kind, found in (("training", node.labels), ("evaluation", node.eval_labels)):
-            outside = sorted(set(found) - set(labels))
-            if outside:
-                raise DataError(
-                    f"node {node.node} has {kind} rows of class {outside[0]!r}, the classes of this run are "
-                    f"{', '.join(labels)}; add it to data.labels or remove the rows"
-                )
-    return labels
-
-
-def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
-    """Make the course of a job on these nodes; the private blocks, which every owner runs itself, never train."""
-    owners = tuple(
-        Owner(node=node.node, train_rows=node.train_rows, eval_rows=node.eval_rows) for node in nodes if node.train_rows
-    )
-    if not owners:
-        raise DataError("no node has training rows; give at least one its file with --data")
-    train, private_blocks = job.train, job.privacy.private_blocks
-    course = Course(
-        method=job.method,
-        num_blocks=model.num_blocks,
-        owners=owners,
-        num_steps=train.num_steps([owner.train_rows for owner in owners]),
-        local_iterations=train.local_iterations,
-        batch_size=train.batch_size,
-        microbatches=train.microbatches,
-        max_length=model.fixed_tokens or train.max_length,
-        hidden_size=model.hidden_size,
-        eval_every=train.eval_every,
-        checkpoint_every=train.checkpoint_every,
-        wire_dtype=job.wire.dtype,
-        labels=agreed_labels(job, nodes),
-        seed=train.seed,
-        turns=train.turns,
-        frozen_blocks=private_blocks,
-        frozen=frozen_of(job, nodes)[0],
-    )
-    state_on_disk = job.hift is not None and job.hift.state == DISK
-    draft = Draft(course=course, private_blocks=private_blocks, state_on_disk=state_on_disk)
-    return with_activations(job, draft, model)
 
 
 def _in_order(draft: Draft, profile: Profile, optimizer: str) -> Draft:

@@ -3,7 +3,7 @@
 A frozen linear layer does not need its input. These tensors are all that VeLoRA can make smaller; several layers may
 read one tensor, which is kept as long as one of them keeps it.
 
-Source: the saved tensors of blocks of every family (``tests/edge/model/test_kept_inputs.py``).
+Source: the saved tensors of blocks of every family (``tests/edge/compute/test_velora_saved.py``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from ringtune.models.adapter_config import known_configurations, parse_adapter_c
 from ringtune.models.family import Config, Family, Widths
 
 ADAPTER_DOWN: Final = "adapter_down"
+_ATTENTION_KEEPS: Final = ("gpt2",)
+_NORM_FIRST: Final = ("gpt2", "llama", "mistral", "vit")
+_PARALLEL: Final = ("par_bn", "scaled_par_bn")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +28,7 @@ class KeptInput:
     Attributes:
         layers: that read it; words of ``schedule.saving.LAYERS``.
         width: values of each token.
-        kept_anyway: whether the fused attention kernel keeps it too, as it does without dropout.
+        kept_anyway: whether the fused attention kernel keeps it too, as that of GPT-2 does without dropout.
     """
 
     layers: tuple[str, ...]
@@ -52,7 +55,9 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
         has_gate = any("gate" in name for name in family.subnet_weights)
         return (
             KeptInput(layers=("query", "key", "value"), width=dimensions.hidden),
-            KeptInput(layers=("attention_out",), width=dimensions.hidden, kept_anyway=True),
+            KeptInput(
+                layers=("attention_out",), width=dimensions.hidden, kept_anyway=family.model_type in _ATTENTION_KEEPS
+            ),
             KeptInput(layers=("up", "gate") if has_gate else ("up",), width=dimensions.hidden),
             KeptInput(layers=("down",), width=dimensions.inner),
         )
@@ -61,9 +66,11 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
     for part in parse_adapter_config(adapter):
         kind, options = defaults[part.name]
         options = {**options, **part.options}
-        if kind == "bottleneck" and not options["use_gating"]:
+        if options.get("use_gating") or (part.name in _PARALLEL and family.model_type in _NORM_FIRST):
+            return ()  # the gate, or the norm, keeps the input of the adapter
+        if kind == "bottleneck":
             found += [dimensions.hidden] * (bool(options["mh_adapter"]) + bool(options["output_adapter"]))
-        if kind == "lora" and options["composition_mode"] == "add" and not options["use_gating"]:
+        if kind == "lora" and options["composition_mode"] == "add":
             found += _lora_inputs(options, widths)
     return tuple(KeptInput(layers=(ADAPTER_DOWN,), width=width) for width in found)
 

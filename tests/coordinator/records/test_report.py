@@ -91,6 +91,7 @@ def test_ledger_report_has_units_and_totals() -> None:
     assert report["links"] == {"a>b": 100}
     assert report["nodes"]["a"] == {
         "blocks": [0, 2],
+        "activations": {"policy": "none", "recomputed": [], "projected": []},
         "busy_s": 0.5,
         "cpu_s": 2.0,
         "actions": 1,

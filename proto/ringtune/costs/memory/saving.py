@@ -11,7 +11,7 @@ both          its input                                                         
 
 VeLoRA does nothing in passes that gather scores, so a run that has some counts on nothing of it. How much it saves
 follows from the inputs that are kept only for linear layers that train (``models.kept_inputs``): with a frozen base few
-are. Without dropout the fused attention kernel keeps the input of the way out of the attention by itself.
+are.
 """
 
 from __future__ import annotations

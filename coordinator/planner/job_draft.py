@@ -1,0 +1,88 @@
+"""What a job and its nodes agree on before anything is placed: model, labels, and the course that has to be placed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator.planner.activations import with_activations
+from coordinator.planner.draft import Draft
+from coordinator.planner.frozen import frozen_of
+from ringtune.costs.profile import ModelFacts, NodeFacts
+from ringtune.errors import DataError, ModelError
+from ringtune.jobs.job import Job
+from ringtune.models.family import CLASS_TASKS
+from ringtune.schedule.course import Course
+from ringtune.schedule.extent import Owner
+from ringtune.schedule.methods.hift import DISK
+
+
+def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
+    """Return the model that all nodes have.
+
+    Raises:
+        ModelError: two nodes have different ones.
+    """
+    first = nodes[0]
+    for node in nodes[1:]:
+        if node.model.digest != first.model.digest:
+            raise ModelError(
+                f"nodes {first.node} and {node.node} have different models ({first.model.digest[:12]}… and "
+                f"{node.model.digest[:12]}…); copy the same folder to both"
+            )
+    return first.model
+
+
+def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
+    """Sort the class names of a run: the job's ``data.labels``, or the union of the owners' names.
+
+    A task without classes has none.
+
+    Raises:
+        DataError: fewer than two names, or a node has rows of a class outside them.
+    """
+    if job.model.task not in CLASS_TASKS:
+        return ()
+    labels = tuple(sorted(job.data.labels or {label for node in nodes for label in node.labels}))
+    if len(labels) < 2:
+        raise DataError(f"the owners' data has the classes {list(labels)}, a classifier needs two; check data.label")
+    for node in nodes:
+        for kind, found in (("training", node.labels), ("evaluation", node.eval_labels)):
+            outside = sorted(set(found) - set(labels))
+            if outside:
+                raise DataError(
+                    f"node {node.node} has {kind} rows of class {outside[0]!r}, the classes of this run are "
+                    f"{', '.join(labels)}; add it to data.labels or remove the rows"
+                )
+    return labels
+
+
+def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
+    """Make the course of a job on these nodes; the private blocks, which every owner runs itself, never train."""
+    owners = tuple(
+        Owner(node=node.node, train_rows=node.train_rows, eval_rows=node.eval_rows) for node in nodes if node.train_rows
+    )
+    if not owners:
+        raise DataError("no node has training rows; give at least one its file with --data")
+    train, private_blocks = job.train, job.privacy.private_blocks
+    course = Course(
+        method=job.method,
+        num_blocks=model.num_blocks,
+        owners=owners,
+        num_steps=train.num_steps([owner.train_rows for owner in owners]),
+        local_iterations=train.local_iterations,
+        batch_size=train.batch_size,
+        microbatches=train.microbatches,
+        max_length=model.fixed_tokens or train.max_length,
+        hidden_size=model.hidden_size,
+        eval_every=train.eval_every,
+        checkpoint_every=train.checkpoint_every,
+        wire_dtype=job.wire.dtype,
+        labels=agreed_labels(job, nodes),
+        seed=train.seed,
+        turns=train.turns,
+        frozen_blocks=private_blocks,
+        frozen=frozen_of(job, nodes)[0],
+    )
+    state_on_disk = job.hift is not None and job.hift.state == DISK
+    draft = Draft(course=course, private_blocks=private_blocks, state_on_disk=state_on_disk)
+    return with_activations(job, draft, model)

@@ -1,0 +1,75 @@
+"""Which inputs a block keeps for linear layers that train, family by family; what nodes really keep is tested there."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringtune.models.adapter_config import has_adapter
+from ringtune.models.families import FAMILIES
+from ringtune.models.kept_inputs import KeptInput, kept_inputs, taken_together, trained_layers
+from ringtune.schedule.saving import LAYERS
+
+
+def inputs_of(name: str, adapter: str) -> tuple[KeptInput, ...]:
+    """Of a family's default model."""
+    family = FAMILIES[name]
+    return kept_inputs(family, {key: spec.default for key, spec in family.config_keys.items()}, adapter)
+
+
+def test_own_weights_keep_each_tensor_once() -> None:
+    """Three layers read one input of the attention; without a gate one reads that of the feed-forward part."""
+    assert inputs_of("bert", "full") == (
+        KeptInput(layers=("query", "key", "value"), width=768),
+        KeptInput(layers=("attention_out",), width=768),
+        KeptInput(layers=("up",), width=768),
+        KeptInput(layers=("down",), width=3072),
+    )
+    assert inputs_of("llama", "full")[2].layers == ("up", "gate")
+    assert [kept.kept_anyway for kept in inputs_of("gpt2", "full")] == [False, True, False, False]
+    for name in FAMILIES:
+        assert set(trained_layers(inputs_of(name, "full"))) <= set(LAYERS) - {"adapter_down"}
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter", "widths"),
+    [
+        ("bert", "seq_bn", [768]),
+        ("bert", "double_seq_bn", [768, 768]),
+        ("bert", "par_bn", [768]),
+        ("gpt2", "par_bn", []),
+        ("llama", "scaled_par_bn", []),
+        ("bert", "lora", [768]),
+        ("bert", "lora[attn_matrices=['q','k','v']]", [768]),
+        ("bert", "lora[intermediate_lora=True, output_lora=True]", [768, 768, 3072]),
+        ("llama", "lora[selfattn_lora=False, intermediate_lora=True]", [11008]),
+        ("bert", "seq_bn|lora", [768, 768]),
+        ("bert", "seq_bn[use_gating=True]", []),
+        ("bert", "lora[use_gating=True]|seq_bn", []),
+        ("bert", "ia3", []),
+        ("bert", "loreft", []),
+    ],
+)
+def test_adapters_keep_the_inputs_of_their_first_matrices(name: str, adapter: str, widths: list[int]) -> None:
+    """LoRA has one input for all matrices of the attention; a gate, or a norm before an adapter, keeps it anyway."""
+    found = inputs_of(name, adapter)
+    assert [kept.width for kept in found] == widths
+    assert all(kept.layers == ("adapter_down",) for kept in found)
+
+
+def test_layers_are_taken_with_all_that_read_the_same_tensor() -> None:
+    """Value alone would save nothing; what does not train is left out."""
+    inputs = inputs_of("llama", "full")
+    assert taken_together(["value", "down", "adapter_down"], inputs) == ("query", "key", "value", "down")
+    assert taken_together(["gate"], inputs) == ("up", "gate")
+    assert taken_together(["value"], inputs_of("bert", "lora")) == ()
+
+
+def test_blocks_may_be_left_out() -> None:
+    """A part of a configuration may leave blocks out; others may have them."""
+    assert [has_adapter("seq_bn[leave_out=[0, 2]]", block) for block in range(3)] == [False, True, False]
+    assert [has_adapter("seq_bn[leave_out=[0]]|lora[leave_out=[0, 1]]", block) for block in range(3)] == [
+        False,
+        True,
+        True,
+    ]
+    assert has_adapter("full", 0)
