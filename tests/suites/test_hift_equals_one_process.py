@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import load
 
 from edge.compute.executor import NodeExecutor
+from ringtune.costs.memory.unit_grads import embedding_grad_bytes
+from ringtune.costs.model_facts import model_facts
 from ringtune.models.families import FAMILIES
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op
@@ -276,3 +278,28 @@ def test_hift_trains_tensors_of_its_own_and_not_the_files(inputs: Any) -> None:
     ranges = [tuple(int(end, 16) for end in line.split("-")) for line in mapped]
     for name, value in owner.parameters.items():
         assert not any(start <= value.data_ptr() < stop for start, stop in ranges), f"{name} is mapped"
+
+
+@pytest.mark.parametrize(("model_type", "tied"), [("bert", None), ("gpt2", True), ("llama", False), ("vit", None)])
+def test_hift_sends_gradients_of_the_planned_size(inputs: Any, model_type: str, tied: bool | None) -> None:
+    """All of the head, of a tied table and of patches; of other tables at most the rows of a batch's padded tokens."""
+    folder = inputs(model_type, **({} if tied is None else {"tie_word_embeddings": tied}))
+    case = hift_case(folder, model_type, owners=("a", "b"), num_steps=6, eval_every=0)
+    carrier = make_carrier(case, case.plan(TWO))
+    take, sizes = carrier.take_unit_grad, {EMBEDDING: 0, 4: 0}
+
+    def weighed(node: str, seq: int, unit: int) -> Any:
+        content = take(node, seq, unit)
+        sizes[unit] = content.size_bytes
+        return content
+
+    carrier.take_unit_grad = weighed  # type: ignore[method-assign]
+    assert run_plan(case.plan(TWO), carrier, 0).finish == rd.Finish("", "")
+    facts, header_bytes = model_facts(folder / "model", case.job), 2048
+    planned = embedding_grad_bytes(facts, 8 * 16)
+    assert facts.head_bytes <= sizes[4] <= facts.head_bytes + header_bytes
+    assert sizes[EMBEDDING] <= planned + header_bytes
+    if facts.is_tied or model_type == "vit":
+        assert sizes[EMBEDDING] >= (facts.token_table_bytes or planned)
+    else:
+        assert sizes[EMBEDDING] < facts.embedding_train_bytes
