@@ -21,12 +21,15 @@ from ringtune.models.families import FAMILIES
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
-from ringtune.schedule.units import EMBEDDING
+from ringtune.schedule.units import EMBEDDING, Range
 from ringtune.schedule.versions import trained
 from tests.suites.test_families import Slices, run
 from tests.suites.test_resumed_run_equals_the_whole import rebuilt, same_bits
 from tests.suites.test_resumed_run_equals_the_whole import run as run_plan
+from tests.suites.test_velora_equals_literal import every_layer
 from tests.support import hift_reference as reference
+from tests.support.literal_velora import make_literal
+from tests.support.plans import changed
 from tests.support.tiny_families import MODEL_TYPES
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_family_inputs
 
@@ -303,3 +306,32 @@ def test_hift_sends_gradients_of_the_planned_size(inputs: Any, model_type: str, 
         assert sizes[EMBEDDING] >= (facts.token_table_bytes or planned)
     else:
         assert sizes[EMBEDDING] < facts.embedding_train_bytes
+
+
+def test_hift_of_recomputed_blocks_gives_the_same_bits(inputs: Any) -> None:
+    """Blocks that train and blocks that only pass gradients on are run again with the weights of their forward."""
+    case = hift_case(inputs("gpt2"), "gpt2", "group_size = 2", owners=("a", "b"), dropout=0.1, dtype="float32")
+    kept = trained_tensors(run(case, TWO)[1])
+    plan = changed(case.plan(TWO), recompute=(Range(0, 1), Range(2, 4)))
+    carrier = make_carrier(case, plan)
+    assert run_plan(plan, carrier, 5).finish == rd.Finish("", "")
+    assert same_bits(trained_tensors(carrier), kept)
+
+
+@pytest.mark.promise("1 partition invariance")
+def test_hift_with_velora_equals_the_formula(inputs: Any) -> None:
+    """A layer's vector is of the first micro-batch at which its group trains; blocks of other groups keep nothing."""
+    case = hift_case(inputs("bert"), "bert", "group_size = 2", owners=("a", "b"))
+    velora = every_layer("bert", parts=5)
+    plan = changed(case.plan(FOUR), velora=velora)
+    carrier = make_carrier(case, plan)
+    assert run_plan(plan, carrier, 2).finish == rd.Finish("", "")
+    prepare = functools.partial(make_literal, velora=velora, seed=plan.course.seed)
+    one = case.plan(ONE)
+    wanted = reference.train_hift(case.job, one, case.folder / "model", case.datasets(), prepare=prepare)
+    assert distance(trained_tensors(carrier), reference.tensors_of(wanted.model)) < 1e-9
+    assert (
+        distance_to_reference(case, FOUR)
+        < 1e-9
+        < distance(trained_tensors(carrier), trained_tensors(run(case, FOUR)[1]))
+    )

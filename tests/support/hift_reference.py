@@ -8,7 +8,7 @@ Source: HiFT, Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,20 @@ def always_of(method: Hift, num_units: int) -> set[int]:
     return {{"embedding": 0, "head": num_units - 1}[name] for name in method.always_active}
 
 
-def train_hift(job: Job, plan: Plan, folder: Path, datasets: Mapping[str, OwnerDataset]) -> reference.Trained:
-    """Train one group at a step on the very items of the plan's turns."""
+def train_hift(
+    job: Job,
+    plan: Plan,
+    folder: Path,
+    datasets: Mapping[str, OwnerDataset],
+    *,
+    prepare: Callable[[Any], None] = lambda model: None,
+) -> reference.Trained:
+    """Train one group at a step on the very items of the plan's turns; ``prepare`` changes the model before."""
     state = torch.get_rng_state()
     method = plan.course.method
     assert isinstance(method, Hift)
     model = reference.whole_model(job, plan, folder)
+    prepare(model)
     units = units_of(model)
     groups, always = groups_of(method, len(units)), always_of(method, len(units))
     make = _optimizer_class(job)
