@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.costs.seconds import CourseCosts
-from ringtune.schedule.actions import TensorKey
+from ringtune.schedule.actions import Payload, TensorKey
 from sim.items import Items
 from sim.transport import Strain
 
@@ -51,6 +51,7 @@ class _Link:
         "passages",
         "rate",
         "sent_bytes",
+        "unit_bytes",
         "uplink",
     )
 
@@ -59,7 +60,7 @@ class _Link:
         self.rate = facts.rate_bytes_per_s if facts else None
         self.latency_s = facts.latency_s if facts else 0.0
         self.facts = facts
-        self.free_s = self.arrived_s = self.busy_s = self.sent_bytes = 0.0
+        self.free_s = self.arrived_s = self.busy_s = self.sent_bytes = self.unit_bytes = 0.0
         self.passages: dict[tuple[str, int, float], _Passage] = {}
 
 
@@ -99,6 +100,11 @@ class MeasuredLinks:
         return {pair: link.sent_bytes for pair, link in self._links.items() if link.sent_bytes}
 
     @property
+    def unit_gradient_bytes(self) -> dict[tuple[str, str], float]:
+        """Bytes of these that were gradients of embedding and head for other owners."""
+        return {pair: link.unit_bytes for pair, link in self._links.items() if link.unit_bytes}
+
+    @property
     def busy_s(self) -> dict[tuple[str, str], float]:
         """Seconds for which each link carried a message, by (source, target)."""
         return {pair: link.busy_s for pair, link in self._links.items() if link.sent_bytes}
@@ -116,6 +122,8 @@ class MeasuredLinks:
             link, source, target, kind
         )
         link.sent_bytes += num_bytes
+        if payload == Payload.UNIT_GRAD:
+            link.unit_bytes += num_bytes
         arrival_s = now_s + around_s
         if link.rate is not None:
             up_s, down_s = link.uplink.free_s, link.downlink.free_s

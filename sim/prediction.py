@@ -61,12 +61,16 @@ class NodePrediction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkPrediction:
-    """One directed link: what went over it, and for which share of the time it was busy."""
+    """One directed link: what went over it, and for which share of the time it was busy.
+
+    ``unit_gradient_bytes`` of these are gradients of embedding and head that owners send each other.
+    """
 
     source: str
     target: str
     sent_bytes: int
     busy_share: float
+    unit_gradient_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,6 +203,7 @@ def predict(
                 source=source,
                 target=target,
                 sent_bytes=round(num_bytes),
+                unit_gradient_bytes=round(links.unit_gradient_bytes.get((source, target), 0.0)),
                 busy_share=links.busy_s.get((source, target), 0.0) / wall_s if wall_s else 0.0,
             )
             for (source, target), num_bytes in sorted(links.sent_bytes.items())

@@ -98,10 +98,11 @@ class _Step:
 
 @dataclass(slots=True)
 class _LinkBytes:
-    """Bytes of one item by link, all of them and those of gradients."""
+    """Bytes of one item by link: all of them, those of gradients, and those of units' gradients to other owners."""
 
     all: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     gradients: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    units: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
 
 class RunLedger:
@@ -120,6 +121,7 @@ class RunLedger:
         self._decisions: list[dict[str, Any]] = []
         self._traffic: dict[int, _LinkBytes] = defaultdict(_LinkBytes)
         self._links: dict[str, int] = defaultdict(int)
+        self._unit_links: dict[str, int] = defaultdict(int)
         self._evaluations: list[dict[str, Any]] = []
         self._losses: list[float] = []
         self._first_loss: float | None = None
@@ -146,6 +148,9 @@ class RunLedger:
         traffic.all[link] += sent_bytes
         if payload == Payload.GRAD:
             traffic.gradients[link] += sent_bytes
+        if payload == Payload.UNIT_GRAD:
+            traffic.units[link] += sent_bytes
+            self._unit_links[link] += sent_bytes
 
     def add_spans(self, node: str, spans: Iterable[Span]) -> None:
         """Count the actions that ``node`` computed, and their seconds."""
@@ -256,6 +261,7 @@ class RunLedger:
                     "seconds": round(seconds, 6),
                     "bytes": dict(sorted(traffic.all.items())),
                     "gradient_bytes": dict(sorted(traffic.gradients.items())),
+                    **({"unit_gradient_bytes": dict(sorted(traffic.units.items()))} if traffic.units else {}),
                 }
             )
         return lines
@@ -326,6 +332,7 @@ class RunLedger:
             "evaluations": self._evaluations,
             "nodes": {node: self._node(node, predicted_bytes) for node in self._plan.nodes},
             "links": dict(sorted(self._links.items())),
+            **({"unit_gradient_links": dict(sorted(self._unit_links.items()))} if self._unit_links else {}),
         }
 
     def _node(self, node: str, predicted_bytes: Mapping[str, int]) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from coordinator.screen.progress import SpokenProgress
 from coordinator.screen.progress_lines import figure
 from coordinator.screen.training_text import training_lines
 from ringtune.quantities import format_bytes
+from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import Units
 
 _FIRST_PHASE = "starting"
 
@@ -46,7 +48,7 @@ class LiveProgress(SpokenProgress):
         self._initiator = ""
         self._phase = _FIRST_PHASE
         self._last = LastStep()
-        self._lowest = 0
+        self._trained = Units(0)
         self._live = Live(console=self._console, refresh_per_second=5, get_renderable=self._render)
 
     def __enter__(self) -> Self:
@@ -75,7 +77,7 @@ class LiveProgress(SpokenProgress):
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
         """Show a line for each node from now on."""
         self._plan, self._memory_bytes = plan, memory_bytes
-        self._lowest = plan.course.num_blocks
+        self._trained = Units(plan.course.num_blocks)
         self._bar.update(self._task, total=plan.course.num_steps)
         for line in training_lines(plan.course):
             self.note(line)
@@ -87,7 +89,7 @@ class LiveProgress(SpokenProgress):
         if not self._last.take(step):
             return
         if self._plan:
-            self._lowest = self._plan.course.num_blocks - int(step["depth"])
+            self._trained = _trained_at(self._plan.course, int(step["step"]) - 1, int(step["depth"]))
         numbers = f"round {step['round']}  loss {figure(step['loss'])}  depth {step['depth']}"
         self._bar.update(self._task, completed=int(step["step"]), numbers=numbers)
 
@@ -112,7 +114,7 @@ class LiveProgress(SpokenProgress):
 
     def _row(self, plan: Plan, node: str) -> tuple[RenderableType, ...]:
         piece, owner = plan.slice_of(node), plan.owner(node)
-        trains = max(0, piece.stop - max(piece.start, self._lowest)) if piece.num_blocks else 0
+        trains = len(self._trained.within(piece.start, piece.stop).blocks)
         return (
             Text(node, style="bold" if node == self._initiator else ""),
             f"[{piece.start}, {piece.stop})" if piece.num_blocks else "-",
@@ -120,3 +122,8 @@ class LiveProgress(SpokenProgress):
             str(owner.train_rows) if owner else "-",
             format_bytes(self._memory_bytes[node]) if node in self._memory_bytes else "",
         )
+
+
+def _trained_at(course: Course, step: int, depth: int) -> Units:
+    """The units that a step trained: those of its group, or the head and as many top blocks as it was deep."""
+    return course.method.trained(course, step) if course.method.full_parameters else Units.top(course.num_blocks, depth)

@@ -10,6 +10,7 @@ from coordinator.planner.explain import Explanation, explanation_text
 from coordinator.planner.frozen import frozen_line
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.job_time import JobTime
+from coordinator.screen.groups_text import groups_lines, units_text
 from coordinator.screen.operations_text import choice_lines, operations_lines
 from coordinator.screen.text_table import table_lines
 from coordinator.screen.training_text import training_lines
@@ -66,6 +67,7 @@ def plan_text(
     lines.append(_turns(plan))
     lines += training_lines(course)
     lines += [line] if (line := frozen_line(course.frozen)) else []
+    lines += groups_lines(course, memory)
     lines += choice_lines(plan)
     if is_stale(course):
         lines.append(_staleness(plan))
@@ -75,7 +77,10 @@ def plan_text(
         lines += explanation_text(why)
     if num_steps:
         most = " at most, the losses decide" if course.decides else ""
-        lines.append(f"actions from step {at_step}, depth {depth(course.soonest(), at_step)}{most}:")
+        trains = f"depth {depth(course.soonest(), at_step)}{most}"
+        if course.method.full_parameters:
+            trains = f"which trains {units_text(course.method.trained(course, at_step))}"
+        lines.append(f"actions from step {at_step}, {trains}:")
         lines += table_text(plan, at_step=at_step, num_steps=num_steps).splitlines()
         lines += legend_lines()
         lines += operations_lines(plan)
@@ -110,7 +115,8 @@ def legend_lines() -> list[str]:
     return [
         f"{letters}; . nothing",
         "E12.0: item 12 (a step or a batch of an evaluation), micro-batch 0; [2,4): blocks 2 and 3; "
-        ">h12.0#2@b: the hidden state that enters block 2, to node b; g: its gradient; t3: the head, for turn 3",
+        ">h12.0#2@b: the hidden state that enters block 2, to node b; g: its gradient; t3: the head, for turn 3; "
+        "u12#head: the gradient of the head",
     ]
 
 

@@ -84,6 +84,10 @@ def _links(found: Prediction, measured: MeasuredRun | None) -> list[str]:
         [f"{link.source} > {link.target}", format_bytes(link.sent_bytes), share_text(link.busy_share)]
         for link in found.links
     ]
+    if any(link.unit_gradient_bytes for link in found.links):
+        titles.append("of these unit gradients")
+        for row, link in zip(rows, found.links, strict=True):
+            row.append(format_bytes(link.unit_gradient_bytes))
     if measured is not None and measured.sent_bytes:
         titles.insert(2, "measured")
         for row, link in zip(rows, found.links, strict=True):

@@ -31,12 +31,13 @@ from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.saving_seconds import VELORA_EXTRA, again_works, count_within
 from ringtune.costs.seconds import NodeCosts, padded_size, work_points
 from ringtune.costs.work_times import BLOCK_WORKS, PART_OF, Work, WorkTable, WorkTime
-from ringtune.schedule.actions import Action, Graph, Scope
+from ringtune.schedule.actions import Action, Graph, Op, Scope
 from ringtune.schedule.course import Course
 from ringtune.schedule.lowering import lowest_units, subnet_rows
 from ringtune.schedule.operations.codes import patterns_of
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING, Range
+from ringtune.schedule.versions import trained
 
 LEAST_SAMPLES = 5
 KEPT_SAMPLES = 2000
@@ -143,6 +144,10 @@ class RecordedProfile:
             seconds /= self._cost_share(node, action, entry, size)
         if self._projected and action.op.graph is not Graph.NONE:
             seconds /= 1 + VELORA_EXTRA * count_within(self._projected, action) / (action.stop - action.start)
+        if action.op is Op.BACKWARD and self._course.method.full_parameters:  # as if all its blocks trained
+            units = trained(self._course, entry.item.kind, entry.item.step)
+            passing = action.stop - action.start - len(units.within(action.start, action.stop).blocks)
+            seconds += passing * self._known(node, Work.FORWARD, size)
         shares = self._shares(node, action, entry, seconds, size)
         for work, share in shares:
             self._add(node, work, share, size, is_guess=len(shares) > 1)
@@ -154,7 +159,7 @@ class RecordedProfile:
         if scope is Scope.RANGE and not 0 <= action.start < action.stop <= self._course.num_blocks:
             return False
         stop = self._course.head + (1 if action.start == self._course.head else 0)  # no update is of blocks and head
-        return scope is not Scope.UNITS or EMBEDDING <= action.start < action.stop <= stop
+        return scope is not Scope.UNITS or EMBEDDING < action.start < action.stop <= stop
 
     def _add_shared(self, node: str, action: Action, entry: _OpenItem, seconds: float) -> None:
         """Add the mean time of an item's actions of one kind, once all of them have come.

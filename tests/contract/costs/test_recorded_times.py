@@ -12,10 +12,12 @@ from ringtune.costs.recorded_times import LEAST_SAMPLES, RecordedProfile
 from ringtune.costs.seconds import CourseCosts
 from ringtune.costs.work_times import PART_OF, WHOLE_WORKS, Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import Velora
-from ringtune.schedule.turns import StepKind, turn_sequence
-from ringtune.schedule.units import Range
+from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.units import EMBEDDING, Range
+from ringtune.schedule.versions import trained
 from sim.action_times import ProfileTimes
 from sim.items import Items
 from sim.ring import VirtualRing
@@ -309,3 +311,20 @@ def test_recorded_profile_does_not_take_a_part_of_a_block_for_the_whole(seed: in
     assert predictions(plan, found, recorded) == pytest.approx([seconds for *_, seconds in recorded], rel=1e-6)
     whole = virtual_run(PLAN, true)
     assert predictions(PLAN, found, whole) == pytest.approx([seconds for *_, seconds in whole], rel=1e-6)
+
+
+def test_recorded_backward_of_a_group_is_that_of_blocks_that_all_train() -> None:
+    """All blocks passed gradients on only; what their weights would have taken is as long as a forward."""
+    plan = make_plan([("a", 0, 4)], ["a"], method=Hift(), num_steps=120, eval_rows=0)
+    recorded = RecordedProfile(plan.course, profile_of(plan))
+    for turn in turn_sequence(plan.course):
+        recorded.granted(turn)
+        for item in items(plan.course, turn):
+            if trained(plan.course, item.kind, item.step).lowest == EMBEDDING:
+                for micro in range(2):
+                    recorded.add("a", Action(Op.BACKWARD, item.seq, micro, 0, 4), 4 * 5.0 - 4 * 2.0)
+                recorded.add("a", Action(Op.UPDATE, item.seq, -1, EMBEDDING, 0), 100.0)
+    found = {time.work: time for time in recorded.profile().nodes[0].work_times}
+    assert found["backward"].median_s == pytest.approx(5.0)
+    assert found["backward"].samples > 3, "it was recorded"
+    assert found["update"].median_s == TIMES[Work.UPDATE], "that of the embedding says nothing of a block"

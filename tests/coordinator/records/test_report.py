@@ -11,6 +11,8 @@ import pytest
 from coordinator.records.report import RunLedger, mean
 from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError
+from ringtune.schedule.actions import Payload
+from ringtune.schedule.methods import Hift
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.tables.words import parse_action
 from ringtune.schedule.turns import StepKind, Turn, turn_sequence
@@ -228,3 +230,20 @@ def test_mean_of_nothing_is_none() -> None:
     """No rows, no mean."""
     assert mean({}, "loss_sum") is None
     assert mean({"count": 2.0, "loss_sum": 3.0}, "loss_sum") == 1.5
+
+
+def test_report_counts_gradients_of_units_by_link() -> None:
+    """What owners send each other of embedding and head has figures of its own, in the step's line and in the end."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], method=Hift(), num_steps=2, local_iterations=2)
+    ledger = RunLedger(plan, job().train)
+    turn = next(iter(turn_sequence(plan.course)))
+    ledger.begin(0.0)
+    ledger.add_traffic("a", 0, "b", Payload.UNIT_GRAD, 700)
+    ledger.add_traffic("a", 0, "b", Payload.HIDDEN, 100)
+    for seq in (0, 1):
+        ledger.step_done(turn, seq, seq, 0, {"count": 1.0, "loss_sum": 1.0}, float(seq))
+    first, second = ledger.turn_done(turn)
+    assert (first["bytes"], first["unit_gradient_bytes"]) == ({"a>b": 800}, {"a>b": 700})
+    assert "unit_gradient_bytes" not in second
+    report = ledger.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
+    assert report["unit_gradient_links"] == {"a>b": 700}
