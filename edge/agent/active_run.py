@@ -76,19 +76,19 @@ class ActiveRun:
     # ---- what links deliver, from their threads ---------------------------------------------------
 
     def on_tensor(self, key: TensorKey, source: str, tensor: Any, mask: Any) -> None:
-        """Pass a checked tensor to the loop, if the run is wanted."""
+        """BlockForward a checked tensor to the loop, if the run is wanted."""
         run = self._wanted()
         if run is not None:
             run.on_tensor(key, source, tensor, mask)
 
     def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
-        """Pass the head for turn ``seq`` to the loop, if the run is wanted; drop a probe."""
+        """BlockForward the head for turn ``seq`` to the loop, if the run is wanted; drop a probe."""
         run = self._wanted()
         if run is not None and kind == Payload.HEAD:
             run.on_head(seq, source, data)
 
     def on_unit_grad(self, seq: int, unit: int, source: str, data: Pieces) -> None:
-        """Pass the gradient that an item gave to a unit to the loop, if the run is wanted."""
+        """BlockForward the gradient that an item gave to a unit to the loop, if the run is wanted."""
         run = self._wanted()
         if run is not None:
             run.on_unit_grad(seq, unit, source, data)
@@ -105,7 +105,7 @@ class ActiveRun:
         _LOG.warning("node %s refused a frame from %s: %s", self.node, source, error)
 
     def on_ack(self, target: str, ack: Ack) -> None:
-        """Pass credits of ``target`` to the loop; fail the run if ``target`` refused a frame of this node."""
+        """BlockForward credits of ``target`` to the loop; fail the run if ``target`` refused a frame of this node."""
         run = self._wanted()
         if run is None:
             return

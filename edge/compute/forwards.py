@@ -10,8 +10,8 @@ import torch
 
 from edge.compute.hosting import Hosted
 from edge.compute.micro_batches import OpenItem
-from edge.compute.saving.passes import Pass, Saved
-from edge.compute.saving.stretch import run_saving
+from edge.compute.saving.block_forward import BlockForward, Saved
+from edge.compute.saving.saved_blocks import run_saving
 from edge.compute.saving.vectors import Vectors
 from edge.compute.saving.velora import Projections
 from edge.compute.scoring import Scoring
@@ -24,7 +24,7 @@ class Forwards:
     """Runs the forwards of one node that keep something for their backward.
 
     VeLoRA is for items that update weights. Scores are gathered with whole inputs, so that they are exact; blocks that
-    are run again in a training pass are run again there too.
+    are run again where weights are updated are run again there too.
 
     Args:
         plan: of the run.
@@ -67,7 +67,7 @@ class Forwards:
         """
         item, blocks = entry.item, self._hosted.blocks
         blocks.train_only(action.start, action.stop, entry.trained)
-        forward = Pass(
+        forward = BlockForward(
             blocks=blocks,
             mask=mask,
             context=context,

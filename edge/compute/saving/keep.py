@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from edge.compute.saving.passes import Pass
+from edge.compute.saving.block_forward import BlockForward
 from edge.model.activations import saved_tensors
 
 
@@ -34,7 +34,7 @@ class Kept:
         yield from (self._y, *saved_tensors(self._y))
 
 
-def keep(forward: Pass, hidden: torch.Tensor, start: int, stop: int) -> tuple[Kept, torch.Tensor]:
+def keep(forward: BlockForward, hidden: torch.Tensor, start: int, stop: int) -> tuple[Kept, torch.Tensor]:
     """Run blocks ``[start, stop)``; return their graph, and what leaves them, cut off from it."""
     x = forward.leaf(hidden, start)
     with forward.watched(start, stop):

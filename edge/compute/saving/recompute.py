@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import torch
 
+from edge.compute.saving.block_forward import BlockForward
 from edge.compute.saving.keep import Kept
-from edge.compute.saving.passes import Pass
 
 
 class Recomputed:
@@ -26,7 +26,7 @@ class Recomputed:
         block: which one.
     """
 
-    def __init__(self, forward: Pass, hidden: torch.Tensor, block: int) -> None:
+    def __init__(self, forward: BlockForward, hidden: torch.Tensor, block: int) -> None:
         self._forward, self._hidden, self._block = forward, hidden, block
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
@@ -39,7 +39,7 @@ class Recomputed:
         yield from (self._hidden, self._forward.mask, *self._forward.vectors.values())
 
 
-def recompute(forward: Pass, hidden: torch.Tensor, block: int) -> tuple[Recomputed, torch.Tensor]:
+def recompute(forward: BlockForward, hidden: torch.Tensor, block: int) -> tuple[Recomputed, torch.Tensor]:
     """Run a block; return what runs it again, and what leaves it."""
     y = forward.run(forward.leaf(hidden, block), block, block + 1)
     return Recomputed(forward, hidden, block), y.detach()

@@ -2,7 +2,7 @@
 
 While a block runs, every call of a linear layer is looked at. If its weight is a chosen one that trains, and a graph
 is kept, the call goes the projected way; all else is done as it is. So the library's modules stay what they are: base
-layers, LoRA and bottlenecks, with weights that an update may have put in their places since.
+layers, LoRA and bottlenecks, with weights that an update may have put in their layers since.
 
 Layers that read one tensor share its projection, if their vectors are equal. Where only some of them would be
 projected, the others would keep the tensor, and nothing would be saved: they are chosen together.
@@ -33,7 +33,7 @@ Used = dict[str, torch.Tensor]
 _MATMUL: Final = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
-class Place(NamedTuple):
+class ChosenLayer(NamedTuple):
     """Where the weight of a chosen layer is.
 
     Attributes:
@@ -62,13 +62,17 @@ class Projections:
     Raises:
         JobError: a named layer does not train in a block in which others do, or has fewer inputs than parts, or another
             layer keeps its input.
+
+    Attributes:
+        layers: block -> its chosen layers.
+        vectors: of all of them.
     """
 
     def __init__(self, velora: Velora, skeleton: Skeleton, *, start: int, stop: int, seed: int) -> None:
         blocks = [index for index in range(start, stop) if velora.has_block(index)]
-        self._places = {index: chosen_places(velora, skeleton, index) for index in blocks}
+        self.layers = {index: chosen_layers(velora, skeleton, index) for index in blocks}
         sizes = {
-            place.name: subtoken_size(place.inputs, velora.parts) for found in self._places.values() for place in found
+            layer.name: subtoken_size(layer.inputs, velora.parts) for found in self.layers.values() for layer in found
         }
         self.vectors = Vectors(sizes, init=velora.init, seed=seed)
 
@@ -80,36 +84,36 @@ class Projections:
             index: of the block.
             used: vectors of this micro-batch; those that are not in it are made, and put in.
         """
-        places = {id(getattr(place.module, place.attribute)): place.name for place in self._places.get(index, ())}
-        if not places:
+        layers = {id(getattr(layer.module, layer.attribute)): layer.name for layer in self.layers.get(index, ())}
+        if not layers:
             yield
             return
-        with _Watch(places, self.vectors, used):
+        with _Watch(layers, self.vectors, used):
             yield
 
 
-def chosen_places(velora: Velora, skeleton: Skeleton, index: int) -> list[Place]:
+def chosen_layers(velora: Velora, skeleton: Skeleton, index: int) -> list[ChosenLayer]:
     """Find the layers of one block that are named and train.
 
     Raises:
         JobError: see ``Projections``.
     """
-    found: list[Place] = []
+    found: list[ChosenLayer] = []
     if not any(parameter.requires_grad for parameter in skeleton.blocks[index].parameters()):
         return found
-    for layer in velora.layers:
-        places = list(_places(skeleton, index, layer))
-        if not places:
+    for word in velora.layers:
+        layers = list(_layers(skeleton, index, word))
+        if not layers:
             raise JobError(
-                f"velora.layers has {layer!r}, but nothing of that kind trains in block {index}: a frozen layer keeps "
+                f"velora.layers has {word!r}, but nothing of that kind trains in block {index}: a frozen layer keeps "
                 "no input anyway; leave it out"
             )
-        found += [place for place in places if all(place.name != other.name for other in found)]
-    for place in found:
-        if place.inputs < velora.parts:
+        found += [layer for layer in layers if all(layer.name != other.name for other in found)]
+    for layer in found:
+        if layer.inputs < velora.parts:
             raise JobError(
-                f"velora.parts is {velora.parts}, but {place.name} has {place.inputs} inputs; set it to at most "
-                f"{place.inputs}"
+                f"velora.parts is {velora.parts}, but {layer.name} has {layer.inputs} inputs; set it to at most "
+                f"{layer.inputs}"
             )
     _check_gate(velora, skeleton)
     return found
@@ -123,38 +127,38 @@ def _check_gate(velora: Velora, skeleton: Skeleton) -> None:
         )
 
 
-def _places(skeleton: Skeleton, index: int, layer: str) -> Iterator[Place]:
-    """Yield the trained weights of one kind of layer in a block."""
+def _layers(skeleton: Skeleton, index: int, word: str) -> Iterator[ChosenLayer]:
+    """Yield the layers of one kind in a block that train."""
     block = skeleton.blocks[index]
     layout = LAYOUTS[skeleton.layout.model_type]
-    if layer == "adapter_down":
+    if word == "adapter_down":
         for path, module in block.named_modules():
-            for place in _adapter_places(f"{index}.{path}", module):
-                _check_alone(place, module, norm_first=layout.norm_first)
-                yield place
-    elif path := str(getattr(layout, layer)):
+            for layer in _adapter_layers(f"{index}.{path}", module):
+                _check_alone(layer, module, norm_first=layout.norm_first)
+                yield layer
+    elif path := str(getattr(layout, word)):
         module = block.get_submodule(path)
         weight: Any = module.weight
         if weight.requires_grad:
             inputs = weight.shape[0 if layout.inputs_first else 1]
-            yield Place(f"{index}.{path}.weight", module, "weight", inputs)
+            yield ChosenLayer(f"{index}.{path}.weight", module, "weight", inputs)
 
 
-def _adapter_places(path: str, module: Any) -> Iterator[Place]:
+def _adapter_layers(path: str, module: Any) -> Iterator[ChosenLayer]:
     """Yield the first matrix of a bottleneck or LoRA, if the module is one and trains."""
     if ADAPTER not in path.split("."):
         return
     first = None
     if isinstance(getattr(module, "lora_A", None), nn.Parameter) and module.lora_A.dim() == 2:
-        first = Place(f"{path}.lora_A", module, "lora_A", module.lora_A.shape[1])
+        first = ChosenLayer(f"{path}.lora_A", module, "lora_A", module.lora_A.shape[1])
     elif isinstance(getattr(module, "adapter_down", None), nn.Sequential):
         at, linear = next((at, one) for at, one in enumerate(module.adapter_down) if isinstance(one, nn.Linear))
-        first = Place(f"{path}.adapter_down.{at}.weight", linear, "weight", linear.in_features)
+        first = ChosenLayer(f"{path}.adapter_down.{at}.weight", linear, "weight", linear.in_features)
     if first is not None and getattr(first.module, first.attribute).requires_grad:
         yield first
 
 
-def _check_alone(place: Place, adapter: Any, *, norm_first: bool) -> None:
+def _check_alone(layer: ChosenLayer, adapter: Any, *, norm_first: bool) -> None:
     """Refuse an adapter whose input something else keeps.
 
     Raises:
@@ -169,7 +173,7 @@ def _check_alone(place: Place, adapter: Any, *, norm_first: bool) -> None:
         keeper, remedy = "the norm before the feed-forward part", "use seq_bn"
     if keeper:
         raise JobError(
-            f"velora.layers has 'adapter_down', but {keeper} keeps the input of {place.name} anyway; leave it out, or "
+            f"velora.layers has 'adapter_down', but {keeper} keeps the input of {layer.name} anyway; leave it out, or "
             f"{remedy}"
         )
 

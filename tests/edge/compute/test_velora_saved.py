@@ -76,7 +76,7 @@ def graph_of(skeleton: Skeleton, velora: Velora | None, dropout: float) -> torch
 def kept_inputs(skeleton: Skeleton, velora: Velora, dropout: float, *, is_projected: bool) -> dict[str, bool]:
     """For each chosen layer, whether the graph keeps its input."""
     inputs: dict[str, torch.Tensor] = {}
-    places = [place for found in projections_of(skeleton, velora)._places.values() for place in found]
+    places = [place for found in projections_of(skeleton, velora).layers.values() for place in found]
     handles = [place.module.register_forward_pre_hook(_note(inputs, place.name)) for place in places]
     y = graph_of(skeleton, velora if is_projected else None, dropout)
     for handle in handles:
@@ -181,4 +181,4 @@ def test_velora_refuses_layers_that_save_nothing(
 def test_velora_passes_blocks_by_that_have_no_adapter(build: Any) -> None:
     """``leave_out`` leaves a block frozen as a whole; nothing is chosen there."""
     found = projections_of(build("bert", "seq_bn[leave_out=[1]]"), DOWN)
-    assert [len(places) for places in found._places.values()] == [1, 0]
+    assert [len(places) for places in found.layers.values()] == [1, 0]

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 
 import torch
 
+from edge.compute.saving.block_forward import BlockForward, Saved
 from edge.compute.saving.keep import keep
-from edge.compute.saving.passes import Pass, Saved
 from edge.compute.saving.recompute import recompute
 from ringtune.schedule.placement import Placement
 
 
 @dataclass(slots=True)
-class Stretch:
+class SavedBlocks:
     """What consecutive blocks of one micro-batch keep, in parts from the bottom up.
 
     Attributes:
         parts: a graph of some blocks, or one block that is run again.
-        forward: the pass that made them.
+        forward: that made them.
     """
 
     parts: list[Saved]
-    forward: Pass
+    forward: BlockForward
 
     def backward(self, grad: torch.Tensor) -> torch.Tensor | None:
         """Go back through all parts, from the top down; each is free before the next one is begun."""
@@ -41,7 +41,7 @@ class Stretch:
 
 
 def run_saving(
-    forward: Pass, hidden: torch.Tensor, start: int, stop: int, placement: Placement
+    forward: BlockForward, hidden: torch.Tensor, start: int, stop: int, placement: Placement
 ) -> tuple[Saved, torch.Tensor]:
     """Run blocks ``[start, stop)``.
 
@@ -64,7 +64,7 @@ def run_saving(
             part, hidden = keep(forward, hidden, first, last)
         parts.append(part)
     forward.drop_context()
-    return (parts[0] if len(parts) == 1 else Stretch(parts, forward)), hidden
+    return (parts[0] if len(parts) == 1 else SavedBlocks(parts, forward)), hidden
 
 
 def _ranges(start: int, stop: int, placement: Placement) -> Sequence[tuple[int, int, bool]]:

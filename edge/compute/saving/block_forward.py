@@ -1,7 +1,7 @@
 """How a forward that keeps something runs its blocks: as often as it has to, each time with the same numbers.
 
-A pass knows everything that a forward of its micro-batch depends on besides the hidden state: step, patterns of
-operations, the version of the weights, and VeLoRA's vectors. Dropout is seeded by step, micro-batch and block. So a
+A forward is everything that its result depends on besides the hidden state: step, patterns of operations, the version
+of the weights, and VeLoRA's vectors. Dropout is seeded by step, micro-batch and block. So a
 block that is run again gives the bits that it gave the first time.
 
 B batch rows, T tokens, D model width.
@@ -39,7 +39,7 @@ class Saved(Protocol):
 
 
 @dataclass(kw_only=True, slots=True)
-class Pass:
+class BlockForward:
     """A forward of one micro-batch through blocks of this node.
 
     Attributes:
