@@ -204,6 +204,21 @@ def test_hift_resumed_in_mid_sweep_gives_the_bits_of_the_whole_run(
         assert carrier.shards[12] == whole.shards[12]
 
 
+def test_hift_drained_in_mid_sweep_goes_on_with_the_same_bits(inputs: Any) -> None:
+    """Ctrl-C, with gradients of units on their way: the copies in all shards are those of one step."""
+    case = hift_case(inputs("gpt2"), "gpt2", 'always_active = ["embedding"]', owners=("a", "b"), dtype="float32")
+    case = dataclasses.replace(case, local_iterations=1, eval_every=0, num_steps=24)
+    plan = case.plan(TWO)
+    carrier = make_carrier(case, plan)
+    stopped = run_plan(plan, carrier, 1, drain_at_s=10.0)
+    (saved,) = [entry for entry in stopped.logged if isinstance(entry, rd.LogCheckpoint)]
+    assert 0 < saved.step < case.num_steps and saved.step % 5  # of five groups
+    carrier = rebuilt(case, plan, carrier.shards[saved.step], saved)
+    start = StartPoint.of(plan.course, step=saved.step, holder=saved.holder)
+    assert run_plan(plan, carrier, 2, start=start).finish == rd.Finish("", "")
+    assert same_bits(trained_tensors(carrier), trained_tensors(run(case, TWO)[1]))
+
+
 def test_hift_comparison_can_fail(inputs: Any) -> None:
     """Negative control: one step more, or another order, is far outside the bound."""
     case = hift_case(inputs("bert"), "bert")
