@@ -71,6 +71,11 @@ def reset_peak() -> None:
 def give_memory_back() -> None:
     """Collect garbage and hand freed heap pages back to the system, so that runs do not add up."""
     gc.collect()
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Hand freed heap pages back to the system; no effect with another C library than glibc."""
     if os.name == "posix" and sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)

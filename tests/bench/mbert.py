@@ -14,8 +14,8 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _WORDS = 4000
 
 
-def write_model(folder: Path) -> Path:
-    """Write config, random weights and a word tokenizer, unless they are there."""
+def write_model(folder: Path, *, vocabulary: int = _VOCABULARY) -> Path:
+    """Write config, random weights and a tokenizer of so many words, unless they are there."""
     if (folder / "model.safetensors").exists():
         return folder
     import torch
@@ -23,10 +23,10 @@ def write_model(folder: Path) -> Path:
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = BertConfig(vocab_size=_VOCABULARY, architectures=["BertModel"])
+    config = BertConfig(vocab_size=vocabulary, architectures=["BertModel"])
     torch.manual_seed(0)
     model = BertModel(config)
-    words = [*_SPECIAL, *(f"w{index}" for index in range(_VOCABULARY - len(_SPECIAL)))]
+    words = [*_SPECIAL, *(f"w{index}" for index in range(vocabulary - len(_SPECIAL)))]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
     BertTokenizerFast(vocab_file=str(folder / "vocab.txt"), model_max_length=512).save_pretrained(folder)
     config.save_pretrained(folder)

@@ -8,19 +8,21 @@ from pathlib import Path
 
 import torch
 
+from edge.machine.memory_budget import trim_heap
 from edge.model.optimizers.prefetch import Prefetcher
 from edge.model.optimizers.state_file import Shapes, StateFile
+from edge.model.optimizers.torch_optimizers import state_dtype
 from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.tensor_bytes import DTYPE_NAMES
 from ringtune.errors import StorageError, UsageError
 from ringtune.files.durable import check_writable
 from ringtune.files.safetensors_header import TensorInfo
 from ringtune.files.safetensors_stream import TensorPieces
-from ringtune.jobs.optimizers import STEP, state_shapes
+from ringtune.jobs.optimizers import state_shapes
 from ringtune.quantities import format_bytes
 
 Parameters = Mapping[str, torch.nn.Parameter]
-_STEP_DTYPE = "F32"  # of torch's counts
+_LARGE_BYTES = 64 << 20  # state for which freed memory is given back first; giving it back costs page faults
 
 
 class OnDisk:
@@ -38,7 +40,13 @@ class OnDisk:
         self._of = dict(of)
         self._files: dict[int, StateFile] = {}
         self._mapped: set[int] = set()
+        self._ahead: set[int] = set()
         self._prefetcher = Prefetcher()
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes of the files that were asked for ahead and are not mapped yet (for benchmarks)."""
+        return sum(self._files[unit].size_bytes for unit in self._ahead)
 
     def take_out(self, unit: int, updated: Parameters) -> dict[str, torch.Tensor] | None:
         """Map the state of a unit, with zeros for parameters that have none yet.
@@ -56,6 +64,9 @@ class OnDisk:
         elif unit in self._mapped:
             return None
         self._mapped.add(unit)
+        self._ahead.discard(unit)
+        if self._files[unit].size_bytes >= _LARGE_BYTES:
+            trim_heap()  # of what the graphs of the step took
         return self._files[unit].map()
 
     def put_away(self, unit: int) -> bool:
@@ -67,6 +78,7 @@ class OnDisk:
         """Begin to bring the files of these units into the page cache."""
         for unit in units:
             if unit in self._files and unit not in self._mapped:
+                self._ahead.add(unit)
                 self._prefetcher.ask(self._files[unit].path)
 
     def tensors(self, unit: int) -> dict[str, TensorPieces] | None:
@@ -76,6 +88,7 @@ class OnDisk:
     def make_room(self, unit: int, wanted: Mapping[str, TensorInfo]) -> bool:
         """Make the file of a unit anew, for what is named."""
         self._mapped.discard(unit)
+        self._ahead.discard(unit)
         file = self._files.pop(unit, None)
         if file is not None:
             file.path.unlink(missing_ok=True)
@@ -94,6 +107,7 @@ class OnDisk:
             file.path.unlink(missing_ok=True)
         self._files.clear()
         self._mapped.clear()
+        self._ahead.clear()
 
     def file_bytes(self, unit: int, parameters: Parameters) -> int:
         """Bytes of the file of a unit once all of these parameters were updated."""
@@ -129,7 +143,7 @@ class OnDisk:
 def _shapes(optimizer: str, parameters: Parameters) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Types and shapes of the state of some parameters, as ``name/key``."""
     return {
-        f"{name}/{key}": (_STEP_DTYPE if key == STEP else DTYPE_NAMES[parameter.dtype], shape)
+        f"{name}/{key}": (DTYPE_NAMES[state_dtype(key, parameter)], shape)
         for name, parameter in parameters.items()
         for key, shape in state_shapes(optimizer, tuple(parameter.shape)).items()
     }

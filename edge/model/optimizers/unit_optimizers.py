@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from edge.model.optimizers.torch_optimizers import apply_update, make_optimizer, state_tensors
+from edge.model.optimizers.torch_optimizers import apply_update, begin_state, make_optimizer, state_tensors
 from edge.model.tensor_bytes import fill, pieces_of, torch_dtype
 from ringtune.files.safetensors_header import TensorInfo
 from ringtune.files.safetensors_stream import TensorPieces
@@ -142,6 +142,7 @@ class UnitOptimizers:
                 state = self._keeper.take_out(unit, updated)
                 if state is not None:
                     self._give(unit, state)
+                begin_state(self.name, self._optimizers[unit], updated.values())
                 apply_update(self._optimizers[unit], learning_rate)
 
     def put_away(self, units: Iterable[int]) -> None:
@@ -230,10 +231,9 @@ class UnitOptimizers:
     def _room_in_memory(self, unit: int, wanted: Mapping[str, TensorInfo]) -> State:
         before, room = self._held(unit), {}
         for full, info in wanted.items():
-            name, _, key = full.rpartition("/")
+            name = full.rpartition("/")[0]
             dtype, old = torch_dtype(info.dtype), before.get(full)
             if old is None or old.dtype != dtype or tuple(old.shape) != info.shape:
-                device = "cpu" if key == "step" else self._units[unit][name].device
-                old = torch.empty(info.shape, dtype=dtype, device=device)
+                old = torch.empty(info.shape, dtype=dtype, device=self._units[unit][name].device)
             room[full] = old
         return room

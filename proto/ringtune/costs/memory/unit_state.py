@@ -12,7 +12,6 @@ from typing import Final
 from ringtune.jobs.optimizers import Shape, state_numbers
 
 _MOMENTS: Final = {"adamw": 2, "sgd": 0, "momentum": 1, "adagrad": 1}
-_WORK_COPIES: Final = {"adamw": 2, "sgd": 1, "momentum": 1, "adagrad": 2, "adafactor": 1}
 
 
 def state_bytes(optimizer: str, weight_bytes: int, factor_bytes: int = 0) -> int:
@@ -36,15 +35,14 @@ def factor_numbers(shapes: Iterable[Shape]) -> int:
 
 
 def update_work_bytes(largest_bytes: int, optimizer: str) -> int:
-    """Bytes that an optimizer's step holds besides gradients and state: copies of the largest tensor that it updates.
+    """Bytes that an optimizer's step holds besides gradients and state: one copy of the largest tensor for Adafactor.
 
-    AdamW has two (the root of the second moment, and that over its correction), Adagrad too (the gradient with the
-    decay, and a root), SGD and momentum one (the gradient with the decay), Adafactor one (rows times columns).
+    That is the product of rows and columns. The others go over their tensors once and hold nothing.
 
     Args:
         largest_bytes: of the largest tensor.
         optimizer: of the job.
 
-    Source: torch 2.13, ``torch/optim``, the paths for one tensor at a time.
+    Source: torch 2.13, ``_single_tensor_adafactor`` in ``torch/optim``, and the kernels ``fused``.
     """
-    return _WORK_COPIES[optimizer] * largest_bytes
+    return largest_bytes if optimizer == "adafactor" else 0

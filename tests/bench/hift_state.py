@@ -1,0 +1,268 @@
+"""``python -m tests.bench.memory --only hift``: what HiFT holds and how long it takes, with state on the disk.
+
+A random model of BERT-base's shape (12 blocks of width 768, 30,522 words) trains on one node in batches of 8 rows of
+128 tokens, one unit a step, with AdamW without multi-tensor buffers. Every run is a process of its own with the agent's
+allocator and threads; it trains two sweeps.
+
+====================== =======================================================================================  ======
+hift_state_over_group  most bytes of gradients + state + state that is read ahead, over the largest group's
+                       gradients + state and the next group's state                                              1.05
+hift_rss_over_full     highest resident memory above the idle process with its libraries, state on the disk,
+                       over that of full training (one group of all units)                                       0.50
+hift_step_time_ratio   mean step of the second sweep, state on the disk over state in memory                     1.10
+====================== =======================================================================================  ======
+
+The two timed kinds take turns. Figures come with the lowest and the highest of the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tests.bench.mbert import write_model, write_rows
+
+TARGETS: Final = {"hift_state_over_group": 1.05, "hift_rss_over_full": 0.50, "hift_step_time_ratio": 1.10}
+MIB: Final = 1 << 20
+VOCABULARY, TOKENS, ROWS, BATCH = 30_522, 128, 64, 8
+NUM_UNITS: Final = 14
+KINDS: Final = ("disk", "memory", "full")
+RUN_S: Final = 1800.0
+
+Figures = dict[str, Any]
+
+
+# ---- in a process of its own --------------------------------------------------------------------------
+
+
+def run(kind: str, folder: Path, sweeps: int) -> Figures:
+    """Train, and count what is held; see ``KINDS``."""
+    from edge.machine.allocator import keep_freed_memory
+    from edge.machine.threads import limit_library_threads
+    from ringtune.machine.cores import usable_cores
+
+    keep_freed_memory()
+    limit_library_threads(usable_cores())
+    from edge.agent.workshop import preload
+    from edge.machine.memory_budget import peak_rss_bytes, reset_peak, rss_bytes
+
+    preload()
+    from tests.support.hand_ring import HandRing, make_plan
+
+    job = _job(kind, folder, sweeps)
+    dataset = _dataset(job, folder)
+    idle_bytes = rss_bytes()
+    reset_peak()
+    ring = HandRing(
+        make_plan(job, {"a": dataset}, {"a": (0, 12)}, num_blocks=12, hidden_size=768),
+        job,
+        folder / "model",
+        {"a": dataset},
+    )
+    built_bytes = rss_bytes()
+    node = ring.nodes["a"]
+    if kind == "disk":
+        node.inactive_state.keep_on_disk(folder / "moments", {"run": "bench", "node": "a"})
+    held = Held(node)
+    steps_s, peaks = [], []
+    for turn in _turns(ring):
+        ring.start_turn(turn)
+        for item in _items(ring, turn):
+            start_s = time.perf_counter()
+            ring.run_item(item)
+            steps_s.append(time.perf_counter() - start_s)
+            peaks.append(peak_rss_bytes() - idle_bytes)
+        node.forget_turn(turn.index)
+    node.inactive_state.close()
+    return {
+        "idle_bytes": idle_bytes,
+        "built_bytes": built_bytes - idle_bytes,
+        "peak_bytes": peaks[-1],
+        "peaks_bytes": peaks,
+        "steps_s": steps_s,
+        "held_bytes": held.peak_bytes,
+        "group_bytes": held.group_bytes(),
+        "losses": ring.losses,
+    }
+
+
+def _job(kind: str, folder: Path, sweeps: int) -> Any:
+    from ringtune.jobs.job import parse_job
+
+    size = NUM_UNITS if kind == "full" else 1
+    return parse_job(
+        f"""
+        [model]
+        path = "{folder / "model"}"
+        [train]
+        method = "hift"
+        learning_rate = 1e-5
+        batch_size = {BATCH}
+        microbatches = 1
+        max_length = {TOKENS}
+        local_iterations = {NUM_UNITS}
+        max_steps = {NUM_UNITS * sweeps}
+        [hift]
+        group_size = {size}
+        state = "{"disk" if kind == "disk" else "memory"}"
+        """,
+        source="bench",
+    )
+
+
+def _dataset(job: Any, folder: Path) -> Any:
+    from edge.data.rows import OwnerDataset
+
+    rows = OwnerDataset.load(job, folder / "rows.csv", None, share=0, num_owners=1, tokenizer_folder=folder / "model")
+    rows.set_labels(("bad", "good"))
+    return rows
+
+
+def _turns(ring: Any) -> Any:
+    from ringtune.schedule.turns import StepKind, turn_sequence
+
+    return [turn for turn in turn_sequence(ring.plan.course) if turn.kind is StepKind.TRAIN]
+
+
+def _items(ring: Any, turn: Any) -> Any:
+    from ringtune.schedule.turns import items
+
+    return items(ring.plan.course, turn)
+
+
+class Held:
+    """Counts gradients and state, before and after each optimizer step, where most is held.
+
+    Args:
+        node: the executor, before its first step.
+    """
+
+    def __init__(self, node: Any) -> None:
+        from edge.model.optimizers import unit_optimizers
+
+        module: Any = unit_optimizers
+        self._node, self._optimizers = node, node._hosted.all_optimizers()
+        self.peak_bytes = 0
+        update = module.apply_update
+
+        def counted(optimizer: Any, learning_rate: float) -> None:
+            self._count()
+            update(optimizer, learning_rate)
+            self._count()
+
+        module.apply_update = counted
+
+    def _count(self) -> None:
+        gradients = sum(
+            (parameter.nbytes if not parameter.grad.is_sparse else parameter.grad._values().nbytes)
+            for each in self._optimizers
+            for parameters in each.units.values()
+            for parameter in parameters.values()
+            if parameter.grad is not None
+        )
+        held = sum(each.held_bytes for each in self._optimizers)
+        ahead = sum(getattr(each._keeper, "ahead_bytes", 0) for each in self._optimizers)
+        self.peak_bytes = max(self.peak_bytes, gradients + held + ahead)
+
+    def group_bytes(self) -> int:
+        """Gradients and state of the largest unit, and state of the one after it."""
+        sizes: dict[int, int] = {
+            unit: sum(parameter.nbytes for parameter in parameters.values())
+            for each in self._optimizers
+            for unit, parameters in each.units.items()
+        }
+        order = sorted(sizes)
+        largest = max(order, key=lambda unit: sizes[unit])
+        following = order[(order.index(largest) + 1) % len(order)]
+        return 3 * sizes[largest] + 2 * sizes[following]
+
+
+# ---- the figures --------------------------------------------------------------------------------------
+
+
+def measure(folder: Path, *, repeats: int = 3, sweeps: int = 2, kinds: Sequence[str] = KINDS) -> Figures:
+    """Run every kind in turn, ``repeats`` times; what is under ``figures`` has the names of ``TARGETS``."""
+    write_model(folder / "model", vocabulary=VOCABULARY)
+    write_rows(folder / "rows.csv", rows=ROWS, tokens=TOKENS)
+    runs: dict[str, list[Figures]] = {kind: [] for kind in kinds}
+    for repeat in range(repeats):
+        for kind in kinds if repeat % 2 == 0 else kinds[::-1]:
+            runs[kind].append(_in_process(kind, folder, sweeps))
+            _say(kind, runs[kind][-1])
+    return {"runs": runs, **figures_of(runs)}
+
+
+def figures_of(runs: dict[str, list[Figures]]) -> Figures:
+    """The ratios, each with what it is of and its spread over the repeats."""
+    disk, memory, full = (runs.get(kind, []) for kind in KINDS)
+    ratios = {
+        "hift_state_over_group": [one["held_bytes"] / one["group_bytes"] for one in disk],
+        "hift_rss_over_full": [one["peak_bytes"] / other["peak_bytes"] for one, other in zip(disk, full, strict=False)],
+        "hift_step_time_ratio": [_step_s(one) / _step_s(other) for one, other in zip(disk, memory, strict=False)],
+    }
+    ratios = {name: found for name, found in ratios.items() if found}
+    return {
+        "figures": {name: statistics.median(found) for name, found in ratios.items()},
+        "spread": {name: [min(found), max(found)] for name, found in ratios.items()},
+        "same_losses": all(one["losses"] == other["losses"] for one, other in zip(disk, memory, strict=False)),
+    }
+
+
+def missed(figures: Figures) -> list[str]:
+    """What is above its target; empty if nothing is."""
+    found = [
+        f"{name} is {figures['figures'][name]:.3f}, at most {most} was wanted"
+        for name, most in TARGETS.items()
+        if figures["figures"].get(name, most) > most
+    ]
+    return found + ([] if figures["same_losses"] else ["losses differ with the place of the state"])
+
+
+def _step_s(one: Figures) -> float:
+    """Mean step of the last sweep, in which all state is there already; steps differ, so all of them count."""
+    return statistics.fmean(one["steps_s"][-NUM_UNITS:])
+
+
+def _in_process(kind: str, folder: Path, sweeps: int) -> Figures:
+    command = [sys.executable, "-P", "-m", "tests.bench.hift_state", "--kind", kind, "--folder", str(folder)]
+    found = subprocess.run(  # noqa: S603
+        [*command, "--sweeps", str(sweeps)], timeout=RUN_S, check=True, stdout=subprocess.PIPE, text=True
+    )
+    figures: Figures = json.loads(found.stdout.splitlines()[-1])
+    return figures
+
+
+def _say(kind: str, one: Figures) -> None:
+    sizes = " ".join(f"{name} {one[f'{name}_bytes'] / MIB:.0f}" for name in ("built", "peak", "held", "group"))
+    print(f"hift {kind}: {sizes} MiB, {_step_s(one):.3f} s a step", flush=True)  # noqa: T201
+
+
+def main() -> int:
+    """Run one kind, or all of them."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--kind", choices=KINDS)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--sweeps", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    if options.kind:
+        print(json.dumps(run(options.kind, options.folder.resolve(), options.sweeps)))  # noqa: T201
+        return 0
+    with tempfile.TemporaryDirectory(prefix="hift-", dir=options.folder) as folder:
+        figures = measure(Path(folder).resolve(), repeats=options.repeats, sweeps=options.sweeps)
+    print(json.dumps({name: figures[name] for name in ("figures", "spread", "same_losses")}, indent=1))  # noqa: T201
+    for miss in missed(figures):
+        print(f"MISSED {miss}")  # noqa: T201
+    return 1 if missed(figures) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
