@@ -127,18 +127,24 @@ def _written(folder: Path, text: str) -> Path:
 
 @contextmanager
 def boards(
-    case: Case, folder: Path, sizes: Mapping[str, int] | None = None, *, are_told: bool = True
+    case: Case,
+    folder: Path,
+    sizes: Mapping[str, int] | None = None,
+    *,
+    are_told: bool = True,
+    count: int = NUM_BOARDS,
 ) -> Iterator[tuple[Testbed, MemoryWatch]]:
-    """Four boards with fresh, idle agents, which are watched.
+    """Boards with fresh, idle agents, which are watched.
 
     Args:
         case: whose rows the boards have.
         folder: for the testbed.
         sizes: bytes of each board in all; by default more than enough.
         are_told: whether agents are told what a run may use; otherwise they read their limits.
+        count: of boards.
     """
     budgets = {name: max(MIB, size - LIBRARY_BYTES) for name, size in (sizes or {}).items()} if are_told else {}
-    own = [case.one_owner and index == 0 for index in range(NUM_BOARDS)]
+    own = [case.one_owner and index == 0 for index in range(count)]
     layout = Layout(
         boards=tuple(
             Board(
@@ -150,7 +156,7 @@ def boards(
                 data=case.train if own[index] else None,
                 eval_data=case.evaluation if own[index] else None,
             )
-            for index in range(NUM_BOARDS)
+            for index in range(count)
         ),
         name="rtmemory",
         cpu_period_s=0.02,
@@ -178,7 +184,7 @@ def _await_idle(bed: Testbed) -> None:
     deadline_s, before = time.monotonic() + LOAD_S, -1
     while True:
         now = sum(resident(bed.process_id(board.name))["VmRSS"] for board in bed.layout.boards)
-        if now > NUM_BOARDS * 300 * MIB and now == before:
+        if now > len(bed.layout.boards) * 300 * MIB and now == before:
             return
         if time.monotonic() > deadline_s:
             raise DeadlineError(f"the agents did not load their libraries within {LOAD_S:g} s")

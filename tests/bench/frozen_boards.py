@@ -1,0 +1,111 @@
+"""A model of 1.1 billion parameters on four small boards: what frozen weights in bfloat16 are for.
+
+A random Llama (22 blocks of width 2,048, 32,000 words, a decoder of its own) in a bfloat16 checkpoint is trained with
+LoRA on four boards of 1,280 MiB each, libraries included, as control groups limit them. It has to plan, train 8 steps,
+save, and evaluate; in float32 it does not fit, and one board alone is refused with both numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from deploy.testbed.testbed import Testbed
+from ringtune.jobs.job import load_job
+from tests.bench.memory_boards import MIB, NUM_BOARDS, Case, boards, llama, train
+
+OUT = Path("build/bench/frozen")
+BOARD_BYTES = 1280 * MIB
+REFUSED_EXIT_CODE = 6
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """Train on four boards, and try one board, and float32."""
+    case = llama(folder)
+    job = load_job(case.job).with_overrides({"runtime.frozen": "bfloat16"})
+    case.job.write_text(job.to_toml(), encoding="utf-8")
+    sizes = {f"board-{index}": BOARD_BYTES for index in range(NUM_BOARDS)}
+    found: dict[str, Any] = {"board_bytes": BOARD_BYTES}
+    with boards(case, folder / "bed", sizes) as (bed, watch):
+        found["exit_code"] = train(bed, case, folder / "run")
+        found["kills"] = sum(bed.times_out_of_memory(name) for name in sizes)
+        found["boards"] = _boards(folder / "run", watch.boards)
+        found["report"] = _report(folder / "run")
+        found["float32"] = refusal(bed, case, "--set", "runtime.frozen=float32")
+    with boards(case, folder / "alone", {"board-0": BOARD_BYTES}, count=1) as (bed, _):
+        found["alone"] = refusal(bed, case)
+    return found
+
+
+def refusal(bed: Testbed, case: Case, *more: str) -> dict[str, Any]:
+    """How planning on the boards ends, and its last line."""
+    told = case.job.with_name("told.txt")
+    words = [sys.executable, "-P", "-m", "ringtune.cli", "plan", str(case.job), *more]
+    command = f"{shlex.join(words)} --coordinator {{coordinator}} --insecure > {shlex.quote(str(told))} 2>&1"
+    code = bed.run(["sh", "-c", command], timeout_s=600.0)
+    lines = [line for line in told.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return {"exit_code": code, "says": lines[-1] if lines else ""}
+
+
+def _boards(run: Path, found: Any) -> dict[str, Any]:
+    if not (run / "report.json").exists():
+        return {}
+    nodes = json.loads((run / "report.json").read_text(encoding="utf-8"))["nodes"]
+    return {
+        name: {
+            "predicted_bytes": nodes[name]["predicted_bytes"],
+            "needed_bytes": board.needed,
+            "idle_bytes": board.idle,
+        }
+        for name, board in found.items()
+        if name in nodes
+    }
+
+
+def _report(run: Path) -> dict[str, Any]:
+    if not (run / "report.json").exists():
+        return {}
+    report = json.loads((run / "report.json").read_text(encoding="utf-8"))
+    course = json.loads((run / "plan.json").read_text(encoding="utf-8"))["course"]
+    saved = sorted(path.name for path in (run / "adapter").iterdir())
+    return {
+        "steps": report["steps"],
+        "wall_s": report["wall_s"],
+        "eval": report["eval"],
+        "frozen": course.get("frozen"),
+        "saved": saved,
+    }
+
+
+def missed(found: dict[str, Any]) -> list[str]:
+    """What does not hold."""
+    report = found["report"]
+    wanted = {
+        "exit code of the run": (found["exit_code"], 0),
+        "boards without memory": (found["kills"], 0),
+        "steps": (report.get("steps"), 8),
+        "whether rows were evaluated": (bool(report.get("eval", {}).get("count")), True),
+        "adapter saved": ("adapter.safetensors" in report.get("saved", ()), True),
+        "exit code in float32": (found["float32"]["exit_code"], REFUSED_EXIT_CODE),
+        "exit code of one board": (found["alone"]["exit_code"], REFUSED_EXIT_CODE),
+        "both numbers for one board": ("needs" in found["alone"]["says"] and "but has" in found["alone"]["says"], True),
+    }
+    return [f"boards: {name} {was}, it has to be {has}" for name, (was, has) in wanted.items() if was != has]
+
+
+def main() -> int:
+    """Measure in a temporary folder, print, and say what was missed."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="boards-", dir=OUT) as folder:
+        found = measure(Path(folder).resolve())
+    misses = missed(found)
+    print("\n".join([json.dumps(found, indent=1), *(f"MISSED {miss}" for miss in misses)]))  # noqa: T201
+    return 1 if misses else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
