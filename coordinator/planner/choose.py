@@ -77,7 +77,8 @@ class Choice:
         even: whether alike nodes got even slices.
         cut_after_s: the seconds after which the clock ended the planning; None if it did not.
         settled: what was judged again; None where no operations depend on the slices.
-        too_large: types of frozen weights for which no plan fits, in the order in which they were tried, and why.
+        too_large: ways of holding frozen weights for which no plan fits, in the order in which they were tried, and
+            why; None where there was nothing to choose.
     """
 
     best: Candidate
@@ -89,7 +90,7 @@ class Choice:
     even: bool = False
     cut_after_s: float | None = None
     settled: Settled | None = None
-    too_large: tuple[tuple[str, str], ...] = ()
+    too_large: tuple[tuple[str, str], ...] | None = None
 
     @property
     def runs(self) -> Candidate:

@@ -100,7 +100,9 @@ def frozen_line(frozen: FrozenWeights | None) -> str:
     return f"frozen weights in {frozen.dtype}{scale}, {how}"
 
 
-def reason_line(frozen: FrozenWeights | None, too_large: Iterable[tuple[str, str]]) -> str:
-    """Say why ``auto`` took a type: what the types before it lacked."""
-    lacking = "; ".join(f"in {name} {why}" for name, why in too_large)
-    return f"  frozen weights in {name_of(frozen)}: {lacking}" if lacking else ""
+def reason_line(frozen: FrozenWeights | None, too_large: Sequence[tuple[str, str]] | None) -> str:
+    """Say why ``auto`` took a type: what the types before it lacked. Empty where there was nothing to choose."""
+    if too_large is None:
+        return ""
+    why = "; ".join(f"in {name} {lacking}" for name, lacking in too_large) or "they fit unrounded"
+    return f"  frozen weights in {name_of(frozen)}: {why}"

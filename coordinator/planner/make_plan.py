@@ -134,8 +134,9 @@ def make_plan(
         choices = [with_frozen(draft, frozen).with_choices(*pair) for pair in pairs]
         return _placed(job, choices, profile, facts, effort, is_alike=alike is not None)
 
-    planned, too_large = first_that_fits(frozen_of(job, nodes), place)
-    choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large)
+    ways = frozen_of(job, nodes)
+    planned, too_large = first_that_fits(ways, place)
+    choice = planned.choice and dataclasses.replace(planned.choice, too_large=too_large if len(ways) > 1 else None)
     return dataclasses.replace(planned, choice=choice)
 
 

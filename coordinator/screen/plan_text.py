@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from coordinator.planner.explain import Explanation, explanation_text
-from coordinator.planner.frozen import frozen_line
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.job_time import JobTime
 from coordinator.screen.groups_text import groups_lines, units_text
@@ -66,7 +65,6 @@ def plan_text(
     lines += [time.line()] if time is not None else []
     lines.append(_turns(plan))
     lines += training_lines(course)
-    lines += [line] if (line := frozen_line(course.frozen)) else []
     lines += groups_lines(course, memory)
     lines += choice_lines(plan)
     if is_stale(course):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coordinator.planner.frozen import frozen_line
 from coordinator.records.training_facts import training_facts
 from ringtune.schedule.course import Course
 from ringtune.schedule.owner_turns import BY_ROWS
@@ -34,6 +35,7 @@ def training_lines(course: Course) -> list[str]:
         lines.append(f"  and {len(passes)} more owners, {min(passes):.3g} to {max(passes):.3g} passes each")
     if course.labels:
         lines.append(f"{len(course.labels)} classes: {_classes(course.labels)}")
+    lines += [line] if (line := frozen_line(course.frozen)) else []
     return [*lines, *(f"note: {text}" for text in facts["notes"])]
 
 

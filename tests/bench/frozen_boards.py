@@ -16,6 +16,8 @@ from typing import Any
 
 from deploy.testbed.testbed import Testbed
 from ringtune.jobs.job import load_job
+from ringtune.machine.memory import LIBRARY_BYTES
+from tests.bench.board_memory import BoardMemory
 from tests.bench.memory_boards import MIB, NUM_BOARDS, Case, boards, llama, train
 
 OUT = Path("build/bench/frozen")
@@ -55,14 +57,15 @@ def _boards(run: Path, found: Any) -> dict[str, Any]:
     if not (run / "report.json").exists():
         return {}
     nodes = json.loads((run / "report.json").read_text(encoding="utf-8"))["nodes"]
+    return {name: _compared(found[name], LIBRARY_BYTES + int(nodes[name]["predicted_bytes"])) for name in nodes}
+
+
+def _compared(board: BoardMemory, predicted: int) -> dict[str, Any]:
     return {
-        name: {
-            "predicted_bytes": nodes[name]["predicted_bytes"],
-            "needed_bytes": board.needed,
-            "idle_bytes": board.idle,
-        }
-        for name, board in found.items()
-        if name in nodes
+        "predicted_bytes": predicted,
+        "needed_bytes": board.needed,
+        "idle_bytes": board.idle,
+        "error": predicted / board.needed - 1,
     }
 
 

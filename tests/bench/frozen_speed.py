@@ -41,7 +41,7 @@ WAYS: Final = {
 SIZES: Final = {64: (1, 64), 1024: (16, 64)}
 """Tokens of a micro-batch -> rows, and tokens of a row."""
 
-ROUNDS: Final = 9
+ROUNDS: Final = 5
 _LONG_S = 0.4
 
 

@@ -65,11 +65,20 @@ def test_auto_takes_the_first_type_that_fits(fits: str, frozen: FrozenWeights | 
     assert found.choice is not None
     lines = explanation_text(explain(found.choice, relative=True))
     told = [line for line in lines if line.startswith("  frozen weights in")]
-    assert len(told) == (frozen is not None)
-    if frozen is not None:
+    assert len(told) == 1
+    if frozen is None:
+        assert told == ["  frozen weights in float32: they fit unrounded"]
+    else:
         assert told[0].startswith(f"  frozen weights in {frozen}: in float32 node ")
         assert "needs" in told[0] and "but has" in told[0]
         assert ("in bfloat16 widened node" in told[0]) is (frozen == INT8)
+
+
+def test_explanation_says_nothing_of_a_type_that_was_given() -> None:
+    """Only what was chosen has a reason."""
+    choice = planned("bfloat16").choice
+    assert choice is not None
+    assert explain(choice, relative=True).frozen == ""
 
 
 def test_auto_that_fits_with_no_type_is_refused_with_the_smallest() -> None:
