@@ -25,12 +25,18 @@ def as_alike(nodes: Sequence[NodeFacts]) -> tuple[NodeFacts, ...] | None:
     """Give all nodes equal times if they are alike; return None if they differ.
 
     Nodes are alike if they report the same hardware, threads and device, or if the slowest block takes at most
-    ``ALIKE`` times the fastest. If any node was not measured all count as alike, with times of 1.
+    ``ALIKE`` times the fastest. If any node was not measured all count as alike, with times of 1; the backward of a
+    block all of whose parameters train takes 2.
     """
     if any(not block_s(node) > 0 for node in nodes):
         return tuple(
             dataclasses.replace(
-                node, work_times=(), block_forward_s=1.0, block_graph_s=1.0, block_backward_s=1.0, train_tokens=0.0
+                node,
+                work_times=(),
+                block_forward_s=1.0,
+                block_graph_s=1.0,
+                block_backward_s=2.0 if node.model.embedding_train_bytes else 1.0,
+                train_tokens=0.0,
             )
             for node in nodes
         )

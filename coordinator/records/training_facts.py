@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ringtune.jobs.labels import look_alikes
+from ringtune.rounds.group_owners import lone_groups, mixing_iterations
 from ringtune.rounds.row_use import RowUse, row_uses
 from ringtune.schedule.course import Course
 from ringtune.schedule.owner_turns import EQUAL
@@ -69,10 +70,24 @@ def training_notes(course: Course) -> list[str]:
     if small:
         sizes = ", ".join(f"{use.owner} {use.rows}" for use in small)
         found.append(f"fewer rows than a batch of {course.batch_size}, so smaller batches: {sizes}")
+    found += _group_notes(course)
     for group in look_alikes(course.labels):
         names = " and ".join(map(repr, group))
         found.append(f"{names} are different classes, though they differ in spaces or capitals only; correct the rows?")
     return found
+
+
+def _group_notes(course: Course) -> list[str]:
+    """Say which owners train some of the groups only, because their turns keep step with the sweeps."""
+    lone = lone_groups(course)
+    if not lone:
+        return []
+    period, steps = course.method.period(course), mixing_iterations(course)
+    remedy = f"; train.local_iterations = {steps} would mix them" if steps else ""
+    return [
+        f"turns of {course.local_iterations} steps keep step with sweeps of {period}, so that rows of "
+        f"{_names([*lone])} train some of the groups only{remedy}"
+    ]
 
 
 def _names(names: list[str]) -> str:

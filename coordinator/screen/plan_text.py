@@ -130,8 +130,9 @@ def _privacy(plan: Plan) -> str:
     private = plan.placement.private_blocks
     if private:
         return f"owners run blocks [0, {private}) themselves; later hidden states travel to the other nodes"
+    with_adapters = " with adapters," if plan.course.method.full_parameters else ""
     return (
-        "embeddings travel to the first host, which can tell the tokens from them; "
+        f"embeddings travel to the first host, which can tell the tokens from them;{with_adapters} "
         "privacy.private_blocks keeps the lower blocks with the owner"
     )
 

@@ -222,3 +222,29 @@ def test_check_job_ignores_the_longest_text_for_images() -> None:
     job = SHORT.with_overrides({"model.task": "image-classification"})
     for length in (3, 197, 1_048_576):
         check_job(job.with_overrides({"train.max_length": length}), config)
+
+
+HIFT = Job.from_tables({"model": {"path": "m"}, "train": {"method": "hift", "max_length": 16}})
+
+
+def test_model_facts_of_full_parameters_count_each_tensor_in_its_unit(tmp_path: Path) -> None:
+    """All of a block trains, all of the embedding; a new head is that of any job, and nothing is frozen."""
+    folder = write_model(tmp_path)
+    plain, facts = model_facts(folder, SHORT), model_facts(folder, HIFT)
+    assert facts.adapter_block_bytes == 4 * BLOCK_WEIGHTS
+    assert facts.embedding_train_bytes == 4 * (OWNER_WEIGHTS - (8 * 8 + 8)), "nobody hosts the pooler"
+    assert facts.token_table_bytes == 4 * 20 * 8
+    assert (facts.block_bytes, facts.embedding_bytes, facts.is_tied) == (0, 0, False)
+    assert (facts.head_bytes, facts.head_class_bytes) == (plain.head_bytes, plain.head_class_bytes)
+    assert facts.digest == plain.digest
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_model_facts_of_full_parameters_give_a_decoder_to_its_unit(tmp_path: Path, tied: bool) -> None:
+    """A tied decoder is the token table; one of its own belongs to the head, as the last norm always does."""
+    folder = _write_llama(tmp_path, tie_word_embeddings=tied)
+    facts = model_facts(folder, HIFT.with_overrides({"model.task": CAUSAL_LM}))
+    table = 4 * 20 * 8
+    assert (facts.embedding_train_bytes, facts.token_table_bytes) == (table, table)
+    assert facts.head_bytes == 4 * 8 + (0 if tied else table)
+    assert facts.is_tied is tied

@@ -7,6 +7,7 @@ from dataclasses import replace
 from coordinator.records.training_facts import training_facts
 from coordinator.screen.training_text import training_lines
 from ringtune.schedule.course import Course
+from ringtune.schedule.methods import Hift
 from tests.support.plans import changed, make_plan
 
 
@@ -75,3 +76,13 @@ def test_training_facts_are_those_of_an_evaluation_too() -> None:
     evaluation = course(16, num_steps=0)
     assert training_lines(evaluation) == []
     assert training_facts(evaluation)["used_rows"] == 0
+
+
+def test_training_lines_warn_of_turns_that_keep_step_with_sweeps() -> None:
+    """Six groups, two owners, turns of three steps: each owner's rows would train one half of the model."""
+    plan = make_plan([("a", 0, 4)], ["a", "b"], method=Hift(), local_iterations=3, num_steps=60)
+    lines = training_lines(plan.course)
+    note = "note: turns of 3 steps keep step with sweeps of 6, so that rows of a, b train some of the groups only; "
+    assert note + "train.local_iterations = 4 would mix them" in lines
+    mixed = make_plan([("a", 0, 4)], ["a", "b"], method=Hift(), local_iterations=4, num_steps=60)
+    assert not any("keep step" in line for line in training_lines(mixed.course))
