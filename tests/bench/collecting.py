@@ -2,7 +2,9 @@
 
 Writes a random Llama of 1.1 billion parameters (22 blocks of width 2,048, 32,000 words, bfloat16, 2.2 GB) to a
 temporary folder, trains LoRA on four local nodes with one owner, and prints for each node the highest resident memory
-of every phase of the run, in MiB. ``--code DIR`` measures another state of the code with the same inputs.
+of every phase of the run, in MiB. ``--code DIR`` measures another state of the code with the same inputs. With
+``--method hift`` all parameters train, and what is collected is the whole model in float32: with ``--blocks 4 --words
+8000`` 0.8 GB. One more process is the coordinator's, which is the command's own.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from ringtune.models.result_files import RESULT_FOLDERS
 from tests.support.tiny_data import write_task_rows
 from tests.support.tiny_families import write_tokenizer
 
@@ -34,9 +37,9 @@ task = "causal-lm"
 train = "{rows}"
 eval = "{rows}"
 owners = 1
-[adapter]
-config = "lora"
+{adapter}
 [train]
+method = "{method}"
 max_steps = {steps}
 batch_size = 2
 microbatches = 2
@@ -103,10 +106,10 @@ def write_llama(folder: Path, *, blocks: int = BLOCKS, words: int = WORDS, shard
 
 
 class Watch:
-    """Samples the resident memory of every process below one, by phase of the run, until it ends.
+    """Samples the resident memory of a process and every one below it, by phase of the run, until it ends.
 
     Args:
-        process_id: of the process above them.
+        process_id: of the process above all.
     """
 
     def __init__(self, process_id: int) -> None:
@@ -125,7 +128,8 @@ class Watch:
     def _sample(self) -> None:
         while not self._ended.wait(_POLL_S):
             try:
-                for child in psutil.Process(self._above).children(recursive=True):
+                above = psutil.Process(self._above)
+                for child in (above, *above.children(recursive=True)):
                     own = self.peaks[child.pid]
                     own[self.phase] = max(own.get(self.phase, 0), child.memory_info().rss)
             except psutil.Error:
@@ -168,18 +172,24 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="where the model is, or is written and stays")
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--method", default="ringada", help="ringada with LoRA, or hift")
+    parser.add_argument("--blocks", type=int, default=BLOCKS)
+    parser.add_argument("--words", type=int, default=WORDS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ringtune-bench-") as name:
         folder = Path(name)
         model = options.model or folder / "model"
         if not (model / "config.json").is_file():
-            write_llama(model)
+            write_llama(model, blocks=options.blocks, words=options.words)
         rows = write_task_rows(folder, "causal-lm", "rows", 24, seed=0)
-        (folder / "job.toml").write_text(_JOB.format(model=model, rows=rows, steps=options.steps))
+        adapter = "" if options.method == "hift" else '[adapter]\nconfig = "lora"'
+        values = {"model": model, "rows": rows, "steps": options.steps, "method": options.method, "adapter": adapter}
+        (folder / "job.toml").write_text(_JOB.format(**values))
         peaks = measure(options.code, folder / "job.toml", folder / "run", options.nodes)
         found = folder / "run/report.json"
         report = json.loads(found.read_text()) if found.is_file() else {}
-        sizes = {path.name: path.stat().st_size for path in sorted((folder / "run/adapter").glob("*"))}
+        results = (path for name in RESULT_FOLDERS for path in sorted((folder / "run" / name).glob("*")))
+        sizes = {path.name: path.stat().st_size for path in results}
     for process_id, phases in peaks.items():
         mib = {phase: round(size / 2**20) for phase, size in phases.items()}
         print(json.dumps({"process": process_id, **mib}))  # noqa: T201
