@@ -96,6 +96,23 @@ model.load_head(f"{RUN}/adapter", use_safetensors=True)
 
 A causal language model has no head of its own: there `transformers.AutoModelForCausalLM` and `load_state_dict` are
 enough. `ringtune eval` takes such a run; `ringtune export` refuses it, since it gives adapters away.
+
+With the method `hift` every parameter trains, norms, embedding and head included. The result is then a whole model,
+the folder `model` of the run: `config.json`, the weights in `model.safetensors` (more than 5 GB of them in several
+files with an index), and the tokenizer's files. It loads like any other model, and may be the next job's base model:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained(f"{RUN}/model")
+tokenizer = AutoTokenizer.from_pretrained(f"{RUN}/model")
+```
+
+`architectures` in `config.json` says which class has the head too. Where AdapterHub's head is number for number an
+architecture's own (classification with BERT, RoBERTa and XLM-R, whose first layer is BERT's pooler; images; questions
+but for Llama and Mistral; every language model), that is the class of transformers, such as
+`BertForSequenceClassification`. The other heads are AdapterHub's: `AutoModel` loads the model without it,
+`adapters.AutoAdapterModel.from_pretrained(f"{RUN}/model")` with it, as it does for all of them.
 """
 
 

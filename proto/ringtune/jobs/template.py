@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ringtune.jobs.described import KeyFacts, SectionFacts, describe_job, toml_value
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 
@@ -29,6 +31,9 @@ _COMMON = (
     "wire.dtype",
     "operations.policy",
 )
+_OF_ANOTHER_METHOD = ("hift.group_size", "hift.order", "hift.state")
+"""Common keys of a method that the template has not: they stand in it as comments."""
+
 _WIDTH = 112
 
 
@@ -50,11 +55,23 @@ def job_template(task: str, *, model: str, train: str, evaluate: str) -> str:
         keys = [key for key in section.keys if key.name in wanted]
         if keys:
             lines += ["", *_section_lines(section), *(line for key in keys for line in _key_lines(key, given))]
+        others = [key for key in section.keys if key.name in _OF_ANOTHER_METHOD]
+        if others:
+            lines += ["", *_commented(section, others)]
     return "\n".join(lines) + "\n"
 
 
 def _section_lines(section: SectionFacts) -> list[str]:
     return [f"[{section.name}]  # {section.meaning[:1].lower()}{section.meaning[1:].rstrip('.')}"]
+
+
+def _commented(section: SectionFacts, keys: Sequence[KeyFacts]) -> list[str]:
+    """The lines of a section that has to take the place of another one, as comments, with its method first."""
+    method = (
+        f'# With method = "{section.name}", which trains every parameter and no adapter, remove [unfreeze] and config:'
+    )
+    values = (f"#   {key.name.partition('.')[2]} = {key.default}  # {key.allowed}" for key in keys)
+    return [method, f"#   [{section.name}]", *values]
 
 
 def _key_lines(key: KeyFacts, given: dict[str, object]) -> list[str]:
