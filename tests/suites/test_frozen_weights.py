@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
+from ringtune.schedule.saving import Velora
+from ringtune.schedule.units import Range
 from tests.support.operation_masks import SPLITS, collected, mixed_table, one_process, run
+from tests.support.plans import changed
 from tests.support.rounded import write_rounded
 from tests.support.tiny_families import MODEL_TYPES
 from tests.support.torch_ring import Case, distance, reference_of, write_family_inputs
@@ -176,3 +179,39 @@ def test_frozen_weights_with_dropout_and_private_blocks(inputs: Inputs) -> None:
     case = case_of(plain, "bert", FrozenWeights(dtype="bfloat16"), dropout=0.2, private_blocks=1, owners=("a", "b"))
     want = trained_alone(case, inputs.rounded(plain, "bfloat16"))
     assert distance(trained_in_a_ring(case, (("b", 1, 2), ("a", 2, 4))), want) < EXACT
+
+
+@pytest.mark.parametrize("frozen", WAYS, ids=str)
+def test_frozen_weights_of_blocks_that_run_again_give_the_same_bits(inputs: Inputs, frozen: FrozenWeights) -> None:
+    """Recomputation multiplies with the same matrices once more, dropout included."""
+    plain = inputs.plain("bert", "sequence-classification")
+    case = case_of(plain, "bert", frozen, adapter=LORA, dropout=0.2, every_steps=1)
+    plan = case.plan(SPLITS["two"])
+    again = changed(plan, recompute=(Range(0, 4),))
+    first, other = (collected(each, run(case, each)[1]) for each in (plan, again))
+    assert all(torch.equal(first[name], other[name]) for name in first)
+
+
+@pytest.mark.parametrize("frozen", WAYS, ids=str)
+def test_frozen_weights_with_other_microbatches_are_near(inputs: Inputs, frozen: FrozenWeights) -> None:
+    """Sums come in another order, and products in bfloat16 are of other shapes; nothing else differs."""
+    plain = inputs.plain("bert", "sequence-classification")
+    results = [
+        trained_in_a_ring(case_of(plain, "bert", frozen, microbatches=microbatches)) for microbatches in (1, 2, 4)
+    ]
+    assert max(distance(other, results[0]) for other in results[1:]) < (1e-2 if frozen.native else 1e-5)
+
+
+@pytest.mark.parametrize("adapter", ["seq_bn", "lora[r=4]"])
+def test_frozen_weights_go_with_projections_of_what_trains(inputs: Inputs, adapter: str) -> None:
+    """VeLoRA is of layers that train: frozen ones keep no input, small or not."""
+    plain = inputs.plain("bert", "sequence-classification")
+    case = case_of(plain, "bert", FrozenWeights(dtype="int8"), adapter=adapter, optimizer="adamw")
+    velora = Velora(blocks=(Range(0, 4),), layers=("adapter_down",), parts=4)
+    rounded = dataclasses.replace(case, folder=inputs.rounded(plain, "int8"), frozen=None)
+    found = []
+    for one in (case, rounded):
+        plan = changed(one.plan(SPLITS["two"]), velora=velora)
+        found.append(collected(plan, run(one, plan)[1]))
+    assert distance(*found) < EXACT
+    assert distance(found[0], trained_in_a_ring(case)) > 10 * EXACT  # negative control: projections are seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from pathlib import Path
@@ -13,7 +14,9 @@ import tomli_w
 from coordinator.run_folder.place import RunPlace
 from coordinator.run_folder.saved_run import evaluation_job, read_run
 from ringtune.errors import IntegrityError, InvalidInputError, RingTuneError, UsageError
+from ringtune.schedule.frozen_weights import FrozenWeights
 from tests.contract.test_hints import parse
+from tests.support.plans import changed
 from tests.support.saved_runs import LABELS, own_weights_instead, plan, whole_model_instead, write_run
 from tests.support.version_0_1 import WRITTEN
 
@@ -142,6 +145,15 @@ def test_saved_run_is_evaluated_by_one_owner_with_the_classes_of_the_head(tmp_pa
     assert (made.data.labels, made.data.owners, made.data.split) == (LABELS, 0, "iid")
     assert made.model.path == str(tmp_path / "tiny")
     assert made.train.batch_size == run.job.train.batch_size
+
+
+@pytest.mark.parametrize("frozen", [None, FrozenWeights(dtype="int8", native=True)])
+def test_evaluation_holds_frozen_weights_as_the_run_did(tmp_path: Path, frozen: FrozenWeights | None) -> None:
+    """What ``auto`` chose for the run is not chosen anew; how products are computed is the evaluating nodes' matter."""
+    run = read_run(write_run(tmp_path / "run"))
+    job = run.job.with_overrides({"runtime.frozen": "auto"})
+    made = evaluation_job(dataclasses.replace(run, job=job, plan=changed(run.plan, frozen=frozen)), None)
+    assert made.runtime.frozen == ("float32" if frozen is None else "int8")
 
 
 @pytest.mark.parametrize("method", ["ringada", "all", "pipeadapter", "single"])
