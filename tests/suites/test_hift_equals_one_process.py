@@ -123,6 +123,7 @@ def test_hift_of_any_split_equals_one_process(inputs: Any, split: str) -> None:
         'always_active = ["head"]\ngroup_size = 2',
         'always_active = ["embedding", "head"]',
         "group_size = 6",
+        'group_size = 2\nalways_active = ["head"]\nstate = "drop"',
     ],
 )
 def test_hift_of_any_groups_equals_one_process(inputs: Any, hift: str) -> None:

@@ -87,6 +87,14 @@ def test_ring_of_several_owners_equals_one_process(folder: Path, split: str, opt
 
 
 @pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize("optimizer", ["momentum", "adagrad", "adafactor"])
+def test_ring_with_other_optimizers_equals_one_process(folder: Path, optimizer: str) -> None:
+    """Their state travels with the head too, factored as it is."""
+    case = Case(folder=folder, owners=("a", "b"), optimizer=optimizer, microbatches=2, num_steps=24)
+    assert distance_to_reference(case, TWO) < 1e-9
+
+
+@pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("turns", ["equal", "rows"])
 def test_ring_of_owners_with_unequal_rows_equals_one_process(folder: Path, turns: str) -> None:
     """Turns by rows, and an owner with fewer rows than a batch, which has batches of its own size."""

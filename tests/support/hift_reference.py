@@ -8,6 +8,7 @@ Source: HiFT, Algorithm 1.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def train_hift(
     prepare(model)
     units = units_of(model)
     groups, always = groups_of(method, len(units)), always_of(method, len(units))
-    make = _optimizer_class(job)
+    make = functools.partial(reference.plain_optimizer, job)
     optimizers = [make([value for unit in group for value in units[unit].values()]) for group in groups]
     if always:
         always_optimizer = make([value for unit in sorted(always) for value in units[unit].values()])
@@ -134,8 +135,3 @@ def _block_paths(model: Any) -> list[str]:
     """The path of every block in the whole model."""
     names = {id(module): name for name, module in model.named_modules()}
     return [names[id(block)] for _, block in model.iter_layers()]
-
-
-def _optimizer_class(job: Job) -> Any:
-    kind = torch.optim.AdamW if job.train.optimizer == "adamw" else torch.optim.SGD
-    return lambda values: kind(values, lr=1.0, weight_decay=job.train.weight_decay)

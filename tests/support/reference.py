@@ -6,8 +6,9 @@ and the pure functions of the plan (turn sequence, what trains at which step, le
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,8 +168,7 @@ def train(
     blocks = [block for _, block in model.iter_layers()]
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adapters = [[parameter for parameter in block.parameters() if parameter.requires_grad] for block in blocks]
-    kind = torch.optim.AdamW if job.train.optimizer == "adamw" else torch.optim.SGD
-    optimizer = kind(trainable, lr=1.0, weight_decay=job.train.weight_decay)
+    optimizer = plain_optimizer(job, trainable)
     for turn in turn_sequence(plan.course):
         if turn.kind is StepKind.CHECKPOINT:
             continue
@@ -259,3 +259,18 @@ def seed_units(model: Any, job: Job) -> dict[str, int]:
             block.register_forward_pre_hook(seeder(f"block.{index}"), prepend=True)
         model.heads[model.active_head].register_forward_pre_hook(seeder("head"), prepend=True)
     return at
+
+
+def plain_optimizer(job: Job, values: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+    """Torch's own optimizer of a job, on its path for one tensor at a time; the rate is set at each step."""
+    kinds: dict[str, Any] = {
+        "adamw": torch.optim.AdamW,
+        "sgd": torch.optim.SGD,
+        "momentum": functools.partial(torch.optim.SGD, momentum=job.train.momentum or 0.0),
+        "adagrad": torch.optim.Adagrad,
+        "adafactor": torch.optim.Adafactor,
+    }
+    made: torch.optim.Optimizer = kinds[job.train.optimizer](
+        values, lr=1.0, weight_decay=job.train.weight_decay, foreach=False
+    )
+    return made
