@@ -107,6 +107,7 @@ class Borrower:
                     blocks=blocks,
                     is_owner=is_owner,
                     with_decoder=job.model.task == CAUSAL_LM,
+                    with_unused=is_owner and job.method.full_parameters,  # it is a part of the model that is left
                 )
                 _fetch_tensors(cache, tensors, peers, wanted)
                 return _at(job, cache.publish(files))

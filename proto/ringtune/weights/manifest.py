@@ -138,12 +138,17 @@ def needed_files(manifest: ModelManifest, *, is_owner: bool) -> tuple[FileEntry,
 
 
 def needed_tensors(
-    manifest: ModelManifest, config: Mapping[str, Any], *, blocks: Iterable[int], is_owner: bool, with_decoder: bool
+    manifest: ModelManifest,
+    config: Mapping[str, Any],
+    *,
+    blocks: Iterable[int],
+    is_owner: bool,
+    with_decoder: bool,
+    with_unused: bool = False,
 ) -> tuple[TensorEntry, ...]:
     """The tensors that a node hosts of a model.
 
-    What a file may lack (a pooler) is used by no head and never fetched; a decoder that is tied to the token table is
-    that table.
+    A decoder that is tied to the token table is that table.
 
     Args:
         manifest: of the model.
@@ -151,6 +156,7 @@ def needed_tensors(
         blocks: that the node hosts.
         is_owner: also the embedding and what comes after the last block.
         with_decoder: an owner's head is the pretrained decoder.
+        with_unused: also what a file may lack and no head uses, such as a pooler.
 
     Raises:
         ModelError: a tensor is missing, or has another shape than the config says.
@@ -165,7 +171,8 @@ def needed_tensors(
         is_owner=is_owner,
         with_decoder=with_decoder,
     )
-    return tuple(found[name] for name in names)
+    unused = tuple(f"{path}." for path in family.unused_paths) if with_unused else ()
+    return tuple(found[name] for name in [*names, *(name for name in found if name.startswith(unused))])
 
 
 def _check_digest(name: str, digest: str) -> None:

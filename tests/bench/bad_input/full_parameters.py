@@ -52,6 +52,7 @@ def _beside() -> list[Case]:
         _hift("operations", "", "[operations]", "hift", more=operations),
         _hift("private blocks", "", "privacy.private_blocks", "hift", more=private),
         _hift("unfreezing", "", "unfreeze", "hift", more="[unfreeze]\nevery_steps = 2\n"),
+        _hift("frozen weights in 8 bits", "", "runtime.frozen", "hift", more='[runtime]\nfrozen = "int8"\n'),
         job_case("hift: settings of another method", "[train]", "[hift]\ngroup_size = 2\n[train]", "hift", "method"),
         job_case(
             "hift: settings of all",

@@ -61,6 +61,16 @@ def test_weights_owner_needs_embedding_without_pooler(tmp_path: Path) -> None:
     assert {tensor.name for tensor in found} == {name for name in bert_shapes() if name.startswith("embeddings.")}
 
 
+def test_weights_owner_of_full_parameters_needs_the_pooler_too(tmp_path: Path) -> None:
+    """It is a part of the model that the run leaves."""
+    folder = write_model(tmp_path / "m")
+    found = needed_tensors(
+        manifest_of(folder), read_config(folder), blocks=[], is_owner=True, with_decoder=False, with_unused=True
+    )
+    wanted = {name for name in bert_shapes() if name.startswith(("embeddings.", "pooler."))}
+    assert {tensor.name for tensor in found} == wanted
+
+
 def test_weights_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
     """A model whose config disagrees with its tensors is refused before anything is fetched."""
     folder = write_model(tmp_path / "m")

@@ -34,6 +34,20 @@ def part(folder: Path, first: int, stop: int, *, resume: bool, report: bool) -> 
     return {}
 
 
+@pytest.mark.parametrize("result", ["adapter", "model"])
+def test_result_of_an_earlier_part_is_put_away_and_replaced(tmp_path: Path, result: str) -> None:
+    """What a run had left when it was made longer stays beside it; a run that is repeated leaves nothing of it."""
+    part(tmp_path, 0, 4, resume=False, report=True)
+    (tmp_path / result).mkdir()
+    (tmp_path / result / "config.json").write_text("{}")
+    RunParts(tmp_path).begin(4)
+    assert not (tmp_path / result).exists()
+    assert (tmp_path / "parts/1" / result / "config.json").is_file()
+    (tmp_path / result).mkdir()
+    with RunFolder(tmp_path, replace=True):
+        assert not (tmp_path / result).exists()
+
+
 def test_report_of_a_run_in_one_part_is_as_it_came(tmp_path: Path) -> None:
     """Nothing is added where nothing was stopped."""
     assert part(tmp_path, 0, 4, resume=False, report=True) == {"steps": 4, "wall_s": 9.0}
