@@ -26,6 +26,7 @@ from ringtune.quantities import parse_bytes
 from ringtune.schedule.course import Course
 from ringtune.schedule.methods import Method, method_class
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.slice_policy import NONE, RECOMPUTE
 
 PLAN_KEYS = {
     "batch_size": int,
@@ -39,11 +40,13 @@ PLAN_KEYS = {
     "wire_dtype": str,
     "turns": str,
     "method": str,
+    "activations": str,
 }
 """Keys of the plan that may be changed, with their types."""
 
 _OF_PLACEMENT = ("credits",)
 _OF_METHOD = ("method", "every_steps")
+_OF_ACTIVATIONS = ("activations",)
 _NODE_KEYS = ("compute", "memory")
 _OF_THE_PROCESSOR = ("block_forward_s", "block_graph_s", "block_backward_s", "handling_s", "message_s_per_byte")
 _LINK_KEYS = ("rate", "latency")
@@ -217,12 +220,31 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
             f"{len(placement.hosts)}; give --replan JOB"
         )
     of_placement = {key: value for key, value in values.items() if key in _OF_PLACEMENT}
-    of_course = {key: value for key, value in values.items() if key not in (*_OF_PLACEMENT, *_OF_METHOD)}
+    of_course = {
+        key: value for key, value in values.items() if key not in (*_OF_PLACEMENT, *_OF_METHOD, *_OF_ACTIVATIONS)
+    }
     _check_tables_stay(course, values)
     course = dataclasses.replace(course, method=method, **of_course)  # type: ignore[arg-type]
     changed = Plan.of(course, dataclasses.replace(placement, **of_placement))  # type: ignore[arg-type]
+    if "activations" in values:
+        changed = _with_activations(changed, str(values["activations"]))
     check_rows(profile, course.microbatch_sizes()[0], plan.course.microbatch_sizes()[0])
     return profile, changed
+
+
+def _with_activations(plan: Plan, activations: str) -> Plan:
+    """The plan in which every block keeps everything (``none``), or runs again (``recompute``).
+
+    Raises:
+        PlanError: another policy, which only a planner can fill in.
+    """
+    if activations not in (NONE, RECOMPUTE):
+        raise PlanError(
+            f"--change activations={activations}: without planning it is '{NONE}' or '{RECOMPUTE}'; give --replan JOB"
+        )
+    course, first = dataclasses.replace(plan.course, velora=None), plan.placement.private_blocks
+    again = course.trainable.ranges_within(first, plan.placement.stop) if activations == RECOMPUTE else ()
+    return Plan.of(course, dataclasses.replace(plan.placement, recompute=again))
 
 
 def _check_tables_stay(course: Course, values: Mapping[str, int | str]) -> None:

@@ -33,6 +33,7 @@ _JOB_KEYS = {
     "every_steps": "unfreeze.every_steps",
     "wire_dtype": "wire.dtype",
     "turns": "train.turns",
+    "activations": "memory.activations",
 }
 
 

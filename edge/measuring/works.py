@@ -154,7 +154,8 @@ class Bench:
 
     def _memory(self, model: ModelFacts) -> MemoryEstimate:
         """Estimate what the measurement holds at most, as a run that hosts this block would."""
-        plan = Plan.of(dataclasses.replace(self._plan.course, choice=None), self._plan.placement)
+        placement = dataclasses.replace(self._plan.placement, credits=1)  # one tensor at a time is on its way
+        plan = Plan.of(dataclasses.replace(self._plan.course, choice=None), placement)
         return node_memory(
             plan,
             NODE,

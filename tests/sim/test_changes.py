@@ -14,6 +14,7 @@ from ringtune.schedule.operations.choice import Choice
 from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import Range
 from sim.changes import change_all, split_change, with_speed
 from sim.members import add_node, drop_from_plan, drop_from_profile
 from sim.prediction import predict
@@ -328,3 +329,16 @@ def test_changes_of_method_stay_with_what_was_measured() -> None:
     """A method that trains all parameters has other sizes and times than one with adapters."""
     with pytest.raises(PlanError, match="the sizes and times of ringada are of other trained weights"):
         changed("method=hift")
+
+
+def test_changes_of_activations_fill_in_which_blocks_run_again() -> None:
+    """All that may train, or none; what only a planner can fill in is left to it."""
+    _, again = changed("activations=recompute")
+    assert again.placement.recompute == (Range(0, 4),)
+    assert again.course == PLAN.course
+    assert changed("activations=none", plan=again)[1] == PLAN
+    assert predict(again, PROFILE).wall_s > predict(PLAN, PROFILE).wall_s
+    with pytest.raises(
+        PlanError, match="--change activations=auto: without planning it is 'none' or 'recompute'"
+    ):
+        changed("activations=auto")
