@@ -338,7 +338,5 @@ def test_changes_of_activations_fill_in_which_blocks_run_again() -> None:
     assert again.course == PLAN.course
     assert changed("activations=none", plan=again)[1] == PLAN
     assert predict(again, PROFILE).wall_s > predict(PLAN, PROFILE).wall_s
-    with pytest.raises(
-        PlanError, match="--change activations=auto: without planning it is 'none' or 'recompute'"
-    ):
+    with pytest.raises(PlanError, match="--change activations=auto: without planning it is 'none' or 'recompute'"):
         changed("activations=auto")
