@@ -211,16 +211,16 @@ class _Watch(TorchFunctionMode):
         if func is functional.linear:
             x, weight, *rest = args
             bias = rest[0] if rest else kwargs.get("bias")
-            return self._named(weight, weight._base, _Call(functional.linear, x, weight, bias))
-        if func in _MATMUL and args[1]._base is not None and args[1].dim() == 2:
-            return self._named(None, args[1]._base, _Call(_times_transposed, args[0], args[1].t(), None))
-        if func is torch.addmm and not kwargs:
-            return self._named(args[2], None, _Call(_added_to_bias, args[1], args[2].t(), args[0]))
+            name = self._name(weight) or self._name(_base(weight))
+            return name, _Call(functional.linear, x, weight, bias) if name else None
+        if func in _MATMUL and (name := self._name(_base(args[1]))) and args[1].dim() == 2:
+            return name, _Call(_times_transposed, args[0], args[1].t(), None)
+        if func is torch.addmm and not kwargs and (name := self._name(args[2])):
+            return name, _Call(_added_to_bias, args[1], args[2].t(), args[0])
         return "", None
 
-    def _named(self, weight: Any, base: Any, call: _Call) -> tuple[str, _Call | None]:
-        name = self._names.get(id(weight)) or self._names.get(id(base))
-        return (name, call) if name else ("", None)
+    def _name(self, weight: Any) -> str:
+        return self._names.get(id(weight), "")
 
     @torch.no_grad()
     def _projection(self, name: str, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -235,6 +235,11 @@ class _Watch(TorchFunctionMode):
         z = project(x, vector)
         self._last = (weakref.ref(x), x._version, z, vector)
         return z, vector
+
+
+def _base(tensor: Any) -> Any:
+    """Return what a plain tensor is a view of; a frozen matrix, held small, is not asked: it would widen itself."""
+    return tensor._base if type(tensor) is torch.Tensor else None
 
 
 def _times_transposed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
