@@ -228,7 +228,7 @@ def test_hift_comparison_can_fail(inputs: Any) -> None:
 
 
 @pytest.mark.promise("5 timing changes nothing")
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_hift_delays_never_change_a_bit(inputs: Any, seed: int) -> None:
     """Gradients of a tied table come from head and embedding in any order; their sum is the same."""
     folder = inputs("gpt2", tie_word_embeddings=True)
