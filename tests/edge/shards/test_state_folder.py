@@ -13,7 +13,7 @@ import pytest
 from edge.agent_options import default_state
 from edge.shards.kept import FinishedRun, Kept
 from edge.shards.saver import Saver, ShardAsked, check_shards, open_saver
-from edge.shards.state_folder import StateFolder
+from edge.shards.state_folder import RunShards, StateFolder
 from ringtune.errors import BusyError, DataError, DivergedError, IntegrityError, StorageError, UsageError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.plan import Plan
@@ -326,3 +326,26 @@ def test_default_state_follows_the_desktop_rule(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert default_state("a") == tmp_path / "home/.local/state/ringtune/a"
+
+
+def test_moments_of_a_killed_run_go_when_the_folder_is_opened_again(tmp_path: Path) -> None:
+    """They are scratch; shards of any run stay."""
+    for run_id, has_shard in (("r20260101-000000-aaaaaaaa", True), ("r20260101-000000-bbbbbbbb", False)):
+        shards = RunShards(tmp_path / run_id)
+        shards.moments.mkdir(parents=True)
+        (shards.moments / "3.safetensors").write_bytes(b"state")
+        if has_shard:
+            shards.path(4).write_bytes(b"shard")
+    with StateFolder(tmp_path) as folder:
+        folder.drop_moments()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "lock",
+        "r20260101-000000-aaaaaaaa",
+        "step-4.safetensors",
+    ]
+
+
+def test_saver_without_a_folder_for_state_is_refused_with_the_remedy() -> None:
+    """The state of inactive units has to go somewhere."""
+    with pytest.raises(UsageError, match=r"node a has no folder for the optimizer state .* or set hift\.state"):
+        open_saver(None, make_plan([("a", 0, 4)], ["a"]), "a", "r", is_resumed=False, keeps_state=True, timeout_s=1.0)
