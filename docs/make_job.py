@@ -113,6 +113,10 @@ architecture's own (classification with BERT, RoBERTa and XLM-R, whose first lay
 but for Llama and Mistral; every language model), that is the class of transformers, such as
 `BertForSequenceClassification`. The other heads are AdapterHub's: `AutoModel` loads the model without it,
 `adapters.AutoAdapterModel.from_pretrained(f"{RUN}/model")` with it, as it does for all of them.
+
+At the end every node sends its part of the model, for which it has `runtime.wait_s`: 300 s are enough for 375 MB at
+10 Mbit/s. The coordinator's disk holds the parts and the merged model for a while, so it needs room for twice the model
+beside the run's folder; no process holds more than pieces of it. If there is no room, make some and `--resume`.
 """
 
 
