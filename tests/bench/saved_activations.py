@@ -17,6 +17,7 @@ that of the resident memory of a process of its own, above what it had before, w
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -189,5 +190,15 @@ def print_peak(model: str, name: str, policy: str) -> None:
     sys.stdout.write(json.dumps(max(0, peak_rss_bytes() - before)))
 
 
+def main() -> None:
+    """Print the peak of one case and policy."""
+    parser = argparse.ArgumentParser(description="Print the bytes by which one case's resident memory rises at most.")
+    parser.add_argument("model", help="folder of the model")
+    parser.add_argument("adapter", choices=sorted(ADAPTERS))
+    parser.add_argument("policy", choices=POLICIES)
+    asked = parser.parse_args()
+    print_peak(asked.model, asked.adapter, asked.policy)
+
+
 if __name__ == "__main__":
-    print_peak(*sys.argv[1:])
+    main()
