@@ -2,7 +2,7 @@
 
 Every run is a process of one node with one thread and leaves a file in ``build/bench/frozen/accuracy``; a run that has
 one is not repeated, so that the part may be cut short: remove the folder after a change of the code. Accuracy does not
-depend on what else the machine does. ``python -m tests.bench.frozen_accuracy`` does the runs alone.
+depend on what else the machine does. ``python -m tests.bench.frozen_weights accuracy`` does the runs alone.
 """
 
 from __future__ import annotations
@@ -71,7 +71,3 @@ def missed(figures: dict[str, Any]) -> list[str]:
         for name, most in MOST_BELOW.items()
         if figures["below_float32"][name] > most
     ]
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(), indent=1))  # noqa: T201

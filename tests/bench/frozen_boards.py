@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from ringtune.machine.memory import LIBRARY_BYTES
 from tests.bench.board_memory import BoardMemory
 from tests.bench.memory_boards import MIB, NUM_BOARDS, Case, boards, llama, train
 
-OUT = Path("build/bench/frozen")
 BOARD_BYTES = 1280 * MIB
 REFUSED_EXIT_CODE = 6
 
@@ -98,17 +96,3 @@ def missed(found: dict[str, Any]) -> list[str]:
         "both numbers for one board": ("needs" in found["alone"]["says"] and "but has" in found["alone"]["says"], True),
     }
     return [f"boards: {name} {was}, it has to be {has}" for name, (was, has) in wanted.items() if was != has]
-
-
-def main() -> int:
-    """Measure in a temporary folder, print, and say what was missed."""
-    OUT.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="boards-", dir=OUT) as folder:
-        found = measure(Path(folder).resolve())
-    misses = missed(found)
-    print("\n".join([json.dumps(found, indent=1), *(f"MISSED {miss}" for miss in misses)]))  # noqa: T201
-    return 1 if misses else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
