@@ -92,9 +92,10 @@ class Effect:
         input_bytes: of the hidden state that it ends: with the last graph of a micro-batch, or at once without graph.
         gradient: units that get a gradient.
         updates: units whose gradient is used up.
+        completes: whether their gradient becomes whole right before: that of an embedding is rows until then.
     """
 
-    __slots__ = ("frees", "gradient", "graph", "held", "input_bytes", "takes", "touches", "updates")
+    __slots__ = ("completes", "frees", "gradient", "graph", "held", "input_bytes", "takes", "touches", "updates")
 
     def __init__(
         self,
@@ -107,10 +108,11 @@ class Effect:
         input_bytes: float = 0.0,
         gradient: tuple[int, ...] = (),
         updates: tuple[int, ...] = (),
+        completes: bool = False,
     ) -> None:
         self.held, self.takes, self.touches, self.frees = held, takes, touches, frees
         self.graph, self.input_bytes = graph, input_bytes
-        self.gradient, self.updates = gradient, updates
+        self.gradient, self.updates, self.completes = gradient, updates, completes
 
     def apply(self, seq: int, micro: int) -> None:
         """Change the account by one action of an item's micro-batch that is done.
@@ -119,6 +121,8 @@ class Effect:
         """
         held = self.held
         if self.gradient or self.updates:
+            if self.completes:
+                held.give(self.updates)
             held.use_up(self.updates)
             held.give(self.gradient)
         held.now_bytes = now_bytes = held.now_bytes + self.takes
@@ -235,7 +239,7 @@ class MemoryLedger:
         op, _, micro, start, stop, _, _ = action
         held, sizes = self._held[node], self._sizes[node]
         if op.scope is Scope.UNITS:
-            return Effect(held, updates=tuple(range(start, stop)))
+            return Effect(held, updates=tuple(range(start, stop)), completes=start == EMBEDDING)
         if op is Op.EMBED:
             return Effect(held, takes=sizes.tensor_bytes(item.sizes[micro]))
         if op is Op.HEAD:
@@ -244,7 +248,7 @@ class MemoryLedger:
             return None
         tensor_bytes = sizes.tensor_bytes(item.sizes[micro])
         if start == EMBEDDING:
-            return Effect(held, frees=tensor_bytes, gradient=(EMBEDDING,) if item.kind.has_update else ())
+            return Effect(held, frees=tensor_bytes)
         block_bytes = sizes.kept_bytes(item.sizes[micro])
         all_bytes = self._graph_bytes(sizes, item, micro, start, stop)
         if self._has_passing:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ringtune.costs.memory.full_parameters import full_graph_terms, unit_terms
+from ringtune.costs.memory.full_parameters import step_terms, unit_terms
 from ringtune.costs.memory.operations import (
     SCORE_WORK_BYTES,
     block_scores_bytes,
@@ -76,7 +76,7 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     kept, tensor = round(sizes.kept_bytes(tokens)), round(sizes.tensor_bytes(tokens))
     if course.method.full_parameters:
         yield from unit_terms(course, share, sizes)
-        yield from full_graph_terms(course, share, sizes)
+        yield from step_terms(course, share, sizes)
     else:
         yield from _adapter_terms(course, share, sizes, flying)
         yield from graph_terms(course, share.recompute, (share.stop - num_kept, share.stop), sizes, flying)

@@ -1,12 +1,16 @@
-"""Memory of a run in which all parameters train, a group of units at a time: weights, gradients and optimizer state.
+"""Memory of a run in which all parameters train, a group of units at a time: weights, graphs, gradients and state.
 
 What is trained is held once. A node has gradients of one step's group only. Of optimizer state it has all, or, where
 units rest on disk or forget it, that of one group and what is read ahead for the next. An owner has copies of embedding
-and head like any other unit, and their gradients on their way::
+and head like any other unit, and their gradients on their way.
 
-    slice [2, 4) of an owner, groups of one unit, AdamW, bytes of a block b, embedding e, head h
-    in memory    gradients max(e, b, h)     state 2 (e + 2 b + h)
-    on disk      gradients and state        max(e + 2 e + 2 b, ...): the embedding's, and the next block's state
+A step has two full moments, and the fuller one counts::
+
+    while graphs are kept   graphs, gradients of blocks and head                        the embedding's are rows as yet
+    at the update           gradients of the group, and its state where state rests     all graphs are gone
+
+The graphs are gone by then because backward comes before the update, and no graph of the next item is begun before it.
+At an owner with others this holds for blocks only: a copy may be updated while graphs of the next item are kept.
 """
 
 from __future__ import annotations
@@ -31,12 +35,11 @@ _EMBEDDING_TENSORS = 3
 
 
 def unit_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
-    """Yield the terms of weights, gradients and optimizer state, and of gradients that go to other owners."""
+    """Yield the terms of weights, of what is there for a moment, and of gradients that go to other owners."""
     yield Term("weights", "block", share.stop - share.start, sizes.adapter_bytes)
     if share.is_owner:
         yield Term("weights", "embedding", 1, sizes.trained_bytes(EMBEDDING))
         yield Term("head", "head", 1, sizes.trained_bytes(course.head))
-    yield from _state_terms(course, share, sizes)
     yield Term("passing", "work space of an update, or pieces of what is saved", 1, _passing(course, share, sizes))
     others = len(course.owners) - 1 if share.is_owner else 0
     for unit in _local(_reach(course), course, share) if others else ():
@@ -45,30 +48,50 @@ def unit_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
             yield Term("buffers", f"gradient of the {name} on its way", others + 1, sizes.unit_grad_bytes(unit))
 
 
-def full_graph_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
-    """Yield the terms of the graphs of one item, of the step that keeps most here.
+def step_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
+    """Yield the terms of graphs, gradients and optimizer state at the fullest moment of a step.
 
     A block whose weights do not train at a step keeps no inputs of its linear layers; one that is run again keeps its
-    input.
+    input. A node alone goes back through each micro-batch before it begins the next one.
     """
-    micro = len(course.microbatch_sizes())
-    tokens = course.microbatch_sizes()[0] * course.max_length
-    tensor = round(sizes.tensor_bytes(tokens))
-    each = _Graphs(
-        round(sizes.kept_bytes(tokens)),
-        round(sizes.projected_bytes(tokens)),
-        round(sizes.kept_passing_bytes(tokens)),
-        tensor,
-    )
-    counts = [_graphs_of(units, course, share) for units in _kinds(course)]
-    most = max(counts, key=lambda counted: sum(map(operator.mul, counted, each)))
+    is_alone = share.is_owner and len(course.owners) == 1 and (share.start, share.stop) == (0, course.head)
+    micro = 1 if is_alone else len(course.microbatch_sizes())
+    kinds, each = _kinds(course), _graph_bytes(course, sizes)
+    counts = [_graphs_of(units, course, share) for units in kinds]
+    graphs = [
+        micro * (sum(map(operator.mul, count, each)) + min(1, sum(count[:3])) * each.again)
+        + min(1, count.again) * each.whole
+        for count in counts
+    ]
+    beside = [_beside_graphs(units, course, share, sizes) for units in kinds]
+    fullest = max(range(len(kinds)), key=lambda at: graphs[at] + beside[at])
+    most = counts[fullest]
     for what, count, size in zip(_GRAPHS, most, each, strict=True):
         yield Term("activations", what, count * micro, size)
-    yield Term("activations", "input of a micro-batch's graph", min(1, sum(most[:3])) * micro, tensor)
+    yield Term("activations", "input of a micro-batch's graph", min(1, sum(most[:3])) * micro, each.again)
     yield Term("activations", "graph of the block that is run again", min(1, most.again), each.whole)
     if share.is_owner and EMBEDDING in _reach(course):
         number = micro * (_EMBEDDING_TENSORS + 1)
-        yield Term("activations", "graph of the embedding, and rows of its gradient", number, tensor)
+        yield Term("activations", "graph of the embedding, and rows of its gradient", number, each.again)
+    yield Term("optimizer", "gradients while graphs are kept", 1, beside[fullest])
+    yield Term("optimizer", "optimizer state that stays", 1, sum(map(sizes.state_bytes, _staying(course, share))))
+    updates = max(
+        _at_update(units, following, course, share, sizes)
+        for units, following in zip(kinds, (*kinds[1:], kinds[0]), strict=True)
+    )
+    more = max(0, updates - graphs[fullest] - beside[fullest])
+    yield Term("optimizer", "gradients and state of an update, beyond what graphs took", 1, more)
+
+
+def _graph_bytes(course: Course, sizes: Sizes) -> _Graphs:
+    """Bytes that a block keeps of one micro-batch, by kind; what is run again keeps its input."""
+    tokens = course.microbatch_sizes()[0] * course.max_length
+    return _Graphs(
+        round(sizes.kept_bytes(tokens)),
+        round(sizes.projected_bytes(tokens)),
+        round(sizes.kept_passing_bytes(tokens)),
+        round(sizes.tensor_bytes(tokens)),
+    )
 
 
 class _Graphs(NamedTuple):
@@ -101,33 +124,38 @@ def _graphs_of(units: Units, course: Course, share: Share) -> _Graphs:
 def resting_units(plan: Plan) -> frozenset[int]:
     """The units of which a node holds optimizer state for their own steps only, because it is on disk or forgotten."""
     course = plan.course
-    if not course.method.full_parameters or not (plan.placement.state_on_disk or _drops_state(course)):
+    if not course.method.full_parameters or not (plan.placement.state_on_disk or course.method.drops_state):
         return frozenset()
     kinds = _kinds(course)
     return frozenset(unit for unit in _reach(course) if not all(unit in units for units in kinds))
 
 
-def _state_terms(course: Course, share: Share, sizes: Sizes) -> Iterator[Term]:
-    kinds = _kinds(course)
-    if not (share.state_on_disk or _drops_state(course)):
-        gradients = max(sum(map(sizes.trained_bytes, _local(units, course, share))) for units in kinds)
-        yield Term("optimizer", "gradients of the largest group", 1, gradients)
-        state = sum(map(sizes.state_bytes, _local(_reach(course), course, share)))
-        yield Term("optimizer", "optimizer state of all units", 1, state)
-        return
-    most = max(
-        _active_bytes(units, following if share.state_on_disk else None, course, share, sizes)
-        for units, following in zip(kinds, (*kinds[1:], kinds[0]), strict=True)
-    )
-    ahead = ", and the next one's state" if share.state_on_disk else ""
-    yield Term("optimizer", f"gradients and state of the largest group{ahead}", 1, most)
+def _beside_graphs(units: Units, course: Course, share: Share, sizes: Sizes) -> int:
+    """Bytes of gradients, and of state that rests otherwise, while the graphs of a step are kept."""
+    active, ends = _local(units, course, share), (EMBEDDING, course.head)
+    if share.is_owner and len(course.owners) > 1:
+        early = [unit for unit in _local(_reach(course), course, share) if unit in ends]
+    else:  # the head is updated before the backward of the blocks; a table that is tied to it has a whole gradient
+        early = [unit for unit in active if unit == course.head or (unit == EMBEDDING and sizes.is_tied)]
+    gradients = sum(map(sizes.trained_bytes, [*early, *(unit for unit in active if unit not in ends)]))
+    staying = _staying(course, share)
+    return gradients + sum(sizes.state_bytes(unit) for unit in early if unit not in staying)
 
 
-def _active_bytes(units: Units, following: Units | None, course: Course, share: Share, sizes: Sizes) -> int:
-    """Bytes of a group's gradients and state at a node, and of the state that is read ahead for the next group."""
-    active = _local(units, course, share)
-    ahead = [unit for unit in _local(following, course, share) if unit not in active] if following else []
-    return sum(map(sizes.trained_bytes, active)) + sum(map(sizes.state_bytes, (*active, *ahead)))
+def _at_update(units: Units, following: Units, course: Course, share: Share, sizes: Sizes) -> int:
+    """Bytes of a group's gradients, of its state where state rests, and of what is read ahead for the next group."""
+    active, staying = _local(units, course, share), _staying(course, share)
+    ahead = [unit for unit in _local(following, course, share) if share.state_on_disk and unit not in active]
+    moved = [unit for unit in (*active, *ahead) if unit not in staying]
+    return sum(map(sizes.trained_bytes, active)) + sum(map(sizes.state_bytes, moved))
+
+
+def _staying(course: Course, share: Share) -> tuple[int, ...]:
+    """The units of a node whose optimizer state stays in memory: all, or those that every step trains."""
+    local = _local(_reach(course), course, share)
+    if not (share.state_on_disk or course.method.drops_state):
+        return local
+    return tuple(unit for unit in local if all(unit in units for units in _kinds(course)))
 
 
 def _passing(course: Course, share: Share, sizes: Sizes) -> int:
@@ -142,10 +170,6 @@ def _local(units: Units, course: Course, share: Share) -> tuple[int, ...]:
     """The units that a node updates: blocks of its slice, and an owner's copies of embedding and head."""
     ends = (EMBEDDING, course.head) if share.is_owner else ()
     return tuple(unit for unit in units if share.start <= unit < share.stop or unit in ends)
-
-
-def _drops_state(course: Course) -> bool:
-    return bool(getattr(course.method, "drops_state", False))
 
 
 @functools.lru_cache(maxsize=256)

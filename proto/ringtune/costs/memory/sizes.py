@@ -80,6 +80,7 @@ class Sizes:
         self._embedding_state_bytes = state_bytes(optimizer, model.embedding_train_bytes, model.embedding_factor_bytes)
         batch_tokens = course.batch_size * course.max_length
         self._embedding_grad_bytes = math.ceil(embedding_grad_bytes(model, batch_tokens))
+        self.is_tied = model.is_tied
         self._token_table_bytes = model.token_table_bytes or model.embedding_train_bytes
         inputs = score_token_bytes(model, self._item_bytes)
         self._passing_token_bytes = max(0.0, activation_token_bytes - inputs)

@@ -39,14 +39,27 @@ def plan(owners: tuple[str, ...] = ("b",), **settings: object) -> Plan:
     return make_plan([("a", 0, 2), ("b", 2, 4)], owners, method=method, num_steps=30, hidden_size=2)
 
 
-def memory(of: Plan, node: str, optimizer: str = "adamw", model: ModelFacts = MODEL) -> MemoryEstimate:
+def memory(
+    of: Plan, node: str, optimizer: str = "adamw", model: ModelFacts = MODEL, token_bytes: float = 200
+) -> MemoryEstimate:
     """What a node holds at most."""
-    return node_memory(of, node, model, optimizer=optimizer, activation_token_bytes=200)
+    return node_memory(of, node, model, optimizer=optimizer, activation_token_bytes=token_bytes)
+
+
+def moment_bytes(
+    of: Plan, node: str, optimizer: str = "adamw", model: ModelFacts = MODEL, token_bytes: float = 200
+) -> int:
+    """Gradients, state and graphs of blocks at the fullest moment of a step."""
+    terms = memory(of, node, optimizer, model, token_bytes).terms
+    named = ("graph of a block", "graph of the block", "input of")
+    return sum(term.total_bytes for term in terms if term.part == "optimizer" or term.what.startswith(named))
 
 
 def optimizer_bytes(of: Plan, node: str, optimizer: str = "adamw") -> int:
-    """Gradients and state."""
-    return memory(of, node, optimizer).parts()["optimizer"]
+    """Gradients and state, where graphs keep nothing but their inputs."""
+    terms = memory(of, node, optimizer, token_bytes=0).terms
+    inputs = sum(term.total_bytes for term in terms if term.what.startswith("input of"))
+    return sum(term.total_bytes for term in terms if term.part == "optimizer") + inputs
 
 
 def test_memory_of_weights_counts_each_unit_once() -> None:
@@ -59,7 +72,7 @@ def test_memory_of_weights_counts_each_unit_once() -> None:
 
 def test_memory_of_state_in_memory_is_that_of_all_units_and_one_groups_gradients() -> None:
     """AdamW keeps two numbers for each weight; the embedding is the largest group of the owner."""
-    assert optimizer_bytes(plan(), "a") == 10_000 + 2 * 2 * 10_000
+    assert optimizer_bytes(plan(), "a") == 10_000 + 2 * 2 * 10_000 + 2 * TENSOR
     assert optimizer_bytes(plan(), "b") == 60_000 + 2 * (2 * 10_000 + 60_000 + 3_000)
     assert optimizer_bytes(plan(), "b", "sgd") == 60_000
 
@@ -71,7 +84,7 @@ def test_memory_of_state_in_memory_is_that_of_all_units_and_one_groups_gradients
         (1, 3 * 10_000 + 2 * 10_000, 3 * 60_000),
         (2, 3 * 10_000 + 2 * 10_000, 3 * 60_000 + 2 * 10_000),
         (3, 3 * 20_000, 3 * 60_000 + 2 * 23_000),
-        (6, 3 * 20_000, 3 * 83_000),
+        (6, 3 * 20_000 + 2 * TENSOR, 3 * 83_000),  # one group rests never; block gradients are beside graphs
     ],
 )
 def test_memory_of_state_on_disk_is_that_of_one_group_and_the_next(group_size: int, of_a: int, of_b: int) -> None:
@@ -122,4 +135,41 @@ def test_a_short_run_needs_no_room_for_what_never_trains() -> None:
     """Three steps of the order top2down train head and two blocks."""
     short = changed(plan(order="top2down"), num_steps=3)
     assert optimizer_bytes(short, "a") == 0
-    assert optimizer_bytes(short, "b") == 10_000 + 2 * (20_000 + 3_000)
+    assert optimizer_bytes(short, "b") == 10_000 + 2 * (20_000 + 3_000) + 2 * TENSOR
+
+
+SMALL = dataclasses.replace(MODEL, embedding_train_bytes=1_000, token_table_bytes=500)
+
+
+def test_the_fuller_of_two_moments_of_a_step_counts() -> None:
+    """Where graphs take more than the embedding's gradient, that has room where the graphs were."""
+    passed = KEPT - INPUTS
+    while_graphs = 2 * (KEPT + passed) + 2 * TENSOR + 10_000  # two micro-batches, and the gradient of the block
+    staying = 2 * (2 * 10_000 + 1_000 + 3_000)
+    assert moment_bytes(plan(), "b", model=SMALL) == while_graphs + staying
+    assert moment_bytes(plan(), "b") == 60_000 + 2 * (2 * 10_000 + 60_000 + 3_000)
+
+
+def test_an_owner_with_others_updates_copies_while_graphs_are_kept() -> None:
+    """The gradients of both copies come on top, and their state where it rests on disk."""
+    passed = KEPT - INPUTS
+    while_graphs = 2 * (KEPT + passed) + 2 * TENSOR + 10_000 + 1_000 + 3_000
+    both = plan(("b", "a"))
+    assert moment_bytes(both, "b", model=SMALL) == while_graphs + 2 * (2 * 10_000 + 1_000 + 3_000)
+    assert moment_bytes(changed(both, state_on_disk=True), "b", model=SMALL) == max(
+        while_graphs + 2 * (1_000 + 3_000), 3 * 10_000 + 2 * 10_000
+    )
+
+
+def test_the_gradient_of_a_tied_table_is_whole_from_the_head_on() -> None:
+    """It is there beside the graphs of the embedding's step."""
+    tied = dataclasses.replace(SMALL, is_tied=True, embedding_train_bytes=50_000)
+    graphs = 2 * 2 * (KEPT - INPUTS) + 2 * TENSOR
+    assert moment_bytes(plan(), "b", "sgd", tied) == graphs + 50_000
+
+
+def test_a_node_alone_keeps_the_graphs_of_one_micro_batch() -> None:
+    """Head and backward of a micro-batch come before the next one's forward."""
+    alone = make_plan([("b", 0, 4)], ["b"], method=Hift(), num_steps=30, hidden_size=2)
+    graphs = KEPT + 3 * (KEPT - INPUTS) + TENSOR
+    assert moment_bytes(alone, "b", "sgd", SMALL) == graphs + 10_000
