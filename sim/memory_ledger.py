@@ -252,8 +252,7 @@ class MemoryLedger:
         block_bytes = sizes.kept_bytes(item.sizes[micro])
         all_bytes = self._graph_bytes(sizes, item, micro, start, stop)
         if self._has_passing:
-            passing = stop - start - len(item.trained.within(start, stop).blocks)
-            all_bytes -= passing * (block_bytes - sizes.kept_passing_bytes(item.sizes[micro]))
+            all_bytes -= self._left_out_bytes(sizes, item, micro, start, stop)
         if op.graph is Graph.KEEPS:
             return Effect(held, takes=all_bytes, touches=block_bytes, graph=Graph.KEEPS)
         if op.graph is Graph.FREES:
@@ -286,6 +285,16 @@ class MemoryLedger:
             return (stop - start) * each
         left_out = sum(1 - share(pattern, FULL) for pattern in item.patterns(micro, start, stop))
         return (stop - start) * each - left_out * sizes.kept_in_subnets_bytes(size)
+
+    def _left_out_bytes(self, sizes: Sizes, item: ItemKind, micro: int, start: int, stop: int) -> float:
+        """Bytes that blocks [start, stop) keep less because the weights of some do not train at this step."""
+        size, found = item.sizes[micro], 0.0
+        for block in range(start, stop):
+            if block not in item.trained and not in_ranges(block, self._recompute):
+                is_projected = in_ranges(block, self._projected)
+                whole_bytes = sizes.projected_bytes(size) if is_projected else sizes.kept_bytes(size)
+                found += whole_bytes - sizes.kept_passing_bytes(size)
+        return found
 
     def _saved_bytes(self, sizes: Sizes, item: ItemKind, micro: int, start: int, stop: int, each: float) -> float:
         """Bytes that blocks [start, stop) keep where some of them save activations; ``each`` is one that does not."""

@@ -8,14 +8,15 @@ import pytest
 
 from ringtune.costs.seconds import CourseCosts
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.methods import Hift
 from ringtune.schedule.turns import StepKind, turn_sequence
-from ringtune.schedule.units import Units
+from ringtune.schedule.units import Range, Units
 from sim.action_times import ProfileTimes
 from sim.items import ItemKind, Items
 from sim.memory_ledger import MemoryLedger
 from sim.meter import Meter
 from sim.ring import VirtualRing
-from tests.support.plans import make_plan, random_plan
+from tests.support.plans import changed, make_plan, random_plan
 from tests.support.profiles import profile_of
 
 PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], microbatches=2, batch_size=4)
@@ -236,3 +237,17 @@ def test_ledger_of_scores_leaves_no_gradient() -> None:
     ran(found, "b", Action(Op.FORWARD, 0, 0, 3, 4), item)
     ran(found, "b", Action(Op.BACKWARD, 0, 0, 3, 4), item)
     assert found.now_bytes["b"] <= before + TENSOR
+
+
+def test_ledger_counts_a_block_that_passes_gradients_on_and_is_run_again_by_its_input() -> None:
+    """Of two blocks above the group the upper is run again: it keeps its input, the lower all but those of layers."""
+    plan = changed(make_plan([("a", 0, 4)], ["a"], method=Hift(), microbatches=2), recompute=(Range(3, 4),))
+    profile = profile_of(plan)
+    items = Items(CourseCosts(plan.course, profile))
+    found = MemoryLedger(plan, profile.by_name, items, optimizer="sgd", dtype="float32")
+    item = ItemKind(0, StepKind.TRAIN, Units.of(4, [1]), (1, 1), (FULL, FULL))
+    effect = found.effect("a", Action(Op.FORWARD, 0, 0, 1, 4), item)
+    width = plan.course.hidden_size
+    inputs = (3 * width + 4 * width) * 4 * FULL
+    assert effect is not None
+    assert effect.takes == ACTIVATION + (ACTIVATION - inputs) + TENSOR

@@ -17,6 +17,7 @@ from ringtune.schedule.methods import Hift
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, items, turn_sequence
+from ringtune.schedule.units import Range
 from ringtune.schedule.versions import trained
 from sim.prediction import predict
 from sim.ring import VirtualRing
@@ -171,6 +172,9 @@ def test_memory_of_full_parameters_bounds_what_a_prediction_holds(first: int) ->
         if isinstance(plan.course.method, Hift):
             method = dataclasses.replace(plan.course.method, drops_state=rng.random() < 0.3)
             plan = changed(plan, method=method, state_on_disk=rng.random() < 0.4)
+        if rng.random() < 0.5:
+            first = rng.randrange(plan.course.num_blocks)
+            plan = changed(plan, recompute=(Range(first, rng.randint(first, plan.course.num_blocks - 1) + 1),))
         facts = full_parameters_of(random_profile(plan, rng))
         prediction = predict(plan, facts, optimizer=rng.choice(["adamw", "sgd"]))
         for node in prediction.nodes:
