@@ -279,7 +279,8 @@ class MemoryLedger:
         each = sizes.kept_bytes(size)
         if item.kind is StepKind.SCORE and self._scores_gradients:
             each += sizes.kept_for_scores_bytes(size)
-        if self._recompute or self._projected:
+        begins = start <= item.lowest[micro] and sizes.lowest_token_bytes > 0 and item.kind is not StepKind.SCORE
+        if self._recompute or self._projected or begins:
             return self._saved_bytes(sizes, item, micro, start, stop, each)
         if not item.rows:
             return (stop - start) * each
@@ -297,7 +298,7 @@ class MemoryLedger:
         return found
 
     def _saved_bytes(self, sizes: Sizes, item: ItemKind, micro: int, start: int, stop: int, each: float) -> float:
-        """Bytes that blocks [start, stop) keep where some of them save activations; ``each`` is one that does not."""
+        """Bytes that blocks [start, stop) keep where not all of them keep as much; ``each`` is one that keeps all."""
         size, patterns = item.sizes[micro], item.patterns(micro, start, stop) or ("",) * (stop - start)
         saves = sizes.kept_bytes(size) - sizes.projected_bytes(size) if item.kind is not StepKind.SCORE else 0.0
         kept_bytes, inputs, has_graph_below = 0.0, -1, False  # the lowest input is the micro-batch's own
@@ -307,7 +308,11 @@ class MemoryLedger:
             has_graph_below = not is_again
             if not is_again:
                 left_out = (1 - share(pattern, FULL)) * sizes.kept_in_subnets_bytes(size) if pattern else 0.0
-                kept_bytes += each - left_out - saves * in_ranges(block, self._projected)
+                own_bytes = each - left_out - saves * in_ranges(block, self._projected)
+                is_lowest = block == item.lowest[micro] and item.kind is not StepKind.SCORE
+                if is_lowest and sizes.lowest_token_bytes:  # its graph begins inside it
+                    own_bytes = min(own_bytes, size * sizes.lowest_token_bytes)
+                kept_bytes += own_bytes
         return kept_bytes + inputs * sizes.tensor_bytes(size)
 
     def _head_effect(self, held: Held, sizes: Sizes, item: ItemKind, micro: int) -> Effect:

@@ -19,6 +19,7 @@ _MEASURED = (
     "block_graph_s",
     "block_backward_s",
     "activation_token_bytes",
+    "lowest_token_bytes",
     "hardware",
     "shape",
     "work_times",

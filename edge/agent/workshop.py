@@ -22,9 +22,9 @@ from edge.machine.hardware import describe_hardware
 from edge.machine.libraries import load_libraries, touch_kernels
 from edge.machine.memory_budget import give_memory_back
 from edge.measuring import laps
+from edge.measuring.measured_work import MeasuredWork
 from edge.measuring.node import full_size_s, timings
 from edge.measuring.timing_request import TimingRequest
-from edge.measuring.works import MeasuredWork
 from edge.wire.frames import Hello
 from edge.wire.link import OutLink
 from edge.wire.server import RingServicer, RunExpectation
@@ -108,6 +108,7 @@ def inspect(
         block_graph_s=full_size_s(found, Work.GRAPH),
         block_backward_s=full_size_s(found, Work.BACKWARD),
         activation_token_bytes=found.activation_token_bytes,
+        lowest_token_bytes=found.lowest_token_bytes,
         model=facts,
         data_bytes=_data_bytes(options, job, facts, dataset) if dataset else 0,
         hardware=hardware,

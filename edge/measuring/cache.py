@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from edge.measuring.works import MeasuredWork
+from edge.measuring.measured_work import MeasuredWork
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, StorageError
 from ringtune.files.durable import write_durably
@@ -69,6 +69,7 @@ class ProfileCache:
                 token_bytes,
                 _read(float, entry, "rested_s"),
                 _read(float, entry, "handling_s"),
+                _read(float, {"lowest_token_bytes": 0.0, **entry}, "lowest_token_bytes"),
             )
             age_s = self._clock() - _read(float, entry, "at_unix_s")
             return found if 0 <= age_s <= LONGEST_AGE_S else None
@@ -86,6 +87,7 @@ class ProfileCache:
             "activation_token_bytes": measured.activation_token_bytes,
             "rested_s": measured.rested_s,
             "handling_s": measured.handling_s,
+            "lowest_token_bytes": measured.lowest_token_bytes,
             "work_times": [dataclasses.asdict(point) for point in measured.work_times],
         }
         newest = dict(list(entries.items())[-KEPT_ENTRIES:])

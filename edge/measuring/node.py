@@ -11,8 +11,9 @@ import torch
 from edge.data.rows import OwnerDataset
 from edge.measuring.cache import ProfileCache, cache_key
 from edge.measuring.laps import CpuClock, Timer, window_of
+from edge.measuring.measured_work import MeasuredWork
 from edge.measuring.timing_request import TimingRequest
-from edge.measuring.works import Bench, MeasuredWork
+from edge.measuring.works import Bench
 from ringtune.costs.job_subnets import job_subnets
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import ModelFacts

@@ -25,7 +25,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
@@ -35,6 +35,7 @@ from edge.machine.settling import settle_of
 from edge.measuring.bench_plan import NODE, bench_plan, part_subnets, part_table, whole_plan
 from edge.measuring.handling import handling_s
 from edge.measuring.laps import Cycle, Laps, Spread, Timer
+from edge.measuring.measured_work import MeasuredWork
 from edge.measuring.rows import SizedRows, known_labels, uneven_mask
 from edge.measuring.wire import decode, encode
 from edge.shards.state_folder import RunShards
@@ -67,23 +68,6 @@ _WITH_LOWEST: Final = {
     Work.BACKWARD_PART: Work.BACKWARD_LOWEST_PART,
 }
 """The works of a block that has trainable ones below it, and of the lowest one."""
-
-
-class MeasuredWork(NamedTuple):
-    """The timings of a node, and the activation bytes of one block.
-
-    Attributes:
-        work_times: every point.
-        activation_token_bytes: what a forward with graph keeps of one block until its backward, its output included,
-            for each padded token.
-        rested_s: what work takes less after a rest, under a quota of processor time.
-        handling_s: what every action takes besides its work.
-    """
-
-    work_times: tuple[WorkTime, ...]
-    activation_token_bytes: float
-    rested_s: float = 0.0
-    handling_s: float = 0.0
 
 
 class Bench:
@@ -187,7 +171,13 @@ class Bench:
             once |= self._once(timer, each_s, disk)
             found += [spread.at(work) for work, spread in once.items()]
             handled_s = handling_s(whole_plan(self._plan), NODE, timer.cpu or timer.clock)
-            return MeasuredWork(tuple(found), self.activation_token_bytes(), self._rested_s(timer, budget_s), handled_s)
+            return MeasuredWork(
+                tuple(found),
+                self.activation_token_bytes(),
+                self._rested_s(timer, budget_s),
+                handled_s,
+                self.activation_token_bytes(lowest=True),
+            )
 
     def _rested_s(self, timer: Timer, budget_s: float) -> float:
         """Seconds that a forward takes less after a rest."""
@@ -201,9 +191,13 @@ class Bench:
         with self._forgetting():
             return timer.rested_s(forward, budget_s=budget_s)
 
-    def activation_token_bytes(self) -> float:
-        """Bytes per padded token that one block's forward with graph keeps until backward, its output included."""
-        size, item = self.sizes[0], self._item(lowest=self._block == 0)
+    def activation_token_bytes(self, *, lowest: bool = False) -> float:
+        """Bytes per padded token that one block's forward with graph keeps until backward, its output included.
+
+        Args:
+            lowest: whether the block is the lowest that trains.
+        """
+        size, item = self.sizes[0], self._item(lowest=lowest or self._block == 0)
         self._put_hidden(item, self._random(size), uneven_mask(size))
         self._run(Op.FORWARD_FREE, item)  # so that what all blocks share is there already
         before = self._executor.live_bytes()

@@ -110,7 +110,9 @@ def with_kept_inputs(profile: Profile) -> Profile:
     def changed_node(facts: NodeFacts) -> NodeFacts:
         width = min(facts.model.hidden_size, int(facts.activation_token_bytes / 4))
         inputs = (KeptInput(layers=("down",), width=width),) if width else ()
-        return dataclasses.replace(facts, model=dataclasses.replace(facts.model, kept_inputs=inputs))
+        lowest = facts.activation_token_bytes / 3
+        model = dataclasses.replace(facts.model, kept_inputs=inputs)
+        return dataclasses.replace(facts, model=model, lowest_token_bytes=lowest)
 
     return dataclasses.replace(profile, nodes=tuple(map(changed_node, profile.nodes)))
 

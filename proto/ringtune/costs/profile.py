@@ -47,8 +47,7 @@ class ModelFacts:
         embedding_matrix_params: numbers in the frozen matrices that only an owner holds, of ``embedding_bytes``.
         embedding_matrix_rows: rows of these matrices together.
         largest_matrix_params: numbers of the largest frozen matrix of a block.
-        adapter_block_factor_bytes: rows and columns of a block's trainable weights, which Adafactor keeps; 0 = not
-            known.
+        adapter_block_factor_bytes: rows and columns of what trains in a block, which Adafactor keeps; 0 = not known.
         embedding_factor_bytes: the same of what ``embedding_bytes`` counts.
         head_factor_bytes: the same of the head without what grows with the number of classes.
         head_class_factor_bytes: what each class adds to that.
@@ -237,6 +236,7 @@ class NodeFacts:
         rested_s: what an action takes less after a rest, where a quota of processor time fills up meanwhile.
         handling_s: what every action takes besides its work; 0 = not measured.
         message_s_per_byte: what each byte that it sends or receives takes of its computing; 0 = not measured.
+        lowest_token_bytes: as ``activation_token_bytes``, of the lowest block that trains; 0 = not measured, as others.
         fast_bfloat16: whether it multiplies bfloat16 faster than float32, by what processor and torch say.
     """
 
@@ -265,6 +265,7 @@ class NodeFacts:
     rested_s: float = 0.0
     handling_s: float = 0.0
     message_s_per_byte: float = 0.0
+    lowest_token_bytes: float = 0.0
     fast_bfloat16: bool = False
 
     def __post_init__(self) -> None:
@@ -280,6 +281,7 @@ class NodeFacts:
             "rested_s",
             "handling_s",
             "message_s_per_byte",
+            "lowest_token_bytes",
             "train_tokens",
             "eval_tokens",
         ):

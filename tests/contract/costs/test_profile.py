@@ -61,6 +61,7 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "rested_s": 0.0,
         "handling_s": 0.0,
         "message_s_per_byte": 0.0,
+        "lowest_token_bytes": 0.0,
         "fast_bfloat16": False,
     }
 

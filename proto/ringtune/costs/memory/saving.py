@@ -24,6 +24,7 @@ from ringtune.costs.memory.terms import Term
 from ringtune.schedule.course import Course
 from ringtune.schedule.saving import in_ranges
 from ringtune.schedule.units import Range
+from ringtune.schedule.versions import ever_trained
 
 _PART = "activations"
 _GRAPH = "block's graph of a micro-batch"
@@ -46,8 +47,13 @@ def graph_terms(
     tokens = course.microbatch_sizes()[0] * course.max_length
     tensor, again = round(sizes.tensor_bytes(tokens)), recomputed_blocks(course, recompute, blocks)
     kept = [block for block in range(start, stop) if block not in again]
-    projected = projected_blocks(course, kept)
-    whole = [block for block in kept if block not in projected]
+    begin = _beginning(course, kept, sizes) if graphs is None else []
+    projected = [block for block in projected_blocks(course, kept) if block not in begin]
+    whole = [block for block in kept if block not in projected and block not in begin]
+    if begin:
+        least = sizes.projected_bytes(tokens) if projected_blocks(course, begin) else sizes.kept_bytes(tokens)
+        lowest = round(min(least, tokens * sizes.lowest_token_bytes))
+        yield Term(_PART, f"lowest {_GRAPH}", flying * _micros(course, graphs, begin), lowest)
     yield from _whole_terms(course, graphs, whole, sizes, flying)
     yield Term(
         _PART,
@@ -61,6 +67,16 @@ def graph_terms(
         is_projected = len(projected_blocks(course, again)) == len(again)
         block_bytes = sizes.projected_bytes(tokens) if is_projected else sizes.kept_bytes(tokens)
         yield Term(_PART, "graph of the block that is run again", 1, round(block_bytes))
+
+
+def _beginning(course: Course, blocks: Sequence[int], sizes: Sizes) -> list[int]:
+    """The lowest block that ever trains, if it is among these: its graph begins inside it whenever it has one.
+
+    A pass that gathers scores may have one below it.
+    """
+    if not sizes.lowest_token_bytes or gathers_scores(course):
+        return []
+    return [block for block in blocks if block == ever_trained(course).lowest]
 
 
 def recomputed_blocks(course: Course, recompute: Sequence[Range], blocks: tuple[int, int]) -> tuple[int, ...]:

@@ -35,6 +35,7 @@ class Sizes:
         activation_token_bytes: what one block keeps for backward, for each padded token of a micro-batch; measured, or
             from ``estimate_activation_token_bytes``.
         data_bytes: of the node's rows and tokenizer.
+        lowest_token_bytes: as ``activation_token_bytes``, of the lowest block that trains; 0 = as much as others.
         trains_own_weights: whether the blocks' own weights train instead of adapters.
     """
 
@@ -47,11 +48,13 @@ class Sizes:
         dtype: str,
         activation_token_bytes: float,
         data_bytes: int = 0,
+        lowest_token_bytes: float = 0.0,
         trains_own_weights: bool = False,
     ) -> None:
         self._item_bytes = DTYPE_BYTES[dtype]
         self._token_logits = model.head_token_logits
         self._activation_token_bytes = activation_token_bytes
+        self.lowest_token_bytes = min(lowest_token_bytes, activation_token_bytes)
         self.block_bytes = frozen_bytes(
             model.block_bytes,
             params=model.block_matrix_params,
@@ -103,6 +106,7 @@ class Sizes:
             dtype=dtype,
             activation_token_bytes=node.activation_token_bytes,
             data_bytes=node.data_bytes,
+            lowest_token_bytes=node.lowest_token_bytes,
             trains_own_weights=trains_own_weights(node.shape.adapter),
         )
 

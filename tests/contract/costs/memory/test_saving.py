@@ -39,10 +39,13 @@ def velora(*blocks: tuple[int, int]) -> Course:
     )
 
 
-def terms(course: Course, *recompute: tuple[int, int], start: int = 0, stop: int = 4) -> dict[str, int]:
+def terms(
+    course: Course, *recompute: tuple[int, int], start: int = 0, stop: int = 4, lowest_token_bytes: float = 0.0
+) -> dict[str, int]:
     """Bytes of activations of a node that hosts [start, stop) and owns nothing, by what they are."""
     facts = node(PLAN, "a")
-    facts = dataclasses.replace(facts, model=dataclasses.replace(facts.model, kept_inputs=INPUTS))
+    model = dataclasses.replace(facts.model, kept_inputs=INPUTS)
+    facts = dataclasses.replace(facts, model=model, lowest_token_bytes=lowest_token_bytes)
     share = Share(
         is_owner=False, start=start, stop=stop, above=4 - stop, recompute=tuple(Range(*one) for one in recompute)
     )
@@ -151,3 +154,14 @@ def test_what_runs_again_never_needs_more(blocks: tuple[int, int], stop: int) ->
     """With two blocks and two micro-batches, whichever blocks these are."""
     before, after = (sum(terms(PLAN.course, *ranges, start=stop - 2, stop=stop).values()) for ranges in ((), (blocks,)))
     assert after < before
+
+
+def test_lowest_block_that_trains_keeps_less_where_that_was_measured() -> None:
+    """Its graph begins at its adapter; a block that runs again keeps its input, whatever it would keep else."""
+    found = terms(PLAN.course, lowest_token_bytes=3000)
+    assert found["lowest block's graph of a micro-batch"] == 2 * 3000 * TOKENS
+    assert found["block's graph of a micro-batch"] == 6 * GRAPH
+    assert terms(PLAN.course, start=2, lowest_token_bytes=3000) == terms(PLAN.course, start=2)
+    assert terms(PLAN.course, (0, 1), lowest_token_bytes=3000) == terms(PLAN.course, (0, 1))
+    assert terms(velora((0, 4)), lowest_token_bytes=3000)["lowest block's graph of a micro-batch"] == 2 * 3000 * TOKENS
+    assert terms(velora((0, 4)), lowest_token_bytes=1e9)["lowest block's graph of a micro-batch"] == 2 * (GRAPH - SAVED)
