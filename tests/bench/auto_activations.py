@@ -37,7 +37,7 @@ from tests.bench.memory_models import write_images, write_vit
 LESS: Final = 0.97
 LEAST: Final = 0.55
 ROOM: Final = 1.08
-"""From one try to the next; least share of what keeping everything needs (measuring needs it); over the least that fits."""
+"""From one try to the next; least share of what keeping everything needs, for measuring; over the least that fits."""
 
 SHORT: Final = {
     "train.method": "all",
