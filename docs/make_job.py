@@ -51,7 +51,7 @@ EXAMPLES = {
     "operations.refresh_rounds": "5",
     "operations.table": '"before/operations.json"',
     "memory.activations": '"auto"',
-    "velora.layers": '["value", "down"]',
+    "velora.layers": '["adapter_down"]',
     "velora.parts": "16",
     "runtime.threads": "2",
     "runtime.record": "true",

@@ -253,13 +253,13 @@ class MemoryLedger:
         all_bytes = self._graph_bytes(sizes, item, micro, start, stop)
         if self._has_passing:
             all_bytes -= self._left_out_bytes(sizes, item, micro, start, stop)
+        again = block_bytes if within(self._recompute, start, stop) else 0.0
         if op.graph is Graph.KEEPS:
-            return Effect(held, takes=all_bytes, touches=block_bytes, graph=Graph.KEEPS)
+            return Effect(held, takes=all_bytes, touches=block_bytes + again, graph=Graph.KEEPS)
         if op.graph is Graph.FREES:
             units = tuple(unit for unit in range(start, stop) if unit in item.trained) if item.kind.has_update else ()
             reduced = sizes.gradient_bytes if item.kind is StepKind.SCORE and self._scores_gradients else 0
             used_up = 0 if start > item.lowest[micro] else tensor_bytes  # else it becomes the one of the block below
-            again = block_bytes if within(self._recompute, start, stop) else 0.0
             return Effect(
                 held,
                 touches=block_bytes + again + reduced,

@@ -94,7 +94,7 @@ def extra_share(saving: SliceSaving, kept: Range, facts: NodeFacts) -> float:
     Example: 2 of 6 blocks run again and a forward takes a third of both directions: 1/9.
     """
     both_s = facts.block_graph_s + facts.block_backward_s
-    forward = facts.block_forward_s / both_s if both_s > 0 else _FORWARD_SHARE
+    forward = facts.block_graph_s / both_s if both_s > 0 else _FORWARD_SHARE
     projected = VELORA_EXTRA if saving.is_projected else 0.0
     return forward * saving.recomputed / (kept.stop - kept.start) + projected
 

@@ -178,8 +178,7 @@ def _saved(
 ) -> tuple[float, float]:
     """Seconds of a stage's forwards and backwards where it saves activations.
 
-    Blocks that run again go forward without a graph, and forward with one before their backward; see
-    ``ringtune.costs.saving_seconds``.
+    Blocks that run again go forward with a graph before their backward too; see ``ringtune.costs.saving_seconds``.
 
     Args:
         costs: tables of the job.
@@ -198,7 +197,7 @@ def _saved(
     above = first + 1 if has_lowest else first
     graph_s = longer * costs.weight(above, last) * costs.graph_s[node]
     graph_s += longer * costs.weight(first, above) * costs.graph_lowest_s[node]
-    return forward_s - graph_s + costs.weight(first, last) * costs.forward_s[node], back_s + graph_s
+    return forward_s, back_s + graph_s
 
 
 def _between(costs: RingCosts, node: int, upper: int, visit: float) -> tuple[float, float]:

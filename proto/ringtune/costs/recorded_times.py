@@ -9,7 +9,7 @@ actions that say it without that::
 
 Where a block did not compute all its subnets, the action is taken as long as it would have been with all of them: the
 profile tells how much longer that is. Where blocks run again for their backward, it tells too how the time is shared
-out among forwards without a graph, forwards with one, and backwards.
+out among forwards and backwards.
 
 A time belongs to a size, and a run has sizes that nobody measured (its mean padded lengths). So every action is
 compared with what the profile has for that size, and the mean of these ratios moves the whole measured curve; the

@@ -1,10 +1,10 @@
 """How much longer an action takes where blocks save activations.
 
-A block that runs again goes forward without a graph, and forward with one before its backward. VeLoRA makes the work
-with a graph a little longer, wherever it is done::
+A block that runs again goes forward with a graph, which is dropped at once, and again before its backward: so it gives
+the same bits both times. VeLoRA makes the work with a graph a little longer, wherever it is done::
 
               none      recompute               velora               both
-    F         GRAPH     FORWARD                 GRAPH (1 + e)        FORWARD
+    F         GRAPH     GRAPH                   GRAPH (1 + e)        GRAPH (1 + e)
     B         BACKWARD  GRAPH + BACKWARD        BACKWARD (1 + e)     (GRAPH + BACKWARD) (1 + e)
 """
 
@@ -32,7 +32,7 @@ Seconds = Callable[[Op, int, int], float]
 def saving_s(
     op: Op, start: int, stop: int, recompute: Sequence[Range], projected: Sequence[Range], seconds: Seconds
 ) -> float:
-    """Seconds that an action over blocks [start, stop) takes longer than one that keeps everything; may be below 0.
+    """Seconds that an action over blocks [start, stop) takes longer than one that keeps everything.
 
     Args:
         op: what the action does.
@@ -48,12 +48,10 @@ def saving_s(
     def total(of: Op, ranges: Iterable[Range]) -> float:
         return sum(seconds(of, first, last) for first, last in within(ranges, start, stop))
 
+    if op.graph is Graph.KEEPS:
+        return VELORA_EXTRA * total(Op.FORWARD, projected)
     both = [cut for first, last in projected for cut in within(recompute, first, last)]
-    graph_s, graph_both_s = total(Op.FORWARD, recompute), total(Op.FORWARD, both)
-    if op.graph is Graph.FREES:
-        return graph_s + VELORA_EXTRA * (graph_both_s + total(Op.BACKWARD, projected))
-    free_s = total(Op.FORWARD_FREE, recompute)
-    return free_s - graph_s + VELORA_EXTRA * (total(Op.FORWARD, projected) - graph_both_s)
+    return total(Op.FORWARD, recompute) + VELORA_EXTRA * (total(Op.FORWARD, both) + total(Op.BACKWARD, projected))
 
 
 def again_works(action: Action, recompute: Sequence[Range], lowest: int) -> dict[Work, int]:
@@ -67,20 +65,13 @@ def again_works(action: Action, recompute: Sequence[Range], lowest: int) -> dict
         lowest: the lowest unit that gets a gradient.
     """
     op, start, stop = action.op, action.start, action.stop
-    if op.graph is Graph.NONE or not (again := count_within(recompute, action)):
+    if op.graph is not Graph.FREES or not (again := count_within(recompute, action)):
         return {}
     found: Counter[Work] = Counter()
     has_lowest = start <= lowest
     lowest_again = has_lowest and in_ranges(start, recompute)
-    if op.graph is Graph.FREES:
-        found[Work.BACKWARD], found[Work.BACKWARD_LOWEST] = stop - start - has_lowest, int(has_lowest)
-        with_graph = again
-        is_lowest = lowest_again
-    else:
-        found[Work.FORWARD] = again
-        with_graph = stop - start - again
-        is_lowest = has_lowest and not lowest_again
-    found[Work.GRAPH], found[Work.GRAPH_LOWEST] = with_graph - is_lowest, int(is_lowest)
+    found[Work.BACKWARD], found[Work.BACKWARD_LOWEST] = stop - start - has_lowest, int(has_lowest)
+    found[Work.GRAPH], found[Work.GRAPH_LOWEST] = again - lowest_again, int(lowest_again)
     return {work: count for work, count in found.items() if count}
 
 

@@ -20,8 +20,7 @@ LIBRARY_BYTES: Final = 384 << 20
 """Resident bytes of an idle agent that has loaded its libraries, before it hosts anything.
 
 Interpreter, torch, transformers, adapters and gRPC: 259 MiB of its own and 114 MiB of the libraries' files on x86-64,
-where every file is read (``python -m tests.bench.memory --only boards``). Agents forked from one template share most of
-the former.
+where every file is read (``python -m tests.bench.memory``). Agents forked from one template share most of the former.
 """
 
 # "No limit" is written as a number near 2**63 by version 1.

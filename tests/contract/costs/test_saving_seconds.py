@@ -17,7 +17,7 @@ from tests.support.plans import make_plan
 from tests.support.profiles import TIMES, profile_of
 
 PLAN = make_plan([("a", 0, 4)], ["a"], microbatches=1, method="all")
-FREE, GRAPH, LOW = (TIMES[work] for work in (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST))
+GRAPH, LOW = (TIMES[work] for work in (Work.GRAPH, Work.GRAPH_LOWEST))
 BACK, BACK_LOW = TIMES[Work.BACKWARD], TIMES[Work.BACKWARD_LOWEST]
 LONGER = 1 + VELORA_EXTRA
 
@@ -43,19 +43,19 @@ def seconds(
     ("recompute", "projected", "forward_s", "backward_s"),
     [
         (None, None, LOW + 3 * GRAPH, BACK_LOW + 3 * BACK),
-        ((0, 4), None, 4 * FREE, LOW + 3 * GRAPH + BACK_LOW + 3 * BACK),
-        ((0, 1), None, FREE + 3 * GRAPH, LOW + BACK_LOW + 3 * BACK),
-        ((2, 3), None, LOW + FREE + 2 * GRAPH, GRAPH + BACK_LOW + 3 * BACK),
+        ((0, 4), None, LOW + 3 * GRAPH, LOW + 3 * GRAPH + BACK_LOW + 3 * BACK),
+        ((0, 1), None, LOW + 3 * GRAPH, LOW + BACK_LOW + 3 * BACK),
+        ((2, 3), None, LOW + 3 * GRAPH, GRAPH + BACK_LOW + 3 * BACK),
         (None, (0, 4), LONGER * (LOW + 3 * GRAPH), LONGER * (BACK_LOW + 3 * BACK)),
         (None, (1, 2), LOW + (2 + LONGER) * GRAPH, BACK_LOW + (2 + LONGER) * BACK),
-        ((0, 4), (0, 4), 4 * FREE, LONGER * (LOW + 3 * GRAPH + BACK_LOW + 3 * BACK)),
-        ((0, 2), (1, 3), 2 * FREE + (1 + LONGER) * GRAPH, LOW + LONGER * GRAPH + BACK_LOW + (1 + 2 * LONGER) * BACK),
+        ((0, 4), (0, 4), LONGER * (LOW + 3 * GRAPH), LONGER * (LOW + 3 * GRAPH + BACK_LOW + 3 * BACK)),
+        ((0, 2), (1, 3), LOW + (1 + 2 * LONGER) * GRAPH, LOW + LONGER * GRAPH + BACK_LOW + (1 + 2 * LONGER) * BACK),
     ],
 )
 def test_seconds_of_each_policy(
     recompute: tuple[int, int] | None, projected: tuple[int, int] | None, forward_s: float, backward_s: float
 ) -> None:
-    """A block that runs again goes forward without a graph, and with one before its backward."""
+    """A block that runs again goes forward with a graph before its backward too."""
     assert seconds(Op.FORWARD, 0, 4, recompute=recompute, projected=projected) == pytest.approx(forward_s)
     assert seconds(Op.BACKWARD, 0, 4, recompute=recompute, projected=projected) == pytest.approx(backward_s)
 
