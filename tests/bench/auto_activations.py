@@ -75,14 +75,20 @@ def vit(folder: Path) -> Case:
 
 def _text(folder: Path, changes: Mapping[str, object]) -> Case:
     workspace = prepare(folder / "demo", demo_cache())
-    rows, held_out = (_long_rows(folder / f"{count}.csv", count) for count in (300, 20))
-    return _case(folder, load_job(workspace.job).with_overrides({**SHORT, **changes}), rows, held_out)
+    job = load_job(workspace.job).with_overrides({**SHORT, **changes})
+    vocabulary = Path(job.model.path) / "tokenizer.json"
+    rows, held_out = (_long_rows(folder / f"{count}.csv", count, vocabulary) for count in (300, 20))
+    return _case(folder, job, rows, held_out)
 
 
-def _long_rows(path: Path, count: int) -> Path:
-    """Rows of two hundred words each, so that every micro-batch is padded to the longest length."""
+def _long_rows(path: Path, count: int, vocabulary: Path) -> Path:
+    """Rows of two hundred words each, so that every micro-batch is padded to the longest length.
+
+    The words are drawn from the whole vocabulary: an owner has only those rows of the token table that it used.
+    """
     rng = random.Random(count)
-    words = ("the", "film", "was", "a", "long", "good", "bad", "slow", "bright", "play", "with", "old", "new", "end")
+    known = json.loads(vocabulary.read_text(encoding="utf-8"))["model"]["vocab"]
+    words = sorted(word for word in known if word.isalpha())
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["text", "label"])

@@ -14,7 +14,7 @@ import pytest
 from deploy.testbed import groups
 from deploy.testbed.capabilities import MissingCapability
 from ringtune.schedule.plan import Plan
-from tests.bench import convergence, memory_boards, paper_table, predictions, ring, sim
+from tests.bench import auto_activations, convergence, memory_boards, paper_table, predictions, ring, sim
 from tests.support.plans import make_plan
 from tests.support.profiles import node, profile_of
 
@@ -234,3 +234,24 @@ def test_predictions_bench_changes_the_board_that_hosts_all_blocks_of_single(mon
     for name in names:
         ratio = before.by_name[name].block_forward_s / after.by_name[name].block_forward_s
         assert ratio == pytest.approx(0.8 / 0.6 if name == board else 1.0)
+
+
+def ring_figures(**changes: object) -> Figures:
+    """Three rings as they have to be, the last one with changes."""
+    good: Figures = {"exit_code": 0, "kills": 0, "boards": {"board-0": {"policy": "recompute", "error": -0.1}}}
+    return {"seq_bn": good, "full": good, "vit": {**good, **changes}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"exit_code": 6, "boards": {}}, "exit code 6"),
+        ({"kills": 1}, "1 kills"),
+        ({"boards": {"board-0": {"policy": "none", "error": 0.0}}}, "no slice saves activations"),
+        ({"boards": {"board-0": {"policy": "both", "error": 0.11}}}, "board-0 is +11.0% off"),
+    ],
+)
+def test_auto_bench_names_what_is_missed(changes: Figures, word: str) -> None:
+    """A run that did not end, a board that died, nothing saved, a prediction that is off."""
+    assert auto_activations.missed(ring_figures()) == []
+    assert word in " ".join(auto_activations.missed(ring_figures(**changes)))
