@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -117,15 +118,30 @@ def test_frozen_int8_is_rounded_a_piece_at_a_time(
     assert float(((found[0] - whole).abs() / step).max()) <= 0.5 + 1e-3
 
 
-def resident_bytes(folder: Path, *more: str) -> tuple[int, int]:
-    """What a slice of all blocks adds to an idle agent, measured in a process of its own, and its weights by plan."""
-    command = [sys.executable, "-m", "tests.support.slice_memory", str(folder), "--blocks", "0", "4", *more]
-    done = subprocess.run(  # noqa: S603
-        command, env=source_environment(), capture_output=True, text=True, timeout=120, check=True
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["is_finite"]
-    return found["added_anonymous_bytes"], found["planned_bytes"]
+def resident_bytes(folder: Path, *dtypes: str) -> list[tuple[int, int]]:
+    """What a slice of all blocks adds to an idle agent, and its weights by plan, for each way to hold them.
+
+    Every slice is measured in a process of its own, all at the same time.
+    """
+    command = [sys.executable, "-m", "tests.support.slice_memory", str(folder), "--blocks", "0", "4"]
+    with contextlib.ExitStack() as started:
+        running = [
+            started.enter_context(
+                subprocess.Popen(  # noqa: S603
+                    [*command, *(["--frozen", dtype] if dtype else [])],
+                    env=source_environment(),
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for dtype in dtypes
+        ]
+        for process in running:
+            started.callback(process.kill)
+        outputs = [process.communicate(timeout=110)[0] for process in running]
+    found = [json.loads(output.splitlines()[-1]) for output in outputs]
+    assert all(one["is_finite"] for one in found)
+    return [(one["added_anonymous_bytes"], one["planned_bytes"]) for one in found]
 
 
 @pytest.mark.promise("7 bounded memory")
@@ -134,7 +150,6 @@ def test_frozen_weights_save_resident_memory(tmp_path: Path) -> None:
     folder = tiny.write_bert(
         tmp_path / "model", vocab_size=100, hidden_size=768, num_blocks=4, num_heads=12, intermediate_size=3072
     )
-    added, planned = resident_bytes(folder)
-    for dtype in FROZEN_DTYPES:
-        small, small_planned = resident_bytes(folder, "--frozen", dtype)
+    (added, planned), *others = resident_bytes(folder, "", *FROZEN_DTYPES)
+    for dtype, (small, small_planned) in zip(FROZEN_DTYPES, others, strict=True):
         assert small == pytest.approx(small_planned + added - planned, rel=0.10), dtype
