@@ -66,8 +66,8 @@ def _copies_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[
     ]
     if EMBEDDING in reach:
         lines.append(
-            "note: the rows of an embedding's gradient tell the other owners which tokens a batch had, though not in "
-            "which order"
+            "note: with texts, the rows of an embedding's gradient tell the other owners which tokens a batch had, "
+            "though not in which order"
         )
     return lines
 

@@ -47,8 +47,8 @@ def test_a_plan_of_hift_says_groups_sweeps_and_what_owners_send() -> None:
         "a sweep over all groups is 3 steps; the run has 4 sweeps, and the learning rate advances once a sweep",
         "every owner has a copy of embedding and head; a step that trains one sends its gradient to the other owners: "
         "embedding (at most 3.0 MiB), head",
-        "note: the rows of an embedding's gradient tell the other owners which tokens a batch had, though not in which "
-        "order",
+        "note: with texts, the rows of an embedding's gradient tell the other owners which tokens a batch had, "
+        "though not in which order",
     ]
 
 
