@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ringtune.errors import UsageError
-from ringtune.jobs.given_table import with_table_read
 from ringtune.jobs.job import Job, load_job
+from ringtune.jobs.operations.given_table import with_table_read
 
 
 def changed_job(path: Path, changes: Iterable[str]) -> Job:

@@ -49,7 +49,7 @@ def plan(
     """
     from coordinator.commands.overrides import changed_job
     from coordinator.planner.alternatives import read_choices
-    from coordinator.planner.explain import explain as explained
+    from coordinator.planner.explaining.plan import explain as explained
     from coordinator.planner.given_plan import GivenPlan
     from coordinator.planner.job_time import guessed_time, measured_time
     from coordinator.planner.make_plan import check_inputs, make_plan, planned_as

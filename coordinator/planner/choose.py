@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort, PlanningClock
 from coordinator.planner.even import WORTH, split_blocks
-from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.fitting.memory_caps import MemoryCaps
+from coordinator.planner.fitting.slice_saving import SliceSaving
 from coordinator.planner.predict.judge import simulated_job_s
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
 from coordinator.planner.predict.step_time import Ring, job_s
 from coordinator.planner.search.best_rings import Searched, Task, searched
-from coordinator.planner.slice_saving import SliceSaving
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.errors import DeadlineError
 from ringtune.schedule.placement import Slice

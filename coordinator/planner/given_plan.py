@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.planner.activations import check_given_activations
-from coordinator.planner.frozen import check_given_frozen
+from coordinator.planner.fitting.activations import check_given_activations
+from coordinator.planner.fitting.frozen import check_given_frozen
 from coordinator.planner.job_draft import agreed_model, job_draft
 from coordinator.planner.make_plan import Planned, refuse_if_full
 from coordinator.planner.operations import check_given_operations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.planner.activations import with_activations
 from coordinator.planner.draft import Draft
-from coordinator.planner.frozen import frozen_of
+from coordinator.planner.fitting.activations import with_activations
+from coordinator.planner.fitting.frozen import frozen_of
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.errors import DataError, ModelError
 from ringtune.jobs.job import Job

@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.planner.activations import saving_remedy, with_activations
 from coordinator.planner.choose import Candidate, Choice, Settled, choose_plan, judged_again, plan_of
 from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort
 from coordinator.planner.even import as_alike
-from coordinator.planner.frozen import as_timed, first_that_fits, frozen_of, timed_otherwise, with_frozen
+from coordinator.planner.fitting.activations import saving_remedy, with_activations
+from coordinator.planner.fitting.frozen import as_timed, first_that_fits, frozen_of, timed_otherwise, with_frozen
+from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.initiators import initiator_order
 from coordinator.planner.job_draft import agreed_model, job_draft
-from coordinator.planner.memory_caps import MemoryCaps
 from coordinator.planner.operations import settled, with_operations
 from coordinator.planner.predict.ring_costs import RingCosts
 from coordinator.planner.refusals import nothing_fits, refusal

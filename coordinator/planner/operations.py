@@ -16,8 +16,8 @@ from ringtune.costs.job_subnets import job_subnets
 from ringtune.costs.profile import ModelFacts, Profile
 from ringtune.costs.seconds import CourseCosts
 from ringtune.errors import JobError, PlanError
-from ringtune.jobs.given_table import given_tables
 from ringtune.jobs.job import Job
+from ringtune.jobs.operations.given_table import given_tables
 from ringtune.quantities import format_bytes
 from ringtune.rpc.channel_options import MAX_MESSAGE_BYTES
 from ringtune.schedule.actions import Op

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coordinator.planner.even import block_s, split_blocks
-from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.fitting.memory_caps import MemoryCaps
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, PlanError

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.planner.explain import Explanation, explanation_text
+from coordinator.planner.explaining.plan import Explanation, explanation_text
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.job_time import JobTime
 from coordinator.screen.groups_text import groups_lines, units_text

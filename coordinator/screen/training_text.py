@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.planner.frozen import frozen_line
+from coordinator.planner.fitting.frozen import frozen_line
 from coordinator.records.training_facts import training_facts
 from ringtune.schedule.course import Course
 from ringtune.schedule.owner_turns import BY_ROWS

@@ -28,7 +28,7 @@ from coordinator.planner.choose import choose_plan, plan_of
 from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort
 from coordinator.planner.even import split_blocks
-from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.predict.judge import simulated_step_s
 from coordinator.planner.predict.ring_costs import ring_costs
 from coordinator.planner.predict.step_time import Ring, step_times

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from coordinator.planner.knapsacks.balance import Board, balanced
 from coordinator.planner.knapsacks.counts import Counts, check_counts, counts_of
 from ringtune.errors import JobError
-from ringtune.jobs.operations import OperationsSettings
+from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.schedule.operations.choice import PRUNING_STEPS, BlockCapacity, Choice, Policy
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.spreading.choosers import whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ringtune.errors import JobError
-from ringtune.jobs.operations import OperationsSettings
+from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.schedule.operations.choice import Policy
 from ringtune.schedule.spreading.choosers import whole
 

@@ -6,9 +6,9 @@ import dataclasses
 import math
 
 from coordinator.planner.draft import Draft
+from coordinator.planner.fitting.slice_saving import planned_saving
 from coordinator.planner.predict.ring_costs import ring_costs
 from coordinator.planner.predict.step_time import Ring, job_s
-from coordinator.planner.slice_saving import planned_saving
 from ringtune.costs.operation_shares import all_full
 from ringtune.costs.profile import Profile
 from ringtune.schedule.plan import Plan

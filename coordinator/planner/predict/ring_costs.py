@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.planner.draft import Draft
+from coordinator.planner.fitting.slice_saving import KEEPS_ALL, SliceSaving
 from coordinator.planner.predict.depths import steps_by_depth, trained_shares
 from coordinator.planner.predict.loads import Loads, Visits, loads_of, pattern_s
-from coordinator.planner.slice_saving import KEEPS_ALL, SliceSaving
 from ringtune.costs.profile import Profile
 from ringtune.costs.seconds import CourseCosts, NodeCosts
 from ringtune.schedule.actions import Op, Payload

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from coordinator.planner.fitting.slice_saving import KEEPS_ALL, SliceSaving
 from coordinator.planner.predict.ring_costs import OwnerCosts, RingCosts
-from coordinator.planner.slice_saving import KEEPS_ALL, SliceSaving
 from ringtune.costs.saving_seconds import VELORA_EXTRA
 
 Rows = list[list[float]]

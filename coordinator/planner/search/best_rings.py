@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort, PlanningClock
-from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.fitting.memory_caps import MemoryCaps
+from coordinator.planner.fitting.slice_saving import KEEPS_ALL
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs, with_fewer_depths, with_mean_owner
 from coordinator.planner.predict.step_time import Ring, job_s
 from coordinator.planner.search.exact import search_exact
 from coordinator.planner.search.local_search import Budget, LocalResult, search_local
-from coordinator.planner.slice_saving import KEEPS_ALL
 from ringtune.costs.profile import Profile
 from ringtune.jobs.memory import AUTO
 from ringtune.schedule.slice_policy import NONE

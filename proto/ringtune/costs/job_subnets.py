@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import JobError, PlanError
-from ringtune.jobs.given_table import given_tables
 from ringtune.jobs.job import Job
+from ringtune.jobs.operations.given_table import given_tables
 from ringtune.models.family import Dimensions
 from ringtune.models.head_group_support import refusal
 from ringtune.schedule.operations.subnets import Subnets, subnets_of

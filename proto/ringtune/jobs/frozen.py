@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ringtune.errors import JobError
-from ringtune.jobs.operations import OperationsSettings
+from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.jobs.sections import AUTO, Adapter, Model, Runtime, Train
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.frozen_weights import AS_COMPUTED, FROZEN_DTYPES, FrozenWeights

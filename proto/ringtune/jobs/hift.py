@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ringtune.errors import JobError
 from ringtune.files.strict import nearest
-from ringtune.jobs.operations import OperationsSettings
+from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.jobs.sections import Adapter, Privacy, Train
 from ringtune.models.adapter_config import FULL, trains_own_weights
 from ringtune.models.family import MOST_BLOCKS

@@ -17,14 +17,14 @@ import tomli_w
 from ringtune.errors import JobError
 from ringtune.files.strict import check_keys, read_dataclass
 from ringtune.jobs.frozen import check_frozen
-from ringtune.jobs.given_table import with_table_read
 from ringtune.jobs.hift import HiftSettings, check_full_parameters, with_adapter, without_default
 from ringtune.jobs.job_text import parse_tables, read_job_text
 from ringtune.jobs.later import refuse_unsupported
 from ringtune.jobs.memory import Memory, VeloraSettings, checked
 from ringtune.jobs.misplaced import refuse_misplaced
-from ringtune.jobs.operations import OperationsSettings
-from ringtune.jobs.operations_checks import check_operations
+from ringtune.jobs.operations.checks import check_operations
+from ringtune.jobs.operations.given_table import with_table_read
+from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.methods import Method, method_class, method_names

@@ -11,7 +11,7 @@ from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.rehearsal import SKIPPED_ITEMS, rehearsal_of, rehearsal_steps, rehearsed
 from ringtune.costs.work_times import Work, WorkTable, WorkTime
 from ringtune.jobs.job import Job, Model, Privacy, Train, Unfreeze
-from ringtune.jobs.operations import OperationsSettings
+from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.schedule.methods import method_names
 from ringtune.schedule.versions import depth
 from tests.support.plans import make_plan

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ringtune.errors import JobError
-from ringtune.jobs.given_table import given_tables
 from ringtune.jobs.job import Job, Model, OperationsSettings, Train, load_job, parse_job, with_absolute_paths
+from ringtune.jobs.operations.given_table import given_tables
 from ringtune.rounds.job_changes import changed_keys, describe_changes, job_digest
 from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.operations.table import BatchOperations, Operations
@@ -265,6 +265,6 @@ def test_given_tables_of_a_run_of_real_size_fit_into_a_job(tmp_path: Path) -> No
 
 def test_given_tables_that_no_job_has_room_for_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The remedy is one that there is for several tables too."""
-    monkeypatch.setattr("ringtune.jobs.given_table._MOST_TEXT", 10)
+    monkeypatch.setattr("ringtune.jobs.operations.given_table._MOST_TEXT", 10)
     with pytest.raises(JobError, match=r"has room for 10; repeat that run by its own job.toml"):
         load_job(_job_with(tmp_path, TABLE.to_json()))

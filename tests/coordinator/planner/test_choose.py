@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from coordinator.commands.plan import app
 from coordinator.planner.alternatives import microbatch_choices, wire_choices
 from coordinator.planner.effort import Effort
-from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.explaining.plan import explain, explanation_text
 from coordinator.planner.make_plan import Planned, check_inputs, make_plan
 from ringtune.costs.profile import LinkFacts, Profile, TimedShape
 from ringtune.errors import InvalidInputError, PlanError, UsageError

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from coordinator.planner.effort import Effort, PlanningClock
-from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.explaining.plan import explain, explanation_text
 from coordinator.planner.make_plan import Planned, make_plan
 from ringtune.errors import DeadlineError, InterruptedRunError
 from tests.coordinator.planner.test_choose import QUICK, ring, wanted

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.planner.explain import explain, explanation_text
-from coordinator.planner.explain_operations import explain_operations, reason_lines
+from coordinator.planner.explaining.operations import explain_operations, reason_lines
+from coordinator.planner.explaining.plan import explain, explanation_text
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.predict.plan_time import plan_job_s
 from ringtune.costs.operation_shares import all_full

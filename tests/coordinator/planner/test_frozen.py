@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.drive.plan_making.first_look import Looked
-from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.explaining.plan import explain, explanation_text
 from coordinator.planner.given_plan import GivenPlan, accept_plan
 from coordinator.planner.make_plan import Planned, check_inputs, make_plan
 from coordinator.screen.plan_text import plan_text

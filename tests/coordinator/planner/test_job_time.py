@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from coordinator.planner.explain import explain, explanation_text
+from coordinator.planner.explaining.plan import explain, explanation_text
 from coordinator.planner.job_time import guessed_time, measured_time
 from coordinator.planner.make_plan import Planned, make_plan
 from coordinator.planner.predict.plan_time import plan_job_s

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from coordinator.planner.draft import Draft
-from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.fitting.memory_caps import MemoryCaps
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.placement import Slice
 from tests.support.planner_rings import class_ring, draft_for, random_counts, random_kinds

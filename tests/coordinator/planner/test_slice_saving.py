@@ -10,14 +10,14 @@ import pytest
 
 from coordinator.planner.choose import plan_of
 from coordinator.planner.draft import Draft
-from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.fitting.memory_caps import MemoryCaps
+from coordinator.planner.fitting.slice_saving import KEEPS_ALL, SliceSaving, slice_saving
 from coordinator.planner.predict.judge import simulated_step_s
 from coordinator.planner.predict.plan_time import plan_job_s
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
 from coordinator.planner.predict.step_time import Ring, job_s, step_times
 from coordinator.planner.search.best_rings import with_saving
 from coordinator.planner.search.exact import search_exact
-from coordinator.planner.slice_saving import KEEPS_ALL, SliceSaving, slice_saving
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.jobs.memory import AUTO
 from ringtune.models.kept_inputs import KeptInput

@@ -10,7 +10,7 @@ import pytest
 from coordinator.planner.knapsacks.balance import Board, balanced, spread
 from coordinator.planner.knapsacks.capacities import choice_of
 from ringtune.errors import JobError
-from ringtune.jobs.operations import OperationsSettings
+from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.placement import Slice
 

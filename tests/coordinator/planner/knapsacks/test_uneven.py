@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.planner.knapsacks.capacities import choice_of
 from coordinator.planner.knapsacks.choose import choose_table
-from ringtune.jobs.operations import OperationsSettings
+from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.schedule.course import Course
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Slice

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs, with_mean_owner
 from coordinator.planner.predict.step_time import Ring, job_s
 from coordinator.planner.search.exact import search_exact

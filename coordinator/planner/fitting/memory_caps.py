@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from coordinator.planner.draft import Draft
-from coordinator.planner.slice_saving import KEEPS_ALL, SliceSaving, slice_saving
+from coordinator.planner.fitting.slice_saving import KEEPS_ALL, SliceSaving, slice_saving
 from ringtune.costs.memory.estimate import memory_estimate
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes

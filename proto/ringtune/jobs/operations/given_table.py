@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ringtune.errors import JobError, PlanError
-from ringtune.jobs.operations import OperationsSettings
+from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.schedule.operations.given import GivenTable, tables_from_json, tables_to_json
 
 _MOST_BYTES: Final = 64_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ringtune.errors import JobError
-from ringtune.jobs.operations import OperationsSettings
+from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.jobs.sections import Adapter, Privacy, Train
 from ringtune.models.head_group_support import refusal
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from coordinator.planner.memory_caps import MemoryCaps
-from coordinator.planner.slice_saving import extra_share, planned_saving
+from coordinator.planner.fitting.memory_caps import MemoryCaps
+from coordinator.planner.fitting.slice_saving import extra_share, planned_saving
 from ringtune.costs.memory.activations import dropout_token_bytes
 from ringtune.jobs.memory import AUTO
 from ringtune.quantities import format_bytes

@@ -9,10 +9,10 @@ from typing import Any
 
 from coordinator.planner.choose import Candidate, Choice, plan_of, slices_of
 from coordinator.planner.even import block_s
-from coordinator.planner.explain_activations import ActivationsReason, activation_lines, explain_activations
-from coordinator.planner.explain_operations import OperationsReason, explain_operations, reason_lines
-from coordinator.planner.frozen import reason_line
-from coordinator.planner.memory_caps import MemoryCaps
+from coordinator.planner.explaining.activations import ActivationsReason, activation_lines, explain_activations
+from coordinator.planner.explaining.operations import OperationsReason, explain_operations, reason_lines
+from coordinator.planner.fitting.frozen import reason_line
+from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.predict.ring_costs import RingCosts, with_fewer_depths, with_mean_owner
 from coordinator.planner.predict.step_time import Ring, job_s, step_times
 from coordinator.planner.search.moves import applied, moves

@@ -1,0 +1,1 @@
+"""Says in words why a plan is as it is."""
