@@ -25,7 +25,8 @@ from sim.limits import memory_bounds
 from sim.links import MeasuredLinks
 from sim.memory_ledger import MemoryLedger
 from sim.meter import Meter, NodeMeter
-from sim.ring import NO_REST, VirtualRing
+from sim.ring import VirtualRing
+from sim.virtual_node import NO_REST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

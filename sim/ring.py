@@ -26,78 +26,10 @@ from sim.choosing import Chooser, ExpectedTables
 from sim.clock import VirtualClock
 from sim.ring_result import Message, Observer, RingResult
 from sim.transport import Delays, Strain, Transport
+from sim.virtual_node import NO_REST, VirtualNode
 
 _NEW: Final = tuple.__new__  # makes an event in a third of the time; every action and message has one
-NO_REST: Final = Rest(0.0, 1.0)
 _HEAD_VALUES: Final = (("count", 1.0), ("loss_sum", 0.0))
-
-
-class _Node:
-    """One node's engine with its inboxes and recordings."""
-
-    __slots__ = (
-        "commands",
-        "ends_s",
-        "engine",
-        "free_s",
-        "handle",
-        "handled",
-        "heads",
-        "inbox",
-        "is_running",
-        "last_s",
-        "left_s",
-        "name",
-        "order",
-        "peak_inbox",
-        "rest",
-        "spans",
-    )
-
-    def __init__(self, name: str, engine: NodeEngine) -> None:
-        self.name = name
-        self.engine = engine
-        self.handle = engine.handle
-        self.inbox: dict[TensorKey, Any] = {}
-        self.heads: dict[int, Any] = {}
-        self.order: list[Action] = []
-        self.spans: list[Span] = []
-        self.handled: list[Handled] = []
-        self.peak_inbox = 0
-        self.is_running = False
-        self.commands: list[ev.Command] = []  # what the engine said last
-        self.last_s: dict[str, float] = {}  # when the last message of each source came
-        self.ends_s = 0.0  # of the action that runs; messages may put it off
-        self.rest, self.left_s = NO_REST, 0.0
-        self.free_s = 0.0  # since when it rests; in the future: until when messages keep the processor
-
-    def take(self, seconds: float, now_s: float) -> None:
-        """A message takes processor time: from the action that runs, or from the rest before the next one."""
-        if self.is_running:
-            self.ends_s += seconds
-        else:
-            self.free_s = max(self.free_s, now_s - self.rest.most_s) + seconds
-
-    def disturb(self, seconds: float, now_s: float) -> None:
-        """A message takes processor time from a node that rests: nothing waits, but the rest was shorter."""
-        if self.rest.most_s:
-            self.free_s = min(now_s, max(self.free_s, now_s - self.rest.most_s) + seconds)
-
-    def begin(self, seconds: float, now_s: float) -> None:
-        """An action of so many seconds begins: later if messages keep the processor, shorter after a rest."""
-        self.is_running = True
-        rested_s = min(now_s - self.free_s, self.rest.most_s)
-        if rested_s <= 0:
-            self.ends_s = max(now_s, self.free_s) + seconds
-            self.left_s = 0.0
-            return
-        saved_s = min(rested_s, (1 - self.rest.least_share) * seconds)
-        self.ends_s, self.left_s = now_s + seconds - saved_s, rested_s - saved_s
-
-    def end(self, now_s: float) -> None:
-        """The action is over; what it left of its rest is there for the next one."""
-        self.is_running = False
-        self.free_s = now_s - self.left_s
 
 
 class VirtualRing:
@@ -150,13 +82,15 @@ class VirtualRing:
         self._carrier = carrier
         self._observer, self._record = observer, record
         self._rounds = rd.Rounds(lambda facts: plan, wait_s=wait_s, items_ahead=items_ahead, start=start)
-        self._nodes = {node: _Node(node, NodeEngine(plan, node, wait_s=wait_s, start=start)) for node in plan.nodes}
+        self._nodes = {
+            node: VirtualNode(node, NodeEngine(plan, node, wait_s=wait_s, start=start)) for node in plan.nodes
+        }
         for name, each in self._nodes.items():
             each.rest = rest(name)
         self._timers: dict[tuple[str, str], int] = {}
         self._chooser, self._choose_s, self._score_turns = chooser or ExpectedTables(plan), choose_s, dict[int, Turn]()
         self._drain_at_s = drain_at_s
-        self._obeys: dict[type, Callable[[_Node, Any], None]] = {
+        self._obeys: dict[type, Callable[[VirtualNode, Any], None]] = {
             ev.RunAction: self._run,
             ev.Accept: self._accept,
             ev.SendTensor: self._send_tensor,
@@ -233,7 +167,7 @@ class VirtualRing:
         there_s = self._control_s("", node) - self.clock.now_s
         self.clock.at(self._control_s(node, "") + there_s, self._tell_rounds, event)
 
-    def _grant(self, node: _Node, turns: tuple[Turn, ...]) -> None:
+    def _grant(self, node: VirtualNode, turns: tuple[Turn, ...]) -> None:
         for turn in turns:
             if self._carrier is not None:
                 self._carrier.granted(node.name, turn)
@@ -241,7 +175,7 @@ class VirtualRing:
 
     # ---- engines ----------------------------------------------------------------------------------
 
-    def _tell(self, node: _Node, event: ev.Event) -> None:
+    def _tell(self, node: VirtualNode, event: ev.Event) -> None:
         now_s = self.clock.now_s
         commands = node.handle(event, now_s)
         if self._record:
@@ -251,7 +185,7 @@ class VirtualRing:
         for command in commands:
             obeys[type(command)](node, command)
 
-    def _run(self, node: _Node, command: ev.RunAction) -> None:
+    def _run(self, node: VirtualNode, command: ev.RunAction) -> None:
         action = command.action
         if self._record:
             node.order.append(action)
@@ -259,7 +193,7 @@ class VirtualRing:
         node.begin(self._action_s(node.name, action), start_s)
         self.clock.at(node.ends_s, self._done, node, action, start_s)
 
-    def _done(self, node: _Node, action: Action, start_s: float) -> None:
+    def _done(self, node: VirtualNode, action: Action, start_s: float) -> None:
         result, now_s = self.result, self.clock.now_s
         if node.ends_s > now_s:
             self.clock.at(node.ends_s, self._done, node, action, start_s)
@@ -277,7 +211,7 @@ class VirtualRing:
             self._observer.ran(node.name, action, start_s, now_s)
         self._tell(node, _NEW(ev.ActionDone, (action, values)))
 
-    def _accept(self, node: _Node, command: ev.Accept) -> None:
+    def _accept(self, node: VirtualNode, command: ev.Accept) -> None:
         key, source = command
         if self._record:
             node.order.append(_message(Op.RECEIVE, key, source))
@@ -290,13 +224,13 @@ class VirtualRing:
             at_s = self._transport.credit_s(node.name, source, self.clock.now_s)
             self.clock.at(at_s, self._tell, self._nodes[source], _NEW(ev.CreditArrived, (key[3], node.name)))
 
-    def _send_tensor(self, node: _Node, command: ev.SendTensor) -> None:
+    def _send_tensor(self, node: VirtualNode, command: ev.SendTensor) -> None:
         key, target = command
         if self._record:
             node.order.append(_message(Op.SEND, key, target))
         self._send(key, node, target, None if self._carrier is None else self._carrier.take(node.name, key))
 
-    def _send_head(self, node: _Node, command: ev.SendHead) -> None:
+    def _send_head(self, node: VirtualNode, command: ev.SendHead) -> None:
         turn, target = command
         if self._record:
             node.order.append(Action(Op.SEND, 0, -1, turn, 0, target, Payload.HEAD))
@@ -307,7 +241,7 @@ class VirtualRing:
             None if self._carrier is None else self._carrier.take_head(node.name),
         )
 
-    def _accept_head(self, node: _Node, command: ev.AcceptHead) -> None:
+    def _accept_head(self, node: VirtualNode, command: ev.AcceptHead) -> None:
         turn, source = command
         if self._record:
             node.order.append(Action(Op.RECEIVE, 0, -1, turn, 0, source, Payload.HEAD))
@@ -315,14 +249,14 @@ class VirtualRing:
         if self._carrier is not None:
             self._carrier.put_head(node.name, content)
 
-    def _send_unit_grad(self, node: _Node, command: ev.SendUnitGrad) -> None:
+    def _send_unit_grad(self, node: VirtualNode, command: ev.SendUnitGrad) -> None:
         seq, unit, target = command
         if self._record:
             node.order.append(unit_grad(Op.SEND, seq, unit, target))
         content = None if self._carrier is None else self._carrier.take_unit_grad(node.name, seq, unit)
         self._send(TensorKey(Payload.UNIT_GRAD, seq, -1, unit), node, target, content)
 
-    def _accept_unit_grad(self, node: _Node, command: ev.AcceptUnitGrad) -> None:
+    def _accept_unit_grad(self, node: VirtualNode, command: ev.AcceptUnitGrad) -> None:
         seq, unit, source = command
         if self._record:
             node.order.append(unit_grad(Op.RECEIVE, seq, unit, source))
@@ -336,30 +270,30 @@ class VirtualRing:
         boundary = credit_boundary(self.plan.course)
         self.clock.at(at_s, self._tell, self._nodes[source], ev.CreditArrived(boundary, node.name))
 
-    def _on_timer(self, node: _Node, command: ev.SetTimer) -> None:
+    def _on_timer(self, node: VirtualNode, command: ev.SetTimer) -> None:
         self._set_timer(node.name, command.timer, command.at_s, self._tell, node, ev.TimerFired(command.timer))
 
-    def _on_cancel(self, node: _Node, command: ev.CancelTimer) -> None:
+    def _on_cancel(self, node: VirtualNode, command: ev.CancelTimer) -> None:
         self._timers.pop((node.name, command.timer), None)
 
-    def _on_report_step(self, node: _Node, command: ev.ReportStep) -> None:
+    def _on_report_step(self, node: VirtualNode, command: ev.ReportStep) -> None:
         seq, step, kind, values = command
         self._report(node, rd.StepReported(node.name, seq, step, kind, values))
 
-    def _on_report_turn(self, node: _Node, command: ev.ReportTurn) -> None:
+    def _on_report_turn(self, node: VirtualNode, command: ev.ReportTurn) -> None:
         turn = self._score_turns.get(command.turn)
         scores = self._chooser.scores(node.name, turn) if turn is not None else ()
         self._report(node, rd.TurnReported(node.name, command.turn, scores))
 
-    def _on_fail(self, node: _Node, command: ev.Fail) -> None:
+    def _on_fail(self, node: VirtualNode, command: ev.Fail) -> None:
         self._report(node, rd.NodeFailed(node.name, command.error, command.message))
 
-    def _report(self, node: _Node, event: rd.Event) -> None:
+    def _report(self, node: VirtualNode, event: rd.Event) -> None:
         self.clock.at(self._control_s(node.name, ""), self._tell_rounds, event)
 
     # ---- messages and timers ------------------------------------------------------------------------
 
-    def _send(self, key: TensorKey, node: _Node, target: str, content: Any) -> None:
+    def _send(self, key: TensorKey, node: VirtualNode, target: str, content: Any) -> None:
         now_s, source = self.clock.now_s, node.name
         arrival_s = self._transport.arrival_s(key, source, target, now_s)
         if self._record or self._drop is not None:
@@ -379,7 +313,7 @@ class VirtualRing:
             arrival_s += strain.late_at_source_s
         self.clock.at(arrival_s, self._receive, key, source, self._nodes[target], content, strain)
 
-    def _receive(self, key: TensorKey, source: str, node: _Node, content: Any, strain: Strain) -> None:
+    def _receive(self, key: TensorKey, source: str, node: VirtualNode, content: Any, strain: Strain) -> None:
         """A node that computes gets to a message later; an idle one was receiving while it was on its way."""
         now_s = self.clock.now_s
         if node.is_running:
@@ -390,7 +324,7 @@ class VirtualRing:
         node.last_s[source] = now_s = max(now_s, node.last_s.get(source, 0.0))
         self.clock.at(now_s, self._deliver, key, source, node, content)
 
-    def _deliver(self, key: TensorKey, source: str, node: _Node, content: Any) -> None:
+    def _deliver(self, key: TensorKey, source: str, node: VirtualNode, content: Any) -> None:
         if self._observer is not None:
             self._observer.arrived(key, source, node.name, self.clock.now_s)
         if key[0] == Payload.HEAD:

@@ -17,6 +17,7 @@ import torch
 
 from edge.model.optimizers.torch_optimizers import apply_update, begin_state, make_optimizer, state_tensors
 from edge.model.tensor_bytes import fill, pieces_of, torch_dtype
+from ringtune.errors import PlanError
 from ringtune.files.safetensors_header import TensorInfo
 from ringtune.files.safetensors_stream import TensorPieces
 from ringtune.jobs.job import Train
@@ -79,8 +80,12 @@ class Dropped:
         return False
 
     def fill(self, unit: int, name: str, source: TensorPieces) -> None:
-        """Never called: there is no room."""
-        raise NotImplementedError
+        """Refuse: there is no room.
+
+        Raises:
+            PlanError: always; state is filled in only where ``make_room`` made room.
+        """
+        raise PlanError(f"unit {unit} has no room for the state {name}: its optimizer keeps it")
 
     def close(self) -> None:
         """Do nothing."""
