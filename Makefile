@@ -10,9 +10,11 @@
 #   make bench-ring  measure the ring against one process: build/bench/ring.json
 #   make bench-sim   measure predictions against boards of a testbed: build/bench/sim.json
 #   make bench-memory  measure what boards need against what the plan says: build/bench/memory.json
+#   make bench-memory-accuracy  train with HiFT and VeLoRA, three rates and seeds, in hours: build/bench/memory_accuracy.json
 #   make bench-predictions  measure how long runs take against what profiles say: build/bench/predictions.json
 #   make bench-d2ft  measure what operations of subnets cost and save: build/bench/d2ft.json
 #   make bench-d2ft-accuracy  train with operations, text and images, in hours: build/bench/d2ft_accuracy.json
+#   make bench-cola  measure what helpers save and cost: build/bench/cola.json; its part accuracy takes three quarters of an hour
 #   make bench-examples  train the three examples, on the ring and in one process: build/bench/examples.json
 #
 #   TORCH    what to install torch from, e.g. TORCH="torch==2.13.0 --index-url URL"
@@ -30,8 +32,11 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/ringtune.stamp
 PIP   := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
+# Sources are compiled once, and not anew by each of the many processes that tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test promises lint proto docs wheel bench-ring bench-sim bench-memory bench-predictions bench-d2ft bench-d2ft-accuracy bench-examples clean
+.PHONY: help setup demo test promises lint proto docs wheel bench-ring bench-sim bench-memory bench-memory-accuracy bench-predictions bench-d2ft bench-d2ft-accuracy bench-cola bench-examples clean
 
 help:
 	@sed -n 's/^#   make /make /p' Makefile
@@ -79,6 +84,9 @@ bench-sim: $(STAMP)
 bench-memory: $(STAMP)
 	$(BIN)/python -m tests.bench.memory $(ARGS)
 
+bench-memory-accuracy: $(STAMP)
+	$(BIN)/python -m tests.bench.memory_accuracy $(ARGS)
+
 bench-predictions: $(STAMP)
 	$(BIN)/python -m tests.bench.predictions $(ARGS)
 
@@ -87,6 +95,9 @@ bench-d2ft: $(STAMP)
 
 bench-d2ft-accuracy: $(STAMP)
 	$(BIN)/python -m tests.bench.d2ft_accuracy $(ARGS)
+
+bench-cola: $(STAMP)
+	$(BIN)/python -m tests.bench.cola $(ARGS)
 
 bench-examples: $(STAMP)
 	$(BIN)/python -m tests.bench.examples $(ARGS)

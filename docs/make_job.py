@@ -51,6 +51,9 @@ EXAMPLES = {
     "operations.refresh_rounds": "5",
     "operations.table": '"before/operations.json"',
     "memory.activations": '"auto"',
+    "offload.mode": '{ "pi-1" = "laptop" }',
+    "offload.interval": "4",
+    "offload.pairs": '"bfloat16"',
     "velora.layers": '["adapter_down"]',
     "velora.parts": "16",
     "runtime.threads": "2",
@@ -70,7 +73,56 @@ _ADAPTERS = """\
 
 `adapter.config` names one configuration of AdapterHub, with options in brackets, or several joined by `|`:
 `seq_bn`, `lora[r=16, attn_matrices=['q','k','v']]`, `seq_bn[reduction_factor=8]|lora[r=4]`. Texts stand in quotes. An
-option that is left out has the library's default; those that matter for the size are shown.
+option that is left out has the library's default; those that matter for the size are shown. `linear` and `mlp` are no
+configurations of AdapterHub but RingTune's own ([below](#auxiliary-models)).
+"""
+_AUXILIARY = """\
+### Auxiliary models
+
+`linear` and `mlp` put a small model g beside each chosen matrix, which then gives `h + alpha * g(x)` for its input x:
+
+- `linear`: `g(x) = x W^T`, W as large as the matrix and zero at the start;
+- `mlp[hidden=128]`: `g(x) = relu(x V^T + b) U^T + c`, with U and c zero at the start.
+
+The options that choose matrices are LoRA's: `attn_matrices` (and `selfattn_lora = False` for none of the attention),
+`intermediate_lora`, `output_lora`. Where query, key and value are one matrix (GPT-2) each has a g of its own. There is
+no dropout inside g. Both work with every method but `hift`, with `[memory]`, `[velora]`, `runtime.frozen`, and with
+`[operations]` over whole blocks (`operations.heads = 0`). Such a configuration stands alone, without `|`.
+
+AdapterHub has no form for them. The folder `adapter` of the run holds `adapter.json` instead of `adapter_config.json`:
+
+```
+{
+  "format": "ringtune-auxiliary", "version": 1,
+  "kind": "mlp", "alpha": 0.5, "hidden": 128,
+  "places": ["query", "value"],
+  "leave_out": [],
+  "name": "ringtune",
+  "model_type": "bert", "model_name": "all-MiniLM-L6-v2"
+}
+```
+
+`hidden` is 0 for `linear`; `places` are some of `query`, `key`, `value`, `intermediate`, `output`. The names in
+`adapter.safetensors` are dotted paths: of the module with the matrix, then `ringtune`, then the part of g. Of a
+`linear` that is `bert.encoder.layer.0.attention.self.query.ringtune.weight` (W, a row for each output), of an `mlp`
+`....ringtune.down.weight` and `.down.bias` (V and b), `.up.weight` and `.up.bias` (U and c). In a GPT-2 the place
+stands between: `transformer.h.0.attn.c_attn.ringtune.query.weight`. With RUN for the run's folder and BASE for the base
+model:
+
+```python
+from adapters import AutoAdapterModel
+from edge.model.auxiliary.loading import load_auxiliary
+
+model = AutoAdapterModel.from_pretrained(BASE)
+model.load_head(f"{RUN}/adapter", use_safetensors=True)
+load_auxiliary(model, f"{RUN}/adapter")
+```
+
+Any model of transformers will do, so for a causal language model `AutoModelForCausalLM` without `load_head`.
+`ringtune eval` and `ringtune export` take such a run. A `linear` is a change of its matrix, as LoRA is:
+`ringtune export RUN --merge --out DIR` writes a normal model of transformers with it (or with LoRA) in the weights,
+which needs torch on that machine; `merge_auxiliary(model, folder)` of the same module merges a `linear` into a loaded
+model.
 """
 _FULL = """\
 ### Without an adapter
@@ -114,9 +166,10 @@ but for Llama and Mistral; every language model), that is the class of transform
 `BertForSequenceClassification`. The other heads are AdapterHub's: `AutoModel` loads the model without it,
 `adapters.AutoAdapterModel.from_pretrained(f"{RUN}/model")` with it, as it does for all of them.
 
-At the end every node sends its part of the model, for which it has `runtime.wait_s`: 300 s are enough for 375 MB at
-10 Mbit/s. The coordinator's disk holds the parts and the merged model for a while, so it needs room for twice the model
-beside the run's folder; no process holds more than pieces of it. If there is no room, make some and `--resume`.
+At the end every node sends its part of the model, which may take as long as its bytes come: `runtime.wait_s` is how
+long they may stand still. The coordinator's disk holds the parts and the merged model for a while, so it needs room for
+twice the model beside the run's folder; no process holds more than pieces of it. If there is no room, make some and
+`--resume`.
 """
 
 
@@ -127,7 +180,7 @@ def example(key: KeyFacts) -> str:
 
 def page() -> str:
     """The whole page."""
-    adapters = [_ADAPTERS, _configurations(), *map(_options, _kinds()), _refused(), _FULL]
+    adapters = [_ADAPTERS, _configurations(), *map(_options, _kinds()), _refused(), _AUXILIARY, _FULL]
     return "\n".join([_BEGIN, *map(_section, describe_job()), *adapters])
 
 

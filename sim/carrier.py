@@ -29,8 +29,8 @@ class Carrier(Protocol):
     def put_head(self, node: str, content: Any) -> None:
         """Load a head."""
 
-    def take_unit_grad(self, node: str, seq: int, unit: int) -> Any:
-        """Copy the gradient of a unit, of the whole batch of an own item of ``node``."""
+    def take_parcel(self, node: str, key: TensorKey) -> Any:
+        """Make a parcel of ``node``."""
 
-    def put_unit_grad(self, node: str, seq: int, unit: int, content: Any) -> None:
-        """Give the gradient of a unit to the copy at ``node``, whose update comes next."""
+    def put_parcel(self, node: str, key: TensorKey, content: Any) -> None:
+        """Give a parcel that arrived to ``node``."""

@@ -7,6 +7,7 @@
     link.SOURCE.TARGET.rate       of a directed link, bytes per second: 20e6 or 20MB
     link.SOURCE.TARGET.latency    seconds, one way
     microbatches, batch_size ...  a key of the plan (``PLAN_KEYS``)
+    offload                       who helps whom: off, or HOST=HELPER, several with + between
 
 ``*`` in place of a name means every node. In a profile without links (nodes of one machine) ``link.*.*.rate`` makes
 them all, without latency.
@@ -22,31 +23,18 @@ from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.costs.work_times import WorkTime
 from ringtune.errors import PlanError, UsageError
 from ringtune.files.strict import nearest
+from ringtune.plan_keys import PLAN_KEYS
 from ringtune.quantities import parse_bytes
 from ringtune.schedule.course import Course
+from ringtune.schedule.helped import helped, parse_helpers
 from ringtune.schedule.methods import Method, method_class
+from ringtune.schedule.offload import IN_STEP
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE, RECOMPUTE
 
-PLAN_KEYS = {
-    "batch_size": int,
-    "microbatches": int,
-    "num_steps": int,
-    "local_iterations": int,
-    "every_steps": int,
-    "eval_every": int,
-    "checkpoint_every": int,
-    "credits": int,
-    "wire_dtype": str,
-    "turns": str,
-    "method": str,
-    "activations": str,
-}
-"""Keys of the plan that may be changed, with their types."""
-
 _OF_PLACEMENT = ("credits",)
 _OF_METHOD = ("method", "every_steps")
-_OF_ACTIVATIONS = ("activations",)
+_OF_THE_PLAN = ("activations", "offload")
 _NODE_KEYS = ("compute", "memory")
 _OF_THE_PROCESSOR = ("block_forward_s", "block_graph_s", "block_backward_s", "handling_s", "message_s_per_byte")
 _LINK_KEYS = ("rate", "latency")
@@ -220,14 +208,14 @@ def change_plan(profile: Profile, plan: Plan, values: Mapping[str, int | str]) -
             f"{len(placement.hosts)}; give --replan JOB"
         )
     of_placement = {key: value for key, value in values.items() if key in _OF_PLACEMENT}
-    of_course = {
-        key: value for key, value in values.items() if key not in (*_OF_PLACEMENT, *_OF_METHOD, *_OF_ACTIVATIONS)
-    }
+    of_course = {key: value for key, value in values.items() if key not in (*_OF_PLACEMENT, *_OF_METHOD, *_OF_THE_PLAN)}
     _check_tables_stay(course, values)
     course = dataclasses.replace(course, method=method, **of_course)  # type: ignore[arg-type]
     changed = Plan.of(course, dataclasses.replace(placement, **of_placement))  # type: ignore[arg-type]
     if "activations" in values:
         changed = _with_activations(changed, str(values["activations"]))
+    if "offload" in values:
+        changed = _with_offload(profile, changed, str(values["offload"]))
     check_rows(profile, course.microbatch_sizes()[0], plan.course.microbatch_sizes()[0])
     return profile, changed
 
@@ -245,6 +233,21 @@ def _with_activations(plan: Plan, activations: str) -> Plan:
     course, first = dataclasses.replace(plan.course, velora=None), plan.placement.private_blocks
     again = course.trainable.ranges_within(first, plan.placement.stop) if activations == RECOMPUTE else ()
     return Plan.of(course, dataclasses.replace(plan.placement, recompute=again))
+
+
+def _with_offload(profile: Profile, plan: Plan, text: str) -> Plan:
+    """The plan in which these nodes help these hosts, in the manner of the plan.
+
+    Raises:
+        PlanError: an unknown node, or nothing is known of pairs.
+    """
+    helper_of = parse_helpers(text, profile.by_name, where="--change offload")
+    if helper_of and not all(node.model.pair_token_bytes for node in profile.nodes):
+        raise PlanError(
+            f"--change offload={text}: the profile says nothing of pairs; no helper can fit these adapters, or measure "
+            "anew with 'ringtune measure'"
+        )
+    return helped(plan, helper_of, plan.course.offload.manner if plan.course.offload else IN_STEP)
 
 
 def _check_tables_stay(course: Course, values: Mapping[str, int | str]) -> None:

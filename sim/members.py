@@ -8,6 +8,8 @@ from ringtune.costs.profile import LinkFacts, Profile
 from ringtune.errors import PlanError
 from ringtune.files.strict import nearest
 from ringtune.ids import check_node_name
+from ringtune.schedule.helped import helped, helpers_by_host
+from ringtune.schedule.offload import IN_STEP
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
 
@@ -32,7 +34,8 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
 
     The blocks of the first host go to the next host.
 
-    The data of the node is not trained on any more; the number of steps stays.
+    The data of the node is not trained on any more; the number of steps stays. Hosts that it helped fit their own
+    adapters; the helper of a host fits those of the blocks that the host gets, too.
 
     Raises:
         PlanError: no host or no owner is left.
@@ -53,8 +56,10 @@ def drop_from_plan(plan: Plan, name: str) -> Plan:
         if left[heir].num_blocks:
             start, stop = min(start, left[heir].start), max(stop, left[heir].stop)
         left[heir] = Slice(node=left[heir].node, start=start, stop=stop)
-    course = dataclasses.replace(course, owners=owners)
-    return Plan.of(course, dataclasses.replace(placement, slices=tuple(left)))
+    helper_of = {host: helper for host, helper in helpers_by_host(plan).items() if name not in (host, helper)}
+    manner = course.offload.manner if course.offload else IN_STEP
+    course = dataclasses.replace(course, owners=owners, offload=None)
+    return helped(Plan.of(course, dataclasses.replace(placement, slices=tuple(left), helpers=())), helper_of, manner)
 
 
 def add_node(profile: Profile, name: str, like: str) -> Profile:

@@ -19,11 +19,13 @@ from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.profile import NodeFacts
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope, TensorKey
 from ringtune.schedule.operations.codes import FULL, share
+from ringtune.schedule.parcels import PARCELS
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import in_ranges, within
 from ringtune.schedule.turns import StepKind
 from ringtune.schedule.units import EMBEDDING
 from sim.items import ItemKind, Items
+from sim.pairs_ledger import Helping
 
 
 class Held:
@@ -32,6 +34,7 @@ class Held:
     Args:
         sizes: of what it trains.
         rests: units whose optimizer state leaves memory after each update, to the disk or for ever.
+        on_disk: whether to the disk: then it is in memory a tensor at a time.
 
     Attributes:
         now_bytes: held at the moment.
@@ -40,11 +43,21 @@ class Held:
         outputs: micro-batches whose hidden state is the output of a graph, which has it in its own account.
     """
 
-    __slots__ = ("_gradients", "_moments", "_rests", "_sizes", "graphs", "now_bytes", "outputs", "peak_bytes")
+    __slots__ = (
+        "_gradients",
+        "_moments",
+        "_on_disk",
+        "_rests",
+        "_sizes",
+        "graphs",
+        "now_bytes",
+        "outputs",
+        "peak_bytes",
+    )
 
-    def __init__(self, sizes: Sizes, *, rests: frozenset[int] = frozenset()) -> None:
+    def __init__(self, sizes: Sizes, *, rests: frozenset[int] = frozenset(), on_disk: bool = False) -> None:
         self.now_bytes = self.peak_bytes = 0.0
-        self._sizes, self._rests = sizes, rests
+        self._sizes, self._rests, self._on_disk = sizes, rests, on_disk
         self._gradients: set[int] = set()  # units whose gradient waits for their update
         self._moments: set[int] = set()  # units whose optimizer state exists
         self.graphs: dict[tuple[int, int], int] = {}
@@ -69,13 +82,16 @@ class Held:
         """
         used = [unit for unit in units if unit in self._gradients]
         for unit in used:
-            if unit not in self._moments:
+            if self._on_disk and unit in self._rests:
+                mapped_bytes = self._sizes.largest_state_bytes(unit)
+                self.peak_bytes = max(self.peak_bytes, self.now_bytes + mapped_bytes)
+            elif unit not in self._moments:
                 self._moments.add(unit)
                 self.add(self._sizes.state_bytes(unit))
         for unit in used:
             self._gradients.remove(unit)
             self.add(-self._sizes.trained_bytes(unit))
-            if unit in self._rests:
+            if unit in self._rests and unit in self._moments:
                 self._moments.remove(unit)
                 self.add(-self._sizes.state_bytes(unit))
 
@@ -181,10 +197,11 @@ class MemoryLedger:
             node: Sizes.at(plan.course, facts[node], optimizer=optimizer, dtype=dtype) for node in plan.nodes
         }
         self._token_bytes = next(iter(self._sizes.values())).token_bytes
+        self._helping = Helping(plan.placement, self._sizes) if plan.placement.helpers else None
         self._held: dict[str, Held] = {}
         rests = resting_units(plan)
         for node, sizes in self._sizes.items():
-            self._held[node] = held = Held(sizes, rests=rests)
+            self._held[node] = held = Held(sizes, rests=rests, on_disk=plan.placement.state_on_disk)
             held.add(_fixed_bytes(sizes, Share.of(plan, node), embedding_bytes) + _scores_bytes(plan, node))
 
     @property
@@ -220,7 +237,10 @@ class MemoryLedger:
         if payload == Payload.UNIT_GRAD:
             self._held[target].add(self._sizes[target].unit_grad_bytes(key.boundary))
             return
-        num_bytes = self._by_seq[seq].sizes[micro] * self._token_bytes
+        if payload in PARCELS and self._helping is not None:
+            num_bytes = self._helping.parcel_bytes(key, self._by_seq[seq].sizes[micro] if micro >= 0 else 0.0)
+        else:
+            num_bytes = self._by_seq[seq].sizes[micro] * self._token_bytes
         self._held[source].now_bytes -= num_bytes
         held = self._held[target]
         held.now_bytes = now_bytes = held.now_bytes + num_bytes
@@ -238,6 +258,8 @@ class MemoryLedger:
         """The effect of an action on memory, equal for all actions of its kind; None if there is none."""
         op, _, micro, start, stop, _, _ = action
         held, sizes = self._held[node], self._sizes[node]
+        if self._helping is not None and (change := self._helping.change(node, action, item)) is not None:
+            return Effect(held, **change._asdict())
         if op.scope is Scope.UNITS:
             return Effect(held, updates=tuple(range(start, stop)), completes=start == EMBEDDING)
         if op is Op.EMBED:
@@ -259,9 +281,13 @@ class MemoryLedger:
         if op.graph is Graph.FREES:
             units = tuple(unit for unit in range(start, stop) if unit in item.trained) if item.kind.has_update else ()
             reduced = sizes.gradient_bytes if item.kind is StepKind.SCORE and self._scores_gradients else 0
+            pairs_bytes = 0.0
+            if self._helping is not None and item.kind.has_update:
+                units, pairs_bytes = self._helping.of_backward(node, units, item.sizes[micro])
             used_up = 0 if start > item.lowest[micro] else tensor_bytes  # else it becomes the one of the block below
             return Effect(
                 held,
+                takes=pairs_bytes,
                 touches=block_bytes + again + reduced,
                 frees=all_bytes + used_up,
                 graph=Graph.FREES,
@@ -305,6 +331,7 @@ class MemoryLedger:
         for block, pattern in zip(range(start, stop), patterns, strict=True):
             is_again = in_ranges(block, self._recompute)
             inputs += is_again or not has_graph_below
+            kept_bytes += is_again * (sizes.run_again_bytes(size) - sizes.tensor_bytes(size))
             has_graph_below = not is_again
             if not is_again:
                 left_out = (1 - share(pattern, FULL)) * sizes.kept_in_subnets_bytes(size) if pattern else 0.0
@@ -341,6 +368,7 @@ def _fixed_bytes(sizes: Sizes, part: Share, embedding_bytes: float | None) -> fl
     blocks = part.stop - part.start + (part.private_blocks if part.is_owner else 0)
     fixed = blocks * (sizes.block_bytes + sizes.adapter_bytes)
     fixed += sizes.tables_bytes
+    fixed += sizes.adapter_bytes * sum(stop - start for ranges in part.helps for start, stop in ranges)
     if not part.is_owner:
         return fixed
     fixed += sizes.head_bytes + sizes.data_bytes + sizes.trained_bytes(EMBEDDING)

@@ -45,6 +45,7 @@ class Meter:
         self.spans: list[tuple[str, Action, float, float]] = []
         self.depth_s: dict[int, float] = {}
         self.depth_steps: dict[int, int] = {}
+        self.step_s: dict[int, float] = {}
         self._items, self._ledger, self._keep_spans = granted, ledger, keep_spans
         # of messages nothing but their memory is measured
         self.sent = self._sent if keep_spans else ledger.sent
@@ -91,6 +92,7 @@ class Meter:
             if command.turn.kind is StepKind.TRAIN:
                 self.depth_s[command.depth] = self.depth_s.get(command.depth, 0.0) + passed_s
                 self.depth_steps[command.depth] = self.depth_steps.get(command.depth, 0) + 1
+                self.step_s[command.step] = passed_s
         elif isinstance(command, rd.LogTurn):
             self._items.forget(command.turn)
             if command.turn.kind is StepKind.SCORE:  # its last backward ends after its last loss; no step begins before

@@ -18,6 +18,7 @@ from ringtune.schedule.actions import Action
 from ringtune.schedule.operations.given import GivenTable
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint
+from ringtune.schedule.units import Units, units_text
 from sim.action_times import ProfileTimes, RecordedTimes
 from sim.choosing import ExpectedTables
 from sim.items import Items
@@ -76,19 +77,21 @@ class LinkPrediction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DepthPrediction:
-    """All steps of one depth of the unfreezing.
+    """All steps of one depth of the unfreezing, or of one group of units.
 
     Attributes:
         depth: trainable blocks.
         steps: how many steps.
         wall_s: of all of them.
         step_s: of one, on average.
+        trains: the units of the group, where all parameters train a group at a time; else empty.
     """
 
     depth: int
     steps: int
     wall_s: float
     step_s: float
+    trains: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +161,14 @@ def predict(
         DeadlineError: the virtual run does not end; says who waits for what.
     """
     facts = profile.by_name
-    costs = CourseCosts(plan.course, profile, nodes=plan.nodes, recompute=plan.placement.recompute, optimizer=optimizer)
+    costs = CourseCosts(
+        plan.course,
+        profile,
+        nodes=plan.nodes,
+        recompute=plan.placement.recompute,
+        helpers=plan.placement.helpers,
+        optimizer=optimizer,
+    )
     items = Items(costs)
     ledger = MemoryLedger(plan, facts, items, optimizer=optimizer, dtype=dtype, embedding_bytes=embedding_bytes)
     medians = ProfileTimes(costs, items, ledger.effect)
@@ -209,11 +219,32 @@ def predict(
             )
             for (source, target), num_bytes in sorted(links.sent_bytes.items())
         ),
-        depths=tuple(
-            DepthPrediction(depth=depth, steps=count, wall_s=meter.depth_s[depth], step_s=meter.depth_s[depth] / count)
-            for depth, count in sorted(meter.depth_steps.items())
-        ),
+        depths=_groups(plan, meter) if plan.course.method.full_parameters else _depths(meter),
         spans=tuple(meter.spans),
+    )
+
+
+def _depths(meter: Meter) -> tuple[DepthPrediction, ...]:
+    return tuple(
+        DepthPrediction(depth=depth, steps=count, wall_s=meter.depth_s[depth], step_s=meter.depth_s[depth] / count)
+        for depth, count in sorted(meter.depth_steps.items())
+    )
+
+
+def _groups(plan: Plan, meter: Meter) -> tuple[DepthPrediction, ...]:
+    """Add up the steps of each group of units, from the lowest group to the highest."""
+    seconds: dict[Units, list[float]] = {}
+    for step, passed_s in meter.step_s.items():
+        seconds.setdefault(plan.course.method.trained(plan.course, step), []).append(passed_s)
+    return tuple(
+        DepthPrediction(
+            depth=len(units.blocks),
+            steps=len(passed),
+            wall_s=sum(passed),
+            step_s=sum(passed) / len(passed),
+            trains=units_text(units),
+        )
+        for units, passed in sorted(seconds.items(), key=lambda item: item[0].ranges)
     )
 
 

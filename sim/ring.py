@@ -17,9 +17,9 @@ from ringtune.engine.handled import Handled
 from ringtune.engine.node_engine import NodeEngine
 from ringtune.engine.spans import Span
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.actions import Action, Op, Payload, TensorKey
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey, message
+from ringtune.schedule.parcels import PARCELS, credit_boundary
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import credit_boundary, unit_grad
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 from sim.carrier import Carrier
 from sim.choosing import Chooser, ExpectedTables
@@ -96,8 +96,8 @@ class VirtualRing:
             ev.SendTensor: self._send_tensor,
             ev.SendHead: self._send_head,
             ev.AcceptHead: self._accept_head,
-            ev.SendUnitGrad: self._send_unit_grad,
-            ev.AcceptUnitGrad: self._accept_unit_grad,
+            ev.SendParcel: self._send_parcel,
+            ev.AcceptParcel: self._accept_parcel,
             ev.SetTimer: self._on_timer,
             ev.CancelTimer: self._on_cancel,
             ev.ReportStep: self._on_report_step,
@@ -249,25 +249,24 @@ class VirtualRing:
         if self._carrier is not None:
             self._carrier.put_head(node.name, content)
 
-    def _send_unit_grad(self, node: VirtualNode, command: ev.SendUnitGrad) -> None:
-        seq, unit, target = command
+    def _send_parcel(self, node: VirtualNode, command: ev.SendParcel) -> None:
+        key, target = command
         if self._record:
-            node.order.append(unit_grad(Op.SEND, seq, unit, target))
-        content = None if self._carrier is None else self._carrier.take_unit_grad(node.name, seq, unit)
-        self._send(TensorKey(Payload.UNIT_GRAD, seq, -1, unit), node, target, content)
+            node.order.append(message(Op.SEND, key, target))
+        content = None if self._carrier is None else self._carrier.take_parcel(node.name, key)
+        self._send(key, node, target, content)
 
-    def _accept_unit_grad(self, node: VirtualNode, command: ev.AcceptUnitGrad) -> None:
-        seq, unit, source = command
+    def _accept_parcel(self, node: VirtualNode, command: ev.AcceptParcel) -> None:
+        key, source = command
         if self._record:
-            node.order.append(unit_grad(Op.RECEIVE, seq, unit, source))
-        key = TensorKey(Payload.UNIT_GRAD, seq, -1, unit)
+            node.order.append(message(Op.RECEIVE, key, source))
         content = node.inbox.pop(key)
         if self._carrier is not None:
-            self._carrier.put_unit_grad(node.name, seq, unit, content)
+            self._carrier.put_parcel(node.name, key, content)
         if self._observer is not None:
             self._observer.accepted(node.name, key)
         at_s = self._transport.credit_s(node.name, source, self.clock.now_s)
-        boundary = credit_boundary(self.plan.course)
+        boundary = credit_boundary(self.plan.course, key.payload)
         self.clock.at(at_s, self._tell, self._nodes[source], ev.CreditArrived(boundary, node.name))
 
     def _on_timer(self, node: VirtualNode, command: ev.SetTimer) -> None:
@@ -332,8 +331,8 @@ class VirtualRing:
             self._tell(node, ev.HeadArrived(key.seq, source))
             return
         node.inbox[key] = content
-        if key[0] == Payload.UNIT_GRAD:
-            self._tell(node, ev.UnitGradArrived(key.seq, key.boundary, source))
+        if key[0] in PARCELS:
+            self._tell(node, ev.ParcelArrived(key, source))
             return
         if len(node.inbox) > node.peak_inbox:
             node.peak_inbox = len(node.inbox)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -24,6 +25,11 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 _STATE = tempfile.TemporaryDirectory(prefix="ringtune-state-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
 os.environ.pop("RINGTUNE_COORDINATOR", None)
+
+# Who runs the tests in the background or under nohup ignores signals, and child processes would inherit that.
+for _number, _handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 GRACE_S = 5.0
 

@@ -33,7 +33,7 @@ def evaluate(
     insecure: options.Insecure = False,
     json: options.Json = False,
 ) -> None:
-    """Evaluate the adapter of a run on a file: accuracy, loss and the number of rows."""
+    """Evaluate the adapter or model of a run on a file: accuracy, loss and the number of rows."""
     import json as json_module
 
     from coordinator.run_folder.saved_run import read_run

@@ -21,7 +21,12 @@ def plan(
             metavar="N", min=0, max=4096, help="Plan for N equal nodes that are not there; nothing is started."
         ),
     ] = 0,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="Budget of each assumed node, e.g. 512MiB.")] = "",
+    memory: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE", help="Budget of each assumed node, e.g. 512MiB. Default: N share what is free here."
+        ),
+    ] = "",
     coordinator: Annotated[str, options.coordinator_option("assume", "memory", "profile")] = "",
     profile: options.ProfileFile = None,
     explain: Annotated[
@@ -107,6 +112,7 @@ def plan(
             profile=planned.profile,
             optimizer=wanted.train.optimizer,
             dropout=wanted.train.dropout,
+            helping=planned.helping,
         )
     given = GivenPlan(plan=planned.plan, version=__version__, model_digest=model.digest)
     value = plan_json(given, planned.memory, note=note, why=why, time=time)
@@ -126,6 +132,7 @@ def plan(
         why=why,
         time=time,
         budgets={node.node: node.memory_bytes for node in found.nodes},
+        facts=found.nodes[0],
     ):
         typer.echo(line)
     if save is not None:

@@ -50,7 +50,7 @@ def train(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Train a job; its adapter, metrics, report and trace go to a folder.
+    """Train a job; its adapter or model, metrics, report and trace go to a folder.
 
     Ctrl-C once ends the run after the turns that are under way, with a checkpoint; twice at once. SIGTERM and a closed
     terminal (SIGHUP) count as Ctrl-C: all end with exit code 130. The run can be resumed.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ringtune import options
+from ringtune.plan_keys import PLAN_KEYS
 
 if TYPE_CHECKING:
     from coordinator.what_if.what_if import CellResult, WhatIf
@@ -28,7 +29,7 @@ def what_if(
             "--change",
             metavar="KEY=VALUE",
             help="NODE.compute (0.5 = half as fast), NODE.memory, link.A.B.rate (bytes per second), link.A.B.latency "
-            "(seconds), or a key of the plan: microbatches, batch_size, every_steps, wire_dtype; * = every node.",
+            f"(seconds), or a key of the plan: {', '.join(PLAN_KEYS)}; * = every node.",
         ),
     ] = None,
     drop: Annotated[

@@ -34,7 +34,7 @@ def demo(
 ) -> None:
     """Train MiniLM on film reviews, on four nodes of this machine."""
     from coordinator.commands.train import train
-    from coordinator.demo.fetch import demo_cache
+    from coordinator.demo.fetch import demo_cache, is_cached
     from coordinator.demo.workspace import prepare
     from coordinator.screen.output import make_progress
     from ringtune.errors import UsageError
@@ -42,8 +42,10 @@ def demo(
     if not 1 <= local <= MOST_NODES:
         raise UsageError(f"--local {local}: the demo's model has {MOST_NODES} blocks, give 1 to {MOST_NODES} nodes")
     progress = make_progress(as_json=json, live=False)
-    progress.note("bringing model and sentences into the cache (only the first time: 97 MB) ...")
-    workspace = prepare(out, cache or demo_cache())
+    cache = cache or demo_cache()
+    if not is_cached(cache):
+        progress.note("bringing model and sentences into the cache (only the first time: 97 MB) ...")
+    workspace = prepare(out, cache)
     counts = f"{workspace.num_train} sentences to train on, {workspace.num_held_out} held out"
     progress.note(f"{counts}; job: {workspace.job}")
     train(workspace.job, local=local, out=workspace.run, replace=True, json=json)

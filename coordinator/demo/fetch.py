@@ -33,6 +33,11 @@ def demo_cache() -> Path:
     return user_cache_path("ringtune") / "demo"
 
 
+def is_cached(cache: Path, packages: Sequence[Package] = PACKAGES) -> bool:
+    """Whether every pinned file is in the cache with the right content, so that nothing is fetched."""
+    return not _missing(cache, packages)
+
+
 def fetch(cache: Path, packages: Sequence[Package] = PACKAGES, *, download: Download | None = None) -> None:
     """Make sure that every pinned file is in the cache, with the right content.
 
@@ -46,8 +51,7 @@ def fetch(cache: Path, packages: Sequence[Package] = PACKAGES, *, download: Down
         IntegrityError: a package does not hold what is pinned.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    missing = [package for package in packages if not all(_is_right(cache, file) for file in package.files)]
-    missing = [package for package in missing if not _unpack_from(cache, package, cache)]
+    missing = [package for package in _missing(cache, packages) if not _unpack_from(cache, package, cache)]
     if not missing:
         return
     with tempfile.TemporaryDirectory(dir=cache, prefix="download-") as folder:
@@ -64,6 +68,10 @@ def sha256_of(path: Path) -> str:
     """Compute the SHA-256 of a file's content, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _missing(cache: Path, packages: Sequence[Package]) -> list[Package]:
+    return [package for package in packages if not all(_is_right(cache, file) for file in package.files)]
 
 
 def _is_right(cache: Path, file: PinnedFile) -> bool:

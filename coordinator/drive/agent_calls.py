@@ -7,12 +7,13 @@ told in the node's own words if it answered, and as a lost node if it did not.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -28,9 +29,12 @@ from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2, control_pb2_grpc
 
+T = TypeVar("T")
+
 _LOG = logging.getLogger(__name__)
 _RELEASE_S = 3.0
 _RETRY_S = 0.2
+_PROGRESS_S = 0.2
 _MAX_RESULT_BYTES = 1 << 38
 _RESULT_FILES = (*PART_FILES, "totals.json")
 
@@ -118,10 +122,14 @@ class AgentCalls:
         *,
         timeout_s: float,
         on_result: Callable[[int], None],
+        on_progress: Callable[[], None] = lambda: None,
         saved: Mapping[str, Pieces] | None = None,
         extend: Callable[[control_pb2.PrepareRequest], None] = lambda request: None,
     ) -> None:
-        """Send the plan, and files of a saved result to begin with; ``on_result`` gets the bytes hosted."""
+        """Send the plan, and files of a saved result to begin with; ``on_result`` gets the bytes hosted.
+
+        The files may take as long as they do: ``on_progress`` is called while they go.
+        """
         request = control_pb2.PrepareRequest(
             run_id=self._run_id, plan_epoch=0, plan_json=plan_json, job_toml=job_toml, addresses=dict(addresses)
         )
@@ -130,7 +138,7 @@ class AgentCalls:
         def work() -> None:
             reply = self._unary(self._stub.Prepare, request, timeout_s)
             if saved is not None:
-                self._track(self._stub.Load.future(self._load_chunks(saved), timeout=timeout_s)).result()
+                self._track(self._stub.Load.future(_watched(self._load_chunks(saved), on_progress))).result()
             on_result(reply.hosted_bytes)
 
         self._submit(work)
@@ -153,12 +161,15 @@ class AgentCalls:
         *,
         with_head: bool,
         with_private: bool,
-        timeout_s: float,
         on_result: Callable[[dict[str, Pieces]], None],
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Fetch the node's results into an empty folder; ``on_result`` gets the files by name."""
+        """Fetch the node's results into an empty folder; ``on_result`` gets the files by name.
+
+        That may take as long as it does: ``on_progress`` is called while bytes come.
+        """
         request = control_pb2.CollectRequest(run_id=self._run_id, with_head=with_head, with_private=with_private)
-        self._submit(lambda: on_result(self._collect(request, folder, timeout_s)))
+        self._submit(lambda: on_result(self._collect(request, folder, on_progress)))
 
     def release(self, reason: str, *, is_finished: bool = False) -> Future[None]:
         """Cancel the call under way and tell the node that the run is over; errors are only logged."""
@@ -215,8 +226,10 @@ class AgentCalls:
                 _LOG.info("node %s does not answer (%s), it is asked again", self.node, error.code().name)
             self._cancelled.wait(_RETRY_S)
 
-    def _collect(self, request: control_pb2.CollectRequest, folder: Path, timeout_s: float) -> dict[str, Pieces]:
-        chunks = self._track(self._stub.Collect(request, timeout=timeout_s))
+    def _collect(
+        self, request: control_pb2.CollectRequest, folder: Path, on_progress: Callable[[], None]
+    ) -> dict[str, Pieces]:
+        chunks = _watched(self._track(self._stub.Collect(request)), on_progress)
         source = f"node {self.node}"
         files = write_any_files(chunks, folder, names=_RESULT_FILES, max_bytes=_MAX_RESULT_BYTES, source=source)
         return {name: FilePieces(path) for name, path in files.items()}
@@ -242,6 +255,16 @@ class AgentCalls:
         if not isinstance(error, grpc.Call):
             return PeerLostError(f"node {self.node} at {self.address}: {error}; start it again")
         return node_error(error.code().name, error.details() or "", node=self.node, address=self.address)
+
+
+def _watched(messages: Iterable[T], on_progress: Callable[[], None]) -> Iterator[T]:
+    """Pass messages on, and tell of it now and then."""
+    told_s = -math.inf
+    for message in messages:
+        if time.monotonic() >= told_s + _PROGRESS_S:
+            told_s = time.monotonic()
+            on_progress()
+        yield message
 
 
 def node_error(status: str, details: str, *, node: str, address: str) -> RingTuneError:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from coordinator.planner.make_plan import Planned, keep_plan
+from coordinator.planner.make_plan import keep_plan
+from coordinator.planner.planned import Planned
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import IntegrityError, ModelError
 from ringtune.jobs.job import Job

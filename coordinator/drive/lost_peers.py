@@ -6,6 +6,7 @@ Pure: every method is told the time.
 from __future__ import annotations
 
 from ringtune.rounds.rounds import NodeFailed
+from ringtune.schedule.plan import Plan
 
 GRACE_S = 1.0
 """Seconds that a node has to report its own failure after another node complained about it."""
@@ -34,3 +35,15 @@ class Blame:
         due = {peer: failed for peer, (until_s, failed) in self._complaints.items() if now_s >= until_s}
         silent = [failed for peer, failed in due.items() if peer not in self._complainers]
         return next(iter([*silent, *due.values()]), None)
+
+
+def with_role(message: str, node: str, plan: Plan) -> str:
+    """Add to the message that a node is lost what it did and what can be done, if all it did was to help."""
+    helped = plan.placement.helped_by(node)
+    if not helped or plan.slice_of(node).num_blocks or plan.owner(node) is not None:
+        return message
+    blocks = ", ".join(f"{plan.placement.host_of(one.start)}'s blocks {one.text}" for one in helped)
+    return (
+        f"{message}; helper {node} fits the adapters of {blocks}: start it again and --resume the run, or train anew "
+        "with another helper in [offload]"
+    )

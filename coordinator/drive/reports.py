@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from coordinator.drive.checkpointing import Checkpointing
-from coordinator.drive.lost_peers import Blame
+from coordinator.drive.lost_peers import Blame, with_role
 from coordinator.records.books import RunBooks
-from ringtune.errors import IntegrityError
+from ringtune.errors import IntegrityError, PeerLostError
 from ringtune.ids import naming_node
 from ringtune.rounds import rounds
 from ringtune.rounds.copy_digests import CopyDigest
@@ -63,7 +63,10 @@ class Reports:
         for turn in request.turns_done:
             yield self._turn_reported(request.node, turn)
         if request.error:
-            failed = rounds.NodeFailed(request.node, request.error, naming_node(request.node, request.message))
+            message = naming_node(request.node, request.message)
+            if request.lost_peer or request.error == PeerLostError.__name__:
+                message = with_role(message, request.lost_peer or request.node, books.plan)
+            failed = rounds.NodeFailed(request.node, request.error, message)
             if request.lost_peer:
                 self._blame.add(failed, request.lost_peer, time.monotonic())
             else:

@@ -21,6 +21,7 @@ from coordinator.drive.answers import Answer, Facts, Files, NodePrepared, Report
 from coordinator.drive.checkpointing import Checkpointing, Noted
 from coordinator.drive.choosing import choose_beside
 from coordinator.drive.driver import Driver
+from coordinator.drive.lost_peers import with_role
 from coordinator.drive.plan_making.first_look import Looked
 from coordinator.drive.plan_making.link_measuring import LinkAnswer
 from coordinator.drive.plan_making.making import PlanMaking
@@ -30,7 +31,7 @@ from coordinator.drive.requests import RunRequest
 from coordinator.drive.results import Results
 from coordinator.members.recruiting import Members, num_neighbours, unused_owners
 from coordinator.planner.job_time import JobTime
-from coordinator.planner.make_plan import Planned
+from coordinator.planner.planned import Planned
 from coordinator.records.books import RunBooks
 from coordinator.records.result_files import saved_part
 from coordinator.records.run_clock import now_unix_s
@@ -195,7 +196,8 @@ class RunDriver(Driver):
         if verdict is not None:
             self._feed(verdict)
         for node, message in self._silent_nodes():
-            self._feed(rounds.NodeFailed(node, PeerLostError.__name__, message))
+            told = with_role(message, node, self._planned.plan) if self._planned else message
+            self._feed(rounds.NodeFailed(node, PeerLostError.__name__, told))
 
     def _fire_timers(self) -> None:
         now_s = time.monotonic()
@@ -226,6 +228,7 @@ class RunDriver(Driver):
                     addresses,
                     timeout_s=wait_s,
                     on_result=self._put_hosted(node),
+                    on_progress=self._put_progress(node),
                     saved=self._saved_for(node, plan),
                     extend=lambda request: self._checkpoints.go_on(node, request),
                 )
@@ -239,8 +242,8 @@ class RunDriver(Driver):
                     self._results.folder_of(node),
                     with_head=with_head,
                     with_private=with_private,
-                    timeout_s=wait_s,
                     on_result=self._put_files(node),
+                    on_progress=self._put_progress(node),
                 )
             case rounds.Release(node, reason, is_finished):
                 self._needed -= {node}
@@ -301,6 +304,9 @@ class RunDriver(Driver):
 
     def _put_hosted(self, node: str) -> Callable[[int], None]:
         return lambda hosted_bytes: self._queue.put(NodePrepared(node, hosted_bytes))
+
+    def _put_progress(self, node: str) -> Callable[[], None]:
+        return lambda: self._queue.put(rounds.Progressed(node))
 
     def _put_files(self, node: str) -> Callable[[dict[str, Pieces]], None]:
         return lambda files: self._queue.put(Files(node, files))

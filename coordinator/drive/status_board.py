@@ -11,7 +11,7 @@ from coordinator.records.step_lines import LastStep
 from ringtune.files.strict import read_object
 from ringtune.v1 import control_pb2
 
-_FIGURES = ("round", "initiator", "depth", "loss")
+_FIGURES = ("round", "initiator", "depth", "trains", "loss")
 
 
 class StatusBoard:

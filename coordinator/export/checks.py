@@ -10,24 +10,29 @@ from typing import Any
 from coordinator.run_folder.saved_run import SavedRun
 from ringtune.errors import IntegrityError, UsageError
 from ringtune.files.safetensors_header import TensorInfo, read_safetensors_header
+from ringtune.models.auxiliary_file import described
 from ringtune.models.family import CLASS_TASKS
+from ringtune.models.result_files import AUXILIARY_CONFIG_FILE
 
 _BLOCK = re.compile(r"\.(\d+)\.")
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
-def check_adapter(run: SavedRun, config: Mapping[str, Any]) -> None:
+def check_adapter(run: SavedRun, config: Mapping[str, Any], *, where: str) -> None:
     """Refuse an adapter whose tensors are not what config and plan say.
 
     Args:
         run: whose adapter.
-        config: content of ``adapter_config.json``.
+        config: content of the file that describes it.
+        where: name of that file: ``adapter_config.json``, or ``adapter.json`` of auxiliary models.
 
     Raises:
         IntegrityError: a file is damaged, or blocks lack tensors.
     """
     tensors = read_safetensors_header(run.saved / "adapter.safetensors")
-    if not isinstance(config.get("config"), dict) or not config.get("model_type"):
+    if where == AUXILIARY_CONFIG_FILE:
+        described(config, where=where)
+    elif not isinstance(config.get("config"), dict) or not config.get("model_type"):
         raise IntegrityError("adapter_config.json does not describe an adapter; copy the run's folder again")
     blocks: dict[int, set[str]] = {}
     for name in tensors:

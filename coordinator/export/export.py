@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from coordinator.export.checks import check_adapter, check_head, check_private, checked_id, private_paths
+from coordinator.export.merged import check_can_merge, merge_into
 from coordinator.export.model_card import adapter_card
 from coordinator.export.whole_model import model_contents
 from coordinator.run_folder.saved_run import SavedRun, read_json, read_run
@@ -22,29 +24,57 @@ from ringtune.models.result_files import BLOCKS_FILE
 
 _CARD = "README.md"
 _PART = ".part"
+_MERGED = ".merged"
 
 
-def export_run(folder: Path, target: Path, *, base_model: str = "") -> dict[str, str]:
+def export_run(
+    folder: Path, target: Path, *, base_model: str = "", merge: bool = False, model: Path | None = None
+) -> dict[str, str]:
     """Write the adapter or model of a run with a model card to the folder ``target``.
 
     Args:
         folder: of the run.
         target: has to be absent or empty.
         base_model: id of the base model, ``name`` or ``owner/name``; by default the name of its folder.
+        merge: write a whole model, with the adapter merged into its weights, instead of the adapter.
+        model: folder of the base model, to merge into; None = the run's own.
 
     Returns:
         SHA-256 of every file, by name.
 
     Raises:
         UsageError: there is no result, or the blocks' own weights trained instead of one; the target is taken, or
-            ``base_model`` is no id.
+            ``base_model`` is no id; or the adapter can't be merged.
         IntegrityError: the result is damaged, or would tell a local path.
         StorageError: it can't be written.
     """
     run = read_run(folder)
     _check_can_be_given(run)
     _check_target(target)
-    contents = _contents(run, base_model)
+    if not merge:
+        return _write(_contents(run, base_model), target)
+    check_can_merge(run)
+    return _export_merged(run, target, base_model, model)
+
+
+def _export_merged(run: SavedRun, target: Path, base_model: str, model: Path | None) -> dict[str, str]:
+    """Let a process write the merged model beside the target, and export that."""
+    merged = target.with_name(target.name + _MERGED)
+    try:
+        shutil.rmtree(merged, ignore_errors=True)
+        merged.mkdir(parents=True)
+        merge_into(run, merged, model=model)
+        what = f"adapter configuration `{run.job.adapter.config}`, merged into the weights"
+        contents, card = model_contents(run, base_model, saved=merged, what=what)
+        return _write(_checked(run, contents, card, is_model=True), target)
+    except OSError as error:
+        raise StorageError(f"can't write {merged}: {error.strerror}; choose another --out or make room") from error
+    finally:
+        shutil.rmtree(merged, ignore_errors=True)
+
+
+def _write(contents: Mapping[str, Pieces], target: Path) -> dict[str, str]:
+    """Write the files beside the target, look at them, and give the folder its name; return their digests."""
     part = target.with_name(target.name + _PART)
     try:
         shutil.rmtree(part, ignore_errors=True)
@@ -83,10 +113,15 @@ def _contents(run: SavedRun, base_model: str) -> dict[str, Pieces]:
     """Check the result, and return the content of every file of the export by name."""
     make = model_contents if run.result.is_model else _adapter_contents
     contents, card = make(run, base_model)
-    contents[_CARD] = Pieces.of(card.encode())
+    return _checked(run, contents, card, is_model=run.result.is_model)
+
+
+def _checked(run: SavedRun, contents: Mapping[str, Pieces], card: str, *, is_model: bool) -> dict[str, Pieces]:
+    """Add the card, and refuse files that name a path of this machine."""
+    contents = {**contents, _CARD: Pieces.of(card.encode())}
     paths = private_paths(run)
     for name, content in contents.items():
-        if not (run.result.is_model and name.endswith(".safetensors")):  # their headers are checked, their numbers not
+        if not (is_model and name.endswith(".safetensors")):  # their headers are checked, their numbers not
             check_private(name, bytes(content).decode("utf-8", errors="replace"), paths)
     return contents
 
@@ -95,8 +130,8 @@ def _adapter_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces]
     """Check the adapter, and return the content of its files by name, and of its card."""
     names = run.result.files
     configs = {name: read_json(run.saved / name) for name in names if name.endswith(".json")}
-    adapter = configs["adapter_config.json"]
-    check_adapter(run, adapter)
+    adapter = configs[names[0]]
+    check_adapter(run, adapter, where=names[0])
     if "head_config.json" in configs:
         check_head(run, configs["head_config.json"])
     base_model = checked_id(base_model or str(adapter.get("model_name", "")))

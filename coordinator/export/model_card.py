@@ -7,11 +7,13 @@ Source: the metadata block of model cards, https://huggingface.co/docs/hub/model
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from coordinator.run_folder.saved_run import SavedRun
+from ringtune.models.adapter_config import auxiliary_of
 from ringtune.models.result_files import has_trained_head
 from ringtune.quantities import format_seconds
 
@@ -32,6 +34,29 @@ model.load_adapter("PATH_OF_THIS_FOLDER", use_safetensors=True, set_active=True)
 
 The head is the base model's own: it did not train, so it is not in this folder."""
 
+_LOADING_AUXILIARY = """```python
+from adapters import AutoAdapterModel
+from edge.model.auxiliary.loading import load_auxiliary
+
+model = AutoAdapterModel.from_pretrained({base})
+model.load_head("PATH_OF_THIS_FOLDER", use_safetensors=True)
+load_auxiliary(model, "PATH_OF_THIS_FOLDER")
+```
+
+{what}"""
+_LOADING_AUXILIARY_WITH_OWN_HEAD = """```python
+from edge.model.auxiliary.loading import load_auxiliary
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained({base})
+load_auxiliary(model, "PATH_OF_THIS_FOLDER")
+```
+
+The head is the base model's own: it did not train, so it is not in this folder. {what}"""
+_AUXILIARY = (
+    "`edge` is a package of RingTune. Beside each matrix with the input x stands a model g, and the matrix gives "
+    "h + alpha * g(x); `adapter.json` says what g is, and the names in `adapter.safetensors` where."
+)
 
 _MODEL_LOADING = """```python
 from {library} import {loader}
@@ -46,22 +71,33 @@ def adapter_card(run: SavedRun, *, base_model: str, adapter: Mapping[str, Any], 
     Args:
         run: what is exported.
         base_model: id of the model that the adapter belongs to.
-        adapter: content of ``adapter_config.json``.
+        adapter: content of the file that describes it.
         digests: SHA-256 of the other files, by name.
     """
-    loading = _LOADING if has_trained_head(run.job.model.task) else _LOADING_WITH_OWN_HEAD
+    has_head = has_trained_head(run.job.model.task)
+    loading, library = _LOADING if has_head else _LOADING_WITH_OWN_HEAD, "adapters"
+    if auxiliary_of(run.job.adapter.config):
+        loading = _LOADING_AUXILIARY if has_head else _LOADING_AUXILIARY_WITH_OWN_HEAD
+        library = "ringtune"
     return _card(
         run,
         digests,
-        front=_front_matter(base_model, "adapters", str(adapter.get("model_type", ""))),
+        front=_front_matter(base_model, library, str(adapter.get("model_type", ""))),
         title=f"# Adapter for {base_model}",
         what=f"adapter configuration `{run.job.adapter.config}`",
-        loading=loading.format(base=json.dumps(base_model)),
-        library=("library", adapter.get("version", "")),
+        loading=loading.format(base=json.dumps(base_model), what=_AUXILIARY),
+        library=("library", adapter.get("version", "") if library == "adapters" else ""),
     )
 
 
-def whole_model_card(run: SavedRun, *, base_model: str, config: Mapping[str, Any], digests: Mapping[str, str]) -> str:
+def whole_model_card(
+    run: SavedRun,
+    *,
+    base_model: str,
+    config: Mapping[str, Any],
+    digests: Mapping[str, str],
+    what: str = "all parameters",
+) -> str:
     """Write the text of ``README.md`` beside a whole model.
 
     Args:
@@ -69,17 +105,29 @@ def whole_model_card(run: SavedRun, *, base_model: str, config: Mapping[str, Any
         base_model: id of the model that it was trained from.
         config: content of ``config.json``.
         digests: SHA-256 of the other files, by name.
+        what: trained, in words.
     """
-    architecture = next(iter(config.get("architectures") or ("AutoModel",)))
-    loader = ("adapters", "AutoAdapterModel") if "prediction_heads" in config else ("transformers", architecture)
+    architecture, loader = architecture_of(config), model_loader(config)
     return _card(
         run,
         digests,
         front=_front_matter(base_model, "transformers", str(config.get("model_type", ""))),
         title=f"# Model trained from {base_model}",
-        what="all parameters",
+        what=what,
         loading=_MODEL_LOADING.format(library=loader[0], loader=loader[1]),
         library=("architecture", architecture),
+    )
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """Name the class that a model's ``config.json`` names first, such as ``BertForSequenceClassification``."""
+    return str(next(iter(config.get("architectures") or ("AutoModel",))))
+
+
+def model_loader(config: Mapping[str, Any]) -> tuple[str, str]:
+    """Name the package and the class that load a whole model with its head."""
+    return (
+        ("adapters", "AutoAdapterModel") if "prediction_heads" in config else ("transformers", architecture_of(config))
     )
 
 
@@ -110,7 +158,7 @@ def _card(
 
 
 def _front_matter(base_model: str, library: str, model_type: str) -> str:
-    tags = [library, model_type, "ringtune"]
+    tags = dict.fromkeys([library, model_type, "ringtune"])
     lines = ["---", f"base_model: {json.dumps(base_model)}", f"library_name: {library}", "tags:"]
     return "\n".join([*lines, *(f"- {json.dumps(tag)}" for tag in tags if tag), "---"])
 
@@ -126,6 +174,8 @@ def _facts(run: SavedRun, library: tuple[str, object]) -> list[tuple[str, object
         ("task", run.job.model.task),
         ("labels", ", ".join(plan.course.labels)),
         ("method", plan.course.method.name),
+        *_settings(plan.course.method.name, plan.course.method),
+        *_settings("velora", plan.course.velora),
         ("steps", run.report.get("steps", plan.course.num_steps)),
         ("batch size", plan.course.batch_size),
         ("longest input", f"{plan.course.max_length} tokens"),
@@ -139,6 +189,22 @@ def _facts(run: SavedRun, library: tuple[str, object]) -> list[tuple[str, object
         library,
     ]
     return [(name, value) for name, value in facts if value != ""]
+
+
+def _settings(name: str, value: Any) -> list[tuple[str, object]]:
+    """List the settings of a method, or of VeLoRA, which the result depends on; those that are off are left out.
+
+    Example: of HiFT ``hift, group size`` 1 and ``hift, order`` bottom2up.
+    """
+    found: list[tuple[str, object]] = []
+    for field in dataclasses.fields(value) if value is not None else ():
+        setting, title = getattr(value, field.name), f"{name}, {field.name.replace('_', ' ')}"
+        if dataclasses.is_dataclass(setting):
+            found += _settings(name, setting)
+        elif setting:
+            words = ", ".join(map(str, setting)) if isinstance(setting, tuple) else setting
+            found.append((title, "yes" if setting is True else words))
+    return found
 
 
 def _figures(run: SavedRun) -> str:

@@ -13,38 +13,44 @@ from ringtune.errors import IntegrityError
 from ringtune.files.pieces import FilePieces, Pieces
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import base_tensors, model_dimensions, read_config
+from ringtune.models.result_files import model_result
 from ringtune.models.tensors import CONFIG_FILE, INDEX_FILE, read_headers
 
 
-def model_contents(run: SavedRun, base_model: str) -> tuple[dict[str, Pieces], str]:
+def model_contents(
+    run: SavedRun, base_model: str, *, saved: Path | None = None, what: str = "all parameters"
+) -> tuple[dict[str, Pieces], str]:
     """Check the model, and return the content of its files by name, and of its card.
 
     Args:
         run: whose model.
         base_model: id of the model that it was trained from; empty = the name of its folder.
+        saved: folder of the model; None = the run's own result.
+        what: trained, in words.
 
     Raises:
         UsageError: ``base_model`` is no id.
         ModelError: a tensor is missing, or has another shape than the config says.
         IntegrityError: a file is damaged, or the model is not of this run.
     """
-    config = read_json(run.saved / CONFIG_FILE)
-    _check(run, config)
+    saved = saved or run.saved
+    config = read_json(saved / CONFIG_FILE)
+    _check(run, saved, config)
     base_model = checked_id(base_model or Path(run.job.model.path).name)
     names = [
         CONFIG_FILE,
-        *_weight_files(run.saved),
-        *(name for name in run.result.more if (run.saved / name).is_file()),
+        *_weight_files(saved),
+        *(name for name in model_result().more if (saved / name).is_file()),
     ]
-    contents: dict[str, Pieces] = {name: FilePieces(run.saved / name) for name in names}
+    contents: dict[str, Pieces] = {name: FilePieces(saved / name) for name in names}
     digests = {name: content.sha256() for name, content in contents.items()}
-    return contents, whole_model_card(run, base_model=base_model, config=config, digests=digests)
+    return contents, whole_model_card(run, base_model=base_model, config=config, digests=digests, what=what)
 
 
-def _check(run: SavedRun, config: Mapping[str, Any]) -> None:
+def _check(run: SavedRun, saved: Path, config: Mapping[str, Any]) -> None:
     """Refuse a model that lacks a tensor, or has another size or other classes than the plan."""
-    known = read_config(run.saved)
-    base_tensors(run.saved, known)
+    known = read_config(saved)
+    base_tensors(saved, known)
     size, course = model_dimensions(known), run.plan.course
     if (size.num_blocks, size.hidden) != (course.num_blocks, course.hidden_size):
         raise IntegrityError(

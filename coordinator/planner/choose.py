@@ -7,7 +7,7 @@ ranks the best few rings of all searches.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.planner.draft import Draft
@@ -19,7 +19,7 @@ from coordinator.planner.predict.judge import simulated_job_s
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs
 from coordinator.planner.predict.step_time import Ring, job_s
 from coordinator.planner.search.best_rings import Searched, Task, searched
-from ringtune.costs.profile import NodeFacts, Profile
+from ringtune.costs.profile import Profile
 from ringtune.errors import DeadlineError
 from ringtune.schedule.placement import Slice
 from ringtune.schedule.plan import Plan
@@ -224,8 +224,7 @@ def _is_worth_taking(even: Candidate, best: Candidate) -> bool:
 
 def _fits(each: Searched, ring: Ring) -> bool:
     plan = plan_of(each.draft, each.costs, ring)
-    facts: Mapping[str, NodeFacts] = each.caps.facts
-    return all(each.caps.estimate(plan, node).total_bytes <= facts[node].memory_bytes for node in plan.nodes)
+    return all(each.caps.holds(plan, node) for node in plan.nodes)
 
 
 def _even(each: Searched) -> Candidate | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from ringtune.schedule.course import Course
+from ringtune.schedule.helped import helped
+from ringtune.schedule.offload import IN_STEP, Manner
 from ringtune.schedule.placement import CREDITS, Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import Velora
@@ -27,6 +29,8 @@ class Draft:
         state_on_disk: whether the optimizer state of units that rest is in files.
         velora: VeLoRA as ``auto`` could choose it for slices; None = it has nothing to do, or the course has it.
         may_project: whether ``auto`` may choose it.
+        helper_of: host -> helper: who fits the adapters of all blocks of a host that may train.
+        manner: how helpers fit.
     """
 
     course: Course
@@ -36,18 +40,22 @@ class Draft:
     velora: Velora | None = None
     state_on_disk: bool = False
     may_project: bool = False
+    helper_of: Mapping[str, str] = field(default_factory=dict)
+    manner: Manner = IN_STEP
 
     def with_choices(self, microbatches: int, wire_dtype: str) -> Draft:
         """Copy the draft with so many micro-batches (0 = its own number) and this wire dtype.
 
         Where a method uses stale weights, credits become at least the number of micro-batches: two hosts must have
-        room for a whole item between them.
+        room for a whole item between them. Where all parameters train they become no more than that, and 2: a forward
+        sees all updates before, so that room for the next item is enough, and hidden states of large models take much.
         """
         course = dataclasses.replace(
             self.course, microbatches=microbatches or self.course.microbatches, wire_dtype=wire_dtype
         )
         least = course.microbatches if may_be_stale(course) else 1
-        return dataclasses.replace(self, course=course, credits=max(self.credits, least))
+        most = max(2, course.microbatches) if course.method.full_parameters else self.credits
+        return dataclasses.replace(self, course=course, credits=max(min(self.credits, most), least))
 
     @property
     def projected_course(self) -> Course:
@@ -74,4 +82,5 @@ class Draft:
         course = self.course
         if self.velora is not None and projected:
             course = dataclasses.replace(course, velora=dataclasses.replace(self.velora, blocks=projected))
-        return Plan.of(course, placement)
+        plan = Plan.of(course, placement)
+        return helped(plan, self.helper_of, self.manner)

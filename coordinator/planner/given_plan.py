@@ -15,9 +15,11 @@ from typing import Any
 
 from coordinator.planner.fitting.activations import check_given_activations
 from coordinator.planner.fitting.frozen import check_given_frozen
+from coordinator.planner.fitting.helpers import check_given_helpers
 from coordinator.planner.job_draft import agreed_model, job_draft
-from coordinator.planner.make_plan import Planned, refuse_if_full
+from coordinator.planner.make_plan import refuse_if_full
 from coordinator.planner.operations import check_given_operations
+from coordinator.planner.planned import Planned
 from ringtune import __version__
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import DataError, ModelError, PlanError
@@ -26,7 +28,7 @@ from ringtune.rpc.versions import is_compatible
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
 
-_CHOSEN = frozenset({"microbatches", "wire_dtype", "owners", "operations", "choice", "frozen", "velora"})
+_CHOSEN = frozenset({"microbatches", "wire_dtype", "owners", "operations", "choice", "frozen", "velora", "offload"})
 _JOB_KEYS = {
     "num_steps": "train.rounds, train.epochs or train.max_steps",
     "num_blocks": "model.path",
@@ -143,6 +145,7 @@ def accept_plan(given: GivenPlan, job: Job, facts: Mapping[str, NodeFacts]) -> P
     check_given_frozen(job, plan.course)
     check_given_operations(job, plan, model)
     check_given_activations(job, plan, model)
+    check_given_helpers(job, plan)
     private = job.privacy.private_blocks
     if plan.placement.private_blocks != private:
         raise PlanError(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ringtune.costs.measuring import job_shape
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.costs.seconds import check_profile
+from ringtune.costs.profile_match import check_profile
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
 from ringtune.schedule.plan import Plan

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 
 from coordinator.planner.draft import Draft
 from coordinator.planner.fitting.activations import with_activations
 from coordinator.planner.fitting.frozen import frozen_of
 from ringtune.costs.profile import ModelFacts, NodeFacts
-from ringtune.errors import DataError, ModelError
+from ringtune.errors import DataError, JobError, ModelError
+from ringtune.files.strict import nearest
+from ringtune.jobs.hift import check_warmup
 from ringtune.jobs.job import Job
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.methods.hift import DISK
+from ringtune.schedule.slice_policy import NONE
 
 
 def agreed_model(nodes: Sequence[NodeFacts]) -> ModelFacts:
@@ -83,6 +87,43 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         frozen_blocks=private_blocks,
         frozen=frozen_of(job, nodes)[0],
     )
-    state_on_disk = job.hift is not None and job.hift.state == DISK
-    draft = Draft(course=course, private_blocks=private_blocks, state_on_disk=state_on_disk)
+    if course.num_steps:
+        check_warmup(train, course.num_steps, course.method.rate_at(course, course.num_steps - 1)[1])
+    draft = Draft(
+        course=course,
+        private_blocks=private_blocks,
+        state_on_disk=_state_on_disk(job),
+        helper_of=named_helpers(job, nodes),
+        manner=job.offload.manner,
+    )
     return with_activations(job, draft, model)
+
+
+def named_helpers(job: Job, nodes: Sequence[NodeFacts]) -> Mapping[str, str]:
+    """The helper of each host that a job names.
+
+    Raises:
+        JobError: a name is that of no node; names the nearest.
+    """
+    known = [node.node for node in nodes]
+    for host, helper in job.offload.helpers.items():
+        for name in (host, helper):
+            if name not in known:
+                advice = nearest(name, known)
+                raise JobError(f"offload.mode.{host} = {helper!r}: no node of this run has the name {name!r}; {advice}")
+    return job.offload.helpers
+
+
+def as_job_says(job: Job, draft: Draft, model: ModelFacts, nodes: Sequence[NodeFacts]) -> Draft:
+    """Copy a draft with what another job says of method, frozen weights, activations and optimizer state."""
+    ways = frozen_of(job, nodes)
+    frozen = draft.course.frozen if draft.course.frozen in ways else ways[0]
+    course = dataclasses.replace(draft.course, method=job.method, frozen=frozen, velora=None)
+    bare = dataclasses.replace(
+        draft, course=course, state_on_disk=_state_on_disk(job), activations=NONE, velora=None, may_project=False
+    )
+    return with_activations(job, bare, model)
+
+
+def _state_on_disk(job: Job) -> bool:
+    return job.hift is not None and job.hift.state == DISK

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from coordinator.planner.make_plan import Planned
+from coordinator.planner.planned import Planned
 from coordinator.planner.predict.plan_time import plan_job_s
 from coordinator.planner.predict.score_time import score_pass_s, score_passes
 from ringtune.costs.memory.sizes import DTYPE_BYTES
 from ringtune.costs.profile import ModelFacts, Profile
 from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
-from ringtune.models.adapter_config import trains_own_weights
+from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
 from ringtune.quantities import format_seconds
 from ringtune.schedule.plan import Plan
 
@@ -33,12 +33,14 @@ class JobTime:
         by: ``simulator``, ``formula`` or ``rough guess``.
         scores_s: seconds of gathering scores, by the simulator; 0 if the run gathers none, None if not known.
         assumed_flop_per_s: the rate of every node under a rough guess; None with measured times.
+        lacks_helpers: whether nodes help in the plan, but not in this prediction: only the simulator knows helpers.
     """
 
     steps_s: float
     by: str
     scores_s: float | None = 0.0
     assumed_flop_per_s: float | None = None
+    lacks_helpers: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as numbers and strings."""
@@ -56,9 +58,11 @@ class JobTime:
         )
 
     def _on_top(self) -> str:
+        helpers = " if nobody helped" if self.lacks_helpers else ""
         if self.scores_s is None:
-            return "; scores come on top"
-        return f"; scores come on top, {format_seconds(self.scores_s)} by the simulator" if self.scores_s else ""
+            return f"{helpers}; scores come on top"
+        scores = f"; scores come on top, {format_seconds(self.scores_s)} by the simulator" if self.scores_s else ""
+        return f"{helpers}{scores}"
 
 
 def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime | None:
@@ -70,14 +74,15 @@ def measured_time(planned: Planned, profile: Profile, optimizer: str) -> JobTime
         optimizer: of the job.
     """
     scores_s = _scores_s(planned.plan, profile, optimizer)
+    lacks = bool(planned.plan.placement.helpers)
     if planned.choice is not None and not planned.choice.even:
         best = planned.choice.runs
         if best.simulated_s is not None:
             return JobTime(steps_s=best.simulated_s, by="simulator", scores_s=scores_s)
-        return JobTime(steps_s=best.job_s, by="formula", scores_s=scores_s)
+        return JobTime(steps_s=best.job_s, by="formula", scores_s=scores_s, lacks_helpers=lacks)
     try:
         steps_s = plan_job_s(planned.plan, profile, optimizer=optimizer)
-        return JobTime(steps_s=steps_s, by="formula", scores_s=scores_s)
+        return JobTime(steps_s=steps_s, by="formula", scores_s=scores_s, lacks_helpers=lacks)
     except PlanError:  # a node of the plan has no times
         return None
 
@@ -105,6 +110,7 @@ def guessed_time(planned: Planned, job: Job, model: ModelFacts) -> JobTime | Non
         by="rough guess",
         scores_s=scores_s and scores_s * block_s,
         assumed_flop_per_s=ASSUMED_FLOP_PER_S,
+        lacks_helpers=bool(planned.plan.placement.helpers),
     )
 
 
@@ -112,9 +118,11 @@ def block_flop(plan: Plan, job: Job, model: ModelFacts) -> float:
     """Count the operations of one block's forward for one micro-batch of full length.
 
     Each weight is multiplied and added once a token; attention compares each token with all and adds up all values.
+    The weights of an adapter of the library are too few to count; a ``linear`` is as large as its matrix.
     Example: 1.77 million weights, 8 rows of 64 tokens and width 384 are 1.9 billion.
     """
     tokens, rows = plan.course.max_length, max(plan.course.microbatch_sizes())
-    own_bytes = model.adapter_block_bytes if trains_own_weights(job.adapter.config) else 0
+    adapter = job.adapter.config
+    own_bytes = model.adapter_block_bytes if trains_own_weights(adapter) or auxiliary_of(adapter) else 0
     weights = (model.block_bytes + own_bytes) / DTYPE_BYTES[job.model.dtype]
     return rows * tokens * (2 * weights + 4 * tokens * model.hidden_size)

@@ -11,73 +11,40 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.planner.choose import Candidate, Choice, Settled, choose_plan, judged_again, plan_of
 from coordinator.planner.draft import Draft
 from coordinator.planner.effort import Effort
 from coordinator.planner.even import as_alike
-from coordinator.planner.fitting.activations import saving_remedy, with_activations
-from coordinator.planner.fitting.frozen import as_timed, first_that_fits, frozen_of, timed_otherwise, with_frozen
+from coordinator.planner.fitting.frozen import as_timed, first_that_fits, frozen_of, with_frozen
+from coordinator.planner.fitting.helpers import unhelped_note
 from coordinator.planner.fitting.memory_caps import MemoryCaps
+from coordinator.planner.fitting.remedies import memory_remedy
+from coordinator.planner.helper_choice import with_helpers
 from coordinator.planner.initiators import initiator_order
-from coordinator.planner.job_draft import agreed_model, job_draft
+from coordinator.planner.job_draft import agreed_model, as_job_says, job_draft
 from coordinator.planner.operations import settled, with_operations
+from coordinator.planner.planned import Planned
 from coordinator.planner.predict.ring_costs import RingCosts
-from coordinator.planner.refusals import nothing_fits, refusal
+from coordinator.planner.refusals import disk_refusal, helper_refusal, nothing_fits, refusal, refuse_full_shared_disks
+from ringtune.costs.blobs import check_blobs
+from ringtune.costs.disk import DiskNeeds
 from ringtune.costs.measuring import job_shape
+from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.model_facts import model_facts
 from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
-from ringtune.costs.seconds import CourseCosts, check_profile
+from ringtune.costs.profile_match import check_profile
+from ringtune.costs.seconds import CourseCosts
 from ringtune.errors import DataError, JobError, ModelError, PeerLostError, PlanError
 from ringtune.jobs.job import Job
+from ringtune.schedule.course import Course
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.plan import Plan
 
 _REMEDY_S = 5.0
 """Longest time to find out whether a plan that does not fit would fit if activations were saved, in seconds."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
-    """A plan with the memory that each of its nodes needs.
-
-    Attributes:
-        plan: the plan.
-        memory: what each node of the plan holds at most.
-        choice: what the planner preferred it to; None for a plan that was made before.
-        profile: what it was planned with; of alike nodes the times are equal.
-        left_out: numbers of micro-batches that the job's operations do not fit, each with its reason.
-    """
-
-    plan: Plan
-    memory: Mapping[str, MemoryEstimate]
-    choice: Choice | None = None
-    profile: Profile | None = None
-    left_out: tuple[str, ...] = ()
-
-    @property
-    def note(self) -> str:
-        """What whoever sees the plan has to know: what was left out, that the clock cut its making; mostly empty."""
-        cut_after_s = self.choice.cut_after_s if self.choice else None
-        otherwise = timed_otherwise(self.plan.course, self.profile.nodes if self.profile else ())
-        cut = [] if cut_after_s is None else [cut_note(cut_after_s)]
-        return "; ".join([*self.left_out, *([otherwise] if otherwise else []), *cut])
-
-    @property
-    def memory_bytes(self) -> dict[str, int]:
-        """Bytes that each node of the plan holds at most."""
-        return {node: estimate.total_bytes for node, estimate in self.memory.items()}
-
-
-def cut_note(seconds: float) -> str:
-    """Say that the clock ended the planning, and what follows."""
-    return (
-        f"planning was cut after {seconds:g} s (runtime.plan_s): this is the best plan found so far; with more time "
-        "or on another machine it may be another one"
-    )
 
 
 def make_plan(
@@ -103,6 +70,7 @@ def make_plan(
 
     Raises:
         CapacityError: no split fits; names a node with what it needs and has.
+        StorageError: no split fits the nodes' disks; names one with what it needs and has.
         DataError: nobody owns data, or the labels do not agree.
         DeadlineError: nothing that fits was found in time.
         JobError: the job's operations fit none of the numbers of micro-batches.
@@ -119,9 +87,10 @@ def make_plan(
             f"{model.num_blocks} blocks; lower it"
         )
     draft = job_draft(job, nodes, model)
+    _check_blobs(job, draft.course, nodes)
     if evaluation_only:
         course = dataclasses.replace(draft.course, num_steps=0, checkpoint_every=0, velora=None)
-        draft = Draft(course=course, private_blocks=draft.private_blocks)
+        draft = Draft(course=course, private_blocks=draft.private_blocks)  # nothing trains, so nobody helps
     alike = as_alike(nodes) if all(link.is_assumed for link in links) else None
     profile = Profile(nodes=alike or tuple(nodes), links=tuple(links))
     draft = _in_order(draft, profile, job.train.optimizer)
@@ -132,7 +101,12 @@ def make_plan(
 
     def place(frozen: FrozenWeights | None) -> Planned:
         choices = [with_frozen(draft, frozen).with_choices(*pair) for pair in pairs]
-        return _placed(job, choices, profile, facts, effort, is_alike=alike is not None)
+        is_last = frozen == ways[-1]  # only its refusal is told whole
+
+        def placed(drafts: Sequence[Draft]) -> Planned:
+            return _placed(job, drafts, profile, facts, effort, is_alike=alike is not None, has_remedies=is_last)
+
+        return with_helpers(job, choices, profile, effort, placed, lambda plan: refuse_if_full(job, plan, facts))
 
     ways = frozen_of(job, nodes)
     planned, too_large = first_that_fits(ways, place)
@@ -148,37 +122,43 @@ def _placed(
     effort: Effort,
     *,
     is_alike: bool,
+    has_remedies: bool = True,
 ) -> Planned:
     """Place the best of some drafts that differ in what the planner may choose.
 
     Raises:
         CapacityError: no split fits; names a node with what it needs and has.
+        StorageError: no split fits the nodes' disks; names one with what it needs and has.
     """
     model = next(iter(facts.values())).model
     drafts, left_out = _with_fitting_operations(job, choices, model, profile)
-    choice = choose_plan(
-        drafts,
-        profile,
-        optimizer=job.train.optimizer,
-        dtype=job.model.dtype,
-        effort=effort,
-        alike=is_alike,
-    )
+    choice = None
+    if any(_caps(job, draft, facts).may_fit() for draft in drafts):
+        choice = choose_plan(
+            drafts,
+            profile,
+            optimizer=job.train.optimizer,
+            dtype=job.model.dtype,
+            effort=effort,
+            alike=is_alike,
+        )
     if choice is None:
 
         def placed(other: Job) -> Planned:
             short = dataclasses.replace(effort, judged_actions=0, seconds=min(effort.seconds, _REMEDY_S))
-            bare = [dataclasses.replace(one, course=dataclasses.replace(one.course, velora=None)) for one in drafts]
-            saving = [with_activations(other, one, model) for one in bare]
-            return _placed(other, saving, profile, facts, short, is_alike=is_alike)
+            saving = [as_job_says(other, one, model, nodes) for one in drafts]
+            return _placed(other, saving, profile, facts, short, is_alike=is_alike, has_remedies=False)
 
         nodes = [facts[name] for name in sorted(facts)]
-        raise nothing_fits(_caps(job, drafts[0], facts), nodes, saving_remedy(job, placed))
+        remedy = memory_remedy(job, placed) if has_remedies else ""
+        raise nothing_fits(_caps(job, drafts[0], facts), nodes, remedy)
     drafted = plan_of(choice.best.draft, choice.costs, choice.best.ring)
     plan = settled(job, drafted, model, profile)
     kept = refuse_if_full(job, plan, facts)
     if plan != drafted:
         choice = dataclasses.replace(choice, settled=_judged_again(job, choice, drafted, model, profile, effort))
+    unhelped = unhelped_note(job, plan)
+    left_out = (*left_out, unhelped) if unhelped else left_out
     return dataclasses.replace(kept, choice=choice, profile=profile, left_out=left_out)
 
 
@@ -274,6 +254,7 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
         ModelError: the nodes have different models, or not the plan's.
         DataError: an owner has other rows than the plan says.
         CapacityError: a node has less memory than it needs.
+        StorageError: a node has less room on its disk than it needs.
     """
     missing = [node for node in plan.nodes if node not in facts]
     if missing:
@@ -291,21 +272,50 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
                 f"node {owner.node} has {rows[0]} training and {rows[1]} evaluation rows, the run began with "
                 f"{owner.train_rows} and {owner.eval_rows}; give it the same data"
             )
-    return refuse_if_full(job, plan, facts)
+    return refuse_if_full(job, plan, facts, goes_on=True)
 
 
-def refuse_if_full(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
+def refuse_if_full(job: Job, plan: Plan, facts: Mapping[str, NodeFacts], *, goes_on: bool = False) -> Planned:
     """Return a plan that was made before with the memory that its nodes need now.
+
+    Args:
+        job: of the run.
+        plan: of the run.
+        facts: of every node of the plan, by name.
+        goes_on: whether the run has begun, so that its checkpoints may lie on the disks already.
 
     Raises:
         CapacityError: a node has less memory than it needs.
+        StorageError: a node has less room on its disk than it needs.
+        PlanError: a message would be larger than a link takes.
     """
+    _check_blobs(job, plan.course, [facts[node] for node in plan.nodes])
     memory = plan_memory(job, plan, facts)
+    caps = _caps(job, _draft_of(plan), facts)
     for node, estimate in memory.items():
         if estimate.total_bytes > facts[node].memory_bytes:
+            if plan.placement.helped_by(node):
+                raise helper_refusal(plan, facts[node], estimate)
             piece = plan.slice_of(node)
-            raise refusal(_caps(job, _draft_of(plan), facts), node, piece.start, piece.stop, needs=estimate)
+            raise refusal(caps, node, piece.start, piece.stop, needs=estimate)
+    all_needs: dict[str, DiskNeeds] = {}
+    for node in plan.nodes:
+        piece, free_bytes = plan.slice_of(node), facts[node].state_free_bytes
+        needs = caps.disk_needs(node, piece.start, piece.stop)
+        all_needs[node] = needs = DiskNeeds(needs.state_bytes, 0) if goes_on else needs
+        if free_bytes is not None and needs.total_bytes > free_bytes:
+            raise disk_refusal(facts[node], piece.start, piece.stop, needs)
+    refuse_full_shared_disks(facts, all_needs)
     return Planned(plan=plan, memory=memory)
+
+
+def _check_blobs(job: Job, course: Course, nodes: Sequence[NodeFacts]) -> None:
+    """Refuse a run that would send a head, or the gradient of a unit, that is larger than a link takes.
+
+    Raises:
+        PlanError: names it, both numbers, and what can be done.
+    """
+    check_blobs(course, Sizes.at(course, nodes[0], optimizer=job.train.optimizer, dtype=job.model.dtype))
 
 
 def plan_memory(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> dict[str, MemoryEstimate]:

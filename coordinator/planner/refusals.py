@@ -1,15 +1,17 @@
-"""Errors of a plan that does not fit: the node, the blocks, the bytes that it needs and has."""
+"""Errors of a plan that does not fit in memory or on a disk: the node, the bytes that it needs and has."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from coordinator.planner.even import block_s, split_blocks
 from coordinator.planner.fitting.memory_caps import MemoryCaps
+from ringtune.costs.disk import DiskNeeds
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts
-from ringtune.errors import CapacityError, PlanError
+from ringtune.errors import CapacityError, PlanError, StorageError
 from ringtune.quantities import format_bytes
+from ringtune.schedule.plan import Plan
 
 
 def refusal(
@@ -28,15 +30,85 @@ def refusal(
     """
     has, is_top = caps.facts[node].memory_bytes, stop == caps.draft.course.head
     needs = needs or caps.estimate_of(node, start, stop, 0 if is_top else 1)
-    what = f"for blocks [{start}, {stop})" if stop > start else "for embedding and head"
+    usual = "lower train.batch_size or train.max_length, or add a node" if stop > start else _owner_remedy(caps)
     return CapacityError(
-        f"node {node} needs {needs} {what} but has {format_bytes(has)}{more}; {remedy}lower train.batch_size "
-        "or train.max_length, or add a node"
+        f"node {node} needs {needs} {_hosting(start, stop)} but has {format_bytes(has)}{more}; {remedy}{usual}"
     )
 
 
-def nothing_fits(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "") -> CapacityError:
-    """Make the error that no split fits; it names one node that lacks memory.
+def helper_refusal(plan: Plan, node: NodeFacts, needs: MemoryEstimate) -> CapacityError:
+    """Make the error that a node has no room for the adapters that it fits beside what else it does."""
+    helps = plan.placement.helped_by(node.node)
+    whose = ", ".join(f"{plan.placement.host_of(one.start)}'s blocks {one.text}" for one in helps)
+    return CapacityError(
+        f"node {node.node} needs {needs} to fit the adapters of {whose} but has {format_bytes(node.memory_bytes)}; let "
+        "another node help (offload.mode), lower train.batch_size, or raise train.microbatches"
+    )
+
+
+def _owner_remedy(caps: MemoryCaps) -> str:
+    """Say what helps an owner without room for embedding and head, which no other node can host for it."""
+    lower = "lower train.batch_size or train.max_length, or let a node with more memory own its rows"
+    if caps.draft.course.method.full_parameters:
+        keeps = f"; train.optimizer = 'adafactor' or 'sgd' keeps less than {caps.optimizer!r}"
+        return lower if caps.optimizer in _SMALL_STATE else lower + keeps
+    return lower if caps.draft.course.frozen else f"{lower}; runtime.frozen = 'auto' holds frozen weights smaller"
+
+
+def _hosting(start: int, stop: int) -> str:
+    return f"for blocks [{start}, {stop})" if stop > start else "for embedding and head"
+
+
+_SMALL_STATE = ("adafactor", "sgd")
+_MORE_ROOM = "make room, or start it with --state on another disk"
+
+
+def disk_refusal(node: NodeFacts, start: int, stop: int, needs: DiskNeeds) -> StorageError:
+    """Make the error that the disk of ``node`` has no room to host ``[start, stop)``; it names both numbers."""
+    state, checkpoints = needs
+    parts = [f"{format_bytes(state)} of optimizer state"] if state else []
+    parts += [f"{format_bytes(checkpoints)} of checkpoints"] if checkpoints else []
+    free_bytes = node.state_free_bytes or 0
+    less = _less(state, checkpoints, free_bytes)
+    return StorageError(
+        f"node {node.node} needs {format_bytes(needs.total_bytes)} in its folder for state {_hosting(start, stop)} "
+        f"({' and '.join(parts)}) but {format_bytes(free_bytes)} are free there; {', or '.join([_MORE_ROOM, *less])}"
+    )
+
+
+def _less(state: int, checkpoints: int, free_bytes: int) -> list[str]:
+    """Say which of optimizer state and checkpoints would have to go, each where the other one alone fits."""
+    less = []
+    if state and checkpoints <= free_bytes:
+        less.append("set hift.state = 'memory'")
+    if checkpoints and state <= free_bytes:
+        less.append("set train.checkpoint_every = 0")
+    return less
+
+
+def refuse_full_shared_disks(facts: Mapping[str, NodeFacts], needs: Mapping[str, DiskNeeds]) -> None:
+    """Refuse a plan whose nodes together need more room than there is on a disk that they share.
+
+    Raises:
+        StorageError: names the nodes and both numbers.
+    """
+    disks: dict[str, list[NodeFacts]] = {}
+    for name in needs:
+        if facts[name].state_disk and facts[name].state_free_bytes is not None:
+            disks.setdefault(facts[name].state_disk, []).append(facts[name])
+    for nodes in disks.values():
+        free_bytes = max(node.state_free_bytes or 0 for node in nodes)
+        state, checkpoints = (sum(part) for part in zip(*(needs[node.node] for node in nodes), strict=True))
+        if state + checkpoints > free_bytes:
+            raise StorageError(
+                f"nodes {', '.join(node.node for node in nodes)} share a disk and together need "
+                f"{format_bytes(state + checkpoints)} in their folders for state, but {format_bytes(free_bytes)} are "
+                f"free there; {', or '.join([_MORE_ROOM, *_less(state, checkpoints, free_bytes)])}"
+            )
+
+
+def nothing_fits(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "") -> CapacityError | StorageError:
+    """Make the error that no split fits; it names one node that lacks memory, or room on its disk.
 
     The node is an owner without room for embedding and head. Else it is the first node without room for its slice in
     the split by speed, or the node with most memory if the method runs all blocks on one. A ``remedy`` comes before the
@@ -49,7 +121,7 @@ def nothing_fits(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "")
     start, stop = draft.private_blocks, draft.course.num_blocks
     for owner in draft.course.owners:
         if not caps.fits_empty(owner.node):
-            return refusal(caps, owner.node, stop, stop, remedy=remedy)
+            return _lacking(caps, owner.node, stop, stop, remedy=remedy)
     if draft.course.method.max_hosts == 1:
         roomiest = max(nodes, key=lambda node: node.memory_bytes)
         return refusal(caps, roomiest.node, start, stop, ", and no other node has more", remedy=remedy)
@@ -59,6 +131,15 @@ def nothing_fits(caps: MemoryCaps, nodes: Sequence[NodeFacts], remedy: str = "")
         above = 0 if at + count == stop else 1
         if count and caps.lacking(node.node, at, at + count, above):
             others = ", and no other split of the blocks fits" if len(nodes) > 1 else ""
-            return refusal(caps, node.node, at, at + count, others, remedy=remedy)
+            return _lacking(caps, node.node, at, at + count, others, remedy=remedy)
         at += count
     raise PlanError("no split was found although one fits; please report it")
+
+
+def _lacking(
+    caps: MemoryCaps, node: str, start: int, stop: int, more: str = "", *, remedy: str
+) -> CapacityError | StorageError:
+    """Make the error of what a node lacks: room on its disk, or else memory."""
+    if caps.lacking_disk(node, start, stop):
+        return disk_refusal(caps.facts[node], start, stop, caps.disk_needs(node, start, stop))
+    return refusal(caps, node, start, stop, more, remedy=remedy)

@@ -55,6 +55,11 @@ class RunBooks:
         self._operations = OperationsLedger(plan, profile)
         self.ledger = RunLedger(plan, job.train)
 
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run."""
+        return self._plan
+
     def begin(self, started_unix_s: float) -> None:
         """Open the trace; ``started_unix_s``, when training begins, is its time zero."""
         self.ledger.begin(started_unix_s)

@@ -151,6 +151,8 @@ def _share(part: float, whole: float) -> float | None:
 
 def _costs(plan: Plan, profile: Profile) -> CourseCosts | None:
     try:
-        return CourseCosts(plan.course, profile, nodes=plan.nodes, recompute=plan.placement.recompute)
+        return CourseCosts(
+            plan.course, profile, nodes=plan.nodes, recompute=plan.placement.recompute, helpers=plan.placement.helpers
+        )
     except PlanError:  # an old plan on nodes that nobody measured
         return None

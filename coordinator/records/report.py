@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.records.offload_facts import ParcelBytes, offload_facts
 from coordinator.records.step_lines import LastStep, shown
 from coordinator.records.training_facts import training_facts
 from ringtune import __version__
@@ -20,12 +21,13 @@ from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Train
 from ringtune.jobs.learning_rate import learning_rate
-from ringtune.schedule.actions import Payload
+from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, SHORTCUT, pattern_of
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import SlicePolicy
 from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.units import units_text
 from ringtune.schedule.versions import ever_trained
 
 REPORT_SCHEMA = 1
@@ -67,6 +69,7 @@ class NodeTotals:
 
     Attributes:
         busy_s: seconds of compute actions.
+        fit_s: of these, seconds in which it fitted adapters as a helper.
         cpu_s: processor seconds of its process.
         num_actions: compute actions.
         sent_bytes: payload bytes to each other node.
@@ -78,6 +81,7 @@ class NodeTotals:
     """
 
     busy_s: float = 0.0
+    fit_s: float = 0.0
     cpu_s: float = 0.0
     num_actions: int = 0
     sent_bytes: int = 0
@@ -98,11 +102,11 @@ class _Step:
 
 @dataclass(slots=True)
 class _LinkBytes:
-    """Bytes of one item by link: all of them, those of gradients, and those of units' gradients to other owners."""
+    """Bytes of one item by link: all of them, those of gradients, and those of each kind of parcel."""
 
     all: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     gradients: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    units: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    parcels: ParcelBytes = field(default_factory=ParcelBytes)
 
 
 class RunLedger:
@@ -121,7 +125,7 @@ class RunLedger:
         self._decisions: list[dict[str, Any]] = []
         self._traffic: dict[int, _LinkBytes] = defaultdict(_LinkBytes)
         self._links: dict[str, int] = defaultdict(int)
-        self._unit_links: dict[str, int] = defaultdict(int)
+        self._parcels = ParcelBytes()
         self._evaluations: list[dict[str, Any]] = []
         self._losses: list[float] = []
         self._first_loss: float | None = None
@@ -148,16 +152,17 @@ class RunLedger:
         traffic.all[link] += sent_bytes
         if payload == Payload.GRAD:
             traffic.gradients[link] += sent_bytes
-        if payload == Payload.UNIT_GRAD:
-            traffic.units[link] += sent_bytes
-            self._unit_links[link] += sent_bytes
+        traffic.parcels.add(payload, link, sent_bytes)
+        self._parcels.add(payload, link, sent_bytes)
 
     def add_spans(self, node: str, spans: Iterable[Span]) -> None:
         """Count the actions that ``node`` computed, and their seconds."""
         totals = self.nodes[node]
         for span in spans:
             if span.is_compute:
-                totals.busy_s += max(0.0, span.end_s - span.start_s)
+                seconds = max(0.0, span.end_s - span.start_s)
+                totals.busy_s += seconds
+                totals.fit_s += seconds if span.action.op is Op.FIT else 0.0
                 totals.num_actions += 1
 
     def add_totals(self, node: str, totals: Mapping[str, Any]) -> None:
@@ -200,6 +205,8 @@ class RunLedger:
         if "correct" in values:
             line["accuracy"] = mean(values, "correct")
         if is_step:
+            if self._plan.course.method.full_parameters:
+                line["trains"] = units_text(self._plan.course.method.trained(self._plan.course, step))
             line["lr"] = learning_rate(self._train, *self._plan.course.method.rate_at(self._plan.course, step))
             self._steps[seq] = _Step(line, ended_unix_s)
             self._steps_done += 1
@@ -261,7 +268,7 @@ class RunLedger:
                     "seconds": round(seconds, 6),
                     "bytes": dict(sorted(traffic.all.items())),
                     "gradient_bytes": dict(sorted(traffic.gradients.items())),
-                    **({"unit_gradient_bytes": dict(sorted(traffic.units.items()))} if traffic.units else {}),
+                    **traffic.parcels.to_json("bytes"),
                 }
             )
         return lines
@@ -320,6 +327,7 @@ class RunLedger:
             "training": training_facts(self._plan.course) if self._plan.course.num_steps else None,
             "predicted_steps_s": predicted_steps_s,
             "operations": operations,
+            **offload_facts(self._plan),
             "wall_s": round(wall_s, 6),
             "phases_s": {phase: round(seconds, 6) for phase, seconds in phases_s.items()},
             "train": {
@@ -332,7 +340,7 @@ class RunLedger:
             "evaluations": self._evaluations,
             "nodes": {node: self._node(node, predicted_bytes) for node in self._plan.nodes},
             "links": dict(sorted(self._links.items())),
-            **({"unit_gradient_links": dict(sorted(self._unit_links.items()))} if self._unit_links else {}),
+            **self._parcels.to_json("links"),
         }
 
     def _node(self, node: str, predicted_bytes: Mapping[str, int]) -> dict[str, Any]:
@@ -341,6 +349,7 @@ class RunLedger:
             "blocks": [piece.start, piece.stop],
             "activations": SlicePolicy.of(self._plan, piece.start, piece.stop).to_json(),
             "busy_s": round(totals.busy_s, 6),
+            **({"fit_s": round(totals.fit_s, 6)} if self._plan.placement.helped_by(node) else {}),
             "cpu_s": round(totals.cpu_s, 6),
             "actions": totals.num_actions,
             "peak_rss_bytes": totals.peak_rss_bytes,

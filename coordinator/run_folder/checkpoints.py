@@ -23,6 +23,7 @@ from ringtune.jobs.job import Job, parse_job
 from ringtune.rounds.checkpoint import KEPT, CheckpointManifest, Resume
 from ringtune.rounds.job_changes import changed_keys, describe_changes
 from ringtune.rounds.length import LENGTH_KEYS, Length, longer, num_steps_of
+from ringtune.rounds.state_place import STATE_KEY, only_moves_state, with_state_where_asked
 from ringtune.schedule.plan import Plan
 
 FOLDER = "checkpoints"
@@ -147,7 +148,11 @@ def find_resume(run_folder: Path, job: Job, note: Callable[[str], None]) -> Resu
             )
         note(f"{run_folder} has no complete checkpoint yet: the run begins anew")
         return None
-    plan = _read_plan(run_folder / "plan.json")
+    found = _read_plan(run_folder / "plan.json")
+    plan = with_state_where_asked(found, job)
+    if plan != found:
+        where = "on the disks of the nodes" if job.keeps_state_on_disk else "in memory"
+        note(f"optimizer state of groups that rest is {where} from here on (hift.state); the result is the same")
     if lengths and num_steps_of(job, plan) != plan.course.num_steps:
         plan = _made_longer(plan, job, note)
         manifests = _at_turns(manifests, plan, note)
@@ -171,12 +176,14 @@ def _lengths_before(path: Path, job: Job, checkpoints: RunCheckpoints) -> tuple[
     except OSError as error:
         raise IntegrityError(f"can't read {path}: {error.strerror}") from error
     changed = changed_keys(before, job)
-    if not set(changed) <= set(LENGTH_KEYS):
+    may_change = (*LENGTH_KEYS, STATE_KEY) if only_moves_state(before, job) else LENGTH_KEYS
+    if not set(changed) <= set(may_change):
+        changes = describe_changes(before, job, but=may_change)
         raise JobError(
-            f"{path} is of another job: {describe_changes(before, job)}; give the job that the run was started with, "
-            "or another --out"
+            f"{path} is of another job: {changes}; give the job that the run was started with, or another --out"
         )
-    return (*checkpoints.lengths(), Length.of(before)) if changed else checkpoints.lengths()
+    is_longer = not set(changed).isdisjoint(LENGTH_KEYS)
+    return (*checkpoints.lengths(), Length.of(before)) if is_longer else checkpoints.lengths()
 
 
 def _made_longer(plan: Plan, job: Job, note: Callable[[str], None]) -> Plan:

@@ -41,7 +41,7 @@ from ringtune.jobs.job import parse_job
 from ringtune.models.result_files import RESULT_FOLDERS
 from ringtune.rounds.checkpoint import CheckpointManifest
 from ringtune.rounds.job_changes import changed_keys
-from ringtune.rounds.length import Length
+from ringtune.rounds.length import LENGTH_KEYS, Length
 from ringtune.v1 import control_pb2
 
 LOG = "run.log"
@@ -133,7 +133,7 @@ class RunFolder:
         if path.is_file() and self.checkpoints.steps():
             before = parse_job(path.read_text(encoding="utf-8"), source=str(path), is_record=True)
             now = parse_job(text, source="the job of the run", is_record=True)
-            if changed_keys(before, now):
+            if not set(changed_keys(before, now)).isdisjoint(LENGTH_KEYS):
                 self.checkpoints.was_as_long_as(Length.of(before))
         self.write_text(_JOB, text)
 

@@ -14,6 +14,7 @@ from coordinator.run_folder.place import read_place
 from ringtune.errors import IntegrityError, InvalidInputError, UsageError
 from ringtune.hints import hint
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
+from ringtune.jobs.offload import OffloadSettings
 from ringtune.jobs.result import result_of
 from ringtune.models.result_files import Result
 from ringtune.schedule.frozen_weights import dtype_of
@@ -139,4 +140,6 @@ def evaluation_job(run: SavedRun, data: Path | None, *, model: Path | None = Non
     job = dataclasses.replace(job, **none)
     path = dataclasses.replace(job.model, path=str(model.resolve())) if model else job.model
     runtime = dataclasses.replace(job.runtime, record=False, frozen=dtype_of(run.plan.course.frozen))
-    return dataclasses.replace(job, model=path, data=section, train=train, runtime=runtime)
+    # whoever fitted them, the adapters are in the result; the helpers that the job names need not be there
+    offload = OffloadSettings()
+    return dataclasses.replace(job, model=path, data=section, train=train, runtime=runtime, offload=offload)

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
-from ringtune.schedule.units import EMBEDDING, Units, unit_name
+from ringtune.schedule.units import EMBEDDING, unit_name, units_text
 from ringtune.schedule.versions import ever_trained
 
 _MOST_GROUPS = 8
+_EMBEDDING_TELLS = "with texts, the embedding's which tokens it had and, of learned positions, where they stood"
+_HEAD_TELLS = "the head's about how many rows of each class"
 
 
 def groups_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[str]:
@@ -35,19 +37,6 @@ def groups_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[s
     return [*lines, *_copies_lines(course, memory)]
 
 
-def units_text(units: Units) -> str:
-    """Name units for people: ``embedding, blocks 0 to 2``, or ``block 3, head``."""
-    named = []
-    for start, stop in units.ranges:
-        blocks = range(max(0, start), min(stop, units.num_blocks))
-        named += [unit_name(EMBEDDING, units.num_blocks)] if start == EMBEDDING else []
-        if len(blocks) > 1:
-            named.append(f"blocks {blocks[0]} to {blocks[-1]}")
-        named += [unit_name(block, units.num_blocks) for block in blocks[:1] if len(blocks) == 1]
-        named += [unit_name(units.num_blocks, units.num_blocks)] if stop > units.num_blocks else []
-    return ", ".join(named)
-
-
 def _copies_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[str]:
     """Say what goes from each initiator to the other owners, who have copies of embedding and head."""
     if len(course.owners) < 2:
@@ -64,11 +53,10 @@ def _copies_lines(course: Course, memory: Mapping[str, MemoryEstimate]) -> list[
         f"every owner has a copy of embedding and head; a step that trains one sends its gradient to the other owners: "
         f"{', '.join(parts)}"
     ]
-    if EMBEDDING in reach:
-        lines.append(
-            "note: with texts, the rows of an embedding's gradient tell the other owners which tokens a batch had, "
-            "though not in which order"
-        )
+    tells = [_EMBEDDING_TELLS] if EMBEDDING in reach else []
+    tells += [_HEAD_TELLS] if course.labels and course.head in reach else []
+    if tells:
+        lines.append(f"note: these gradients tell the other owners much of a batch: {'; '.join(tells)}")
     return lines
 
 

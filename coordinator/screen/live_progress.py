@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from coordinator.records.step_lines import STEP_KIND, LastStep
+from coordinator.screen.helpers_text import helper_lines
 from coordinator.screen.progress import SpokenProgress
-from coordinator.screen.progress_lines import figure
+from coordinator.screen.progress_lines import figure, trained_text
 from coordinator.screen.training_text import training_lines
 from ringtune.quantities import format_bytes
 from ringtune.schedule.course import Course
@@ -79,7 +80,7 @@ class LiveProgress(SpokenProgress):
         self._plan, self._memory_bytes = plan, memory_bytes
         self._trained = Units(plan.course.num_blocks)
         self._bar.update(self._task, total=plan.course.num_steps)
-        for line in training_lines(plan.course):
+        for line in (*training_lines(plan.course), *helper_lines(plan)):
             self.note(line)
 
     def step(self, step: Mapping[str, Any]) -> None:
@@ -90,7 +91,9 @@ class LiveProgress(SpokenProgress):
             return
         if self._plan:
             self._trained = _trained_at(self._plan.course, int(step["step"]) - 1, int(step["depth"]))
-        numbers = f"round {step['round']}  loss {figure(step['loss'])}  depth {step['depth']}"
+        numbers = (
+            f"round {step['round']}  loss {figure(step['loss'])}  {trained_text(step['depth'], step.get('trains', ''))}"
+        )
         self._bar.update(self._task, completed=int(step["step"]), numbers=numbers)
 
     def report(self, report: Mapping[str, Any]) -> None:

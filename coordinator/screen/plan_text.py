@@ -9,11 +9,13 @@ from typing import Any
 from coordinator.planner.explaining.plan import Explanation, explanation_text
 from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.job_time import JobTime
-from coordinator.screen.groups_text import groups_lines, units_text
+from coordinator.screen.groups_text import groups_lines
+from coordinator.screen.helpers_text import helper_lines
 from coordinator.screen.operations_text import choice_lines, operations_lines
 from coordinator.screen.text_table import table_lines
 from coordinator.screen.training_text import training_lines
-from ringtune.costs.memory.terms import MemoryEstimate
+from ringtune.costs.memory.terms import PART_WORDS, MemoryEstimate
+from ringtune.costs.profile import NodeFacts
 from ringtune.errors import UsageError
 from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import ops
@@ -22,6 +24,7 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import SlicePolicy
 from ringtune.schedule.tables.table import build_table, format_table
 from ringtune.schedule.turns import StepKind, Turn
+from ringtune.schedule.units import units_text
 from ringtune.schedule.versions import depth, in_flight, is_stale
 
 NEEDS = "what the plan reserves in memory on a node, beside the libraries that every process loads"
@@ -38,6 +41,7 @@ def plan_text(
     why: Explanation | None = None,
     time: JobTime | None = None,
     budgets: Mapping[str, int] | None = None,
+    facts: NodeFacts | None = None,
 ) -> list[str]:
     """Write a plan as lines for people.
 
@@ -51,6 +55,7 @@ def plan_text(
         why: the planner's reasons.
         time: predicted or guessed.
         budgets: memory that each node has, in bytes.
+        facts: of any node, for the bytes that helpers are sent.
     """
     source = "measured nodes" if measured else "assumed equal nodes"
     course = plan.course
@@ -67,11 +72,15 @@ def plan_text(
     lines += training_lines(course)
     lines += groups_lines(course, memory)
     lines += choice_lines(plan)
+    lines += helper_lines(plan, facts)
     if is_stale(course):
         lines.append(_staleness(plan))
     lines.append(_privacy(plan))
+    if plan.placement.helpers:
+        lines.append("pairs of adapters have hidden states in them, and travel to the helpers")
     if why is not None:
         lines += [f"  {node} needs {estimate}" for node, estimate in memory.items()]
+        lines += _parts_legend(memory)
         lines += explanation_text(why)
     if num_steps:
         most = " at most, the losses decide" if course.decides else ""
@@ -83,6 +92,12 @@ def plan_text(
         lines += legend_lines()
         lines += operations_lines(plan)
     return lines
+
+
+def _parts_legend(memory: Mapping[str, MemoryEstimate]) -> list[str]:
+    """Say what the parts of the nodes' needs are, of those that any node has."""
+    shown = {part for estimate in memory.values() for part, size in estimate.parts().items() if size}
+    return [f"    {part}: {words}" for part, words in PART_WORDS.items() if part in shown]
 
 
 def _nodes(plan: Plan, memory: Mapping[str, MemoryEstimate], budgets: Mapping[str, int]) -> list[str]:
@@ -129,12 +144,19 @@ def _privacy(plan: Plan) -> str:
         return "there is one node, nothing leaves it"
     private = plan.placement.private_blocks
     if private:
-        return f"owners run blocks [0, {private}) themselves; later hidden states travel to the other nodes"
+        said = f"owners run blocks [0, {private}) themselves; later hidden states travel to the other nodes"
+        return said + _seen_by_helpers(plan)
     with_adapters = " with adapters," if plan.course.method.full_parameters else ""
     return (
         f"embeddings travel to the first host, which can tell the tokens from them;{with_adapters} "
-        "privacy.private_blocks keeps the lower blocks with the owner"
+        f"privacy.private_blocks keeps the lower blocks with the owner{_seen_by_helpers(plan)}"
     )
+
+
+def _seen_by_helpers(plan: Plan) -> str:
+    """Say which hidden states helpers see beside the hosts: those inside the blocks that they help with."""
+    seen = ", ".join(f"{one.node} of {one.text}" for one in plan.placement.helpers)
+    return f"; helpers see the hidden states inside the blocks that they help with: {seen}" if seen else ""
 
 
 def table_text(plan: Plan, *, at_step: int, num_steps: int) -> str:

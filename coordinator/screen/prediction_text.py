@@ -99,10 +99,13 @@ def _depths(found: Prediction) -> list[str]:
     if not found.depths:
         return []
     rows = [
-        [str(depth.depth), str(depth.steps), f"{depth.step_s:.4g} s", format_seconds(depth.wall_s)]
+        [depth.trains or str(depth.depth), str(depth.steps), f"{depth.step_s:.4g} s", format_seconds(depth.wall_s)]
         for depth in found.depths
     ]
-    return ["", *table_lines(["trained blocks", "steps", "per step", "in total"], rows)]
+    return [
+        "",
+        *table_lines(["trains" if found.depths[0].trains else "trained blocks", "steps", "per step", "in total"], rows),
+    ]
 
 
 def prediction_json(plan: Plan, found: Prediction, measured: MeasuredRun | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Self, TextIO
 
 from coordinator.records.step_lines import STEP_KIND, LastStep
 from coordinator.records.training_facts import training_facts
+from coordinator.screen.helpers_text import helper_lines
 from coordinator.screen.join_hints import join_lines, listening_line
 from coordinator.screen.progress_lines import (
     evaluating_line,
@@ -106,7 +107,7 @@ class PlainProgress(SpokenProgress):
 
     def plan(self, plan: Plan, memory_bytes: Mapping[str, int]) -> None:
         """Show a line for each node."""
-        for line in [*plan_lines(plan, memory_bytes), *training_lines(plan.course)]:
+        for line in [*plan_lines(plan, memory_bytes), *training_lines(plan.course), *helper_lines(plan)]:
             self.note(line)
 
     def step(self, step: Mapping[str, Any]) -> None:

@@ -35,8 +35,13 @@ def step_line(step: Mapping[str, Any]) -> str:
     """Describe a step that is done."""
     return (
         f"step {step['step']}/{step['num_steps']}: round {step['round']}, {step['initiator']}, "
-        f"depth {step['depth']}, loss {figure(step['loss'])}"
+        f"{trained_text(step['depth'], step.get('trains', ''))}, loss {figure(step['loss'])}"
     )
+
+
+def trained_text(depth: int, trains: str) -> str:
+    """Say what a step trained: ``depth 3``, or ``trains block 3`` where a group of units has a name."""
+    return f"trains {trains}" if trains else f"depth {depth}"
 
 
 def evaluating_line(step: Mapping[str, Any]) -> str:

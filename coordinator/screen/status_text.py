@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 from coordinator.screen.node_list import node_lines, node_table
-from coordinator.screen.progress_lines import figure
+from coordinator.screen.progress_lines import figure, trained_text
 from ringtune.quantities import format_seconds
 from ringtune.v1 import control_pb2
 
-_OPTIONAL = ("num_steps", "steps_done", "round", "initiator", "depth", "loss")
+_OPTIONAL = ("num_steps", "steps_done", "round", "initiator", "depth", "trains", "loss")
 
 
 def status_json(status: control_pb2.StatusReply) -> str:
@@ -54,8 +54,8 @@ def _run_lines(run: control_pb2.RunStatus) -> list[str]:
         lines = [f"{what} for {format_seconds(run.phase_s)}, {format_seconds(run.run_s)} since its start"]
     if run.HasField("steps_done"):
         lines.append(
-            f"step {run.steps_done}/{run.num_steps}: round {run.round}, {run.initiator}, depth {run.depth}, "
-            f"loss {figure(run.loss if run.HasField('loss') else None)}"
+            f"step {run.steps_done}/{run.num_steps}: round {run.round}, {run.initiator}, "
+            f"{trained_text(run.depth, run.trains)}, loss {figure(run.loss if run.HasField('loss') else None)}"
         )
     if run.message:
         lines.append(f"error: {run.message}")

@@ -15,7 +15,9 @@ from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import Profile, TimedShape
 from ringtune.errors import PlanError, RingTuneError
 from ringtune.jobs.job import Job
+from ringtune.jobs.offload import AUTO, OFF
 from ringtune.rounds.row_use import row_uses
+from ringtune.schedule.helped import parse_helpers
 from ringtune.schedule.plan import Plan
 from sim.changes import change_all, change_plan, change_profile, check_rows, plan_value, split_change
 from sim.limits import check_fits, memory_bounds
@@ -34,7 +36,9 @@ _JOB_KEYS = {
     "wire_dtype": "wire.dtype",
     "turns": "train.turns",
     "activations": "memory.activations",
+    "offload": "offload.mode",
 }
+_WORDS_OF_MODE = (AUTO, OFF)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,7 +232,9 @@ class WhatIf:
                 profile = change_profile(profile, key, value)
                 continue
             number = plan_value(key, value)
-            if key in _JOB_KEYS:
+            if key == "offload" and value not in _WORDS_OF_MODE:
+                of_job[_JOB_KEYS[key]] = parse_helpers(value, profile.by_name, where="--change offload")
+            elif key in _JOB_KEYS:
                 of_job[_JOB_KEYS[key]] = number
             else:
                 of_plan[key] = number

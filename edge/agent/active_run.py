@@ -76,22 +76,22 @@ class ActiveRun:
     # ---- what links deliver, from their threads ---------------------------------------------------
 
     def on_tensor(self, key: TensorKey, source: str, tensor: Any, mask: Any) -> None:
-        """BlockForward a checked tensor to the loop, if the run is wanted."""
+        """Pass a checked tensor on to the loop, if the run is wanted."""
         run = self._wanted()
         if run is not None:
             run.on_tensor(key, source, tensor, mask)
 
     def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
-        """BlockForward the head for turn ``seq`` to the loop, if the run is wanted; drop a probe."""
+        """Pass the head for turn ``seq`` on to the loop, if the run is wanted; drop a probe."""
         run = self._wanted()
         if run is not None and kind == Payload.HEAD:
             run.on_head(seq, source, data)
 
-    def on_unit_grad(self, seq: int, unit: int, source: str, data: Pieces) -> None:
-        """BlockForward the gradient that an item gave to a unit to the loop, if the run is wanted."""
+    def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
+        """Pass a parcel on to the loop, if the run is wanted."""
         run = self._wanted()
         if run is not None:
-            run.on_unit_grad(seq, unit, source, data)
+            run.on_parcel(key, source, data)
 
     def on_received(self, source: str, num_bytes: int, sent_unix_s: float) -> None:
         """Report how long a message took: from its sending, or from the message before it on the same link."""
@@ -105,7 +105,7 @@ class ActiveRun:
         _LOG.warning("node %s refused a frame from %s: %s", self.node, source, error)
 
     def on_ack(self, target: str, ack: Ack) -> None:
-        """BlockForward credits of ``target`` to the loop; fail the run if ``target`` refused a frame of this node."""
+        """Pass credits of ``target`` on to the loop; fail the run if ``target`` refused a frame of this node."""
         run = self._wanted()
         if run is None:
             return

@@ -70,6 +70,9 @@ def build_slice(
     if job.keeps_state_on_disk and active.saver is not None:
         active.inactive_state = active.executor.inactive_state
         active.inactive_state.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
+    offload = active.plan.course.offload
+    if offload is not None and offload.merged and active.saver is not None:
+        active.executor.offloading.keep_on_disk(active.saver.moments(), {"run": first_run, "node": active.node})
     if goes_on is not None and active.saver is not None:
         active.saver.load(
             goes_on.shard.step,

@@ -14,17 +14,19 @@ from typing import Any
 import torch
 
 from edge.agent.active_run import ActiveRun
+from edge.agent.heap import facts_here, set_up_heap
 from edge.agent_options import AgentOptions
 from edge.compute.executor import NodeExecutor
 from edge.data.rows import NO_TOKENS, OwnerDataset
 from edge.machine.bfloat16 import multiplies_bfloat16_fast
 from edge.machine.hardware import describe_hardware
 from edge.machine.libraries import load_libraries, touch_kernels
-from edge.machine.memory_budget import give_memory_back
+from edge.machine.memory_budget import give_memory_back, memory_budget
 from edge.measuring import laps
 from edge.measuring.measured_work import MeasuredWork
 from edge.measuring.node import full_size_s, timings
 from edge.measuring.timing_request import TimingRequest
+from edge.shards.state_folder import disk_of, room_bytes
 from edge.wire.frames import Hello
 from edge.wire.link import OutLink
 from edge.wire.server import RingServicer, RunExpectation
@@ -120,6 +122,8 @@ def inspect(
         rested_s=found.rested_s,
         handling_s=found.handling_s,
         fast_bfloat16=multiplies_bfloat16_fast(device),
+        state_free_bytes=None if options.is_guest or options.state is None else room_bytes(options.state),
+        state_disk="" if options.is_guest or options.state is None else disk_of(options.state),
     )
     return node.to_json(), dataset
 
@@ -176,6 +180,16 @@ def build(options: AgentOptions, job: Job, plan: Plan, dataset: OwnerDataset | N
             raise DataError(f"node {options.name} is an owner in the plan but was started without --data; plan anew")
     if dataset is not None:
         dataset.set_labels(plan.course.labels)
+    model, besides_bytes = facts_here(folder, job)
+    set_up_heap(
+        plan,
+        options.name,
+        job,
+        model,
+        memory_bytes=options.memory_bytes or memory_budget(),
+        data_bytes=_data_bytes(options, job, model, dataset) if dataset else 0,
+        besides_bytes=besides_bytes,
+    )
     return NodeExecutor(plan, options.name, job, folder, dataset, device=device)
 
 

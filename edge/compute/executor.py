@@ -5,7 +5,7 @@ The engine decides what runs when; here each action is a few lines on the state 
     E  ids -> hidden            F  hidden -> hidden, keeps (x, y)    H  hidden -> loss, gradient
     f  hidden -> hidden         B  y.backward(gradient) -> x.grad    U  optimizer step
 
-An E of an item that trains the embedding keeps its y too, for the B of the embedding.
+What helpers do is in ``edge.compute.offloading``. An E of an item that trains the embedding keeps its y too, for its B.
 What was handed out or used up is dropped at once, so a frozen slice holds nothing between two micro-batches.
 """
 
@@ -17,11 +17,13 @@ from pathlib import Path
 
 import torch
 
+from edge.compute.checkpoint_part import CheckpointPart
 from edge.compute.flows import Flows
 from edge.compute.forwards import Forwards
 from edge.compute.hosting import Hosted, host
 from edge.compute.inactive_state import InactiveState
 from edge.compute.micro_batches import MicroBatch, OpenItem
+from edge.compute.offloading import Offloading
 from edge.compute.saving.keep import Kept
 from edge.compute.scoring import Scoring
 from edge.data.rows import OwnerDataset
@@ -31,17 +33,17 @@ from edge.model.owner import OwnerParts
 from edge.model.result.loading import load_saved
 from edge.model.result.saving import require_finite, result_files
 from edge.model.versions import VersionStore
-from edge.shards.shard_file import load_shard, to_shard
 from ringtune.engine.diverged import diverged, may_diverge
 from ringtune.errors import DivergedError, PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.job import Job
 from ringtune.jobs.learning_rate import learning_rate
-from ringtune.schedule.actions import Action, Op, TensorKey
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.operations.scores import BlockScores
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
 from ringtune.schedule.units import EMBEDDING, Units, unit_name
+from ringtune.schedule.versions import rate_at
 
 Values = tuple[tuple[str, float], ...]
 
@@ -83,7 +85,9 @@ class NodeExecutor:
         blocks = [self._hosted.skeleton.blocks[index] for index in range(self._slice.start, self._slice.stop)]
         self._versions = VersionStore(blocks, self._hosted.optimizers)
         self._scoring = Scoring(self._hosted.skeleton, self._course)
+        self.offloading = Offloading(plan, node, self._hosted)
         self._forwards = Forwards(plan, node, self._hosted, self._versions, self._scoring)
+        self._part = CheckpointPart(self._slice, self._hosted, self.offloading, self._forwards.vectors)
         self.inactive_state = InactiveState(self._course, self._hosted.all_optimizers())
         self.device = torch.device(device)
         self._settle = settle_of(self.device)
@@ -96,6 +100,8 @@ class NodeExecutor:
             Op.SKIP: self._skip,
             Op.HEAD: self._head,
             Op.BACKWARD: self._backward,
+            Op.SHIP: self._ship,
+            Op.FIT: self.offloading.fit,
             Op.UPDATE: self._update,
         }
 
@@ -201,7 +207,8 @@ class NodeExecutor:
         hidden, mask, context = flow.block_inputs(action, self._hosted.blocks)
         if item.kind.has_update and entry.trained.ranges_within(self._slice.start, self._slice.stop):
             self._versions.use(item.seq)
-        graph, flow.hidden = self._forwards.run(action, entry, hidden, mask, context)
+        with self.offloading.recording(action, entry, flow):
+            graph, flow.hidden = self._forwards.run(action, entry, hidden, mask, context)
         flow.graphs[action.start, action.stop] = graph
         return ()
 
@@ -236,11 +243,19 @@ class NodeExecutor:
         graph = flow.graphs.pop((action.start, action.stop), None)
         if graph is None or flow.grad is None:
             raise PlanError(f"{action} has no {'graph' if graph is None else 'gradient'} here")
-        flow.grad = graph.backward(flow.grad)
+        with self.offloading.recording(action, entry, flow):
+            flow.grad = graph.backward(flow.grad)
         self._scoring.reduce(entry.item, action)
         if not entry.item.kind.has_update:
             for parameter in self._parameters_of(action).values():
                 parameter.grad = None
+        elif action.start == EMBEDDING:
+            self._owner(action)[0].add_up_rows()
+        self._flows.drop_if_empty(action)
+        return ()
+
+    def _ship(self, action: Action, entry: OpenItem) -> Values:
+        self.offloading.ship(action, self._flows.of(action))
         self._flows.drop_if_empty(action)
         return ()
 
@@ -250,12 +265,16 @@ class NodeExecutor:
         return self._hosted.blocks.parameters(action.start, action.stop)
 
     def _update(self, action: Action, entry: OpenItem) -> Values:
-        rate = learning_rate(self._job.train, *self._course.method.rate_at(self._course, entry.item.step))
+        if self.offloading.install(action):
+            return ()
+        rate = learning_rate(self._job.train, *rate_at(self._course, action.start, entry.item.step))
         if action.start in (EMBEDDING, self._course.head):
             self._owner(action)[0].update(action.start, rate)
         else:
-            self._versions.release(action.seq)
+            if action.start < self._slice.stop and action.stop > self._slice.start:  # not of blocks that others host
+                self._versions.release(action.seq)
             self._hosted.optimizers.update(range(action.start, action.stop), rate)
+            self.offloading.updated(action, entry.item.step)
         self.inactive_state.updated(entry.item.step, range(action.start, action.stop))
         return ()
 
@@ -276,10 +295,7 @@ class NodeExecutor:
     # ---- head and files ---------------------------------------------------------------------------
 
     def head_blob(self) -> Pieces:
-        """Return the head, its optimizer moments and step counts as one safetensors file.
-
-        They are read when it is gone through: the head must not change before.
-        """
+        """Return the head with moments and step counts as a file; it must not change before that was gone through."""
         return self._owner(None)[0].to_blob()
 
     def drop_head_state(self) -> None:
@@ -294,25 +310,27 @@ class NodeExecutor:
         """
         self._owner(None)[0].load_blob(data)
 
-    def unit_grad_blob(self, seq: int, unit: int) -> Pieces:
-        """Return the gradient that an item gave to the embedding or to the head, for the copies of other owners.
+    def take_parcel(self, key: TensorKey) -> Pieces:
+        """Return an item's gradient of embedding or head, before the unit's update; or pairs or weights of adapters."""
+        if key.payload == Payload.UNIT_GRAD:
+            return self._owner(None)[0].unit_grad(key.boundary)
+        return self.offloading.take_parcel(key)
 
-        All backwards of the item have to be done, and the unit's update not.
-        """
-        return self._owner(None)[0].unit_grad(unit)
-
-    def load_unit_grad(self, seq: int, unit: int, data: Pieces) -> None:
-        """Take the gradient that ``unit_grad_blob`` of an item's initiator gave; the unit's update follows.
+    def put_parcel(self, key: TensorKey, data: Pieces) -> None:
+        """Take what ``take_parcel`` of another node gave.
 
         Raises:
             IntegrityError: unreadable, or not a gradient of this unit.
             DivergedError: the gradient is not finite.
         """
-        where = f"the gradient of the {unit_name(unit, self._course.num_blocks)} for item {seq}"
+        if key.payload != Payload.UNIT_GRAD:
+            self.offloading.put_parcel(key, data, self._items[key.seq].item.step)
+            return
+        where = f"the gradient of the {unit_name(key.boundary, self._course.num_blocks)} for item {key.seq}"
         try:
-            self._owner(None)[0].load_unit_grad(unit, data, where=where)
+            self._owner(None)[0].load_unit_grad(key.boundary, data, where=where)
         except DivergedError as error:
-            raise diverged(self._items[seq].item, str(error)) from error
+            raise diverged(self._items[key.seq].item, str(error)) from error
 
     def rows_digest(self, run_id: str) -> str:
         """Return the digest of the rows that this node owns, keyed with ``run_id``; empty if it is no owner."""
@@ -326,7 +344,7 @@ class NodeExecutor:
             with_head: also the head; ask the owner that holds it.
         """
         head = self.head_blob() if with_head else None
-        return to_shard(self._trained(), self._hosted.optimizers, head, metadata, self._forwards.vectors)
+        return self._part.write(head, metadata)
 
     def load_shard(self, data: Pieces, metadata: Mapping[str, str], *, with_head: bool) -> None:
         """Replace trained tensors, moments and step counts by those that ``shard`` gave; ``with_head`` as there.
@@ -336,13 +354,9 @@ class NodeExecutor:
             DivergedError: the head in it is not finite.
             OSError: the content can't be read.
         """
-        own, optimizers, vectors = self._trained(), self._hosted.optimizers, self._forwards.vectors
-        head = load_shard(data, own, optimizers, metadata, with_head=with_head, vectors=vectors)
+        head = self._part.load(data, metadata, with_head=with_head)
         if head is not None:
             self._owner(None)[0].load_blob(head, where="the head in the shard")
-
-    def _trained(self) -> dict[str, torch.nn.Parameter]:
-        return self._hosted.blocks.parameters(self._slice.start, self._slice.stop)
 
     def adapter_files(self, *, with_head: bool, with_private: bool = False) -> dict[str, Pieces]:
         """Return this node's part of the run's result; tensors are read when a file is gone through.
@@ -360,13 +374,14 @@ class NodeExecutor:
         Raises:
             DivergedError: a trained weight is not finite after the last update.
         """
-        trained = dict(self._trained())
+        trained: dict[str, torch.Tensor] = {**self._part.trained, **self.offloading.installed}
         if with_head:
             trained |= {f"head.{name}": value for name, value in self._owner(None)[0].parameters.items()}
         require_finite(trained)
         without = () if with_private else range(self._plan.placement.private_blocks)
         skeleton, task = self._hosted.skeleton, self._job.model.task
-        return result_files(skeleton, task, self._folder, without_blocks=without, with_head=with_head)
+        kept = self._hosted.kept
+        return result_files(skeleton, task, self._folder, without_blocks=without, with_head=with_head, merged=kept)
 
     def load_saved(self, folder: Path) -> None:
         """Replace the initial values of what trains, and at an owner the head, by those of a run's result.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from edge.compute.capture import Capture
+from edge.compute.capturing.install import adapter_weights
+from edge.compute.capturing.merged import MergedMatrices
+from edge.compute.helping.auxiliary_models import AuxiliaryModels
 from edge.data.rows import OwnerDataset
 from edge.model.frozen.files import FrozenFiles
 from edge.model.head_groups.weights import subnets_of_config
@@ -22,6 +27,7 @@ from ringtune.models.families import check_task, family_named
 from ringtune.models.folder import model_dimensions, read_config
 from ringtune.models.head_group_support import refusal
 from ringtune.schedule.course import Course
+from ringtune.schedule.helpers import Helper
 from ringtune.schedule.plan import Plan
 
 
@@ -32,11 +38,15 @@ class Hosted:
     Attributes:
         skeleton: the model; hosted modules are real, the others empty.
         blocks: runs hosted blocks.
-        optimizers: over the adapters of the node's slice, a block each.
+        optimizers: over what trains of the node's slice, and of others' blocks that it helps with; a block each.
         owner: embedding and head; None at a node without data.
         dtype: of the computation.
         device: of the computation.
         hosted_bytes: weights, adapters and head.
+        capture: records the pairs of hosted blocks that helpers fit; None without any.
+        helped: adapters of others' blocks that are fitted here, in the order of the placement.
+        merged: the matrices with the adapters of blocks that helpers fit inside; None where these are beside them.
+        kept: adapters that were merged, by name, for checkpoints and the result.
     """
 
     skeleton: Skeleton
@@ -46,6 +56,17 @@ class Hosted:
     dtype: torch.dtype
     device: torch.device
     hosted_bytes: int
+    capture: Capture | None = None
+    helped: tuple[AuxiliaryModels, ...] = ()
+    merged: MergedMatrices | None = None
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def fitted(self) -> dict[str, nn.Parameter]:
+        """Return the adapters of others' blocks that train here, by name."""
+        found: dict[str, nn.Parameter] = {}
+        for models in self.helped:
+            found |= models.parameters(models.units.start, models.units.stop)
+        return found
 
     def all_optimizers(self) -> tuple[UnitOptimizers, ...]:
         """Return the optimizers of everything that trains here: of the slice, and of an owner's embedding and head."""
@@ -85,22 +106,41 @@ def host(
         if head is not None:
             task.connect(skeleton, head, weights)
     _check_subnets(course, job, skeleton)
+    helpers = plan.placement.helpers_of(node)
+    capture = Capture(skeleton, _blocks_of(helpers)) if helpers else None  # before what trains is looked for
+    merged, kept = None, dict[str, torch.Tensor]()
+    if helpers and course.offload is not None and course.offload.merged:
+        beside = adapter_weights(skeleton, _blocks_of(helpers))
+        kept = {name: value.detach().clone() for name, value in beside.items()}
+        merged = MergedMatrices(skeleton, _blocks_of(helpers), folder, job)
     blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed)
     owner = None
     if head is not None:
         head.to(device=device, dtype=dtype).eval()
         owner = OwnerParts(skeleton, head, task, job.train)
+    helped = tuple(
+        AuxiliaryModels(folder, job, range(one.start, one.stop), dtype, device)
+        for one in plan.placement.helped_by(node)
+    )
+    trained = {index: blocks.parameters(index, index + 1) for index in range(piece.start, piece.stop)}
+    trained |= {index: models.parameters(index, index + 1) for models in helped for index in models.units}
     return Hosted(
         skeleton=skeleton,
         blocks=blocks,
-        optimizers=UnitOptimizers(
-            job.train, {index: blocks.parameters(index, index + 1) for index in range(piece.start, piece.stop)}
-        ),
+        optimizers=UnitOptimizers(job.train, trained),
         owner=owner,
         dtype=dtype,
         device=device,
-        hosted_bytes=module_bytes(skeleton.model),
+        hosted_bytes=module_bytes(skeleton.model) + sum(models.held_bytes for models in helped),
+        capture=capture,
+        helped=helped,
+        merged=merged,
+        kept=kept,
     )
+
+
+def _blocks_of(helpers: Iterable[Helper]) -> list[int]:
+    return [block for helper in helpers for block in range(helper.start, helper.stop)]
 
 
 def _check_data(course: Course, node: str, dataset: OwnerDataset | None) -> None:

@@ -40,6 +40,8 @@ class InactiveState:
     def keep_on_disk(self, folder: Path, of: Mapping[str, str]) -> None:
         """Keep the state of inactive units in files from now on; no unit may have state yet.
 
+        The room is taken at once, so that two nodes on one disk can't both count on it.
+
         Args:
             folder: for the files.
             of: what they are of: run and node.
@@ -50,7 +52,9 @@ class InactiveState:
         require_room(folder, self._optimizers, of)
         self._is_moved = True
         for each in self._optimizers:
-            each.keep_in(OnDisk(folder, each.name, of))
+            keeper = OnDisk(folder, each.name, of)
+            each.keep_in(keeper)
+            keeper.reserve(each.units)
 
     def begin(self, item: Item) -> None:
         """Read ahead what the step of an item and the next one update; call it with each action."""

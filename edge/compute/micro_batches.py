@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from edge.compute.capturing.pairs import Pairs
 from edge.compute.saving.block_forward import Saved
 from edge.data.tokens import Batch
 from edge.model.slice import BlockRunner
@@ -34,19 +35,21 @@ class MicroBatch:
         mask: (B, T), None where the hidden state enters the head.
         grad: of the hidden state that left this node, or that the head here saw.
         graphs: unit range -> what a forward keeps for the backward that it waits for.
+        pairs: block -> what was recorded for its helper.
     """
 
     hidden: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     grad: torch.Tensor | None = None
     graphs: dict[tuple[int, int], Saved] = field(default_factory=dict)
+    pairs: dict[int, Pairs] = field(default_factory=dict)
     _context: Any = None
     _has_context: bool = False
 
     @property
     def is_empty(self) -> bool:
-        """Whether neither hidden state nor gradient nor graph is held."""
-        return self.hidden is None and self.grad is None and not self.graphs
+        """Whether neither hidden state nor gradient, graph nor pairs are held."""
+        return self.hidden is None and self.grad is None and not self.graphs and not self.pairs
 
     def drop_hidden(self) -> None:
         """Drop the hidden state with its mask and context: it was sent on, or the head made a loss of it."""
@@ -83,6 +86,8 @@ class MicroBatch:
         yield from _tensors_in(self._context)
         for graph in self.graphs.values():
             yield from graph.tensors()
+        for pairs in self.pairs.values():
+            yield from pairs.tensors()
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

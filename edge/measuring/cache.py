@@ -2,7 +2,7 @@
 
 ::
 
-    STATE/profile.json    {"schema": 3, "entries": {KEY: ENTRY}}
+    STATE/profile.json    {"schema": 4, "entries": {KEY: ENTRY}}
     ENTRY                 {"budget_s", "at_unix_s", "activation_token_bytes", "rested_s", "handling_s", "work_times"}
 
 The key stands for everything that changes a timing: model, processor and threads, shape of the job, the owner's part,
@@ -30,7 +30,7 @@ from ringtune.files.strict import read_value
 
 _LOG = logging.getLogger(__name__)
 CACHE_FILE = "profile.json"
-SCHEMA = 3
+SCHEMA = 4
 KEPT_ENTRIES = 16
 LONGEST_AGE_S = 7 * 24 * 3600.0
 

@@ -113,12 +113,12 @@ class _Idle:
     def load_head_blob(self, data: Any) -> None:
         """Ignore a head."""
 
-    def unit_grad_blob(self, seq: int, unit: int) -> Any:
+    def take_parcel(self, key: TensorKey) -> Any:
         """Give nothing."""
         return b""
 
-    def load_unit_grad(self, seq: int, unit: int, data: Any) -> None:
-        """Ignore a gradient."""
+    def put_parcel(self, key: TensorKey, data: Any) -> None:
+        """Ignore a parcel."""
 
     def drop_head_state(self) -> None:
         """Hold no head."""

@@ -11,6 +11,7 @@ without count as it does.
     f, F, B with half of the subnets  FORWARD_PART, GRAPH_PART, BACKWARD_PART
     E E .. E                          EMBED              put hidden, F, put gradient, B      .. of the lowest one
     E, H, U[head]                     HEAD, UPDATE_HEAD  E, H of an evaluation               HEAD_FREE
+    read pairs, A                     FIT
 
 Parts are timed where the job has operations with several subnets a block: with ``subnets // 2`` of them.
 
@@ -20,8 +21,6 @@ What encodes, decodes, hands over and saves is the code of a run too; the disk i
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,9 +32,11 @@ from edge.compute.executor import NodeExecutor
 from edge.data.rows import OwnerDataset
 from edge.machine.settling import settle_of
 from edge.measuring.bench_plan import NODE, bench_plan, part_subnets, part_table, whole_plan
+from edge.measuring.fitting import Fitting
 from edge.measuring.handling import handling_s
 from edge.measuring.laps import Cycle, Laps, Spread, Timer
 from edge.measuring.measured_work import MeasuredWork
+from edge.measuring.room import check_room, folder_in
 from edge.measuring.rows import SizedRows, known_labels, uneven_mask
 from edge.measuring.wire import decode, encode
 from edge.shards.state_folder import RunShards
@@ -45,14 +46,11 @@ from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.model_facts import computed_token_bytes
 from ringtune.costs.profile import ModelFacts
 from ringtune.costs.work_times import PART_OF, Work, WorkTime
-from ringtune.errors import CapacityError
-from ringtune.files.durable import make_folder
 from ringtune.jobs.job import Job
 from ringtune.models.adapter_config import fullest_block
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CLASS_TASKS
 from ringtune.models.folder import model_dimensions, read_config
-from ringtune.quantities import format_bytes
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.plan import Plan
@@ -60,7 +58,7 @@ from ringtune.schedule.turns import StepKind, Turn
 
 _TINY_RATE = 1e-9
 _UNSIZED: tuple[Work, ...] = (Work.UPDATE, Work.UPDATE_HEAD)
-_BLOCK_LOOPS, _PART_LOOPS, _OWNER_LOOPS, _ONCE_LOOPS = 4, 3, 3, 2
+_BLOCK_LOOPS, _PART_LOOPS, _OWNER_LOOPS, _ONCE_LOOPS = 5, 3, 3, 2
 _WITH_LOWEST: Final = {
     Work.GRAPH: Work.GRAPH_LOWEST,
     Work.BACKWARD: Work.BACKWARD_LOWEST,
@@ -129,12 +127,15 @@ class Bench:
             subnets=subnets,
             frozen=frozen,
         )
-        _check_room(self._memory(model), memory_bytes)
+        check_room(self._memory(model), memory_bytes)
         # the executor wants of a dataset only what SizedRows has
         rows_of: Any = self._rows
         self._executor = NodeExecutor(self._plan, NODE, self._job, folder, rows_of, device=device)
         self._dtype = torch.float64 if job.model.dtype == "float64" else torch.float32
         self._device = torch.device(device)
+        self._fitting: Fitting | None = None
+        if Fitting.is_possible(folder, self._job):
+            self._fitting = Fitting(folder, self._job, self._block, self._dtype, self._device)
 
     def _memory(self, model: ModelFacts) -> MemoryEstimate:
         """Estimate what the measurement holds at most, as a run that hosts this block would."""
@@ -227,6 +228,8 @@ class Bench:
             if self._block:
                 yield self._train(hidden, mask, grad, lowest=False, is_part=is_part)
         yield self._wire(hidden, mask)
+        if self._fitting is not None:
+            yield self._fitting.cycle(size)
         if self._rows is not None:
             self._rows.take_size(size.rows * self._job.train.microbatches, 0 if self._fixed else size.tokens)
             yield self._embed(size)
@@ -238,7 +241,7 @@ class Bench:
         if self._rows is not None:
             found |= timer.measure(self._hand_over, budget_s=each_s)
         if disk is not None:
-            with _folder_in(disk) as folder:
+            with folder_in(disk, is_needed=self._job.train.checkpoint_every > 0) as folder:
                 found |= timer.measure(self._save(folder), budget_s=each_s)
         return found
 
@@ -372,22 +375,3 @@ class Bench:
     def settle(self) -> Callable[[], None]:
         """Return a function that waits until the device has done its work; on a processor the function does nothing."""
         return settle_of(self._device)
-
-
-def _check_room(needs: MemoryEstimate, memory_bytes: int) -> None:
-    if needs.total_bytes > memory_bytes:
-        raise CapacityError(
-            f"measuring one block needs {needs} but there are {format_bytes(memory_bytes)}; lower train.batch_size or "
-            "train.max_length, or raise train.microbatches"
-        )
-
-
-@contextmanager
-def _folder_in(disk: Path) -> Iterator[Path]:
-    """Make a temporary folder inside ``disk`` and remove it in the end."""
-    make_folder(disk)
-    folder = Path(tempfile.mkdtemp(prefix=".measure-", dir=disk))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -25,7 +25,7 @@ from edge.model.skeleton import Skeleton, owner_modules
 from edge.model.slice import set_mode
 from edge.model.tensor_bytes import is_finite, pieces_of
 from edge.model.training_state import Prefixes, TrainingState
-from edge.model.unit_grads import collect_sparse, complete, grad_blob, load_grads
+from edge.model.unit_grads import add_up_rows, collect_sparse, complete, grad_blob, load_grads
 from ringtune.engine.diverged import LOWER_THE_RATE
 from ringtune.errors import DivergedError
 from ringtune.files.pieces import Pieces
@@ -197,6 +197,10 @@ class OwnerParts:
         All backwards of the item have to be done.
         """
         return grad_blob(self.units[unit], self._tied_in(unit))
+
+    def add_up_rows(self) -> None:
+        """Bound what the embedding's gradient takes after a backward of it."""
+        add_up_rows(self.units[EMBEDDING])
 
     def load_unit_grad(self, unit: int, data: Pieces, *, where: str) -> None:
         """Take the gradient of a unit that ``unit_grad`` of another owner gave, for the next update.

@@ -3,6 +3,8 @@
 With ``adapter.config = "full"`` there is no adapter: the blocks' own weights are marked to train, which they keep when
 ``slice`` reads them. Under a method that trains all parameters, those of the embedding and of the head are marked too.
 
+Auxiliary models (``edge.model.auxiliary``) have no numbers here: ``slice`` makes those of hosted blocks.
+
 Every node builds this same skeleton of the *whole* model with the same seed, so the initial adapters and head are
 those that one process would get, and none has to be shipped. ``slice`` then makes real what the node hosts and
 drops the rest.
@@ -24,11 +26,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from edge.model.auxiliary.build import add_auxiliary
 from edge.model.dropout import set_dropout
 from edge.model.families import FamilyForward, family_of
+from edge.model.layouts import LAYOUTS
 from ringtune.errors import JobError, ModelError
 from ringtune.jobs.job import Job
-from ringtune.models.adapter_config import trains_own_weights
+from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
+from ringtune.models.auxiliary_config import AuxiliaryConfig
 from ringtune.models.families import family_named
 from ringtune.models.family import Family
 from ringtune.models.folder import read_config
@@ -46,6 +51,8 @@ class Skeleton(NamedTuple):
         layout: where its blocks and an owner's parts are.
         own_weights: names inside a block of its own weights that train; empty with an adapter.
         full_parameters: whether all parameters train: of blocks, embedding and head.
+        auxiliary: what stands in the blocks instead of an adapter of the library; None with one, or without any.
+        seed: of the run, for initial values that are made with a block.
     """
 
     model: Any
@@ -53,6 +60,8 @@ class Skeleton(NamedTuple):
     layout: Family
     own_weights: tuple[str, ...] = ()
     full_parameters: bool = False
+    auxiliary: AuxiliaryConfig | None = None
+    seed: int = 0
 
     @property
     def base(self) -> Any:
@@ -80,12 +89,13 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
     """
     from adapters import AutoAdapterModel
     from transformers import AutoConfig
+    from transformers.modeling_utils import no_init_weights
 
     layout = family_named(read_config(folder)["model_type"])
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     config.name_or_path = folder.resolve().name  # ends up in adapter_config.json: no local path
     set_dropout(config, job.train.dropout)
-    with without_weights():
+    with without_weights(), no_init_weights():  # draws no values for what is dropped: half the time
         model = AutoAdapterModel.from_config(config)
     _fill_with_zeros(model)
     full = job.method.full_parameters
@@ -93,8 +103,18 @@ def build_skeleton(folder: Path, job: Job) -> Skeleton:
     if trains_own_weights(job.adapter.config):
         torch.manual_seed(job.train.seed)
         return _training_own_weights(skeleton)
+    if auxiliary := auxiliary_of(job.adapter.config):
+        torch.manual_seed(job.train.seed)
+        return _with_auxiliary(skeleton, auxiliary, job.train.seed)
     _add_adapter(skeleton, job)
     return skeleton
+
+
+def _with_auxiliary(skeleton: Skeleton, auxiliary: AuxiliaryConfig, seed: int) -> Skeleton:
+    """Put auxiliary models into every block; they alone train."""
+    add_auxiliary(skeleton.blocks, LAYOUTS[skeleton.layout.model_type], auxiliary, name=ADAPTER)
+    skeleton.model.eval()
+    return skeleton._replace(auxiliary=auxiliary, seed=seed)
 
 
 def _training_own_weights(skeleton: Skeleton) -> Skeleton:

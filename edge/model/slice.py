@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from edge.model.auxiliary.build import start_auxiliary
 from edge.model.dropout import block_unit, seed_unit
 from edge.model.frozen.matrix import FrozenMatrix
 from edge.model.head_groups.blocks import HeadGroups
@@ -61,6 +62,9 @@ def materialise(
     for index in range(len(skeleton.blocks)):
         if index not in kept:
             skeleton.blocks[index] = Empty()
+    if skeleton.auxiliary is not None:
+        for index in kept:
+            start_auxiliary(skeleton.blocks[index], seed=skeleton.seed, index=index)
     paths = [f"{layout.blocks_path}.{index}" for index in sorted(kept)]
     if with_embedding:
         paths += [path for path, _ in owner_modules(skeleton)]
@@ -101,7 +105,7 @@ def _read_module(
         if f".{ADAPTER}." in f".{name}":
             continue
         full = f"{path}.{name}"
-        stored = weights.find(*_stored_names(skeleton.model.base_model_prefix, full))
+        stored = weights.find(*stored_names(skeleton.model.base_model_prefix, full))
         if stored is None and not isinstance(_attribute(module, name), nn.Parameter):
             continue  # a buffer that the architecture computes
         if stored is None:
@@ -132,7 +136,7 @@ def _start_magnitudes(module: nn.Module) -> None:
                 loras[ADAPTER].m.weight.copy_(torch.linalg.norm(weight.float(), dim=1).unsqueeze(1))
 
 
-def _stored_names(prefix: str, name: str) -> Iterator[str]:
+def stored_names(prefix: str, name: str) -> Iterator[str]:
     """Yield the names under which a file may hold ``name``: with or without model prefix, with legacy suffixes.
 
     Example: ``LayerNorm.weight`` with prefix ``bert`` is also ``bert.LayerNorm.weight``, ``LayerNorm.gamma`` and
@@ -174,11 +178,14 @@ class BlockRunner:
         skeleton: after ``materialise``.
         dropout: probability; with 0 nothing is seeded.
         seed: of the run.
+
+    Attributes:
+        dropout: as given.
     """
 
     def __init__(self, skeleton: Skeleton, *, dropout: float, seed: int) -> None:
         self._skeleton = skeleton
-        self._dropout = dropout
+        self.dropout = dropout
         self._seed = seed
         # by name: an update may put other tensors in their places, and a block that rests needs no gradient for a while
         self._trainable = {
@@ -253,7 +260,7 @@ class BlockRunner:
         """Run one block as the library does."""
         block = self._skeleton.blocks[index]
         set_mode(block, train=train_at is not None)
-        if train_at is not None and self._dropout > 0:
+        if train_at is not None and self.dropout > 0:
             seed_unit(self._seed, *train_at, block_unit(index))
         return self._skeleton.family.block(block, hidden_BTD, context)
 

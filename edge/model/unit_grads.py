@@ -6,8 +6,9 @@ of the whole batch, at its initiator. Every other owner gets it as a safetensors
     grad/<name>                 the whole gradient of a tensor
     rows/<name>, values/<name>  of a table some of whose rows have one: the rows' numbers, ascending, and gradients
 
-Token tables collect sparse gradients, which cost as much memory as the tokens of a batch. Right before an update they
-become dense, because optimizers move every row. The rows tell the other owners which tokens a batch had.
+Tables collect sparse gradients, which cost as much memory as the tokens of a batch, and no more than the table and a
+micro-batch. Right before an update they become dense, because optimizers move every row. The gradients tell the other
+owners which tokens a batch had, with learned positions where they stood, and about how many rows of each class.
 
 Source: HiFT, algorithm 1 (gradients of the active group only); the copies are ours.
 """
@@ -20,7 +21,9 @@ from typing import Final, NamedTuple
 import torch
 from torch import nn
 
-from edge.model.tensor_bytes import DTYPE_NAMES, fill, pieces_of
+from edge.machine.memory_budget import trim_heap
+from edge.model.tensor_bytes import DTYPE_NAMES, fill, is_finite, pieces_of
+from ringtune.costs.memory.unit_state import TABLE_GIVEN_BACK_BYTES
 from ringtune.errors import DivergedError, IntegrityError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_header import TensorInfo
@@ -51,6 +54,18 @@ def collect_sparse(modules: Iterable[nn.Module]) -> None:
                 part.sparse = True
 
 
+def add_up_rows(parameters: Parameters) -> None:
+    """Add the rows of equal tokens up where a sparse gradient has more rows than its table; call it after a backward.
+
+    Autograd puts the rows of each micro-batch after those before, however often a token comes: a table of two token
+    types would have a row for every token of the batch.
+    """
+    for parameter in parameters.values():
+        grad = parameter.grad
+        if grad is not None and grad.is_sparse and grad._nnz() > parameter.shape[0]:
+            parameter.grad = grad.coalesce()
+
+
 def complete(parameters: Parameters, tied: Tied) -> None:
     """Make the gradients of a unit dense and whole, as an optimizer wants them.
 
@@ -61,6 +76,8 @@ def complete(parameters: Parameters, tied: Tied) -> None:
     _add_tied(tied)
     for parameter in parameters.values():
         if parameter.grad is not None and parameter.grad.is_sparse:
+            if parameter.nbytes >= TABLE_GIVEN_BACK_BYTES:
+                trim_heap()  # of what the graphs of the step took
             parameter.grad = parameter.grad.to_dense()
 
 
@@ -143,10 +160,10 @@ def _read(file: TensorFile, name: str, like: Like, where: str) -> torch.Tensor:
             f"{where} has {name} as {info.dtype} {list(info.shape)}, expected {DTYPE_NAMES[like.dtype]} "
             f"{list(like.shape)}"
         )
+    if not is_finite(file.tensor(name)):
+        raise DivergedError(f"{where} has {name} with numbers that are not finite")
     target = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     fill(target, file.tensor(name))
-    if target.is_floating_point() and not bool(torch.isfinite(target).all()):
-        raise DivergedError(f"{where} has {name} with numbers that are not finite")
     return target
 
 

@@ -68,6 +68,8 @@ class VersionStore:
         Raises:
             PlanError: an earlier micro-batch of the item used another version.
         """
+        if not self._places:
+            return
         if self._used.setdefault(seq, self._newest) is not self._newest:
             raise PlanError(f"item {seq}: the weights were updated between two of its micro-batches")
 

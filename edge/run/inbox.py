@@ -17,22 +17,21 @@ class Inbox:
     Attributes:
         tensors: each with its mask.
         heads: by the turn that they are for.
-        unit_grads: by item and unit.
+        parcels: by their names.
     """
 
     tensors: dict[TensorKey, tuple[Any, Any]] = field(default_factory=dict)
     heads: dict[int, Pieces] = field(default_factory=dict)
-    unit_grads: dict[tuple[int, int], Pieces] = field(default_factory=dict)
+    parcels: dict[TensorKey, Pieces] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Drop everything."""
         self.tensors.clear()
         self.heads.clear()
-        self.unit_grads.clear()
+        self.parcels.clear()
 
     def forget(self, turn: Turn) -> None:
         """Drop what came twice for a turn that is done."""
-        for key in [key for key in list(self.tensors) if turn.first_seq <= key.seq < turn.end_seq]:
-            del self.tensors[key]
-        for name in [name for name in list(self.unit_grads) if turn.first_seq <= name[0] < turn.end_seq]:
-            del self.unit_grads[name]
+        for held in (self.tensors, self.parcels):
+            for key in [key for key in list(held) if turn.first_seq <= key.seq < turn.end_seq]:
+                del held[key]

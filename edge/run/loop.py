@@ -37,8 +37,9 @@ from ringtune.files.pieces import Pieces
 from ringtune.rpc.scores_codec import scores_to_proto
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.operations.table import Operations
+from ringtune.schedule.parcels import credit_boundary
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import credit_boundary, saves_head
+from ringtune.schedule.replicas import saves_head
 from ringtune.schedule.turns import StartPoint, StepKind, Turn
 
 T = TypeVar("T")
@@ -144,12 +145,12 @@ class AgentRun:
         self._inbox.heads[turn] = data
         self._queue.put(ev.HeadArrived(turn, source))
 
-    def on_unit_grad(self, seq: int, unit: int, source: str, data: Pieces) -> None:
-        """Put the gradient that an item gave to a unit into the inbox, unless the run has failed or stops."""
+    def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
+        """Put a parcel that arrived into the inbox, unless the run has failed or stops."""
         if self._failed or self._stopping.is_set():
             return
-        self._inbox.unit_grads[seq, unit] = data
-        self._queue.put(ev.UnitGradArrived(seq, unit, source))
+        self._inbox.parcels[key] = data
+        self._queue.put(ev.ParcelArrived(key, source))
 
     def on_credits(self, source: str, boundary: int, count: int) -> None:
         """Queue the credits of ``source``, which took ``count`` hidden states of this node out of its inbox.
@@ -169,6 +170,7 @@ class AgentRun:
             if self._failed or self._stopping.is_set():
                 return
             self._failed = True
+        lost_peer = lost_peer or (error.peer if isinstance(error, PeerLostError) else "")
         known = isinstance(error, RingTuneError)
         name = type(error).__name__
         text = str(error) if known else f"{name}: {error}"
@@ -331,12 +333,12 @@ class AgentRun:
             case ev.AcceptHead(turn, _):
                 self._head_went_for = None
                 self._executor.load_head_blob(self._inbox.heads.pop(turn))
-            case ev.SendUnitGrad(seq, unit, target):
-                sent = self._links[target].send_unit_grad(seq, unit, self._executor.unit_grad_blob(seq, unit))
-                self._count(seq, target, Payload.UNIT_GRAD, sent)
-            case ev.AcceptUnitGrad(seq, unit, source):
-                self._executor.load_unit_grad(seq, unit, self._inbox.unit_grads.pop((seq, unit)))
-                self._ack(source, credit_boundary(self._plan.course))
+            case ev.SendParcel(key, target):
+                sent = self._links[target].send_parcel(key, self._executor.take_parcel(key))
+                self._count(key.seq, target, key.payload, sent)
+            case ev.AcceptParcel(key, source):
+                self._executor.put_parcel(key, self._inbox.parcels.pop(key))
+                self._ack(source, credit_boundary(self._plan.course, key.payload))
             case ev.SetTimer(timer, at_s):
                 self._timers[timer] = at_s
             case ev.CancelTimer(timer):

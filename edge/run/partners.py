@@ -49,11 +49,11 @@ class Executor(Protocol):
     def drop_head_state(self) -> None:
         """Free the optimizer state of a head that was handed over."""
 
-    def unit_grad_blob(self, seq: int, unit: int) -> Pieces:
-        """Return the gradient that an item gave to a unit; its update may come before that was gone through."""
+    def take_parcel(self, key: TensorKey) -> Pieces:
+        """Return a parcel for sending; what it was made of may change before it was gone through."""
 
-    def load_unit_grad(self, seq: int, unit: int, data: Pieces) -> None:
-        """Take the gradient that ``unit_grad_blob`` of an item's initiator gave."""
+    def put_parcel(self, key: TensorKey, data: Pieces) -> None:
+        """Take what ``take_parcel`` of another node gave."""
 
     def shard(self, metadata: Mapping[str, str], *, with_head: bool) -> Pieces:
         """Return this node's part of a checkpoint."""
@@ -68,8 +68,8 @@ class Link(Protocol):
     def send_blob(self, kind: str, seq: int, data: Pieces) -> int:
         """Queue a head for a peer; ``seq`` is the index of the turn."""
 
-    def send_unit_grad(self, seq: int, unit: int, data: Pieces) -> int:
-        """Queue the gradient that an item gave to a unit."""
+    def send_parcel(self, key: TensorKey, data: Pieces) -> int:
+        """Queue a parcel."""
 
     def close(self) -> None:
         """End the link."""

@@ -5,6 +5,7 @@
     adapter/<block>.<name>          a trainable tensor of the node's slice
     moments/<block>.<name>/<key>    its optimizer state (AdamW: exp_avg, exp_avg_sq, step), once it was updated
     velora/<block>.<name>           VeLoRA's vector of a linear layer, empty before its first micro-batch
+    sums/<block>.<name>             a helper's gradients between two updates
     head                            at the owner that holds it: the head as it is handed over, as bytes
 
 The metadata says which run, plan, node and step it is of. Frozen weights are not in it.
@@ -28,15 +29,15 @@ from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_te
 FORMAT = "ringtune-shard-1"
 _PREFIXES = Prefixes(value="adapter/", state="moments/")
 _HEAD = "head"
-_VECTORS = "velora/"
 _METADATA = "ringtune"
 _WHERE = "the shard"
 
 Parameters = Mapping[str, torch.nn.Parameter]
+Tensors = Mapping[str, torch.Tensor]
 
 
-class Vectors(Protocol):
-    """Tensors besides the trained ones that a run goes on from; VeLoRA's are ``edge.compute.saving.vectors``."""
+class Besides(Protocol):
+    """Tensors besides the trained ones that a run goes on from: VeLoRA's vectors, and sums of a helper's gradients."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return all of them, by name."""
@@ -57,7 +58,9 @@ def to_shard(
     optimizers: UnitOptimizers | None,
     head: Pieces | None,
     metadata: Mapping[str, str],
-    vectors: Vectors | None = None,
+    *,
+    besides: Mapping[str, Besides] | None = None,
+    installed: Tensors | None = None,
 ) -> Pieces:
     """Make the file of a node, which is read from the tensors when it is gone through.
 
@@ -66,11 +69,12 @@ def to_shard(
         optimizers: over them; None if there are none.
         head: what an owner hands over; None = another node has it.
         metadata: run, plan, node and step.
-        vectors: VeLoRA's; None without VeLoRA.
+        besides: what else a run goes on from, by how its names begin.
+        installed: tensors of its slice that a helper trains, by name.
     """
-    tensors = _state(parameters, optimizers).tensors()
-    if vectors is not None:
-        tensors |= {f"{_VECTORS}{name}": pieces_of(vector) for name, vector in vectors.tensors().items()}
+    tensors = _state(parameters, optimizers, installed).tensors()
+    for prefix, more in (besides or {}).items():
+        tensors |= {f"{prefix}/{name}": pieces_of(value) for name, value in more.tensors().items()}
     if head is not None:
         tensors[_HEAD] = TensorPieces("U8", (head.size_bytes,), head)
     # one entry, so that equal shards are equal bytes
@@ -84,7 +88,8 @@ def load_shard(
     metadata: Mapping[str, str],
     *,
     with_head: bool,
-    vectors: Vectors | None = None,
+    besides: Mapping[str, Besides] | None = None,
+    installed: Tensors | None = None,
 ) -> Pieces | None:
     """Replace parameters and optimizer state by those of a file of ``to_shard``.
 
@@ -94,7 +99,8 @@ def load_shard(
         optimizers: as there.
         metadata: what it has to be of.
         with_head: whether the node held the head then; a shard of it has one, and no other.
-        vectors: VeLoRA's; None without VeLoRA.
+        besides: as there.
+        installed: as there.
 
     Returns:
         The head, None if another node held it.
@@ -110,28 +116,32 @@ def load_shard(
             if with_head
             else "the shard has a head, but another node held it at that step"
         )
-    state = _state(parameters, optimizers)
-    given = _vectors_of(file) if vectors is not None else {}
-    state.check(file, besides=(_HEAD, *(f"{_VECTORS}{name}" for name in given)))
-    if vectors is not None:
-        vectors.check(given, where=_WHERE)
-        vectors.load(given)
+    state = _state(parameters, optimizers, installed)
+    given = {prefix: _small(file, f"{prefix}/") for prefix in besides or {}}
+    state.check(file, besides=(_HEAD, *(f"{prefix}/{name}" for prefix, found in given.items() for name in found)))
+    for prefix, more in (besides or {}).items():
+        more.check(given[prefix], where=_WHERE)
+    for prefix, more in (besides or {}).items():
+        more.load(given[prefix])
     state.load(file)
     return file.tensor(_HEAD).data if with_head else None
 
 
-def _state(parameters: Parameters, optimizers: UnitOptimizers | None) -> TrainingState:
+def _state(
+    parameters: Parameters, optimizers: UnitOptimizers | None, installed: Tensors | None = None
+) -> TrainingState:
+    values = {**parameters, **(installed or {})}
     return TrainingState(
-        values=parameters, parameters=parameters, optimizers=optimizers, prefixes=_PREFIXES, where=_WHERE, part="slice"
+        values=values, parameters=parameters, optimizers=optimizers, prefixes=_PREFIXES, where=_WHERE, part="slice"
     )
 
 
-def _vectors_of(file: TensorFile) -> dict[str, torch.Tensor]:
-    """Read VeLoRA's vectors, which are small."""
+def _small(file: TensorFile, prefix: str) -> dict[str, torch.Tensor]:
+    """Read the tensors whose names begin so, which are small."""
     found: dict[str, torch.Tensor] = {}
     for name, info in file.infos.items():
-        if name.startswith(_VECTORS):
-            found[name.removeprefix(_VECTORS)] = target = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
+        if name.startswith(prefix):
+            found[name.removeprefix(prefix)] = target = torch.empty(info.shape, dtype=torch_dtype(info.dtype))
             fill(target, file.tensor(name))
     return found
 

@@ -45,6 +45,7 @@ LOCK_WAIT_S = 10.0
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 _FINISHED = "finished"
 _ROWS = "rows"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MOMENTS = "moments"
 
 
@@ -137,6 +138,31 @@ class StateFolder:
                 self.path,
                 open_runs[0],
             )
+
+
+def room_bytes(folder: Path) -> int | None:
+    """Return the bytes that a run may take in a node's folder; None if that can't be found out.
+
+    What a killed run left of its optimizer state counts, because the next run removes it.
+    """
+    try:
+        free_bytes = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+        left = [path.stat().st_size for path in folder.glob(f"*/{_MOMENTS}/*")]
+    except OSError:
+        return None
+    return free_bytes + sum(left)
+
+
+def disk_of(folder: Path) -> str:
+    """Name the disk of a node's folder, the same for all nodes of this machine; empty if that can't be found out.
+
+    Example: ``0f3c...:65025``, the machine's start and the number of the device.
+    """
+    try:
+        started = _BOOT.read_text(encoding="ascii").strip()
+        return f"{started}:{(folder if folder.exists() else folder.parent).stat().st_dev}"
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 class RunShards:

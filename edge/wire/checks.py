@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
@@ -18,17 +17,16 @@ from edge.wire.frames import DTYPE_NAMES
 from edge.wire.kinds import NAMES, PROBE, in_words, key_of
 from edge.wire.known_turns import Known, KnownTurns
 from edge.wire.tensors import MAX_EXPONENT, MIN_EXPONENT, wire_bytes
+from ringtune.costs.blobs import MAX_BLOB_BYTES
 from ringtune.engine.diverged import diverged
 from ringtune.errors import DivergedError, FrameError, RingTuneError
 from ringtune.schedule.actions import Op, Payload, TensorKey
+from ringtune.schedule.expected_parcels import most_waiting, parcels
 from ringtune.schedule.lowering import links, possible_arrivals, way
+from ringtune.schedule.parcels import PARCELS, credit_boundary
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import UNIT_GRADS_WAITING, credit_boundary, other_owners, replicated_units
 from ringtune.schedule.turns import Item, StartPoint, Turn, item_of
 from ringtune.v1 import ring_pb2
-
-MAX_BLOB_BYTES: Final = 1 << 30
-"""Bytes of the largest head with its moments, gradient of a unit, or probe, that is admitted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,8 +122,8 @@ class FrameCheck:
         kind = NAMES.get(header.kind)
         if kind is None:
             raise FrameError(f"a frame of kind {header.kind} came from node {self._source}; use one version everywhere")
-        if kind == Payload.UNIT_GRAD:
-            self._admit_unit_grad(header)
+        if kind in PARCELS:
+            self._admit_parcel(header, kind)
         elif kind in (Payload.HEAD, PROBE):
             self._admit_blob(header, kind)
         else:
@@ -138,8 +136,8 @@ class FrameCheck:
             seen.discard(key)
         if key.is_hidden:
             self.credit_returned(header.boundary, 1)
-        elif key.payload == Payload.UNIT_GRAD:
-            self.credit_returned(credit_boundary(self._course), 1)
+        elif key.payload in PARCELS:
+            self.credit_returned(credit_boundary(self._course, key.payload), 1)
 
     def explained(self, header: ring_pb2.FrameHeader, error: RingTuneError) -> RingTuneError:
         """Return the error of an admitted frame's payload; one of numbers that are not finite names step and owner."""
@@ -168,20 +166,19 @@ class FrameCheck:
         if header.payload_bytes > limit:
             raise FrameError(f"{in_words(header)} has {header.payload_bytes} bytes, the limit is {limit}")
 
-    def _admit_unit_grad(self, header: ring_pb2.FrameHeader) -> None:
+    def _admit_parcel(self, header: ring_pb2.FrameHeader, kind: str) -> None:
         self._check_size(header)
         known = self._turns.by_seq(header.seq)
         if known is None:
             raise self._far(header, "a turn")
         item = item_of(known.plan.course, known.turn, header.seq - known.turn.first_seq)
-        has_copy = self._expectation.node in other_owners(self._course, self._source)
-        is_foreseen = has_copy and key_of(header).boundary in replicated_units(known.plan.course, item)
-        if item.owner != self._source or not is_foreseen:
+        if key_of(header) not in parcels(known.plan, item, self._source, self._expectation.node):
             raise FrameError(
                 f"{in_words(header)} is not foreseen by the plan at node {self._expectation.node}; it is dropped"
             )
         self._check_new(known.turn, header)  # before it takes a credit
-        self._take_credit(header, credit_boundary(self._course), UNIT_GRADS_WAITING)
+        most = most_waiting(known.plan, kind, self._source, self._expectation.node)
+        self._take_credit(header, credit_boundary(self._course, kind), most)
         self._remember(known.turn, header)
 
     def _admit_blob(self, header: ring_pb2.FrameHeader, kind: str) -> None:

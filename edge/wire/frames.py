@@ -25,7 +25,7 @@ from edge.wire.kinds import BLOBS, KINDS, in_words
 from edge.wire.tensors import EncodedTensor, bytes_of
 from ringtune.errors import FrameError, IntegrityError
 from ringtune.files.pieces import HeldPieces, Piece, Pieces
-from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.actions import TensorKey
 from ringtune.v1 import ring_pb2
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024 + 64 * 1024
@@ -201,10 +201,10 @@ def tensor_header(hello: Hello, key: TensorKey, encoded: EncodedTensor) -> ring_
     return header
 
 
-def unit_grad_header(hello: Hello, seq: int, unit: int, data: Pieces) -> ring_pb2.FrameHeader:
-    """Make the header of the gradient that an item gave to a unit."""
-    header = blob_header(hello, Payload.UNIT_GRAD, seq, data)
-    header.boundary = unit + 1
+def parcel_header(hello: Hello, key: TensorKey, data: Pieces) -> ring_pb2.FrameHeader:
+    """Make the header of a parcel; its micro-batch and its boundary are counted from -1 on."""
+    header = blob_header(hello, key.payload, key.seq, data)
+    header.micro, header.boundary = key.micro + 1, key.boundary + 1
     return header
 
 

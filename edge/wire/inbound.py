@@ -25,6 +25,7 @@ from edge.wire.kinds import NAMES, PROBE, key_of
 from ringtune.errors import DeadlineError, DivergedError, FrameError, RingTuneError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.parcels import PARCELS
 from ringtune.v1 import ring_pb2
 
 _log = logging.getLogger(__name__)
@@ -45,8 +46,8 @@ class Sink(Protocol):
     def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
         """Take a whole head for turn ``seq`` (kind ``Payload.HEAD``), or a probe."""
 
-    def on_unit_grad(self, seq: int, unit: int, source: str, data: Pieces) -> None:
-        """Take the whole gradient that an item of ``source`` gave to a unit."""
+    def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
+        """Take a whole parcel."""
 
     def on_link_lost(self, source: str, reason: str) -> None:
         """Hear that the link from ``source`` broke; not called when ``source`` closed it in order."""
@@ -191,8 +192,8 @@ class InLink:
         if header.sent_unix_s:
             admission.sink.on_received(source, header.payload_bytes, header.sent_unix_s)
         try:
-            if kind == Payload.UNIT_GRAD:
-                admission.sink.on_unit_grad(header.seq, key_of(header).boundary, source, blob)
+            if kind in PARCELS:
+                admission.sink.on_parcel(key_of(header), source, blob)
                 return
             if kind in (Payload.HEAD, PROBE):
                 admission.sink.on_blob(kind, header.seq, source, blob)

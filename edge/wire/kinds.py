@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.parcels import PARCELS
 from ringtune.v1 import ring_pb2
 
 PROBE: Final = "probe"
@@ -15,6 +16,8 @@ KINDS: Final[dict[str, ring_pb2.FrameKind]] = {
     Payload.GRAD.value: ring_pb2.FRAME_KIND_GRAD,
     Payload.HEAD.value: ring_pb2.FRAME_KIND_HEAD,
     Payload.UNIT_GRAD.value: ring_pb2.FRAME_KIND_UNIT_GRAD,
+    Payload.PAIRS.value: ring_pb2.FRAME_KIND_PAIRS,
+    Payload.WEIGHTS.value: ring_pb2.FRAME_KIND_WEIGHTS,
     PROBE: ring_pb2.FRAME_KIND_PROBE,
 }
 """The wire's kind of every payload that a link carries."""
@@ -22,15 +25,16 @@ KINDS: Final[dict[str, ring_pb2.FrameKind]] = {
 NAMES: Final = {number: name for name, number in KINDS.items()}
 """Inverse of ``KINDS``."""
 
-BLOBS: Final = (ring_pb2.FRAME_KIND_HEAD, ring_pb2.FRAME_KIND_UNIT_GRAD, ring_pb2.FRAME_KIND_PROBE)
+BLOBS: Final = frozenset(KINDS[name] for name in (Payload.HEAD, PROBE, *PARCELS))
 """Kinds whose payload is a blob."""
 
 
 def key_of(header: ring_pb2.FrameHeader) -> TensorKey:
     """Return the key of a header's payload; a head has its turn in place of the item."""
-    if header.kind == ring_pb2.FRAME_KIND_UNIT_GRAD:
-        return TensorKey(Payload.UNIT_GRAD, header.seq, -1, header.boundary - 1)
-    return TensorKey(NAMES[header.kind], header.seq, header.micro, header.boundary)
+    name = NAMES[header.kind]
+    if name in PARCELS:
+        return TensorKey(name, header.seq, header.micro - 1, header.boundary - 1)
+    return TensorKey(name, header.seq, header.micro, header.boundary)
 
 
 def in_words(header: ring_pb2.FrameHeader) -> str:
@@ -41,6 +45,11 @@ def in_words(header: ring_pb2.FrameHeader) -> str:
     if kind == Payload.UNIT_GRAD:
         unit = "head" if header.boundary else "embedding"
         return f"the gradient of the {unit} for item {header.seq} from node {header.source}"
+    if kind in PARCELS:
+        what = {Payload.PAIRS: "pairs", Payload.WEIGHTS: "updated weights"}[Payload(kind)]
+        key = key_of(header)
+        micro = f", micro-batch {key.micro}" if key.micro >= 0 else ""
+        return f"the {what} of item {key.seq}{micro}, block {key.boundary}, from node {header.source}"
     name = {Payload.HIDDEN.value: "hidden state", Payload.GRAD.value: "gradient"}.get(kind, kind or "payload")
     where = f"item {header.seq}, micro-batch {header.micro}, block {header.boundary}"
     return f"the {name} of {where}, from node {header.source}"

@@ -1,6 +1,6 @@
 """The sending end of a link: one long-lived stream to one node, with its own threads.
 
-``send_tensor``, ``send_unit_grad`` and ``send_blob`` only queue; a sender thread encodes and writes, so that sending
+``send_tensor``, ``send_parcel`` and ``send_blob`` only queue; a sender thread encodes and writes, so that sending
 overlaps compute. What may be queued is bounded by the credits that the engine keeps. A second thread reads the
 acknowledgements::
 
@@ -30,8 +30,7 @@ from ringtune.errors import ConnectionFailedError, PeerLostError, RingTuneError,
 from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.statuses import error_of_call
-from ringtune.schedule.actions import Action, Op, TensorKey
-from ringtune.schedule.replicas import unit_grad
+from ringtune.schedule.actions import Action, Op, TensorKey, message
 from ringtune.v1 import ring_pb2
 
 _log = logging.getLogger(__name__)
@@ -61,19 +60,17 @@ class _Tensor:
 
     def action(self, target: str) -> Action:
         """The action that sends it."""
-        payload, seq, micro, boundary = self.key
-        return Action(Op.SEND, seq, micro, boundary, 0, target, payload)
+        return message(Op.SEND, self.key, target)
 
 
 @dataclass(frozen=True, slots=True)
-class _UnitGrad:
-    seq: int
-    unit: int
+class _Parcel:
+    key: TensorKey
     data: Pieces
 
     def action(self, target: str) -> Action:
         """The action that sends it."""
-        return unit_grad(Op.SEND, self.seq, self.unit, target)
+        return message(Op.SEND, self.key, target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,7 @@ class _Blob:
         return Action(Op.SEND, 0, -1, self.seq, 0, target, self.kind)
 
 
-_Entry = _Tensor | _UnitGrad | _Blob
+_Entry = _Tensor | _Parcel | _Blob
 
 
 class OutLink:
@@ -185,8 +182,8 @@ class OutLink:
         self._put(_Blob(kind, seq, data))
         return data.size_bytes
 
-    def send_unit_grad(self, seq: int, unit: int, data: Pieces) -> int:
-        """Queue the gradient that an item gave to a unit, which must not change until it is sent.
+    def send_parcel(self, key: TensorKey, data: Pieces) -> int:
+        """Queue a parcel, which must not change until it is sent.
 
         Returns:
             Payload bytes that go over the wire for it.
@@ -194,7 +191,7 @@ class OutLink:
         Raises:
             PeerLostError: the link is broken or closed.
         """
-        self._put(_UnitGrad(seq, unit, data))
+        self._put(_Parcel(key, data))
         return data.size_bytes
 
     def close(self) -> None:
@@ -223,7 +220,9 @@ class OutLink:
     def _put(self, entry: _Entry) -> None:
         with self._lock:
             if self._state is not _State.OPEN:
-                raise PeerLostError(self._reason or f"the link to {self._peer} is not open")
+                lost = PeerLostError(self._reason or f"the link to {self._peer} is not open")
+                lost.peer = self.target
+                raise lost
             self._queue.put(entry)
 
     # ---- the sender: gRPC's own thread, which pulls the messages ------------------------------------
@@ -252,8 +251,8 @@ class OutLink:
         if isinstance(entry, _Blob):
             header = frames.blob_header(self._hello, entry.kind, entry.seq, entry.data)
             return frames.messages(header, entry.data)
-        if isinstance(entry, _UnitGrad):
-            header = frames.unit_grad_header(self._hello, entry.seq, entry.unit, entry.data)
+        if isinstance(entry, _Parcel):
+            header = frames.parcel_header(self._hello, entry.key, entry.data)
             return frames.messages(header, entry.data)
         encoded = tensors.encode(entry.tensor, entry.mask, self._hello.wire_dtype)
         header = frames.tensor_header(self._hello, entry.key, encoded)

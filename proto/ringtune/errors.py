@@ -65,10 +65,15 @@ class ConnectionFailedError(RingTuneError):
 
 
 class PeerLostError(RingTuneError):
-    """A node died, hung, or was declared lost by its lease."""
+    """A node died, hung, or was declared lost by its lease.
+
+    Attributes:
+        peer: the node, where a broken link tells it.
+    """
 
     exit_code = 4
     status = "ABORTED"
+    peer = ""
 
 
 class DeadlineError(PeerLostError):

@@ -25,7 +25,8 @@ from typing import Any, Final
 
 from coordinator.demo.fetch import demo_cache
 from coordinator.demo.workspace import prepare
-from coordinator.planner.make_plan import Planned, make_plan
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.planned import Planned
 from ringtune.costs.profile import Profile
 from ringtune.errors import CapacityError
 from ringtune.jobs.job import Job, load_job

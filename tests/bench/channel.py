@@ -85,7 +85,7 @@ class _AckingSink:
     def on_blob(self, kind: str, seq: int, source: str, data: Pieces) -> None:
         """Not used."""
 
-    def on_unit_grad(self, seq: int, unit: int, source: str, data: Pieces) -> None:
+    def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
         """Not used."""
 
     def on_link_lost(self, source: str, reason: str) -> None:

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from ringtune.files.durable import write_durably
 from tests.bench.d2ft_tasks import TASKS, Task
+from tests.bench.kept_results import conclude, results_of, say, spread_text
 from tests.bench.rings import run_ring
 
 OUT = Path("build/bench/d2ft_accuracy")
@@ -147,13 +148,6 @@ def grouped(results: Sequence[Mapping[str, Any]]) -> Groups:
     return found
 
 
-def spread_text(values: Sequence[float]) -> str:
-    """Mean and spread in percent: ``81.2 % (80.1 to 82.0, 3 seeds)``."""
-    least, most = 100 * min(values), 100 * max(values)
-    seeds = f"{len(values)} seed{'s' if len(values) > 1 else ''}"
-    return f"{100 * statistics.mean(values):.1f} % ({least:.1f} to {most:.1f}, {seeds})"
-
-
 def table_text(groups: Groups) -> str:
     """Write the results as tables in Markdown: one of policies and one of pairs for each task."""
     parts = []
@@ -199,16 +193,6 @@ def misses(groups: Groups) -> list[str]:
     return found
 
 
-def results_of(folder: Path) -> list[dict[str, Any]]:
-    """Every result that was kept, by name."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-
-
-def say(text: str) -> None:
-    """A line, as soon as it is known."""
-    print(text, flush=True)  # noqa: T201
-
-
 def wanted(runs: Iterable[Run], words: Sequence[str]) -> list[Run]:
     """The runs that have every word: a task, an adapter, a policy, ``policies`` or ``pairs``."""
     return [run for run in runs if all(word in (run.task, run.adapter, run.label, _kind(run)) for word in words)]
@@ -238,14 +222,7 @@ def main() -> int:
     results = results_of(kept)
     groups = grouped(results)
     missed = [] if options.steps else misses(groups)
-    if not options.steps:
-        figures = {"runs": results, "missed": missed}
-        write_durably(OUT.with_suffix(".json"), (json.dumps(figures, indent=1) + "\n").encode())
-        write_durably(OUT.with_suffix(".md"), table_text(groups).encode())
-    say(table_text(groups))
-    for line in missed:
-        say(f"missed: {line}")
-    return 1 if missed else 0
+    return conclude(OUT, results, table_text(groups), missed, is_tried_out=bool(options.steps))
 
 
 if __name__ == "__main__":

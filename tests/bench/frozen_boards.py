@@ -8,16 +8,20 @@ save, and evaluate; in float32 it does not fit, and one board alone is refused w
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
-from deploy.testbed.testbed import Testbed
 from ringtune.jobs.job import load_job
-from ringtune.machine.memory import LIBRARY_BYTES
-from tests.bench.board_memory import BoardMemory
-from tests.bench.memory_boards import MIB, NUM_BOARDS, Case, boards, llama, train
+from tests.bench.memory_boards import (
+    MIB,
+    NUM_BOARDS,
+    boards,
+    compared_boards,
+    llama,
+    refusal,
+    report_of,
+    train,
+)
 
 BOARD_BYTES = 1280 * MIB
 REFUSED_EXIT_CODE = 6
@@ -33,44 +37,18 @@ def measure(folder: Path) -> dict[str, Any]:
     with boards(case, folder / "bed", sizes) as (bed, watch):
         found["exit_code"] = train(bed, case, folder / "run")
         found["kills"] = sum(bed.times_out_of_memory(name) for name in sizes)
-        found["boards"] = _boards(folder / "run", watch.boards)
+        found["boards"] = compared_boards(folder / "run", watch.boards)
         found["report"] = _report(folder / "run")
-        found["float32"] = refusal(bed, case, "--set", "runtime.frozen=float32")
+        found["float32"] = refusal(bed, case.job, "--set", "runtime.frozen=float32")
     with boards(case, folder / "alone", {"board-0": BOARD_BYTES}, count=1) as (bed, _):
-        found["alone"] = refusal(bed, case)
+        found["alone"] = refusal(bed, case.job)
     return found
 
 
-def refusal(bed: Testbed, case: Case, *more: str) -> dict[str, Any]:
-    """How planning on the boards ends, and its last line."""
-    told = case.job.with_name("told.txt")
-    words = [sys.executable, "-P", "-m", "ringtune.cli", "plan", str(case.job), *more]
-    command = f"{shlex.join(words)} --coordinator {{coordinator}} --insecure > {shlex.quote(str(told))} 2>&1"
-    code = bed.run(["sh", "-c", command], timeout_s=600.0)
-    lines = [line for line in told.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return {"exit_code": code, "says": lines[-1] if lines else ""}
-
-
-def _boards(run: Path, found: Any) -> dict[str, Any]:
-    if not (run / "report.json").exists():
-        return {}
-    nodes = json.loads((run / "report.json").read_text(encoding="utf-8"))["nodes"]
-    return {name: _compared(found[name], LIBRARY_BYTES + int(nodes[name]["predicted_bytes"])) for name in nodes}
-
-
-def _compared(board: BoardMemory, predicted: int) -> dict[str, Any]:
-    return {
-        "predicted_bytes": predicted,
-        "needed_bytes": board.needed,
-        "idle_bytes": board.idle,
-        "error": predicted / board.needed - 1,
-    }
-
-
 def _report(run: Path) -> dict[str, Any]:
-    if not (run / "report.json").exists():
+    report = report_of(run)
+    if not report:
         return {}
-    report = json.loads((run / "report.json").read_text(encoding="utf-8"))
     course = json.loads((run / "plan.json").read_text(encoding="utf-8"))["course"]
     saved = sorted(path.name for path in (run / "adapter").iterdir())
     return {

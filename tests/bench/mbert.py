@@ -14,8 +14,8 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _WORDS = 4000
 
 
-def write_model(folder: Path, *, vocabulary: int = _VOCABULARY) -> Path:
-    """Write config, random weights and a tokenizer of so many words, unless they are there."""
+def write_model(folder: Path, *, vocabulary: int = _VOCABULARY, **shape: int) -> Path:
+    """Write config, random weights and a tokenizer of so many words, unless they are there; ``shape`` of its config."""
     if (folder / "model.safetensors").exists():
         return folder
     import torch
@@ -23,7 +23,7 @@ def write_model(folder: Path, *, vocabulary: int = _VOCABULARY) -> Path:
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
     folder.mkdir(parents=True, exist_ok=True)
-    config = BertConfig(vocab_size=vocabulary, architectures=["BertModel"])
+    config = BertConfig(vocab_size=vocabulary, architectures=["BertModel"], **shape)
     torch.manual_seed(0)
     model = BertModel(config)
     words = [*_SPECIAL, *(f"w{index}" for index in range(vocabulary - len(_SPECIAL)))]

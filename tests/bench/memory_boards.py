@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import sys
 import tempfile
 import time
@@ -44,8 +45,8 @@ from tests.support.tiny import write_rows
 MOST_ERROR, ROOM, TOO_LITTLE = 0.10, 1.05, 0.80
 MIB = 1 << 20
 NUM_BOARDS, CORES, FREE_BYTES = 4, 0.45, 4 << 30
-RUN_S, LOAD_S, POLL_S = 1500.0, 180.0, 0.2
-ROOM_OF_IDLE = 32 << 20
+RUN_S, PLAN_S, LOAD_S, POLL_S = 1500.0, 600.0, 180.0, 0.2
+ROOM_OF_IDLE = 16 << 20
 SHORT = {"train.checkpoint_every": 8, "runtime.lease_s": 60.0, "runtime.wait_s": 900.0, "runtime.threads": 1}
 
 Figures = dict[str, Any]
@@ -198,10 +199,33 @@ def train(bed: Testbed, case: Case, out: Path) -> int:
     return bed.run([*command, "--coordinator", "{coordinator}", "--insecure"], timeout_s=RUN_S)
 
 
+def refusal(bed: Testbed, job: Path, *more: str) -> Figures:
+    """How planning a job on the boards ends, and its last line; ``more`` are options of ``ringtune plan``."""
+    told = job.with_name("told.txt")
+    words = [sys.executable, "-P", "-m", "ringtune.cli", "plan", str(job), *more]
+    command = f"{shlex.join(words)} --coordinator {{coordinator}} --insecure > {shlex.quote(str(told))} 2>&1"
+    code = bed.run(["sh", "-c", command], timeout_s=PLAN_S)
+    lines = [line for line in told.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return {"exit_code": code, "says": lines[-1] if lines else ""}
+
+
+def report_of(run: Path) -> Figures:
+    """The report of a run; nothing of one that did not end."""
+    path = run / "report.json"
+    found: Figures = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
+def compared_boards(run: Path, found: Mapping[str, BoardMemory]) -> dict[str, Figures]:
+    """What each board of a run needed, and what the plan said; nothing of a run that did not end."""
+    if not report_of(run):
+        return {}
+    return {name: _compared(found[name], size) for name, size in predicted_bytes(run).items()}
+
+
 def predicted_bytes(run: Path) -> dict[str, int]:
     """What the plan said that each node needs, with its libraries."""
-    report = json.loads((run / "report.json").read_text(encoding="utf-8"))
-    return {name: LIBRARY_BYTES + int(node["predicted_bytes"]) for name, node in report["nodes"].items()}
+    return {name: LIBRARY_BYTES + int(node["predicted_bytes"]) for name, node in report_of(run)["nodes"].items()}
 
 
 def free(case: Case, folder: Path) -> Figures:
@@ -210,8 +234,7 @@ def free(case: Case, folder: Path) -> Figures:
         code = train(bed, case, folder / "run")
     if code:
         return {"exit_code": code}
-    predicted = predicted_bytes(folder / "run")
-    return {"exit_code": code, "boards": {name: _compared(watch.boards[name], predicted[name]) for name in predicted}}
+    return {"exit_code": code, "boards": compared_boards(folder / "run", watch.boards)}
 
 
 def _compared(found: BoardMemory, predicted: int) -> Figures:

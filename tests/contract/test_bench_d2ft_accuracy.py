@@ -7,7 +7,8 @@ from collections import Counter
 import pytest
 
 from ringtune.jobs.job import Job, Model
-from tests.bench.d2ft_accuracy import PAIRS, POLICIES, Run, all_runs, grouped, misses, spread_text, table_text, wanted
+from tests.bench.d2ft_accuracy import PAIRS, POLICIES, Run, all_runs, grouped, misses, table_text, wanted
+from tests.bench.kept_results import spread_text
 
 RUNS = all_runs([0, 1, 2])
 

@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = {"ringtune": ROOT / "proto" / "ringtune", **{name: ROOT / name for name in ("edge", "coordinator", "sim")}}
 MOST_ROOMS = 16
+MOST_LINES = 400
 METHOD_NAMES = ("ringada", "all", "single", "pipeadapter")
 
 
@@ -113,6 +114,15 @@ def test_structure_check_sees_a_circle() -> None:
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": set()}) == []
     assert floors({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {"a": 3, "b": 2, "c": 1}
+
+
+def test_structure_has_no_long_file() -> None:
+    """One idea fits in 400 lines; generated code is no file of ours."""
+    folders = (*SOURCES.values(), *(ROOT / name for name in ("deploy", "docs", "tests")))
+    files = {path for folder in folders for path in folder.rglob("*.py") if "v1" not in path.parts}
+    lengths = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n") for path in files}
+    assert len(lengths) > 500
+    assert {path: length for path, length in lengths.items() if length > MOST_LINES} == {}
 
 
 # ---- who knows the methods and the head ------------------------------------------------------------

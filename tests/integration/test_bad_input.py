@@ -13,6 +13,7 @@ import pytest
 from tests.bench.bad_input.all_cases import all_cases
 from tests.bench.bad_input.answers import Answer, Workshop, problems
 from tests.bench.bad_input.case import Case
+from tests.support.cluster import TEMPLATE
 
 LEAST_CASES = 300
 CASES = all_cases()
@@ -21,7 +22,7 @@ CASES = all_cases()
 @pytest.fixture(scope="module")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
     """A model, rows, a finished run, a coordinator and a node."""
-    with Workshop(tmp_path_factory.mktemp("bad-input")) as made:
+    with Workshop(tmp_path_factory.mktemp("bad-input"), TEMPLATE.get()) as made:
         yield made
 
 

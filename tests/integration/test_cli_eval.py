@@ -1,11 +1,16 @@
-"""``ringtune eval``, ``status`` and ``export`` as a user types them, after a run on real nodes."""
+"""``ringtune eval``, ``status`` and ``export`` as a user types them, after a run on real nodes.
+
+Each way to evaluate or export is a process once; other commands are typed in this process (``tests.support.typed``).
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -13,8 +18,9 @@ import torch
 
 from ringtune.errors import DataError, IntegrityError, InvalidInputError, UsageError
 from tests.support import tiny
-from tests.support.cluster import Cluster
+from tests.support.cluster import TEMPLATE, Cluster
 from tests.support.processes import run_ringtune
+from tests.support.typed import run_here
 
 JOB = """
 [model]
@@ -31,9 +37,14 @@ every_steps = 3
 """
 
 
-def good(*arguments: object) -> dict[str, Any]:
+def here(*arguments: object) -> CompletedProcess[str]:
+    """A command in this process, whose local node is forked from the cluster's template."""
+    return run_here(TEMPLATE.get, *arguments)
+
+
+def good(*arguments: object, run: Callable[..., CompletedProcess[str]] = here) -> dict[str, Any]:
     """The last JSON line of a command that has to succeed."""
-    done = run_ringtune(*arguments, "--json")
+    done = run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -51,8 +62,8 @@ def run(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_eval_gives_what_the_run_reported(cluster: Cluster, run: Path) -> None:
     """Alone, on the ring, and of its nodes' own rows: the figures of the run on the same rows; nodes are idle again."""
     trained = json.loads((run / "report.json").read_text())["eval"]
-    alone = good("eval", run, "--data", cluster.eval)
-    ring = good("eval", run, "--data", cluster.eval, "--coordinator", cluster.address)
+    alone = good("eval", run, "--data", cluster.eval, run=run_ringtune)
+    ring = good("eval", run, "--data", cluster.eval, "--coordinator", cluster.address, run=run_ringtune)
     their_own = good("eval", run, "--coordinator", cluster.address)
     for found in (alone, ring, their_own):
         assert (found["count"], found["accuracy"]) == (trained["count"], trained["accuracy"])
@@ -73,7 +84,7 @@ def test_eval_takes_a_run_of_own_weights(cluster: Cluster, tmp_path: Path) -> No
     found = good("eval", tmp_path / "run", "--data", cluster.eval, "--coordinator", cluster.address)
     assert (found["count"], found["accuracy"]) == (trained["count"], trained["accuracy"])
     assert found["loss"] == pytest.approx(trained["loss"], rel=1e-5)
-    done = run_ringtune("export", tmp_path / "run", "--out", tmp_path / "exported")
+    done = here("export", tmp_path / "run", "--out", tmp_path / "exported")
     assert done.returncode == UsageError.exit_code
     assert "has no adapter to export" in done.stderr and "Traceback" not in done.stderr
 
@@ -116,7 +127,7 @@ def test_eval_refuses_a_foreign_class_and_a_missing_file(cluster: Cluster, run: 
     """Exit codes and words as everywhere; no traceback."""
     rows = tiny.write_rows(tmp_path / "rows.csv", 5, labels=("good", "strange"))
     for data, message in ((rows, "strange"), (tmp_path / "none.csv", "is not there")):
-        done = run_ringtune("eval", run, "--data", data)
+        done = here("eval", run, "--data", data)
         assert done.returncode == DataError.exit_code, done.stderr
         assert message in done.stderr
         assert "Traceback" not in done.stderr
@@ -130,11 +141,11 @@ def test_eval_refuses_a_damaged_or_missing_adapter(cluster: Cluster, run: Path, 
         (broken / path.relative_to(run)).write_bytes(path.read_bytes())
     weights = broken / "adapter/adapter.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    done = run_ringtune("eval", broken, "--data", cluster.eval)
+    done = here("eval", broken, "--data", cluster.eval)
     assert done.returncode == IntegrityError.exit_code, done.stderr
     assert "adapter.safetensors is damaged" in done.stderr
     weights.unlink()
-    assert run_ringtune("eval", broken, "--data", cluster.eval).returncode == InvalidInputError.exit_code
+    assert here("eval", broken, "--data", cluster.eval).returncode == InvalidInputError.exit_code
 
 
 def test_status_tells_of_the_last_run(cluster: Cluster, run: Path) -> None:
@@ -142,7 +153,7 @@ def test_status_tells_of_the_last_run(cluster: Cluster, run: Path) -> None:
     found = good("status", "--coordinator", cluster.address)
     assert found["run"]["is_over"]
     assert {node["node"]: node["state"] for node in found["nodes"]} == dict.fromkeys(cluster.names, "idle")
-    assert "nothing is driven now" in run_ringtune("status", "--coordinator", cluster.address).stdout
+    assert "nothing is driven now" in here("status", "--coordinator", cluster.address).stdout
 
 
 @pytest.mark.promise("8 adapterhub folder")
@@ -150,7 +161,7 @@ def test_export_loads_with_nothing_of_ours(cluster: Cluster, run: Path, tmp_path
     """The exported folder gives the logits of the run's adapter in the plain library, and tells no path or name."""
     from adapters import AutoAdapterModel
 
-    good("export", run, "--out", tmp_path / "out", "--base-model", "acme/tiny")
+    good("export", run, "--out", tmp_path / "out", "--base-model", "acme/tiny", run=run_ringtune)
     logits = []
     for folder in (tmp_path / "out", run / "adapter"):
         model = AutoAdapterModel.from_pretrained(str(cluster.model))

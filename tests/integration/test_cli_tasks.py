@@ -1,4 +1,7 @@
-"""Each task through ``ringtune train --local`` with real agents: it trains, judges and leaves a whole folder."""
+"""Each task through ``ringtune train --local`` with real agents: it trains, judges and leaves a whole folder.
+
+The command is typed in this process (``tests.support.typed``); ``test_cli_train`` starts it as a user does.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from tests.support.processes import run_ringtune
+from tests.support.cluster import TEMPLATE
 from tests.support.tiny_families import write_family
 from tests.support.torch_ring import write_family_inputs
+from tests.support.typed import run_here
 
 JOB = """
 [model]
@@ -52,7 +56,7 @@ def trained(folder: Path, task: str) -> dict[str, Any]:
     (train,) = folder.glob("train.*")
     (evaluation,) = folder.glob("eval.*")
     (folder / "job.toml").write_text(JOB.format(task=task, train=train.name, eval=evaluation.name))
-    done = run_ringtune("train", folder / "job.toml", "--local", "2", "--out", folder / "out")
+    done = run_here(TEMPLATE.get, "train", folder / "job.toml", "--local", "2", "--out", folder / "out")
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads((folder / "out/report.json").read_text())
     assert report["steps"] == 4
@@ -72,7 +76,7 @@ def test_result_of_a_language_model_is_its_adapter_alone(tmp_path: Path) -> None
     head = {"heads.ringtune.0.weight": torch.zeros(7, 3)}  # not even looked at
     (adapter / "model_head.safetensors").write_bytes(save(head))
     (adapter / "head_config.json").write_text("{}")
-    done = run_ringtune("eval", tmp_path / "out", "--json")
+    done = run_here(TEMPLATE.get, "eval", tmp_path / "out", "--json")
     assert done.returncode == 0, done.stderr
     again = json.loads(done.stdout.splitlines()[-1])
     assert (again["loss"], again["accuracy"]) == pytest.approx((wanted["loss"], wanted["accuracy"]), rel=1e-5)

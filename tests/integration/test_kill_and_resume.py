@@ -24,6 +24,7 @@ from tests.support.killing import (
     LocalRun,
     difference,
     resume,
+    run_whole,
     steps_of_metrics,
     trained,
     write_inputs,
@@ -38,8 +39,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """The job, and what it trains if nobody disturbs it."""
     folder = tmp_path_factory.mktemp("kill")
     job = write_inputs(folder)
-    run = LocalRun(job, folder / "whole")
-    assert run.wait() == 0, run.errors()
+    run = run_whole(job, folder / "whole")
+    assert run.code == 0, run.errors
     return job, trained(folder / "whole")
 
 
@@ -105,9 +106,9 @@ def test_finished_run_is_made_longer(whole: Whole, tmp_path: Path) -> None:
     job, _ = whole
     out = tmp_path / "out"
     shutil.copytree(job.parent / "whole", out)
-    run = LocalRun(job, out, "--resume", "--set", "train.max_steps=66")
-    assert run.wait() == 0, run.errors()
-    assert "the run had 60 steps and gets 66" in run.notes() and "going on after step 60" in run.notes()
+    run = run_whole(job, out, "--resume", "--set", "train.max_steps=66")
+    assert run.code == 0, run.errors
+    assert "the run had 60 steps and gets 66" in run.notes and "going on after step 60" in run.notes
     assert steps_of_metrics(out) == list(range(1, 67))
     report = json.loads((out / "report.json").read_text())
     assert (report["steps"], report["whole"]["steps"]) == (6, 66)
@@ -133,9 +134,9 @@ def test_resume_with_another_number_of_nodes_is_refused(whole: Whole, tmp_path: 
     shutil.copytree(job.parent / "whole", stopped)
     (stopped / "report.json").unlink()  # as if it had been killed while it collected
     before = (stopped / "metrics.jsonl").read_bytes()
-    run = LocalRun(job, stopped, "--resume", "--local", "2")
-    assert run.wait() == UsageError.exit_code
-    assert "--local 2 lacks node-2" in run.errors()
+    run = run_whole(job, stopped, "--resume", "--local", "2")
+    assert run.code == UsageError.exit_code
+    assert "--local 2 lacks node-2" in run.errors
     assert (stopped / "metrics.jsonl").read_bytes() == before
 
 
@@ -149,11 +150,11 @@ def test_resume_with_shuffled_rows_is_refused(whole: Whole, tmp_path: Path) -> N
     before = rows.read_bytes()
     try:
         shuffle_rows(rows)
-        run = LocalRun(job, stopped, "--resume")
-        assert run.wait() == DataError.exit_code
+        run = run_whole(job, stopped, "--resume")
+        assert run.code == DataError.exit_code
     finally:
         rows.write_bytes(before)
-    assert "its rows, or their order, are not those that the run began with" in run.errors()
+    assert "its rows, or their order, are not those that the run began with" in run.errors
 
 
 def test_resume_of_a_finished_run_leaves_it_alone(whole: Whole) -> None:
@@ -161,9 +162,9 @@ def test_resume_of_a_finished_run_leaves_it_alone(whole: Whole) -> None:
     job, _ = whole
     done = job.parent / "whole"
     before = results_of(done)
-    run = LocalRun(job, done, "--resume")
-    assert run.wait() == UsageError.exit_code
-    assert "is finished, nothing was changed" in run.errors()
+    run = run_whole(job, done, "--resume")
+    assert run.code == UsageError.exit_code
+    assert "is finished, nothing was changed" in run.errors
     assert results_of(done) == before
 
 

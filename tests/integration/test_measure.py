@@ -50,7 +50,8 @@ def check(profile: Profile, *, owners: tuple[str, ...]) -> None:
     for node in profile.nodes:
         works = {point.work for point in node.work_times}
         owns = {Work.EMBED, Work.HEAD, Work.HEAD_FREE, Work.UPDATE_HEAD, Work.HAND_OVER}
-        assert works == (set(WHOLE_WORKS) if node.node in owners else set(WHOLE_WORKS) - owns)
+        every = {*WHOLE_WORKS, Work.FIT}
+        assert works == (every if node.node in owners else every - owns)
         assert all(1e-7 < point.low_s <= point.median_s <= point.high_s < 5 for point in node.work_times)
         assert node.block_forward_s > 0 and node.hardware
         assert (4 < node.train_tokens <= 16) == (node.node in owners)
@@ -109,9 +110,11 @@ def test_measure_on_joined_nodes_is_much_faster_the_second_time(tmp_path: Path) 
         check(first, owners=("a",))
         assert first.nodes[0].shape == job_shape(job)
         second_s, second = measure(cluster, MeasureRequest(job=job, num_nodes=2, join_s=START_S, with_links=False))
-        assert [replace(node, message_s_per_byte=0.0) for node in first.nodes] == list(second.nodes), (
-            "links were left out"
-        )
+        # links were left out, and how much the disk has free is asked anew
+        assert [replace(node, message_s_per_byte=0.0, state_free_bytes=None) for node in first.nodes] == [
+            replace(node, state_free_bytes=None) for node in second.nodes
+        ]
+        assert all(node.state_free_bytes for node in second.nodes)
         assert second_s < first_s / 2
         wanted = MeasureRequest(job=job, num_nodes=2, join_s=START_S, with_links=False, is_fresh=True, one_by_one=True)
         _, third = measure(cluster, wanted)

@@ -8,6 +8,7 @@ from safetensors.torch import load
 
 from coordinator.records.step_lines import is_step
 from ringtune.rounds.checkpoint import Resume
+from ringtune.rounds.state_place import with_state_where_asked
 from tests.support import hift_reference
 from tests.support.cluster import Cluster, Outcome
 from tests.support.replay import replay
@@ -35,7 +36,7 @@ def plain_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.promise("1 partition invariance")
 def test_hift_on_real_processes_equals_one_process_and_resumes(cluster: Cluster) -> None:
-    """Three nodes, two owners, float64: equal to 1e-9; recordings replay; a resumed run ends with the very bits."""
+    """Three nodes, two owners, float64: equal to 1e-9; recordings replay; resumed, on disks too: the same bits."""
     job = cluster.job(train__method="hift", train__max_steps=9, train__checkpoint_every=3, runtime__record=True)
     outcome = cluster.run(job)
     assert outcome.is_done and outcome.plan is not None, outcome.message
@@ -49,5 +50,10 @@ def test_hift_on_real_processes_equals_one_process_and_resumes(cluster: Cluster)
     first = outcome.checkpoints[0]
     assert first.step == 3  # of six groups
     again = cluster.follow(job, Resume(plan=outcome.plan, manifests=(first,))).wait()
+    assert (again.message, again.resumed_at) == ("", 3)
+    assert largest_difference(trained(again), trained(outcome)) == 0.0
+    on_disk = job.with_overrides({"hift.state": "disk"})
+    moved = Resume(plan=with_state_where_asked(outcome.plan, on_disk), manifests=(first,))
+    again = cluster.follow(on_disk, moved).wait()
     assert (again.message, again.resumed_at) == ("", 3)
     assert largest_difference(trained(again), trained(outcome)) == 0.0

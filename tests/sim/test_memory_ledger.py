@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.seconds import CourseCosts
 from ringtune.schedule.actions import Action, Op, Payload, TensorKey
 from ringtune.schedule.methods import Hift
@@ -13,7 +14,7 @@ from ringtune.schedule.turns import StepKind, turn_sequence
 from ringtune.schedule.units import Range, Units
 from sim.action_times import ProfileTimes
 from sim.items import ItemKind, Items
-from sim.memory_ledger import MemoryLedger
+from sim.memory_ledger import Held, MemoryLedger
 from sim.meter import Meter
 from sim.ring import VirtualRing
 from tests.support.plans import changed, make_plan, random_plan
@@ -148,6 +149,16 @@ def test_ledger_makes_moments_at_the_first_update_only() -> None:
     ran(found, "b", Action(Op.BACKWARD, 0, 0, 2, 4), training(2, 0.0))
     ran(found, "b", Action(Op.UPDATE, 0, -1, 2, 4), TRAIN)
     assert found.peak_bytes["b"] == HOST + 2 * 3 * ADAPTER
+
+
+def test_ledger_of_state_on_disk_has_it_for_a_moment_a_tensor_at_a_time() -> None:
+    """Both gradients are there meanwhile, and nothing of either unit afterwards; a tensor has at most 64 bytes."""
+    sizes = Sizes.at(PLAN.course, profile_of(PLAN).by_name["a"], optimizer="adamw", dtype="float32")
+    sizes.gradient_bytes = 64
+    held = Held(sizes, rests=frozenset({0, 1}), on_disk=True)
+    held.give([0, 1])
+    held.use_up([0, 1])
+    assert (held.now_bytes, held.peak_bytes) == (0, 2 * ADAPTER + 2 * 64)
 
 
 def test_ledger_of_a_head_swaps_the_hidden_state_for_its_gradient() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import ringtune.jobs.sections
 from edge.model.skeleton import build_skeleton
 from ringtune.errors import JobError
 from ringtune.models.adapter_config import parse_adapter_config
-from tests.suites.test_families import SPLITS, check_result_loads, collected
+from tests.suites.test_families import SPLITS, check_result_loads, collected, loaded_merged
 from tests.support.torch_ring import Case, distance, reference_of, write_family_inputs
 
 CONFIGS = [
@@ -34,8 +35,15 @@ CONFIGS = [
     "loreft[layers=[1,3],suffix_positions=2]",
     "par_bn[reduction_factor=4]|lora[r=2]",
 ]
+AUXILIARY = [
+    "linear[alpha=0.5]",
+    "linear[attn_matrices=['q','k','v'],intermediate_lora=True,output_lora=True,alpha=2]",
+    "mlp[hidden=8,alpha=0.5,leave_out=[1]]",
+    "mlp[hidden=8,attn_matrices=['k'],intermediate_lora=True,output_lora=True,alpha=2]",
+]
 SOME = ["double_seq_bn", "scaled_par_bn[reduction_factor=4]", CONFIGS[8], "ia3", "loreft", CONFIGS[-1]]
 LIBRARY_FAILS = [("gpt2", "dora"), ("gpt2", "mtl_lora")]
+FOUR = (("c", 0, 1), ("a", 1, 2), ("d", 2, 3), ("b", 3, 4))
 FAMILIES = {"bert": "sequence-classification", "gpt2": "causal-lm", "llama": "causal-lm", "vit": "image-classification"}
 
 
@@ -46,7 +54,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def write(model_type: str) -> Path:
         if model_type not in written:
-            task = FAMILIES[model_type]
+            task = FAMILIES.get(model_type, "question-answering")
             written[model_type] = write_family_inputs(folder / model_type, model_type, task, padding_side="left")
         return written[model_type]
 
@@ -58,7 +66,7 @@ def make_case(inputs: Any, model_type: str, config: str) -> Case:
     dtype = "float32" if "reft" in config else "float64"
     return Case(
         folder=inputs(model_type),
-        task=FAMILIES[model_type],
+        task=FAMILIES.get(model_type, "question-answering"),
         adapter=config,
         dtype=dtype,
         microbatches=2,
@@ -71,7 +79,8 @@ def make_case(inputs: Any, model_type: str, config: str) -> Case:
 @pytest.mark.parametrize(
     ("model_type", "config"),
     [(name, config) for name in ("bert", "llama") for config in CONFIGS]
-    + [(name, config) for name in ("gpt2", "vit") for config in SOME],
+    + [(name, config) for name in ("gpt2", "vit") for config in SOME]
+    + [(name, config) for name in FAMILIES for config in AUXILIARY],
 )
 def test_adapter_in_a_ring_equals_one_process(inputs: Any, model_type: str, config: str) -> None:
     """Same initial values, same training, also with padding on the left."""
@@ -79,6 +88,36 @@ def test_adapter_in_a_ring_equals_one_process(inputs: Any, model_type: str, conf
     trained = reference_of(case)
     got = collected(case, SPLITS["two"])
     assert distance(got, {**trained.adapter(), **trained.head()}) < (1e-6 if case.dtype == "float32" else 1e-9)
+
+
+@pytest.mark.promise("1 partition invariance")
+@pytest.mark.parametrize(
+    ("model_type", "config", "split"),
+    [("bert", config, split) for config in AUXILIARY[::2] for split in ("one", "two", "four")]
+    + [(name, AUXILIARY[3], "four") for name in ("roberta", "distilbert", "mistral")]
+    + [(name, AUXILIARY[1], "four") for name in ("xlm-roberta", "electra")],
+)
+def test_auxiliary_models_with_dropout_equal_one_process(inputs: Any, model_type: str, config: str, split: str) -> None:
+    """On one, two and four nodes, with alpha, micro-batches and dropout, in every family."""
+    case = dataclasses.replace(make_case(inputs, model_type, config), dropout=0.2, owners=("a", "b"))
+    trained = reference_of(case)
+    got = collected(case, {**SPLITS, "four": FOUR}[split])
+    assert distance(got, {**trained.adapter(), **trained.head()}) < 1e-9
+
+
+@pytest.mark.parametrize(("model_type", "config"), list(zip(FAMILIES, AUXILIARY, strict=True)))
+def test_auxiliary_result_loads_into_a_plain_model(inputs: Any, tmp_path: Path, model_type: str, config: str) -> None:
+    """The documented function gives the pretrained model the logits of the trained whole model."""
+    check_result_loads(make_case(inputs, model_type, config), SPLITS["two"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [("bert", AUXILIARY[0]), ("gpt2", AUXILIARY[1]), ("gpt2", "lora[r=4,init_weights='bert']"), ("llama", CONFIGS[8])],
+)
+def test_merged_result_is_a_model_of_transformers(inputs: Any, tmp_path: Path, model_type: str, config: str) -> None:
+    """With linear or LoRA in its weights it gives the logits of the trained whole model, and has nothing of ours."""
+    check_result_loads(make_case(inputs, model_type, config), SPLITS["two"], tmp_path, load=loaded_merged)
 
 
 @pytest.mark.promise("8 adapterhub folder")

@@ -23,8 +23,9 @@ from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.units import Units
 from sim.ring import VirtualRing
 from sim.ring_result import RingResult
-from tests.suites.test_memory_on_virtual_clock import WEIGHTLESS, peak_waiting
+from tests.suites.test_memory_on_virtual_clock import peak_waiting
 from tests.support import reference
+from tests.support.model_facts import WEIGHTLESS
 from tests.support.plans import changed, random_plan
 from tests.support.torch_ring import Case, distance, make_carrier, write_inputs
 from tests.support.validate import validate_table

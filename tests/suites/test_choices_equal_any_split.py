@@ -53,8 +53,8 @@ class RealScores:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model and its rows."""
-    return write_inputs(tmp_path_factory.mktemp("choices"))
+    """The tiny model and two batches of rows for each owner, the second of which is short; all of them are scored."""
+    return write_inputs(tmp_path_factory.mktemp("choices"), num_rows=29)
 
 
 def case_of(folder: Path, adapter: str = "seq_bn", **values: object) -> Case:

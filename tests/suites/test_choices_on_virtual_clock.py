@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import random
 
@@ -134,13 +135,18 @@ def test_choice_of_a_resumed_run_is_that_of_the_whole(seed: int) -> None:
             validate_table(plan, turns_of(rest), rest.order, start=start)
 
 
+@functools.cache
+def drained_plan(checkpoint_every: int) -> tuple[Plan, dict[str, list[tuple[int, Action]]]]:
+    """A plan that scores, and what its nodes compute in a run that nobody stops."""
+    plan = make_plan(THREE, ["b", "a"], num_steps=24, eval_every=6, checkpoint_every=checkpoint_every)
+    plan = changed(plan, choice=SCORING)
+    return plan, train_actions(run(plan, 0))
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_choice_of_a_drained_run_goes_on_where_it_stopped(seed: int) -> None:
     """A run that is stopped anywhere, also while it scores or chooses, does every step once in two parts."""
-    plan = changed(
-        make_plan(THREE, ["b", "a"], num_steps=24, eval_every=6, checkpoint_every=4 * (seed % 2)), choice=SCORING
-    )
-    whole = train_actions(run(plan, 0))
+    plan, whole = drained_plan(4 * (seed % 2))
     stopped = run(plan, seed, drain_at_s=5.0 + 6 * seed)
     assert stopped.finish is not None
     if not stopped.finish.error:

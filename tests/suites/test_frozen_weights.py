@@ -14,14 +14,12 @@ from ringtune.schedule.saving import Velora
 from ringtune.schedule.units import Range
 from tests.support.operation_masks import SPLITS, collected, mixed_table, one_process, run
 from tests.support.plans import changed
-from tests.support.rounded import write_rounded
+from tests.support.rounded import LORA, WAYS, write_rounded
 from tests.support.tiny_families import MODEL_TYPES
 from tests.support.torch_ring import Case, distance, reference_of, write_family_inputs
 
-LORA = "lora[r=4, attn_matrices=['q','k','v'], intermediate_lora=True, output_lora=True, init_weights='bert']"
-ADAPTERS = {"bottleneck": "double_seq_bn", "lora": LORA, "ia3": "ia3"}
+ADAPTERS = {"bottleneck": "double_seq_bn", "lora": LORA, "ia3": "ia3", "mlp": "mlp[hidden=8, output_lora=True]"}
 FOUR = (("a", 0, 1), ("b", 1, 2), ("c", 2, 3), ("d", 3, 4))
-WAYS = [FrozenWeights(dtype=dtype, native=native) for dtype in FROZEN_DTYPES for native in (False, True)]
 EXACT, NATIVE = 1e-6, 0.03
 """Relative distance after some steps of SGD: of equal products, and of products in bfloat16."""
 
@@ -82,9 +80,14 @@ def trained_alone(case: Case, folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.promise("1 partition invariance")
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize(
-    ("adapter", "dtype"), [("bottleneck", "bfloat16"), ("lora", "int8"), ("ia3", "bfloat16"), ("lora", "bfloat16")]
+    ("adapter", "dtype", "model_type"),
+    [
+        (*way, model_type)
+        for way in (("bottleneck", "bfloat16"), ("lora", "int8"), ("ia3", "bfloat16"), ("lora", "bfloat16"))
+        for model_type in MODEL_TYPES
+    ]
+    + [("mlp", "int8", model_type) for model_type in ("bert", "gpt2", "llama")],
 )
 def test_frozen_weights_of_every_family_equal_weights_that_were_rounded_once(
     inputs: Inputs, model_type: str, adapter: str, dtype: str

@@ -14,10 +14,10 @@ from safetensors.torch import load, load_file, save_file
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from tests.suites.test_families import SPLITS, Slices, collected, run
-from tests.suites.test_resumed_run_equals_the_whole import holder_of, rebuilt, same_bits
-from tests.suites.test_resumed_run_equals_the_whole import run as run_plan
 from tests.support import reference
 from tests.support.family_inputs import TASKS, family_writer
+from tests.support.resumed import holder_of, rebuilt, same_bits
+from tests.support.resumed import run as run_plan
 from tests.support.stale_reference import train_stale
 from tests.support.tiny_families import MODEL_TYPES
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, reference_of

@@ -19,17 +19,16 @@ from ringtune.costs.memory.unit_grads import embedding_grad_bytes
 from ringtune.costs.model_facts import model_facts
 from ringtune.models.families import FAMILIES
 from ringtune.rounds import rounds as rd
-from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.turns import StartPoint, StepKind, items, turn_sequence
 from ringtune.schedule.units import EMBEDDING, Range
 from ringtune.schedule.versions import trained
 from tests.suites.test_families import Slices, run
-from tests.suites.test_resumed_run_equals_the_whole import rebuilt, same_bits
-from tests.suites.test_resumed_run_equals_the_whole import run as run_plan
-from tests.suites.test_velora_equals_literal import every_layer
 from tests.support import hift_reference as reference
-from tests.support.literal_velora import make_literal
+from tests.support.literal_velora import every_layer, make_literal
 from tests.support.plans import changed
+from tests.support.resumed import rebuilt, same_bits
+from tests.support.resumed import run as run_plan
 from tests.support.tiny_families import MODEL_TYPES
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, write_family_inputs
 
@@ -56,8 +55,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def hift_case(folder: Path, model_type: str, hift: str = "", **changes: Any) -> Case:
-    """14 steps of HiFT with an evaluation between; 6 units are 6 groups of one."""
-    values: dict[str, Any] = {"owners": ("a",), "microbatches": 2, "num_steps": 14, "eval_every": 8}
+    """Nine steps of HiFT with an evaluation between: of 6 groups of one unit, half train in a second sweep too."""
+    values: dict[str, Any] = {"owners": ("a",), "microbatches": 2, "num_steps": 9, "eval_every": 5}
     return Case(
         folder=folder, task=TASKS[model_type], method="hift", adapter="full", hift=hift, **{**values, **changes}
     )
@@ -135,7 +134,7 @@ def test_hift_of_any_groups_equals_one_process(inputs: Any, hift: str) -> None:
 @pytest.mark.parametrize("split", SPLITS)
 def test_hift_of_several_owners_equals_one_process(inputs: Any, split: str) -> None:
     """Gradients of embedding and head reach all owners; their copies are equal in every bit."""
-    case = hift_case(inputs("bert"), "bert", owners=("b", "a", "e"), local_iterations=3)
+    case = hift_case(inputs("bert"), "bert", owners=("b", "a", "e"), local_iterations=2)
     assert distance_to_reference(case, SPLITS[split], seed=1) < 1e-9
 
 
@@ -223,7 +222,7 @@ def test_hift_drained_in_mid_sweep_goes_on_with_the_same_bits(inputs: Any) -> No
 def test_hift_comparison_can_fail(inputs: Any) -> None:
     """Negative control: one step more, or another order, is far outside the bound."""
     case = hift_case(inputs("bert"), "bert")
-    assert distance_to_reference(case, TWO, dataclasses.replace(case, num_steps=15)) > 1e-5
+    assert distance_to_reference(case, TWO, dataclasses.replace(case, num_steps=10)) > 1e-5
     assert distance_to_reference(case, TWO, dataclasses.replace(case, hift='order = "top2down"')) > 1e-5
 
 
@@ -305,14 +304,14 @@ def test_hift_sends_gradients_of_the_planned_size(inputs: Any, model_type: str, 
     folder = inputs(model_type, **({} if tied is None else {"tie_word_embeddings": tied}))
     case = hift_case(folder, model_type, owners=("a", "b"), num_steps=6, eval_every=0)
     carrier = make_carrier(case, case.plan(TWO))
-    take, sizes = carrier.take_unit_grad, {EMBEDDING: 0, 4: 0}
+    take, sizes = carrier.take_parcel, {EMBEDDING: 0, 4: 0}
 
-    def weighed(node: str, seq: int, unit: int) -> Any:
-        content = take(node, seq, unit)
-        sizes[unit] = content.size_bytes
+    def weighed(node: str, key: TensorKey) -> Any:
+        content = take(node, key)
+        sizes[key.boundary] = content.size_bytes
         return content
 
-    carrier.take_unit_grad = weighed  # type: ignore[method-assign]
+    carrier.take_parcel = weighed  # type: ignore[method-assign]
     assert run_plan(case.plan(TWO), carrier, 0).finish == rd.Finish("", "")
     facts, header_bytes = model_facts(folder / "model", case.job), 2048
     planned = embedding_grad_bytes(facts, 8 * 16)

@@ -159,11 +159,11 @@ def test_hift_few_gradients_of_units_are_under_way(seed: int) -> None:
         if each.payload == Payload.UNIT_GRAD
     ]
     taken = [
-        (entry.now_s, -1, (command.source, node, command.unit))
+        (entry.now_s, -1, (command.source, node, command.key.boundary))
         for node, handled in result.handled.items()
         for entry in handled
         for command in entry.commands
-        if isinstance(command, ev.AcceptUnitGrad)
+        if isinstance(command, ev.AcceptParcel)
     ]
     assert len(sent) == len(taken)
     waiting: Counter[tuple[str, str, int]] = Counter()

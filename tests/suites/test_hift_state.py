@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from edge.compute.executor import NodeExecutor
+from ringtune.errors import StorageError
 from ringtune.files.pieces import Pieces
 from ringtune.jobs.optimizers import OPTIMIZERS
 from ringtune.rounds import rounds as rd
@@ -15,8 +18,8 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.replicas import saves_head
 from ringtune.schedule.turns import StartPoint
 from tests.suites.test_hift_equals_one_process import ONE, TWO, hift_case, trained_plainly, trained_tensors
-from tests.suites.test_resumed_run_equals_the_whole import run, same_bits
 from tests.support import hift_reference
+from tests.support.resumed import run, same_bits
 from tests.support.torch_ring import Case, TorchCarrier, distance, make_carrier, shard_metadata, write_family_inputs
 
 NO_GRADIENT = "attention.self.key.bias"
@@ -49,6 +52,7 @@ def test_hift_with_state_on_disk_equals_one_process_and_goes_on_from_a_shard(
 ) -> None:
     """Six units, two owners: 14 steps; the shard of step 8 is loaded to a disk and to memory, with the same bits."""
     case = hift_case(folder, "bert", owners=("a", "b"), optimizer=optimizer, local_iterations=2, checkpoint_every=8)
+    case = dataclasses.replace(case, num_steps=14, eval_every=8)
     plan = case.plan(TWO)
     whole = on_disk(case, plan, tmp_path / "whole")
     saved = next(entry for entry in run(plan, whole, 0).logged if isinstance(entry, rd.LogCheckpoint))
@@ -72,10 +76,30 @@ def test_hift_with_state_on_disk_equals_one_process_and_goes_on_from_a_shard(
     assert list((tmp_path / "whole").rglob("*.safetensors")) == []
 
 
+def test_hift_without_room_for_its_state_does_not_begin(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another node took the room after it was counted: the second of two files does not fit, and the first one goes."""
+    case = hift_case(folder, "bert")
+    carrier, allocate = make_carrier(case, case.plan(ONE)), os.posix_fallocate
+
+    def once(descriptor: int, offset: int, size: int) -> None:
+        if len(list(tmp_path.iterdir())) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", once)
+    state = carrier.executors["a"].inactive_state
+    with pytest.raises(StorageError, match="No space left on device; make room"):
+        state.keep_on_disk(tmp_path, {"run": "r", "node": "a"})
+    state.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_hift_with_dropped_state_goes_on_from_a_shard(folder: Path) -> None:
     """The head stays active and keeps its state; that of groups is in no shard."""
     case = hift_case(folder, "bert", 'always_active = ["head"]\nstate = "drop"', checkpoint_every=7, local_iterations=7)
-    case = dataclasses.replace(case, dtype="float32", eval_every=0)
+    case = dataclasses.replace(case, dtype="float32", num_steps=14, eval_every=0)
     plan = case.plan(ONE)
     whole = make_carrier(case, plan)
     saved = next(entry for entry in run(plan, whole, 0).logged if isinstance(entry, rd.LogCheckpoint))

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ringtune.costs.memory.estimate import node_memory
-from ringtune.costs.profile import ModelFacts, Profile
+from ringtune.costs.profile import Profile
 from ringtune.engine import events as ev
 from ringtune.engine.handled import Handled
 from ringtune.schedule.actions import Action, Op
@@ -21,23 +21,11 @@ from ringtune.schedule.units import Range
 from ringtune.schedule.versions import trained
 from sim.prediction import predict
 from sim.ring import VirtualRing
+from tests.suites.test_helpers_on_virtual_clock import some_plan
 from tests.suites.test_hift_on_virtual_clock import hift_plan
+from tests.support.model_facts import WEIGHTLESS
 from tests.support.plans import changed, make_plan, random_operations, random_plan
 from tests.support.profiles import random_profile
-
-WEIGHTLESS = ModelFacts(
-    model_type="bert",
-    num_blocks=1,
-    hidden_size=1,
-    intermediate_size=1,
-    num_heads=1,
-    vocab_size=1,
-    block_bytes=1,
-    embedding_bytes=0,
-    head_bytes=0,
-    adapter_block_bytes=0,
-    digest="",
-)
 
 
 def last_actions(plan: Plan, node: str) -> set[Action]:
@@ -210,3 +198,38 @@ def full_parameters_of(profile: Profile) -> Profile:
         )  # fmt: skip
         nodes.append(dataclasses.replace(node, model=model, shape=dataclasses.replace(node.shape, adapter="full")))
     return dataclasses.replace(profile, nodes=tuple(nodes))
+
+
+def with_pairs(profile: Profile, *, adapter_bytes: int, token_bytes: int, kept_bytes: float) -> Profile:
+    """The profile of a model that takes little but for its adapters and their pairs."""
+    model = dataclasses.replace(
+        profile.nodes[0].model, adapter_block_bytes=adapter_bytes, pair_token_bytes=token_bytes,
+        pair_rounded_token_bytes=token_bytes, pair_projected_token_bytes=token_bytes,
+    )  # fmt: skip
+    small = {"activation_token_bytes": kept_bytes, "train_tokens": 0.0, "eval_tokens": 0.0}
+    nodes = (dataclasses.replace(node, model=model, **small) for node in profile.nodes)  # type: ignore[arg-type]
+    return dataclasses.replace(profile, nodes=tuple(nodes))
+
+
+@pytest.mark.promise("7 bounded memory")
+@pytest.mark.parametrize("first", range(1410, 1510, 20))
+@pytest.mark.parametrize(
+    ("adapter_bytes", "token_bytes", "kept_bytes"),
+    [(10**8, 1, 1.0), (1, 10**6, 1.0), (1, 10**6, 1.1e6), (3_000, 96, 1_000.0)],
+)
+def test_memory_of_helpers_bounds_what_a_prediction_holds(
+    first: int, adapter_bytes: int, token_bytes: int, kept_bytes: float
+) -> None:
+    """Pairs at hosts, on their way and at helpers, gradients and state where they are: never more than was planned."""
+    for seed in range(first, first + 20):
+        rng = random.Random(seed)
+        plan = some_plan(seed)
+        if rng.random() < 0.3:
+            lowest = rng.randrange(plan.course.num_blocks)
+            plan = changed(plan, recompute=(Range(lowest, rng.randint(lowest, plan.course.num_blocks - 1) + 1),))
+        profile = with_pairs(
+            random_profile(plan, rng), adapter_bytes=adapter_bytes, token_bytes=token_bytes, kept_bytes=kept_bytes
+        )
+        prediction = predict(plan, profile, optimizer=rng.choice(["adamw", "sgd"]))
+        for node in prediction.nodes:
+            assert node.peak_memory_bytes <= node.needed_bytes, (seed, node)

@@ -53,8 +53,10 @@ def case_of(folder: Path, codes: str = "11123", **changes: Any) -> Case:
 
 @pytest.mark.promise("1 partition invariance")
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("adapter", ["seq_bn", "lora"])
-@pytest.mark.parametrize("method", ["ringada", "all"])
+@pytest.mark.parametrize(
+    ("adapter", "method"),
+    [(adapter, method) for adapter in ("seq_bn", "lora") for method in ("ringada", "all")] + [("linear", "all")],
+)
 def test_table_of_operations_on_a_ring_equals_masks(folder: Path, split: str, adapter: str, method: str) -> None:
     """Every micro-batch of every batch has other operations; 20 AdamW steps in float64: 1e-9."""
     case = case_of(folder, adapter=adapter, method=method)

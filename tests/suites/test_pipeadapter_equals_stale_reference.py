@@ -15,9 +15,9 @@ import pytest
 
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.turns import StartPoint, StepKind, turn_sequence
-from tests.suites.test_resumed_run_equals_the_whole import holder_of, rebuilt, same_bits
-from tests.suites.test_resumed_run_equals_the_whole import run as run_plan
 from tests.suites.test_ring_equals_one_process import distance_to_reference, run
+from tests.support.resumed import holder_of, rebuilt, same_bits
+from tests.support.resumed import run as run_plan
 from tests.support.stale_reference import Tensors, train_stale
 from tests.support.torch_ring import Case, distance, make_carrier, reference_of, write_family_inputs, write_inputs
 
@@ -136,7 +136,7 @@ def test_pipeadapter_other_methods_make_no_copy(folder: Path) -> None:
     assert {found["peak_version_bytes"] for found in figures.values()} == {0}
 
 
-@pytest.mark.parametrize("adapter", ["lora[r=4]", "loreft"])
+@pytest.mark.parametrize("adapter", ["lora[r=4]", "loreft", "mlp[hidden=8,alpha=2]"])
 def test_pipeadapter_of_other_adapters_equals_the_stale_reference(
     tmp_path_factory: pytest.TempPathFactory, adapter: str
 ) -> None:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ringtune.models.families import FAMILIES
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.operations.choice import Score
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.units import Range
 from tests.edge.compute.test_scoring import choice_of, make_ring, score, score_turn
+from tests.support.family_inputs import TASKS, family_writer
 from tests.support.hand_ring import HandRing
 from tests.support.operation_masks import SPLITS, Slices, mixed_table
 from tests.support.operation_masks import run as run_plan
 from tests.support.plans import changed
 from tests.support.tiny_families import MODEL_TYPES
-from tests.support.torch_ring import Case, TorchCarrier, make_carrier, write_family_inputs
+from tests.support.torch_ring import Case, TorchCarrier, make_carrier
 
-TASKS = {name: family.tasks[-1] for name, family in FAMILIES.items()} | {"bert": "sequence-classification"}
 ALL = (Range(0, 4),)
 SOME = (Range(0, 1), Range(2, 3))
 
@@ -30,14 +28,7 @@ SOME = (Range(0, 1), Range(2, 3))
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function that writes the inputs of a family once."""
-    folder, written = tmp_path_factory.mktemp("inputs"), {}
-
-    def write(model_type: str) -> Path:
-        if model_type not in written:
-            written[model_type] = write_family_inputs(folder / model_type, model_type, TASKS[model_type])
-        return written[model_type]
-
-    return write
+    return family_writer(tmp_path_factory.mktemp("inputs"))
 
 
 def case_of(inputs: Any, model_type: str = "bert", **changes: Any) -> Case:
@@ -69,7 +60,8 @@ def check_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -
 @pytest.mark.parametrize(
     ("model_type", "adapter"),
     [(name, adapter) for name in MODEL_TYPES for adapter in ("seq_bn", "full")]
-    + [(name, "lora[r=4]") for name in ("bert", "gpt2", "llama")],
+    + [(name, "lora[r=4]") for name in ("bert", "gpt2", "llama")]
+    + [("bert", "linear[output_lora=True]"), ("gpt2", "mlp[hidden=8]")],
 )
 def test_recomputed_blocks_give_the_bits_of_kept_ones(inputs: Any, model_type: str, adapter: str) -> None:
     """Every family with dropout, adapters and own weights, blocks that unfreeze, and other slices."""

@@ -9,20 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringtune.files.pieces import Pieces
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import saves_head
 from ringtune.schedule.turns import StartPoint
-from sim.ring import VirtualRing
-from sim.ring_result import RingResult
+from tests.support.resumed import holder_of, rebuilt, run, same_bits
 from tests.support.torch_ring import (
     Case,
-    TorchCarrier,
     distance,
     make_carrier,
     reference_of,
-    shard_metadata,
     write_inputs,
 )
 
@@ -50,42 +45,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def case_of(folder: Path, changes: dict[str, object], **values: object) -> Case:
     """A run of these values and changes, in turns of 2 steps."""
     return Case(folder=folder, **{"local_iterations": 2, "eval_every": 5, **values, **changes})  # type: ignore[arg-type]
-
-
-def run(
-    plan: Plan, carrier: TorchCarrier, seed: int, *, start: StartPoint | None = None, drain_at_s: float | None = None
-) -> RingResult:
-    """Run with random delays."""
-    rng = random.Random(seed)
-    return VirtualRing(
-        plan,
-        carrier=carrier,
-        action_s=lambda node, action: rng.random(),
-        message_s=lambda source, target, payload: rng.random(),
-        control_s=lambda node: rng.random(),
-        start=start,
-        drain_at_s=drain_at_s,
-    ).run()
-
-
-def rebuilt(case: Case, plan: Plan, shards: dict[str, bytes], saved: rd.LogCheckpoint) -> TorchCarrier:
-    """New executors that go on from the shards of a checkpoint."""
-    carrier = make_carrier(case, plan)
-    for node, executor in carrier.executors.items():
-        with_head = saves_head(plan.course, node, saved.holder)
-        executor.load_shard(Pieces.of(shards[node]), shard_metadata(node, saved.step), with_head=with_head)
-    return carrier
-
-
-def holder_of(plan: Plan, result: RingResult) -> str:
-    """Who has the head at the end."""
-    last = [entry for entry in result.logged if isinstance(entry, rd.LogTurn)][-1]
-    return last.turn.owner
-
-
-def same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
-    """Whether two sets of tensors are equal in every bit."""
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -62,10 +62,10 @@ class Losses:
     def put_head(self, node: str, content: Any) -> None:
         """Nothing."""
 
-    def take_unit_grad(self, node: str, seq: int, unit: int) -> Any:
+    def take_parcel(self, node: str, key: TensorKey) -> Any:
         """Nothing."""
 
-    def put_unit_grad(self, node: str, seq: int, unit: int, content: Any) -> None:
+    def put_parcel(self, node: str, key: TensorKey, content: Any) -> None:
         """Nothing."""
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from edge.model.head_groups.layouts import LAYOUTS
 from ringtune.errors import IntegrityError
-from ringtune.models.families import FAMILIES
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.operations.table import BatchOperations, Operations
@@ -20,19 +17,19 @@ from ringtune.schedule.plan import Plan
 from ringtune.schedule.saving import INITS, Velora
 from ringtune.schedule.turns import StartPoint, turn_sequence
 from ringtune.schedule.units import Range
-from tests.suites.test_frozen_weights import LORA, WAYS
-from tests.suites.test_resumed_run_equals_the_whole import holder_of, rebuilt, same_bits
-from tests.suites.test_resumed_run_equals_the_whole import run as run_resumable
 from tests.support import reference
+from tests.support.family_inputs import TASKS, family_writer
 from tests.support.hand_ring import HandRing
-from tests.support.literal_velora import make_literal
+from tests.support.literal_velora import every_layer, make_literal
 from tests.support.operation_masks import SPLITS, Slices
 from tests.support.operation_masks import run as run_plan
 from tests.support.plans import changed
+from tests.support.resumed import holder_of, rebuilt, same_bits
+from tests.support.resumed import run as run_resumable
+from tests.support.rounded import LORA, WAYS
 from tests.support.tiny_families import MODEL_TYPES
-from tests.support.torch_ring import Case, distance, make_carrier, write_family_inputs
+from tests.support.torch_ring import Case, distance, make_carrier
 
-TASKS = {name: family.tasks[-1] for name, family in FAMILIES.items()} | {"bert": "sequence-classification"}
 ALL = (Range(0, 4),)
 ADAPTER_DOWN = Velora(blocks=ALL, layers=("adapter_down",), parts=8)
 
@@ -40,28 +37,14 @@ ADAPTER_DOWN = Velora(blocks=ALL, layers=("adapter_down",), parts=8)
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function that writes the inputs of a family once."""
-    folder, written = tmp_path_factory.mktemp("inputs"), {}
-
-    def write(model_type: str) -> Path:
-        if model_type not in written:
-            written[model_type] = write_family_inputs(folder / model_type, model_type, TASKS[model_type])
-        return written[model_type]
-
-    return write
+    return family_writer(tmp_path_factory.mktemp("inputs"))
 
 
 def case_of(inputs: Any, model_type: str = "bert", **changes: Any) -> Case:
     """Two owners, blocks that unfreeze, two micro-batches, an evaluation."""
-    values: dict[str, Any] = {"owners": ("a", "b"), "microbatches": 2, "num_steps": 8, "every_steps": 2}
-    values |= {"eval_every": 4, "local_iterations": 2}
+    values: dict[str, Any] = {"owners": ("a", "b"), "microbatches": 2, "num_steps": 4, "every_steps": 1}
+    values |= {"eval_every": 2, "local_iterations": 2}
     return Case(folder=inputs(model_type), task=TASKS[model_type], **{**values, **changes})
-
-
-def every_layer(model_type: str, parts: int = 8, init: str = "average") -> Velora:
-    """All base layers that a family's blocks have."""
-    gate = ("gate",) if LAYOUTS[model_type].gate else ()
-    layers = ("query", "key", "value", "attention_out", "up", *gate, "down")
-    return Velora(blocks=ALL, layers=layers, parts=parts, init=init)
 
 
 def plan_of(case: Case, slices: Slices, velora: Velora | None, recompute: tuple[Range, ...] = ()) -> Plan:
@@ -102,10 +85,11 @@ def test_velora_of_own_weights_equals_the_formula(inputs: Any, model_type: str) 
 @pytest.mark.parametrize(
     ("model_type", "adapter"),
     [(name, adapter) for name in ("bert", "llama") for adapter in ("seq_bn", "lora[r=4]", "seq_bn|lora[r=2]")]
-    + [("bert", "par_bn"), ("bert", "double_seq_bn"), ("gpt2", "lora[r=4]")],
+    + [("bert", "par_bn"), ("bert", "double_seq_bn"), ("gpt2", "lora[r=4]")]
+    + [("bert", "linear[alpha=0.5]"), ("gpt2", "mlp[hidden=8,intermediate_lora=True]")],
 )
 def test_velora_of_adapters_equals_the_formula(inputs: Any, model_type: str, adapter: str) -> None:
-    """Down projections of bottlenecks, and LoRA's first matrices."""
+    """Down projections of bottlenecks, first matrices of LoRA and of auxiliary models."""
     case = case_of(inputs, model_type, adapter=adapter)
     wanted = literal(case, ADAPTER_DOWN)
     assert distance(trained(case, SPLITS["two"], ADAPTER_DOWN), wanted) < 1e-9
@@ -156,7 +140,7 @@ def test_velora_of_recomputed_blocks_gives_the_same_bits(inputs: Any, init: str,
 def test_velora_resumed_gives_the_bits_of_the_whole_run(inputs: Any, init: str) -> None:
     """Vectors are in the shards, those of layers that do not train yet too; an evaluation changes none."""
     velora = every_layer("bert", init=init)
-    case = case_of(inputs, adapter="full", dtype="float32", checkpoint_every=2)
+    case = case_of(inputs, adapter="full", dtype="float32", checkpoint_every=2, num_steps=8, every_steps=2)
     plan = plan_of(case, SPLITS["two"], velora)
     whole = make_carrier(case, plan)
     result = run_resumable(plan, whole, 0)

@@ -81,12 +81,12 @@ class FakeExecutor:
         self.head_log.append("came")
         self.log.append(bytes(data))
 
-    def unit_grad_blob(self, seq: int, unit: int) -> Pieces:
-        """The gradient of a unit goes out."""
-        return Pieces.of(f"{seq}/{unit}".encode())
+    def take_parcel(self, key: TensorKey) -> Pieces:
+        """A parcel goes out."""
+        return Pieces.of(f"{key.seq}/{key.boundary}".encode())
 
-    def load_unit_grad(self, seq: int, unit: int, data: Pieces) -> None:
-        """The gradient of a unit comes in."""
+    def put_parcel(self, key: TensorKey, data: Pieces) -> None:
+        """A parcel comes in."""
         self.log.append(bytes(data))
 
     def drop_head_state(self) -> None:
@@ -153,9 +153,9 @@ class DirectLink:
         self._find().on_tensor(key, self._source, tensor, mask)
         return 100
 
-    def send_unit_grad(self, seq: int, unit: int, data: Pieces) -> int:
-        """Deliver the gradient of a unit."""
-        self._find().on_unit_grad(seq, unit, self._source, data)
+    def send_parcel(self, key: TensorKey, data: Pieces) -> int:
+        """Deliver a parcel."""
+        self._find().on_parcel(key, self._source, data)
         return data.size_bytes
 
     def send_blob(self, kind: str, seq: int, data: Pieces) -> int:

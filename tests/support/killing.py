@@ -19,7 +19,9 @@ from coordinator.records.step_lines import is_step
 from coordinator.run_folder.checkpoints import RunCheckpoints
 from ringtune.errors import UsageError
 from tests.support import measured, tiny
+from tests.support.cluster import TEMPLATE
 from tests.support.processes import RUN_S, agents_below, source_environment
+from tests.support.typed import run_here
 
 NODES = ("node-0", "node-1", "node-2")
 LAUNCHER = "launcher"
@@ -122,6 +124,28 @@ class LocalRun:
     def notes(self) -> list[str]:
         """The lines that it had for the user."""
         return [event["text"] for event in self.events if event["event"] == "note"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A run of ``LocalRun``'s command that was typed in this process, where nobody kills or interrupts it."""
+
+    code: int
+    errors: str
+    notes: list[str]
+
+
+def run_whole(job: Path, out: Path, *options: str) -> Ended:
+    """Train with three local nodes, forked from the template of the tests, to the end of the run."""
+    out.mkdir(exist_ok=True)
+    states = [RunCheckpoints(out).node_states() / name for name in NODES]
+    measured.recall(states)
+    command = ("train", job, "--local", len(NODES), "--out", out, "--json", *options)
+    done = run_here(TEMPLATE.get, *command)
+    measured.keep(states)
+    events = [json.loads(line) for line in done.stdout.splitlines() if line.endswith("}")]
+    notes = [event["text"] for event in events if event["event"] == "note"]
+    return Ended(code=done.returncode, errors=done.stderr, notes=notes)
 
 
 def trained(out: Path) -> dict[str, torch.Tensor]:

@@ -12,8 +12,19 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from edge.model.head_groups.layouts import LAYOUTS
+from edge.model.layouts import LAYOUTS
 from ringtune.schedule.saving import Velora
+from ringtune.schedule.units import Range
+from tests.support.plain_auxiliary import PlainDelta
+
+
+def every_layer(
+    model_type: str, parts: int = 8, init: str = "average", blocks: tuple[Range, ...] = (Range(0, 4),)
+) -> Velora:
+    """All base layers that a family's blocks have."""
+    gate = ("gate",) if LAYOUTS[model_type].gate else ()
+    layers = ("query", "key", "value", "attention_out", "up", *gate, "down")
+    return Velora(blocks=blocks, layers=layers, parts=parts, init=init)
 
 
 class Literal(torch.autograd.Function):
@@ -90,16 +101,19 @@ def make_literal(model: Any, velora: Velora, seed: int) -> None:
             elif path.endswith(".ringtune") and hasattr(module, "adapter_down"):
                 linear = module.adapter_down[0]
                 _replace(linear, f"{index}.{path}.adapter_down.0.weight", velora, seed, inputs_first=False)
+            elif isinstance(module, PlainDelta):
+                end, linear = (".down", module.down) if hasattr(module, "down") else ("", module)
+                _replace(linear, f"{index}.{path}{end}.weight", velora, seed, inputs_first=False)
 
 
 def _replace(module: Any, name: str, velora: Velora, seed: int, inputs_first: bool) -> None:
-    layer = Layer(name, velora, seed)
+    layer, bias = Layer(name, velora, seed), getattr(module, "bias", None)
 
     def forward(x: torch.Tensor) -> Any:
         weight = module.weight.t() if inputs_first else module.weight
         if not (torch.is_grad_enabled() and module.weight.requires_grad):
-            return functional.linear(x, weight, module.bias)
-        return Literal.apply(x, weight, module.bias, layer)  # type: ignore[no-untyped-call]
+            return functional.linear(x, weight, bias)
+        return Literal.apply(x, weight, bias, layer)  # type: ignore[no-untyped-call]
 
     module.forward = forward
 

@@ -1,4 +1,4 @@
-"""Sizes of models for tests: of a tiny one that is easy to add up, and of MiniLM."""
+"""Sizes of models for tests: of tiny ones that are easy to add up, and of MiniLM."""
 
 from __future__ import annotations
 
@@ -34,6 +34,36 @@ _SMALL: Final = ModelFacts(
     digest="d",
     head_class_bytes=50,
 )
+WEIGHTLESS: Final = ModelFacts(
+    model_type="bert",
+    num_blocks=1,
+    hidden_size=1,
+    intermediate_size=1,
+    num_heads=1,
+    vocab_size=1,
+    block_bytes=1,
+    embedding_bytes=0,
+    head_bytes=0,
+    adapter_block_bytes=0,
+    digest="",
+)
+"""A model whose weights take nothing: what is left of a node's memory is activations and buffers."""
+ROUND: Final = ModelFacts(
+    model_type="bert",
+    num_blocks=4,
+    hidden_size=2,
+    intermediate_size=8,
+    num_heads=1,
+    vocab_size=100,
+    block_bytes=0,
+    embedding_bytes=0,
+    head_bytes=3_000,
+    adapter_block_bytes=10_000,
+    digest="",
+    embedding_train_bytes=60_000,
+    token_table_bytes=50_000,
+)
+"""A model all of whose parameters train, in round numbers."""
 
 
 def small_model(**changes: Any) -> ModelFacts:

@@ -14,6 +14,7 @@ A pair's link has the rate of its slower end and the larger latency, varied a li
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ from ringtune.costs.profile import LinkFacts, ModelFacts, NodeFacts, Profile
 from ringtune.costs.work_times import Work, WorkTime
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
+from tests.support.model_facts import MINILM
 from tests.support.plans import make_method
 
 MIB = 2**20
@@ -48,20 +50,7 @@ ROWS, TOKENS, HIDDEN = 8, 64, 384
 
 def model(num_blocks: int) -> ModelFacts:
     """MiniLM's sizes with any number of blocks."""
-    return ModelFacts(
-        model_type="bert",
-        num_blocks=num_blocks,
-        hidden_size=HIDDEN,
-        intermediate_size=4 * HIDDEN,
-        num_heads=12,
-        vocab_size=30522,
-        block_bytes=7_097_856,
-        embedding_bytes=48_265_728,
-        head_bytes=591_360,
-        adapter_block_bytes=75_360,
-        digest="ab" * 32,
-        head_class_bytes=1540,
-    )
+    return dataclasses.replace(MINILM, num_blocks=num_blocks, head_class_bytes=1540)
 
 
 def device(

@@ -17,7 +17,7 @@ from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
 
-_OF_PLACEMENT = ("slices", "private_blocks", "credits", "epoch", "first_turn", "recompute", "state_on_disk")
+_OF_PLACEMENT = ("slices", "private_blocks", "credits", "epoch", "first_turn", "recompute", "state_on_disk", "helpers")
 
 
 def make_method(
@@ -100,6 +100,12 @@ def make_plan(
     )
     pieces = tuple(Slice(node=node, start=start, stop=stop) for node, start, stop in slices)
     return Plan.of(course, Placement(slices=pieces, private_blocks=private_blocks, credits=credits_per_channel))
+
+
+def two_nodes(**changes: object) -> Plan:
+    """Owner a hosts block 0, b hosts block 1; no evaluation."""
+    values: dict[str, object] = {"num_blocks": 2, "num_steps": 1, "microbatches": 1, "eval_rows": 0, "method": "all"}
+    return make_plan([("a", 0, 1), ("b", 1, 2)], ["a"], **{**values, **changes})  # type: ignore[arg-type]
 
 
 def changed(plan: Plan, **values: Any) -> Plan:

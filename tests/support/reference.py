@@ -21,6 +21,7 @@ from ringtune.jobs.job import Job
 from ringtune.jobs.learning_rate import learning_rate
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
+from tests.support.plain_auxiliary import add_plain_auxiliary, is_auxiliary
 
 NAME = "ringtune"
 
@@ -82,7 +83,10 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
     choice = {} if attention is None else {"attn_implementation": attention}
     model = AutoAdapterModel.from_pretrained(str(model_folder), config=config, **choice)
     torch.manual_seed(job.train.seed)
-    if job.adapter.config != "full":
+    own_kind = is_auxiliary(job.adapter.config)
+    if own_kind:
+        add_plain_auxiliary(model, job, NAME)
+    elif job.adapter.config != "full":
         model.add_adapter(NAME, config=AdapterConfig.load(job.adapter.config).replace(dropout=job.train.dropout))
     classes = {"num_labels": len(plan.course.labels), "id2label": dict(enumerate(plan.course.labels))}
     if job.model.task == "sequence-classification":
@@ -99,6 +103,10 @@ def whole_model(job: Job, plan: Plan, model_folder: Path, *, attention: str | No
         own = own_weights_of(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in own or name.startswith(f"heads.{NAME}."))
+        return model.to(getattr(torch, job.model.dtype))
+    if own_kind:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(f".{NAME}." in name or name.startswith(f"heads.{NAME}."))
         return model.to(getattr(torch, job.model.dtype))
     model.train_adapter(NAME)
     return model.to(getattr(torch, job.model.dtype))

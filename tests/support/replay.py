@@ -39,8 +39,8 @@ def event_from_json(value: Sequence[Any], tables: Mapping[str, Operations] = _NO
             recorded: Any = event.action
             values = tuple((str(key), float(number)) for key, number in event.values)
             return ev.ActionDone(Action(op_of(recorded[0]), *recorded[1:]), values)
-        if isinstance(event, ev.TensorArrived):
-            return ev.TensorArrived(TensorKey(*event.key), event.source)
+        if isinstance(event, ev.TensorArrived | ev.ParcelArrived):
+            return type(event)(TensorKey(*event.key), event.source)
     except (KeyError, TypeError, ValueError, PlanError) as error:
         raise IntegrityError(f"{value!r} is not a recorded event: {error}; record the run anew") from error
     return event  # type: ignore[no-any-return]

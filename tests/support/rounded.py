@@ -11,6 +11,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
+
+LORA = "lora[r=4, attn_matrices=['q','k','v'], intermediate_lora=True, output_lora=True, init_weights='bert']"
+"""LoRA on all matrices."""
+
+WAYS = [FrozenWeights(dtype=dtype, native=native) for dtype in FROZEN_DTYPES for native in (False, True)]
+"""All ways to hold frozen weights small."""
+
 
 def rounded(matrix: torch.Tensor, dtype: str) -> torch.Tensor:
     """A matrix as float32, each number rounded to bfloat16, or to 1/127 of the largest in its row."""

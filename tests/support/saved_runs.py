@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy
 from safetensors.numpy import save
 
+from ringtune.models.adapter_config import auxiliary_of
+from ringtune.models.auxiliary_file import describe
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
@@ -18,6 +20,7 @@ from tests.support.plans import changed, make_plan
 
 LABELS = ("neg", "pos")
 NUM_BLOCKS = 4
+AUXILIARY = "linear[alpha=0.5,attn_matrices=['q']]"
 
 
 def plan(**changes: object) -> Plan:
@@ -46,6 +49,22 @@ def own_weights_instead(folder: Path) -> None:
     (folder / "job.toml").write_text((folder / "job.toml").read_text().replace('config = "seq_bn"', 'config = "full"'))
     (folder / "adapter/adapter_config.json").unlink()
     (folder / "adapter/adapter.safetensors").rename(folder / "adapter/blocks.safetensors")
+
+
+def auxiliary_instead(folder: Path) -> None:
+    """Make a run one that trained ``linear``, beside the queries of each block."""
+    job_file, adapter = folder / "job.toml", folder / "adapter"
+    job_file.write_text(job_file.read_text().replace('config = "seq_bn"', f'config = "{AUXILIARY}"'))
+    (adapter / "adapter_config.json").unlink()
+    config = auxiliary_of(AUXILIARY)
+    assert config is not None
+    described = describe(config, name="ringtune", model_type="bert", model_name="tiny")
+    (adapter / "adapter.json").write_text(json.dumps(described))
+    tensors = {
+        f"bert.encoder.layer.{block}.attention.self.query.ringtune.weight": numpy.ones((8, 8), dtype=numpy.float32)
+        for block in range(NUM_BLOCKS)
+    }
+    (adapter / "adapter.safetensors").write_bytes(save(tensors))
 
 
 def adapter_files() -> dict[str, bytes]:

@@ -3,13 +3,19 @@
 The process loads what an agent has loaded when it is idle, builds a slice as the agent does, and runs one forward.
 Prints one line of JSON: resident bytes before and after, and what of the difference is anonymous (not a file's pages).
 An idle agent has run each kernel once (``touch_kernels``): what that adds to the loaded libraries stands beside it.
+
+With several ways to hold frozen weights, each has a line, and a process that is forked from the idle one. Only its
+anonymous bytes compare then: pages of files that the idle one has are not mapped in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from pathlib import Path
+from typing import Any, Final
 
 import edge.agent.process  # noqa: F401 - as in an agent that has joined
 from edge.agent import workshop
@@ -22,6 +28,9 @@ from ringtune.jobs.job import Job, Model
 from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
 from tests.support.plans import changed, make_plan
 
+PLAIN: Final = "plain"
+"""Frozen weights as they are in the job's ``model.dtype``."""
+
 
 def resident() -> dict[str, int]:
     """Resident bytes of this process now, all (``rss``) and those without a file (``anonymous``)."""
@@ -30,13 +39,15 @@ def resident() -> dict[str, int]:
 
 
 def main() -> None:
-    """Read the command line, measure, print."""
+    """Read the command line, load what an idle agent has, measure each way, print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--blocks", type=int, nargs=2, default=(2, 4), metavar=("FIRST", "STOP"))
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--frozen", choices=FROZEN_DTYPES, help="hold frozen weights so")
+    parser.add_argument(
+        "--frozen", choices=(PLAIN, *FROZEN_DTYPES), nargs="+", default=[PLAIN], help="hold frozen weights so"
+    )
     options = parser.parse_args()
     limit_library_threads(1)
     keep_freed_memory()
@@ -46,18 +57,34 @@ def main() -> None:
 
     import torch
 
+    torch.set_num_threads(1)
+    if len(options.frozen) == 1:
+        print(json.dumps(measured(options, options.frozen[0], loaded)))  # noqa: T201
+        return
+    for frozen in options.frozen:
+        if child := os.fork():
+            if os.waitpid(child, 0)[1]:
+                sys.exit(f"no figures of {frozen}")
+        else:
+            print(json.dumps(measured(options, frozen, loaded)), flush=True)  # noqa: T201
+            os._exit(0)
+
+
+def measured(options: argparse.Namespace, frozen: str, loaded: dict[str, int]) -> dict[str, Any]:
+    """Build a slice in this process, run a forward, and tell what that added."""
+    import torch
+
     from edge.compute.hosting import host
     from ringtune.models.folder import read_config
 
-    torch.set_num_threads(1)
     config = read_config(options.model)
     num_blocks, width = int(config["num_hidden_layers"]), int(config["hidden_size"])
     first, stop = options.blocks
     slices = [("below", 0, first), ("here", first, stop), ("above", stop, num_blocks)]
     slices = [piece for piece in slices if piece[1] < piece[2]]
     plan = make_plan(slices, ["owner"], num_blocks=num_blocks, hidden_size=width)
-    if options.frozen:
-        plan = changed(plan, frozen=FrozenWeights(dtype=options.frozen))
+    if frozen != PLAIN:
+        plan = changed(plan, frozen=FrozenWeights(dtype=frozen))
     job = Job(model=Model(path=str(options.model)))
     before = resident()
 
@@ -72,21 +99,17 @@ def main() -> None:
     facts = model_facts(options.model, job)
     sizes = Sizes(plan.course, facts, optimizer="adamw", dtype="float32", activation_token_bytes=0)
     weights = (stop - first) * (sizes.block_bytes + sizes.adapter_bytes) + sizes.widened_bytes(is_owner=False)
-    print(  # noqa: T201
-        json.dumps(
-            {
-                "planned_bytes": weights,
-                "idle_bytes": before["rss"],
-                "kernels_bytes": before["rss"] - loaded["rss"],
-                "built_bytes": built["rss"] - before["rss"],
-                "added_bytes": after["rss"] - before["rss"],
-                "added_with_kernels_bytes": after["rss"] - loaded["rss"],
-                "added_anonymous_bytes": after["anonymous"] - before["anonymous"],
-                "hosted_bytes": hosted.hosted_bytes,
-                "is_finite": bool(torch.isfinite(output).all()),
-            }
-        )
-    )
+    return {
+        "planned_bytes": weights,
+        "idle_bytes": before["rss"],
+        "kernels_bytes": before["rss"] - loaded["rss"],
+        "built_bytes": built["rss"] - before["rss"],
+        "added_bytes": after["rss"] - before["rss"],
+        "added_with_kernels_bytes": after["rss"] - loaded["rss"],
+        "added_anonymous_bytes": after["anonymous"] - before["anonymous"],
+        "hosted_bytes": hosted.hosted_bytes,
+        "is_finite": bool(torch.isfinite(output).all()),
+    }
 
 
 if __name__ == "__main__":

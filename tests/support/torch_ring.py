@@ -137,10 +137,10 @@ class Case:
         return dict(_datasets_of(self))
 
 
-def write_inputs(folder: Path, *, num_blocks: int = 4) -> Path:
-    """Write the tiny model and its rows."""
+def write_inputs(folder: Path, *, num_blocks: int = 4, num_rows: int = 61) -> Path:
+    """Write the tiny model and its rows, so many of them for training."""
     tiny.write_model(folder / "model", num_blocks=num_blocks)
-    tiny.write_rows(folder / "train.csv", 61, seed=1)
+    tiny.write_rows(folder / "train.csv", num_rows, seed=1)
     tiny.write_rows(folder / "eval.csv", 21, seed=2)
     return folder
 
@@ -236,13 +236,13 @@ class TorchCarrier:
         """A safetensors blob."""
         self.executors[node].load_head_blob(content)
 
-    def take_unit_grad(self, node: str, seq: int, unit: int) -> Any:
+    def take_parcel(self, node: str, key: TensorKey) -> Any:
         """A safetensors blob."""
-        return self.executors[node].unit_grad_blob(seq, unit)
+        return self.executors[node].take_parcel(key)
 
-    def put_unit_grad(self, node: str, seq: int, unit: int, content: Any) -> None:
+    def put_parcel(self, node: str, key: TensorKey, content: Any) -> None:
         """A safetensors blob."""
-        self.executors[node].load_unit_grad(seq, unit, content)
+        self.executors[node].put_parcel(key, content)
 
     def collected(self, plan: Plan, holder: str) -> dict[str, torch.Tensor]:
         """All adapter tensors and the head, by name."""

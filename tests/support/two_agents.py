@@ -78,10 +78,10 @@ class FakeLink:
             self._target.active.on_tensor(key, self._source.node, tensor, mask)
         return 10
 
-    def send_unit_grad(self, seq: int, unit: int, data: Pieces) -> int:
+    def send_parcel(self, key: TensorKey, data: Pieces) -> int:
         """Deliver."""
         if self._target.active is not None:
-            self._target.active.on_unit_grad(seq, unit, self._source.node, data)
+            self._target.active.on_parcel(key, self._source.node, data)
         return data.size_bytes
 
     def send_blob(self, kind: str, seq: int, data: Pieces) -> int:

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope
 from ringtune.schedule.course import Course
-from ringtune.schedule.lowering import legs, lowest_units
+from ringtune.schedule.lowering import fit_legs, legs, lowest_units
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.table import Table, build_table, format_table, message_of, replay
 from ringtune.schedule.tables.words import format_action
 from ringtune.schedule.turns import Item, StartPoint, Turn, items
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import forward_version, weight_version
+from ringtune.schedule.versions import backward_version, forward_version, weight_version
 
 
 def validate_table(plan: Plan, turns: Iterable[Turn], table: Table, *, start: StartPoint | None = None) -> None:
@@ -91,6 +91,9 @@ class _Column:
         has_head = node == holder or self._has_copies
         self._head: int | None = weight_version(course, course.head, step) if has_head else None
         self._embedding = weight_version(course, EMBEDDING, step)
+        helped = (unit for one in plan.placement.helped_by(node) for unit in range(one.start, one.stop))
+        self._helped = {unit: weight_version(course, unit, step) for unit in helped}
+        self._fits: dict[int, int] = {}
         self._forwarded: set[tuple[int, int]] = set()
         self._backwards: dict[int, int] = {}
         self._embedding_backwards: dict[int, int] = {}
@@ -125,6 +128,8 @@ class _Column:
             )
         if op.graph is Graph.FREES:
             return self._backward(course, item, action)
+        if op in (Op.SHIP, Op.FIT):
+            return self._pairs(course, item, action)
         if op.scope is Scope.RANGE and op.is_forward and op is not Op.SKIP:
             self._forwarded.add((action.seq, action.micro))
             return self._stale(course, item, action)
@@ -149,7 +154,7 @@ class _Column:
         if (action.seq, action.micro) not in self._forwarded:
             return "backward before forward"
         units = range(action.start, action.stop)
-        if any(self._versions.get(unit, 0) != weight_version(course, unit, item.step) for unit in units):
+        if any(self._versions.get(unit, 0) != backward_version(course, unit, item) for unit in units):
             return "backward before the update of the item before"
         return ""
 
@@ -164,12 +169,32 @@ class _Column:
             down = [leg for way in legs(plan, item, self._node) for leg in way if leg.op is Op.BACKWARD]
             missing = sum(leg.start == EMBEDDING for leg in down) - self._embedding_backwards.get(action.seq, 0)
             return why or (f"update before {missing} of its backwards" if missing else "")
+        if any(one.has_block(action.start) for one in plan.placement.helped_by(self._node)):
+            return self._helped_update(plan, item, action)
         for unit in range(action.start, action.stop):
             self._versions[unit] += 1
         hosted = [leg for way in legs(plan, item, self._node) for leg in way if leg.start > EMBEDDING]
         expected = sum(leg.op.graph is Graph.FREES for leg in hosted)
         missing = expected - self._backwards.get(action.seq, 0)
         return f"update before {missing} of its backwards" if missing else ""
+
+    def _pairs(self, course: Course, item: Item, action: Action) -> str:
+        """What is wrong with pairs that are packed at their host, or fitted at a helper."""
+        if action.op is Op.SHIP:
+            return "" if self._backwards.get(action.seq) else "ships pairs before a backward"
+        self._fits[action.seq] = self._fits.get(action.seq, 0) + 1
+        for unit in range(action.start, action.stop):
+            wanted = weight_version(course, unit, item.step)
+            if self._helped[unit] != wanted:
+                return f"fits block {unit} of version {self._helped[unit]} at step {item.step}, not {wanted}"
+        return ""
+
+    def _helped_update(self, plan: Plan, item: Item, action: Action) -> str:
+        for unit in range(action.start, action.stop):
+            self._helped[unit] += 1
+        expected = [leg for way in fit_legs(plan, item, self._node) for leg in way if leg.op is Op.FIT]
+        missing = len(expected) - self._fits.get(action.seq, 0)
+        return f"update before {missing} of its fits" if missing else ""
 
     def _stale(self, course: Course, item: Item, action: Action) -> str:
         lowest = min(lowest_units(course, item), default=course.head)

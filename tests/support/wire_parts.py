@@ -86,11 +86,10 @@ class BlobCame(NamedTuple):
     data: bytes
 
 
-class UnitGradCame(NamedTuple):
-    """The gradient of a unit that the sink was given."""
+class ParcelCame(NamedTuple):
+    """A parcel that the sink was given."""
 
-    seq: int
-    unit: int
+    key: TensorKey
     source: str
     data: bytes
 
@@ -126,10 +125,10 @@ class RecordingSink:
         self._hook()
         self.came.put(BlobCame(kind, seq, source, bytes(data)))
 
-    def on_unit_grad(self, seq: int, unit: int, source: str, data: Pieces) -> None:
-        """Remember the gradient of a unit."""
+    def on_parcel(self, key: TensorKey, source: str, data: Pieces) -> None:
+        """Remember a parcel."""
         self._hook()
-        self.came.put(UnitGradCame(seq, unit, source, bytes(data)))
+        self.came.put(ParcelCame(key, source, bytes(data)))
 
     def on_link_lost(self, source: str, reason: str) -> None:
         """Remember a lost link."""

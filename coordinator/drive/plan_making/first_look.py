@@ -19,7 +19,7 @@ from typing import NamedTuple
 from coordinator.drive.plan_making.planning import plan_run, run_profile
 from coordinator.drive.requests import RunRequest
 from coordinator.planner.effort import Effort
-from coordinator.planner.make_plan import Planned
+from coordinator.planner.planned import Planned
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import DeadlineError, RingTuneError
 from ringtune.schedule.frozen_weights import FrozenWeights

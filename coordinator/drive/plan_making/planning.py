@@ -16,7 +16,8 @@ from coordinator.planner.effort import Effort
 from coordinator.planner.given_plan import accept_plan
 from coordinator.planner.given_profile import check_given, with_given_times
 from coordinator.planner.job_time import JobTime, measured_time
-from coordinator.planner.make_plan import Planned, make_plan
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.planned import Planned
 from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
 from ringtune.errors import RingTuneError
 from ringtune.rounds import rounds

@@ -97,7 +97,7 @@ def _slice(plan: Plan, piece: Slice, caps: MemoryCaps) -> SliceReason:
         needed_bytes=caps.estimate(plan, node).total_bytes,
         keeping_bytes=caps.keeping_everything(plan, node).total_bytes,
         budget_bytes=facts.memory_bytes,
-        longer=extra_share(saving, caps.kept_blocks(piece.start, piece.stop), facts),
+        longer=extra_share(saving, caps.kept_blocks(piece.start, piece.stop), facts, gain=caps.projected_gain(node)),
         projected_bytes=proposed,
     )
 
@@ -123,13 +123,18 @@ def activation_lines(found: ActivationsReason) -> list[str]:
     return lines
 
 
+def _longer_text(share: float) -> str:
+    return f"{abs(share):.0%} {'longer' if share >= 0 else 'shorter'}"
+
+
 def _slice_text(each: SliceReason) -> str:
     budget = format_bytes(each.budget_bytes)
     if not each.says:
         return f"keeps everything: {format_bytes(each.needed_bytes)} of {budget}"
     fits = "fits too" if each.keeping_bytes <= each.budget_bytes else "does not fit"
     text = (
-        f"{each.says}: {format_bytes(each.needed_bytes)} of {budget}, forwards and backwards {each.longer:.0%} longer; "
+        f"{each.says}: {format_bytes(each.needed_bytes)} of {budget}, "
+        f"forwards and backwards {_longer_text(each.longer)}; "
         f"keeping everything needs {format_bytes(each.keeping_bytes)}, which {fits}"
     )
     if each.projected_bytes:

@@ -10,6 +10,7 @@ from typing import Any
 from coordinator.planner.choose import Candidate, Choice, plan_of, slices_of
 from coordinator.planner.even import block_s
 from coordinator.planner.explaining.activations import ActivationsReason, activation_lines, explain_activations
+from coordinator.planner.explaining.helpers import HelpersReason, helper_reason_lines
 from coordinator.planner.explaining.operations import OperationsReason, explain_operations, reason_lines
 from coordinator.planner.fitting.frozen import reason_line
 from coordinator.planner.fitting.memory_caps import MemoryCaps
@@ -35,6 +36,7 @@ class NodeReason:
         needed_bytes: at most, during the run.
         budget_bytes: what it has.
         reason: why it hosts nothing; empty for a host.
+        helps: whose adapters it fits, in words; empty if nobody's.
     """
 
     node: str
@@ -44,6 +46,7 @@ class NodeReason:
     needed_bytes: int
     budget_bytes: int
     reason: str = ""
+    helps: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +99,8 @@ class Explanation:
             where none are.
         equal: seconds of all steps with the nodes' own counts, and with equal ones; None without operations.balance.
         frozen: how frozen weights are held, and why, if the planner chose it; empty if it did not.
+        helping: what the planner thought of helpers; None where the job does not leave them to it.
+        lowest_of: blocks of the model, where a step may train less than all above the lowest block; else None.
     """
 
     nodes: tuple[NodeReason, ...]
@@ -116,6 +121,8 @@ class Explanation:
     unsettled: Runner | None = None
     equal: tuple[float, float] | None = None
     frozen: str = ""
+    helping: HelpersReason | None = None
+    lowest_of: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as dictionaries, lists, numbers and strings."""
@@ -130,6 +137,7 @@ def explain(
     profile: Profile | None = None,
     optimizer: str = "adamw",
     dropout: float = 0.0,
+    helping: HelpersReason | None = None,
 ) -> Explanation:
     """Explain a choice of the planner.
 
@@ -140,6 +148,7 @@ def explain(
         profile: that it was made with; needed to explain operations.
         optimizer: of the job.
         dropout: of the job.
+        helping: what the planner thought of helpers.
     """
     operations = None
     if plan is not None and profile is not None:
@@ -167,6 +176,8 @@ def explain(
         unsettled=_runner(choice.costs, choice.best) if settled is not None else None,
         equal=_seconds(best, settled.equal) if settled is not None and settled.equal is not None else None,
         frozen=reason_line(plan.course.frozen, choice.too_large),
+        helping=helping,
+        lowest_of=plan.course.num_blocks if plan.course.method.full_parameters else None,
     )
 
 
@@ -190,8 +201,15 @@ def _nodes(choice: Choice, plan: Plan) -> Iterator[NodeReason]:
             is_owner=is_owner,
             needed_bytes=caps.estimate(plan, name).total_bytes if name in plan.nodes else 0,
             budget_bytes=caps.facts[name].memory_bytes,
+            helps=", ".join(
+                f"{plan.placement.host_of(one.start)}'s {one.text}" for one in plan.placement.helped_by(name)
+            ),
             reason="" if name in hosts else _reason(choice, trial, costs.names.index(name), plan),
         )
+
+
+def _helps(plan: Plan, node: str) -> str:
+    return ", ".join(f"{plan.placement.host_of(one.start)}'s {one.text}" for one in plan.placement.helped_by(node))
 
 
 def _reason(choice: Choice, trial: RingCosts, node: int, plan: Plan) -> str:
@@ -291,13 +309,16 @@ def explanation_text(found: Explanation) -> list[str]:
     lines = ["why:"]
     for node in found.nodes:
         budget = f"{format_bytes(node.needed_bytes)} of {format_bytes(node.budget_bytes)}"
+        helps = f", fits adapters of {node.helps}" if node.helps else ""
         if not node.reason:
-            lines.append(f"  {node.node:<{width}}  blocks [{node.start}, {node.stop}), {budget}")
-        elif node.is_owner:
-            lines.append(f"  {node.node:<{width}}  hosts nothing, owns rows, {budget}: {node.reason}")
+            lines.append(f"  {node.node:<{width}}  blocks [{node.start}, {node.stop}){helps}, {budget}")
+        elif node.is_owner or helps:
+            owns = ", owns rows" if node.is_owner else ""
+            lines.append(f"  {node.node:<{width}}  hosts nothing{owns}{helps}, {budget}: {node.reason}")
         else:
             lines.append(f"  {node.node:<{width}}  left out: {node.reason}")
     lines += activation_lines(found.activations) if found.activations is not None else []
+    lines += helper_reason_lines(found.helping, seconds) if found.helping is not None else []
     lines.append(f"  turns in the order {', '.join(found.initiators)}")
     lines.append(
         f"  {found.microbatches} micro-batches, {found.credits} credits a link and boundary, "
@@ -306,7 +327,10 @@ def explanation_text(found: Explanation) -> list[str]:
     lines += [found.frozen] if found.frozen else []
     lines += reason_lines(found.operations, seconds) if found.operations is not None else []
     lines += [_balance_line(*found.equal, seconds)] if found.equal is not None else []
-    lines += [f"  depth {each.depth}: {each.steps} steps of {seconds(each.step_s)}" for each in found.depths]
+    lines += [
+        f"  {_depth_text(each.depth, found.lowest_of)}: {each.steps} steps of {seconds(each.step_s)}"
+        for each in found.depths
+    ]
     simulated = "" if found.simulated_s is None else f", {seconds(found.simulated_s)} by the simulator"
     lines.append(f"  all steps: {seconds(found.job_s)} by the formula{simulated}")
     if found.cut_after_s is not None:
@@ -317,15 +341,29 @@ def explanation_text(found: Explanation) -> list[str]:
         lines.append("  proven: by the formula no other plan with these micro-batches is faster")
     if found.second is not None:
         slices = ", ".join(f"{node} [{start}, {stop})" for node, start, stop in found.second.slices)
-        lines.append(
-            f"  second best: {slices} with {found.second.microbatches} micro-batches: {_times(found.second, seconds)}"
-        )
+        name, times = _second_name(found), _times(found.second, seconds)
+        lines.append(f"  {name}: {slices} with {found.second.microbatches} micro-batches: {times}")
         if found.unsettled is not None:
             lines.append(
                 "    both were compared before their operations were settled with their slices; there the chosen one "
                 f"takes {_times(found.unsettled, seconds)}"
             )
     return lines
+
+
+def _depth_text(depth: int, lowest_of: int | None) -> str:
+    """Name the steps of a depth: by it, or by how far their backward goes where groups of units train."""
+    if lowest_of is None:
+        return f"depth {depth}"
+    return f"backward to block {lowest_of - depth}" if depth else "no backward below the head"
+
+
+def _second_name(found: Explanation) -> str:
+    """Name the other plan: the second best, unless it takes less time but not so much that slices are uneven for it."""
+    second = found.second
+    if second is None or found.simulated_s is not None or second.simulated_s is not None:
+        return "second best"
+    return "not much faster, so not taken" if found.even and second.job_s < found.job_s else "second best"
 
 
 def _times(one: Runner, seconds: Callable[[float], str]) -> str:

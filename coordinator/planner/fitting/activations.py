@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from coordinator.planner.draft import Draft
 from ringtune.costs.activation_policy import job_velora, proposed_velora
 from ringtune.costs.profile import ModelFacts
-from ringtune.errors import CapacityError, DeadlineError, JobError, PlanError
+from ringtune.errors import PlanError
 from ringtune.jobs.job import Job
 from ringtune.jobs.memory import AUTO
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.slice_policy import BOTH, NONE, RECOMPUTE, VELORA, SlicePolicy
+from ringtune.schedule.slice_policy import BOTH, NONE, RECOMPUTE, SlicePolicy
 from ringtune.schedule.versions import ever_trained
-
-
-def saving_remedy(job: Job, planned: Callable[[Job], object]) -> str:
-    """Say that a job which does not fit would fit with ``memory.activations = "auto"``; empty where it would not.
-
-    Args:
-        job: that does not fit.
-        planned: plans a job, or raises an error.
-    """
-    if job.memory.activations not in (NONE, VELORA):
-        return ""
-    try:
-        planned(job.with_overrides({"memory.activations": AUTO}))
-    except (CapacityError, DeadlineError, JobError, PlanError):
-        return ""
-    return f"memory.activations = '{AUTO}' would fit; or "
 
 
 def with_activations(job: Job, draft: Draft, model: ModelFacts) -> Draft:

@@ -1,4 +1,4 @@
-"""Bytes that a node needs for a slice, for every (start, stop, hosts above): a cache over ``costs.memory.estimate``."""
+"""Bytes that a node needs for a slice, of memory and on its disk: a cache over ``costs.memory.estimate``."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ from collections.abc import Mapping
 
 from coordinator.planner.draft import Draft
 from coordinator.planner.fitting.slice_saving import KEEPS_ALL, SliceSaving, slice_saving
+from ringtune.costs.disk import DiskNeeds, disk_needs
 from ringtune.costs.memory.estimate import memory_estimate
 from ringtune.costs.memory.share import Share
 from ringtune.costs.memory.sizes import Sizes
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.profile import NodeFacts
+from ringtune.costs.saving_seconds import projected_gain
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.slice_policy import NONE
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import ever_trained
+
+_GROWING = ("weights", "adapters", "head", "data")
+"""Parts of an estimate that no longer slice makes smaller."""
 
 
 class MemoryCaps:
@@ -31,6 +36,7 @@ class MemoryCaps:
     def __init__(self, draft: Draft, facts: Mapping[str, NodeFacts], *, optimizer: str, dtype: str) -> None:
         self.draft = draft
         self.facts = facts
+        self.optimizer = optimizer
         self.dtype = dtype
         self._owners = {owner.node for owner in draft.course.owners}
         self._projected = draft.projected_course
@@ -42,7 +48,7 @@ class MemoryCaps:
 
     def fits(self, node: str, start: int, stop: int, above: int) -> bool:
         """Whether ``node`` can host ``[start, stop)`` with so many hosts above it."""
-        return self.needed_bytes(node, start, stop, above) <= self.facts[node].memory_bytes
+        return self.lacking(node, start, stop, above) == 0
 
     def fits_empty(self, node: str) -> bool:
         """Whether ``node`` has room without any block: an owner for its embedding and head, any other node always."""
@@ -50,8 +56,53 @@ class MemoryCaps:
         return node not in self._owners or self.fits(node, top, top, 0)
 
     def lacking(self, node: str, start: int, stop: int, above: int) -> int:
-        """Bytes that ``node`` lacks to host ``[start, stop)``; 0 if it fits."""
-        return max(0, self.needed_bytes(node, start, stop, above) - self.facts[node].memory_bytes)
+        """Bytes that ``node`` lacks to host ``[start, stop)``, of memory and on its disk; 0 if it fits."""
+        memory = max(0, self.needed_bytes(node, start, stop, above) - self.facts[node].memory_bytes)
+        return memory + self.lacking_disk(node, start, stop)
+
+    def lacking_disk(self, node: str, start: int, stop: int) -> int:
+        """Bytes that the disk of ``node`` lacks if it hosts ``[start, stop)``; 0 if they fit, or it is not known."""
+        free_bytes = self.facts[node].state_free_bytes
+        return 0 if free_bytes is None else max(0, self.disk_needs(node, start, stop).total_bytes - free_bytes)
+
+    def disk_needs(self, node: str, start: int, stop: int) -> DiskNeeds:
+        """Estimate what ``node`` takes on its disk if it hosts ``[start, stop)``."""
+        if not self.draft.course.method.full_parameters:
+            return DiskNeeds()
+        share = Share(
+            is_owner=node in self._owners, start=start, stop=stop, above=0, state_on_disk=self.draft.state_on_disk
+        )
+        return disk_needs(self.draft.course, share, self._sizes[node])
+
+    def holds(self, plan: Plan, node: str) -> bool:
+        """Whether ``node`` has memory and disk for its part in ``plan``."""
+        piece = plan.slice_of(node)
+        fits = self.estimate(plan, node).total_bytes <= self.facts[node].memory_bytes
+        return fits and not self.lacking_disk(node, piece.start, piece.stop)
+
+    def may_fit(self) -> bool:
+        """Whether some split might fit, by the frozen bytes alone; False is certain and takes no search.
+
+        Example: 12 blocks of 4 MB can't be on two nodes of 20 MB, which hold at most 5 each.
+        """
+        if self.draft.course.method.full_parameters:
+            return True
+        most = {name: self._most_blocks(name) for name in self.facts}
+        if any(most[owner] < 0 for owner in self._owners):
+            return False
+        max_hosts = self.draft.course.method.max_hosts or len(most)
+        hosted = sum(max(0, count) for count in sorted(most.values())[-max_hosts:])
+        return hosted >= self.draft.course.num_blocks - self.draft.private_blocks
+
+    def _most_blocks(self, node: str) -> int:
+        """No more blocks than these fit at ``node``; below 0 where not even what it holds without any block fits.
+
+        What only grows with a slice is counted: frozen weights and adapters, and an owner's embedding, head and rows.
+        """
+        top, sizes = self.draft.course.num_blocks, self._sizes[node]
+        alone = self._estimate_of(node, top, top, 0, KEEPS_ALL).parts()
+        room_bytes = self.facts[node].memory_bytes - sum(alone[part] for part in _GROWING)
+        return room_bytes // max(1, sizes.block_bytes + sizes.adapter_bytes)
 
     def needed_bytes(self, node: str, start: int, stop: int, above: int) -> int:
         """Bytes that ``node`` needs at most to host ``[start, stop)`` with so many hosts above it."""
@@ -72,14 +123,24 @@ class MemoryCaps:
         key = (node, start, stop, above)
         found = self._savings.get(key)
         if found is None:
+            kept = self.kept_blocks(start, stop)
+            has_lowest = kept.start == ever_trained(self.draft.course).lowest
             found = self._savings[key] = slice_saving(
                 self.draft.activations,
-                self.kept_blocks(start, stop),
+                kept,
                 lambda saving: self._estimate_of(node, start, stop, above, saving).total_bytes,
                 self.facts[node],
                 may_project=self.draft.may_project,
+                gain=self.projected_gain(node),
+                first_is_small=has_lowest and self._sizes[node].lowest_token_bytes > 0,
             )
         return found
+
+    def projected_gain(self, node: str) -> float:
+        """What VeLoRA takes off a backward, over a forward; not counted on where a step trains one group of units."""
+        course = self.draft.course
+        velora = None if course.method.full_parameters else self.draft.velora or course.velora
+        return projected_gain(velora, self.facts[node].model)
 
     def kept_blocks(self, start: int, stop: int) -> Range:
         """The blocks of [start, stop) that keep something for a backward: those from the lowest that trains on."""
@@ -97,6 +158,7 @@ class MemoryCaps:
             credits=self.draft.credits,
             recompute=(Range(saving.start, saving.stop),) if saving.recomputed else (),
             state_on_disk=self.draft.state_on_disk,
+            helped=self.draft.course.trainable.ranges_within(start, stop) if node in self.draft.helper_of else (),
         )
         course = self._projected if saving.is_projected else self.draft.course
         return memory_estimate(course, share, self._sizes[node])

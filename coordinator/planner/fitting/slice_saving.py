@@ -3,11 +3,12 @@
 A job names one policy for all slices, or leaves the choice to the planner (``auto``). Then a slice keeps everything
 where that fits. Where it does not, the cheapest of these that fits is taken::
 
-    velora               projections for inputs of linear layers: hardly slower, but gradients change; only if allowed
+    velora               projections for inputs of linear layers: soon done, but gradients change; only if allowed
     recompute r blocks   the lowest r blocks that train run again: a forward more for each; as few as needed
     both                 projections, and as few blocks as needed run again
 
-The lowest blocks run again because they train at the fewest steps where a run unfreezes from the top down.
+The lowest blocks run again because they train at the fewest steps where a run unfreezes from the top down. The very
+lowest that trains is passed over where that does: with adapters its graph begins inside it, so that it frees little.
 """
 
 from __future__ import annotations
@@ -59,7 +60,14 @@ Needs = Callable[[SliceSaving], int]
 
 
 def slice_saving(
-    activations: str, kept: Range, needs: Needs, facts: NodeFacts, *, may_project: bool = False
+    activations: str,
+    kept: Range,
+    needs: Needs,
+    facts: NodeFacts,
+    *,
+    may_project: bool = False,
+    gain: float = 0.0,
+    first_is_small: bool = False,
 ) -> SliceSaving:
     """How a slice saves activations under a job's policy.
 
@@ -69,6 +77,8 @@ def slice_saving(
         needs: bytes for a saving.
         facts: of the node: its memory and times.
         may_project: whether ``auto`` may choose VeLoRA.
+        gain: what VeLoRA takes off, as for ``extra_share``.
+        first_is_small: whether the first of these blocks keeps less than the others.
 
     Returns:
         With ``auto`` the cheapest saving that fits; where none does, the one that needs least.
@@ -81,21 +91,30 @@ def slice_saving(
     if needs(KEEPS_ALL) <= facts.memory_bytes:
         return KEEPS_ALL
     both = (False, True) if may_project else (False,)
-    ways = [_fewest(kept, needs, facts.memory_bytes, is_projected=way) for way in both]
+    begins = [kept, *([Range(kept.start + 1, kept.stop)] if first_is_small and kept.stop - kept.start > 1 else [])]
+    ways = [_fewest(some, needs, facts.memory_bytes, is_projected=way) for way in both for some in begins]
     fitting = [way for way in ways if needs(way) <= facts.memory_bytes]
     if not fitting:
         return min(ways, key=needs)
-    return min(fitting, key=lambda way: (extra_share(way, kept, facts), way.is_projected))
+    return min(fitting, key=lambda way: (extra_share(way, kept, facts, gain=gain), way.is_projected, way.start))
 
 
-def extra_share(saving: SliceSaving, kept: Range, facts: NodeFacts) -> float:
-    """The time that a saving adds, over that of the slice's forwards with graph and backwards.
+def extra_share(saving: SliceSaving, kept: Range, facts: NodeFacts, *, gain: float = 0.0) -> float:
+    """The time that a saving adds, over that of the slice's forwards with graph and backwards; below 0 if it saves.
 
     Example: 2 of 6 blocks run again and a forward takes a third of both directions: 1/9.
+
+    Args:
+        saving: of the slice.
+        kept: its blocks that keep something for their backward.
+        facts: of the node.
+        gain: what VeLoRA takes off each of their backwards, over a forward (``saving_seconds.projected_gain``).
     """
+    if kept.start >= kept.stop:
+        return 0.0
     both_s = facts.block_graph_s + facts.block_backward_s
     forward = facts.block_graph_s / both_s if both_s > 0 else _FORWARD_SHARE
-    projected = VELORA_EXTRA if saving.is_projected else 0.0
+    projected = VELORA_EXTRA - gain * forward if saving.is_projected else 0.0
     return forward * saving.recomputed / (kept.stop - kept.start) + projected
 
 

@@ -128,6 +128,10 @@ def simulated_step_s(
         burn_in = measured = course.local_iterations
     if has_copies:  # a whole sweep
         measured = course.method.period(course)
+    if course.offload is not None and course.offload.interval <= MOST_AHEAD:  # whole intervals
+        burn_in, measured = (
+            -(-steps // course.offload.interval) * course.offload.interval for steps in (burn_in, measured)
+        )
     ahead = 0 if is_stale else -(-placement.credits * (len(placement.slices) + 1) // course.microbatches)
     steps = burn_in + measured + min(ahead, MOST_AHEAD)
     course = dataclasses.replace(
@@ -145,7 +149,14 @@ def simulated_step_s(
         choice=None,
     )
     probe = Plan.of(course, placement)
-    costs = CourseCosts(course, profile, nodes=probe.nodes, recompute=placement.recompute, optimizer=optimizer)
+    costs = CourseCosts(
+        course,
+        profile,
+        nodes=probe.nodes,
+        recompute=placement.recompute,
+        helpers=placement.helpers,
+        optimizer=optimizer,
+    )
     granted = Items(costs)
     observer = ItemEnds(granted)
     run_probe(probe, profile, costs, granted, observer)

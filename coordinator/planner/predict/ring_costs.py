@@ -17,6 +17,7 @@ from coordinator.planner.fitting.slice_saving import KEEPS_ALL, SliceSaving
 from coordinator.planner.predict.depths import steps_by_depth, trained_shares
 from coordinator.planner.predict.loads import Loads, Visits, loads_of, pattern_s
 from ringtune.costs.profile import Profile
+from ringtune.costs.saving_seconds import VELORA_EXTRA, projected_gain
 from ringtune.costs.seconds import CourseCosts, NodeCosts
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.owner_turns import shares
@@ -77,6 +78,8 @@ class RingCosts:
         forward_s: per node, without graph.
         graph_s: with graph; ``graph_lowest_s`` of the lowest trainable block.
         backward_s: its backward; ``backward_lowest_s`` of the lowest trainable block.
+        projected_back_s: its backward where linear layers keep projections; ``projected_back_lowest_s`` likewise.
+        least_back_s: the shorter of the two where a slice may have projections; ``least_back_lowest_s`` likewise.
         update_s: optimizer step of one block, once a step.
         hidden_s: ``[source][target]``: a hidden state on its way, first byte to last.
         grad_s: the same of a gradient.
@@ -104,6 +107,10 @@ class RingCosts:
     graph_lowest_s: Row
     backward_s: Row
     backward_lowest_s: Row
+    projected_back_s: Row
+    projected_back_lowest_s: Row
+    least_back_s: Row
+    least_back_lowest_s: Row
     update_s: Row
     hidden_s: tuple[Row, ...]
     grad_s: tuple[Row, ...]
@@ -189,6 +196,13 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
     def block(op: Op, *, lowest: bool) -> Row:
         return tuple(_mean_s(costs.nodes[name], op, loads, size=size, lowest=lowest) for name in names)
 
+    graph, graph_lowest = block(Op.FORWARD, lowest=False), block(Op.FORWARD, lowest=True)
+    back, back_lowest = tuple(map(backward, names)), block(Op.BACKWARD, lowest=True)
+    velora = draft.velora or course.velora
+    gain = projected_gain(velora, profile.by_name[names[0]].model)
+    projected = _projected(graph, back, trained_above * gain)
+    projected_lowest = _projected(graph_lowest, back_lowest, gain)
+    may_project = course.velora is not None or draft.may_project
     hidden, grad = _pairs(costs, names, Payload.HIDDEN, 0, size), _pairs(costs, names, Payload.GRAD, 0, size)
     up, down = _ends(costs, profile, names, size)
     taken = _taken(costs, names, size)
@@ -200,10 +214,14 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
         stale_steps=course.local_iterations if may_be_stale(course) else 0,
         steps_at=steps_by_depth(course),
         forward_s=block(Op.FORWARD_FREE, lowest=False),
-        graph_s=block(Op.FORWARD, lowest=False),
-        graph_lowest_s=block(Op.FORWARD, lowest=True),
-        backward_s=tuple(map(backward, names)),
-        backward_lowest_s=block(Op.BACKWARD, lowest=True),
+        graph_s=graph,
+        graph_lowest_s=graph_lowest,
+        backward_s=back,
+        backward_lowest_s=back_lowest,
+        projected_back_s=projected,
+        projected_back_lowest_s=projected_lowest,
+        least_back_s=tuple(map(min, back, projected)) if may_project else back,
+        least_back_lowest_s=tuple(map(min, back_lowest, projected_lowest)) if may_project else back_lowest,
         update_s=tuple(map(update, names)),
         hidden_s=hidden[0],
         grad_s=grad[0],
@@ -220,6 +238,13 @@ def ring_costs(draft: Draft, profile: Profile, *, optimizer: str) -> RingCosts:
         owner_of={names.index(owner.node): index for index, owner in enumerate(course.owners)},
         weights=_weights(costs.nodes[names[0]], loads, size) if loads else (),
         visits=loads.visits if loads else (),
+    )
+
+
+def _projected(forward_s: Row, back_s: Row, gain: float) -> Row:
+    """Seconds of backwards where linear layers keep projections, per node."""
+    return tuple(
+        max(0.0, (1 + VELORA_EXTRA) * one_s - gain * there_s) for there_s, one_s in zip(forward_s, back_s, strict=True)
     )
 
 

@@ -189,7 +189,11 @@ def _saved(
         is_lowest: whether the first of these blocks is the lowest of all that train.
     """
     longer = 1 + VELORA_EXTRA * saving.is_projected
-    forward_s, back_s = (longer * time_s for time_s in times_s)
+    forward_s, back_s = longer * times_s[0], times_s[1]
+    if saving.is_projected:
+        second = trained[0] + is_lowest
+        back_s = costs.weight(second, trained[1]) * costs.projected_back_s[node]
+        back_s += costs.weight(trained[0], second) * costs.projected_back_lowest_s[node]
     first, last = max(trained[0], saving.start), min(trained[1], saving.stop)
     if first >= last:
         return forward_s, back_s

@@ -61,9 +61,9 @@ def set_bounds(costs: RingCosts, nodes: Sequence[int], caps: Sequence[int], num_
         return None
     micro = costs.num_micro * costs.least_weight
     free = {node: micro * costs.forward_s[node] for node in able}
-    full = {node: micro * (costs.graph_s[node] + costs.backward_s[node]) + costs.update_s[node] for node in able}
+    full = {node: micro * (costs.graph_s[node] + costs.least_back_s[node]) + costs.update_s[node] for node in able}
     low = {
-        node: micro * (costs.graph_lowest_s[node] + costs.backward_lowest_s[node]) + costs.update_s[node]
+        node: micro * (costs.graph_lowest_s[node] + costs.least_back_lowest_s[node]) + costs.update_s[node]
         for node in able
     }
     has_time = all(free.values())
@@ -105,9 +105,9 @@ def _paths(
     The lowest block counts the least that it takes on any node, whoever hosts the rest.
     """
     weight = costs.least_weight
-    both = {node: weight * (costs.graph_s[node] + costs.backward_s[node]) for node in able}
-    slower = {node: weight * max(costs.graph_s[node], costs.backward_s[node]) for node in able}
-    lowest_s = weight * min(costs.graph_lowest_s[node] + costs.backward_lowest_s[node] for node in able)
+    both = {node: weight * (costs.graph_s[node] + costs.least_back_s[node]) for node in able}
+    slower = {node: weight * max(costs.graph_s[node], costs.least_back_s[node]) for node in able}
+    lowest_s = weight * min(costs.graph_lowest_s[node] + costs.least_back_lowest_s[node] for node in able)
     others = range(costs.num_nodes)
     move_s = costs.least_visit * min(
         (costs.hidden_s[node][to] + costs.grad_s[to][node] for node in able for to in others if to != node), default=0.0

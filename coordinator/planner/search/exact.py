@@ -309,6 +309,8 @@ def _are_twins(costs: RingCosts, fits: Fits, one: int, two: int) -> bool:
         costs.graph_lowest_s,
         costs.backward_s,
         costs.backward_lowest_s,
+        costs.projected_back_s,
+        costs.projected_back_lowest_s,
         costs.update_s,
         costs.uplink_s,
         costs.downlink_s,

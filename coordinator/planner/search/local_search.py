@@ -4,7 +4,8 @@ Moves shift a boundary, hand blocks from one stage to another, exchange, replace
 and reverse a part of the ring. A ring is evaluated from the top down; what lies above the highest changed stage is
 kept from before, and the evaluation ends as soon as the ring can't win any more. Rings that don't fit count as worse
 the more bytes they lack, so that a search may begin with one. For a seed and a number of evaluations the result is
-always the same; only if the clock ends the search first does it depend on the machine.
+always the same; only if the clock ends the search first does it depend on the machine. Where there are fewer rings
+than evaluations, each is evaluated once instead.
 
 Source: iterated local search (Lourenco, Martin and Stuetzle, 2003).
 """
@@ -12,12 +13,13 @@ Source: iterated local search (Lourenco, Martin and Stuetzle, 2003).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from coordinator.planner.predict.ring_costs import RingCosts
 from coordinator.planner.predict.stages import Above, Rows, at_the_head, frozen_s, place
 from coordinator.planner.predict.step_time import Ring
+from coordinator.planner.search.every_ring import every_ring, num_rings
 from coordinator.planner.search.moves import applied, moves
 from coordinator.planner.search.starts import ranked_nodes, starts
 
@@ -108,6 +110,7 @@ class _Local:
         self._costs, self._lacking, self._budget, self._max_hosts = costs, lacking, budget, max_hosts
         self._random = random.Random(seed)  # noqa: S311 - orders moves, guards nothing
         self._num_blocks = costs.stop - costs.first
+        self._sizes = (costs.num_nodes, self._num_blocks, self._max_hosts)
         self._weights = [owner.weight for owner in costs.owners]
         self._evaluations = 0
         self._end_s = budget.now_s() + budget.seconds
@@ -117,27 +120,50 @@ class _Local:
         self._pool: dict[frozenset[int], tuple[_Value, Ring]] = {}
 
     def run(self, known: tuple[Ring, ...], *, construct: bool) -> LocalResult:
-        """Search until the budget is used up."""
+        """Try every ring, or search until the budget is used up."""
         best: tuple[_Value, Ring] | None = None
+        is_small = num_rings(*self._sizes) <= self._budget.evaluations
         try:
-            begins = [*known, *(starts(self._costs, self._lacking, self._max_hosts) if construct else [])]
-            ranked: list[tuple[_Value, Ring]] = []
-            for ring in begins:
-                ranked.append((self._fresh(ring), ring))
-                best = min(ranked, key=lambda pair: pair[0])  # a clock may end the search before all are evaluated
-            ranked.sort(key=lambda pair: pair[0])
-            for _, ring in ranked[:4]:
-                best = min(best, self._climb(ring), key=lambda pair: pair[0])
-            current = best
-            while best is not None and current is not None:
-                found = self._climb(self._kicked(current[1]))
-                if found[0][0] < current[0][0] or found[0] <= (current[0][0], current[0][1] * 1.005):
-                    current = found
-                best = min(best, found, key=lambda pair: pair[0])
-                if current[0] > (best[0][0], best[0][1] * 1.02):
-                    current = best
+            for found in self._tried() if is_small else self._searched(known, construct=construct):
+                best = found  # a clock may end the search at any ring
         except _Over:
             pass
+        return self._result(best)
+
+    def _tried(self) -> Iterator[tuple[_Value, Ring]]:
+        """Evaluate every ring; give the best one each time that it changes."""
+        best: tuple[_Value, Ring] | None = None
+        for ring in every_ring(*self._sizes):
+            value = self._fresh(ring)
+            self._remember(value, ring)
+            if best is None or value < best[0]:
+                best = value, ring
+                yield best
+
+    def _searched(self, known: tuple[Ring, ...], *, construct: bool) -> Iterator[tuple[_Value, Ring]]:
+        """Climb from several rings, then from kicked ones, without an end; give the best one again and again."""
+        begins = [*known, *(starts(self._costs, self._lacking, self._max_hosts) if construct else [])]
+        ranked: list[tuple[_Value, Ring]] = []
+        for ring in begins:
+            ranked.append((self._fresh(ring), ring))
+            yield min(ranked, key=lambda pair: pair[0])
+        ranked.sort(key=lambda pair: pair[0])
+        if not ranked:
+            return
+        current = best = ranked[0]
+        for _, ring in ranked[:4]:
+            current = best = min(best, self._climb(ring), key=lambda pair: pair[0])
+            yield best
+        while True:
+            found = self._climb(self._kicked(current[1]))
+            if found[0][0] < current[0][0] or found[0] <= (current[0][0], current[0][1] * 1.005):
+                current = found
+            best = min(best, found, key=lambda pair: pair[0])
+            yield best
+            if current[0] > (best[0][0], best[0][1] * 1.02):
+                current = best
+
+    def _result(self, best: tuple[_Value, Ring] | None) -> LocalResult:
         pool = sorted(
             (pair for pair in self._pool.values() if not pair[0][0]), key=lambda pair: (pair[0], pair[1].nodes)
         )

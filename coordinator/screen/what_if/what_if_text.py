@@ -57,18 +57,25 @@ def _differences(before: PredictedPlan, after: PredictedPlan, *, is_same: bool) 
     lines = [f"after the change: {difference_text(differences)}"] if differences else []
     if is_same:
         return lines
-    old, new = ({each.depth: each for each in found.prediction.depths} for found in (before, after))
+    old, new = ({(each.depth, each.trains): each for each in found.prediction.depths} for found in (before, after))
     rows = [
         [
-            str(depth),
+            trains or str(depth),
             *(str(each.steps) if each else _NONE for each in pair),
             *(f"{each.step_s:.4g} s" if each else _NONE for each in pair),
             _times(pair[1].step_s, pair[0].step_s) if pair[0] and pair[1] else _NONE,
         ]
-        for depth in sorted(old | new)
-        for pair in [(old.get(depth), new.get(depth))]
+        for depth, trains in sorted(old | new)
+        for pair in [(old.get((depth, trains)), new.get((depth, trains)))]
     ]
-    titles = ["trained blocks", "steps", "after", "a step", "after", "ratio"]
+    titles = [
+        "trains" if any(trains for _, trains in old | new) else "trained blocks",
+        "steps",
+        "after",
+        "a step",
+        "after",
+        "ratio",
+    ]
     return [
         *lines,
         "the two do not do the same work: compare rows per second, or steps that train as many blocks",

@@ -69,6 +69,11 @@ class BlockForward:
     vectors: Used = field(default_factory=dict)
     _has_context: bool = True
 
+    @property
+    def has_dropout(self) -> bool:
+        """Whether a run draws what it drops."""
+        return self.train_at is not None and self.blocks.dropout > 0
+
     def leaf(self, hidden_BTD: torch.Tensor, block: int) -> torch.Tensor:
         """Cut what enters a block off from all before; it gets a gradient if something below needs one."""
         return hidden_BTD.detach().requires_grad_(block > self.lowest)

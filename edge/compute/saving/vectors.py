@@ -114,7 +114,13 @@ def _unit(vector: torch.Tensor) -> torch.Tensor:
 
 
 def _principal(parts: torch.Tensor) -> torch.Tensor:
-    """Return the first right singular vector of some rows, with the sign that makes its sum positive."""
-    _, vectors = torch.linalg.eigh((parts.t() @ parts).double())
+    """Return the first right singular vector of some rows, with the sign that makes its sum positive.
+
+    What diverged has none, and gives a vector of equal values: the loss that ends the run says what is wrong.
+    """
+    squares = (parts.t() @ parts).double()
+    if not squares.isfinite().all():
+        return _unit(torch.full_like(parts[0], math.nan))
+    _, vectors = torch.linalg.eigh(squares)
     first = vectors[:, -1]
     return _unit(first if float(first.sum()) >= 0 else -first).to(parts)

@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from edge.compute.saving.projected import Linear, project, projected_linear
 from edge.compute.saving.vectors import Vectors
-from edge.model.head_groups.layouts import LAYOUTS
+from edge.model.auxiliary.modules import LinearDelta, MlpDelta
+from edge.model.layouts import LAYOUTS
 from edge.model.skeleton import ADAPTER, Skeleton
 from ringtune.errors import JobError
 from ringtune.schedule.saving import Velora, subtoken_size
@@ -116,6 +117,7 @@ def chosen_layers(velora: Velora, skeleton: Skeleton, index: int) -> list[Chosen
                 f"{layer.inputs}"
             )
     _check_gate(velora, skeleton)
+    _check_activation(velora, skeleton, index)
     return found
 
 
@@ -127,12 +129,29 @@ def _check_gate(velora: Velora, skeleton: Skeleton) -> None:
         )
 
 
+def _check_activation(velora: Velora, skeleton: Skeleton, index: int) -> None:
+    if "down" in velora.layers and _keeps_down_input(skeleton, index):
+        raise JobError(
+            f"velora.layers has 'down', but the activation function of this {skeleton.layout.model_type} keeps the "
+            "input of that layer anyway; leave it out"
+        )
+
+
+def _keeps_down_input(skeleton: Skeleton, index: int) -> bool:
+    """Whether the activation function of a block needs its result in backward, which is what enters ``down``."""
+    layout = LAYOUTS[skeleton.layout.model_type]
+    activation = skeleton.blocks[index].get_submodule(layout.activation)
+    return not layout.gate and isinstance(activation, (nn.ReLU, nn.Tanh))
+
+
 def _layers(skeleton: Skeleton, index: int, word: str) -> Iterator[ChosenLayer]:
     """Yield the layers of one kind in a block that train."""
     block = skeleton.blocks[index]
     layout = LAYOUTS[skeleton.layout.model_type]
     if word == "adapter_down":
         for path, module in block.named_modules():
+            if path.startswith(f"{layout.down}.") and _keeps_down_input(skeleton, index):
+                continue  # LoRA beside a matrix whose input stays anyway
             for layer in _adapter_layers(f"{index}.{path}", module):
                 _check_alone(layer, module, norm_first=layout.norm_first)
                 yield layer
@@ -145,11 +164,15 @@ def _layers(skeleton: Skeleton, index: int, word: str) -> Iterator[ChosenLayer]:
 
 
 def _adapter_layers(path: str, module: Any) -> Iterator[ChosenLayer]:
-    """Yield the first matrix of a bottleneck or LoRA, if the module is one and trains."""
+    """Yield the first matrix of a bottleneck, LoRA or auxiliary model, if the module is one and trains."""
     if ADAPTER not in path.split("."):
         return
     first = None
-    if isinstance(getattr(module, "lora_A", None), nn.Parameter) and module.lora_A.dim() == 2:
+    if isinstance(module, LinearDelta):
+        first = ChosenLayer(f"{path}.weight", module, "weight", module.in_features)
+    elif isinstance(module, MlpDelta):
+        first = ChosenLayer(f"{path}.down.weight", module.down, "weight", module.down.in_features)
+    elif isinstance(getattr(module, "lora_A", None), nn.Parameter) and module.lora_A.dim() == 2:
         first = ChosenLayer(f"{path}.lora_A", module, "lora_A", module.lora_A.shape[1])
     elif isinstance(getattr(module, "adapter_down", None), nn.Sequential):
         at, linear = next((at, one) for at, one in enumerate(module.adapter_down) if isinstance(one, nn.Linear))

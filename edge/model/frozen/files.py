@@ -13,6 +13,7 @@ import torch
 from edge.model.frozen.held import Held, Room, round_to_int8
 from edge.model.frozen.matrix import FrozenMatrix
 from edge.model.safetensors_files import SafetensorsFiles
+from ringtune.errors import ModelError
 from ringtune.schedule.frozen_weights import BFLOAT16, FrozenWeights
 
 
@@ -36,7 +37,11 @@ class FrozenFiles(SafetensorsFiles):
     def read_frozen(
         self, name: str, dtype: torch.dtype, *, private: bool = False, device: torch.device | None = None
     ) -> torch.Tensor:
-        """Read a tensor that never trains; a matrix is held small. See ``SafetensorsFiles.read_frozen``."""
+        """Read a tensor that never trains; a matrix is held small. See ``SafetensorsFiles.read_frozen``.
+
+        Raises:
+            ModelError: also numbers that are not finite, of which int8 would spoil whole rows.
+        """
         frozen = self._frozen
         if frozen is None or len(self.shape(name)) != 2:
             return super().read_frozen(name, dtype, private=private, device=device)
@@ -53,6 +58,11 @@ class FrozenFiles(SafetensorsFiles):
             own = slice(start, start + len(piece))
             wide = self._scratch(piece.numel()).view(piece.shape).copy_(piece)
             round_to_int8(wide, numbers[own], scales[own])
+        if not scales.isfinite().all():
+            raise ModelError(
+                f"{self.folder}: tensor {name} has numbers that are not finite, which int8 can't hold; fetch the model "
+                "again, or remove runtime.frozen"
+            )
         return Held(numbers, scales, native=frozen.native, room=self.room)
 
     def _scratch(self, count: int) -> torch.Tensor:

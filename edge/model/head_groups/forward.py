@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 from edge.model.head_groups.attention import ATTEND
-from edge.model.head_groups.layouts import LAYOUTS
 from edge.model.head_groups.linear import Ranges, active_inputs, active_outputs
 from edge.model.head_groups.weights import Matrix, matrices
+from edge.model.layouts import LAYOUTS
 from ringtune.schedule.operations.codes import FORWARD_ONLY, SHORTCUT
 from ringtune.schedule.operations.subnets import Subnets
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from edge.model.head_groups.layouts import LAYOUTS, BlockLayout
+from edge.model.layouts import LAYOUTS, BlockLayout
 from ringtune.schedule.operations.subnets import Subnets
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from edge.model.optimizers.state_file import Shapes, StateFile
 from edge.model.optimizers.torch_optimizers import state_dtype
 from edge.model.optimizers.unit_optimizers import UnitOptimizers
 from edge.model.tensor_bytes import DTYPE_NAMES
+from ringtune.costs.memory.unit_state import STATE_GIVEN_BACK_BYTES
 from ringtune.errors import StorageError, UsageError
 from ringtune.files.durable import check_writable
 from ringtune.files.safetensors_header import TensorInfo
@@ -22,7 +23,6 @@ from ringtune.jobs.optimizers import state_shapes
 from ringtune.quantities import format_bytes
 
 Parameters = Mapping[str, torch.nn.Parameter]
-_LARGE_BYTES = 64 << 20  # state for which freed memory is given back first; giving it back costs page faults
 
 
 class OnDisk:
@@ -39,6 +39,7 @@ class OnDisk:
         self._optimizer = optimizer
         self._of = dict(of)
         self._files: dict[int, StateFile] = {}
+        self._reserved: dict[int, StateFile] = {}
         self._mapped: set[int] = set()
         self._ahead: set[int] = set()
         self._prefetcher = Prefetcher()
@@ -47,6 +48,17 @@ class OnDisk:
     def ahead_bytes(self) -> int:
         """Bytes of the files that were asked for ahead and are not mapped yet (for benchmarks)."""
         return sum(self._files[unit].size_bytes for unit in self._ahead)
+
+    def reserve(self, units: Mapping[int, Parameters]) -> None:
+        """Take the room on the disk that the state of these units will need, so that nobody else can.
+
+        Raises:
+            StorageError: no room.
+        """
+        for unit, parameters in units.items():
+            shapes = _shapes(self._optimizer, parameters)
+            if shapes:
+                self._reserved[unit] = self._made(unit, shapes)
 
     def take_out(self, unit: int, updated: Parameters) -> dict[str, torch.Tensor] | None:
         """Map the state of a unit, with zeros for parameters that have none yet.
@@ -65,9 +77,17 @@ class OnDisk:
             return None
         self._mapped.add(unit)
         self._ahead.discard(unit)
-        if self._files[unit].size_bytes >= _LARGE_BYTES:
+        if self._files[unit].size_bytes >= STATE_GIVEN_BACK_BYTES:
             trim_heap()  # of what the graphs of the step took
         return self._files[unit].map()
+
+    def parts(self, unit: int, updated: Parameters) -> Iterator[Parameters]:
+        """Yield one parameter after the other; pages of the state of one are let go of before the next one's come."""
+        file = self._files.get(unit)
+        for name, parameter in updated.items():
+            yield {name: parameter}
+            if file is not None:
+                file.let_go_of(name)
 
     def put_away(self, unit: int) -> bool:
         """Let go of the mapping; what was written is in the file."""
@@ -75,9 +95,9 @@ class OnDisk:
         return True
 
     def prefetch(self, units: Iterable[int]) -> None:
-        """Begin to bring the files of these units into the page cache."""
+        """Begin to bring the files of these units into the page cache, each once before it is mapped."""
         for unit in units:
-            if unit in self._files and unit not in self._mapped:
+            if unit in self._files and unit not in self._mapped and unit not in self._ahead:
                 self._ahead.add(unit)
                 self._prefetcher.ask(self._files[unit].path)
 
@@ -93,7 +113,7 @@ class OnDisk:
         if file is not None:
             file.path.unlink(missing_ok=True)
         if wanted:
-            self._make(unit, {name: (info.dtype, info.shape) for name, info in wanted.items()})
+            self._begin(unit, {name: (info.dtype, info.shape) for name, info in wanted.items()})
         return True
 
     def fill(self, unit: int, name: str, source: TensorPieces) -> None:
@@ -103,9 +123,10 @@ class OnDisk:
     def close(self) -> None:
         """End the reading ahead, and remove the files."""
         self._prefetcher.close()
-        for file in self._files.values():
+        for file in (*self._files.values(), *self._reserved.values()):
             file.path.unlink(missing_ok=True)
         self._files.clear()
+        self._reserved.clear()
         self._mapped.clear()
         self._ahead.clear()
 
@@ -118,7 +139,7 @@ class OnDisk:
         """Make the file of a unit, or a larger one with what the smaller one has."""
         before = self._files.get(unit)
         if before is None:
-            self._make(unit, wanted)
+            self._begin(unit, wanted)
             return
         kept = before.pieces()
         shapes = {name: (pieces.dtype, pieces.shape) for name, pieces in kept.items()}
@@ -134,10 +155,16 @@ class OnDisk:
     def _whose(self, unit: int) -> dict[str, str]:
         return {**self._of, "unit": str(unit)}
 
-    def _make(self, unit: int, shapes: Shapes) -> None:
+    def _begin(self, unit: int, shapes: Shapes) -> None:
+        """Use the file that was reserved for a unit if it is for the same tensors, else one in its place."""
+        reserved = self._reserved.pop(unit, None)
+        is_fitting = reserved is not None and reserved.infos.keys() == shapes.keys()
+        self._files[unit] = reserved if reserved is not None and is_fitting else self._made(unit, shapes)
+
+    def _made(self, unit: int, shapes: Shapes) -> StateFile:
         file = StateFile(self._path(unit), self._whose(unit), shapes)
         file.make()
-        self._files[unit] = file
+        return file
 
 
 def _shapes(optimizer: str, parameters: Parameters) -> dict[str, tuple[str, tuple[int, ...]]]:

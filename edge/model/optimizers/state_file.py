@@ -14,7 +14,8 @@ import io
 import json
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -49,6 +50,7 @@ class StateFile:
     def __init__(self, path: Path, of: Mapping[str, str], shapes: Shapes) -> None:
         self.path = path
         self._of = dict(of)
+        self._pages: Callable[[], mmap.mmap | None] = lambda: None
         # widest first, so that each tensor is aligned
         ordered = dict(sorted(shapes.items(), key=lambda item: (-DTYPE_BYTES[item[1][0]], item[0])))
         text = json.dumps({"format": FORMAT, **self._of}, sort_keys=True)
@@ -89,7 +91,24 @@ class StateFile:
         with self._opened("r+b") as file:
             self._check(file)
             pages = mmap.mmap(file.fileno(), self.size_bytes, access=mmap.ACCESS_WRITE)
+        self._pages = weakref.ref(pages)
         return {name: _tensor(pages, info) for name, info in self.infos.items()}
+
+    def let_go_of(self, parameter: str) -> None:
+        """Let go of the resident pages of a parameter's state where it is mapped; what was written is in the file.
+
+        Whoever reads or writes there again gets them back from the page cache.
+
+        Args:
+            parameter: whose tensors are ``parameter/key``.
+        """
+        pages = self._pages()
+        if pages is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        for name, info in self.infos.items():
+            if name.rpartition("/")[0] == parameter and info.nbytes:
+                start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
+                pages.madvise(mmap.MADV_DONTNEED, start, info.offset + info.nbytes - start)
 
     def pieces(self) -> dict[str, TensorPieces]:
         """Return the tensors, read from the file when they are gone through.

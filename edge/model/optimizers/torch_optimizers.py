@@ -12,7 +12,8 @@ differs from it by rounding; one and several threads give the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -60,6 +61,19 @@ def apply_update(optimizer: torch.optim.Optimizer, learning_rate: float) -> None
     updated = [value for group in optimizer.param_groups for value in group["params"] if value.grad is not None]
     torch.autograd.graph.increment_version(updated)
     optimizer.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def only(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter]) -> Iterator[None]:
+    """Let an optimizer know these of its parameters only; state and gradients of the others stay as they are."""
+    wanted, before = {id(parameter) for parameter in parameters}, [group["params"] for group in optimizer.param_groups]
+    for group, known in zip(optimizer.param_groups, before, strict=True):
+        group["params"] = [parameter for parameter in known if id(parameter) in wanted]
+    try:
+        yield
+    finally:
+        for group, known in zip(optimizer.param_groups, before, strict=True):
+            group["params"] = known
 
 
 def begin_state(name: str, optimizer: torch.optim.Optimizer, updated: Iterable[torch.nn.Parameter]) -> None:

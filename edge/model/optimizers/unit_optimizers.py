@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from edge.model.optimizers.torch_optimizers import apply_update, begin_state, make_optimizer, state_tensors
+from edge.model.optimizers.torch_optimizers import apply_update, begin_state, make_optimizer, only, state_tensors
 from edge.model.tensor_bytes import fill, pieces_of, torch_dtype
 from ringtune.errors import PlanError
 from ringtune.files.safetensors_header import TensorInfo
@@ -37,6 +37,9 @@ class Keeper(Protocol):
 
         None if the optimizer has it already, or makes it anew.
         """
+
+    def parts(self, unit: int, updated: Parameters) -> Iterable[Parameters]:
+        """Yield the parameters of an update in the parts in which it is done; a part is over when the next is asked."""
 
     def put_away(self, unit: int) -> bool:
         """Take the state of a unit that was updated; whether the optimizer has to let go of it."""
@@ -63,6 +66,10 @@ class Dropped:
     def take_out(self, unit: int, updated: Parameters) -> State | None:
         """Return None: the optimizer makes the state anew, or has it, if the unit stayed active."""
         return None
+
+    def parts(self, unit: int, updated: Parameters) -> Iterable[Parameters]:
+        """Yield all parameters at once."""
+        yield updated
 
     def put_away(self, unit: int) -> bool:
         """Let the state go."""
@@ -148,7 +155,9 @@ class UnitOptimizers:
                 if state is not None:
                     self._give(unit, state)
                 begin_state(self.name, self._optimizers[unit], updated.values())
-                apply_update(self._optimizers[unit], learning_rate)
+                for part in self._keeper.parts(unit, updated):
+                    with only(self._optimizers[unit], part.values()):
+                        apply_update(self._optimizers[unit], learning_rate)
 
     def put_away(self, units: Iterable[int]) -> None:
         """Put the state of these units away until they are updated again."""

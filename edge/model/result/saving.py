@@ -7,12 +7,15 @@ by bytes. The result loads with ``load_adapter(folder, use_safetensors=True, set
 Where the blocks' own weights trained, ``blocks.safetensors`` takes the place of the adapter: those weights by their
 names in the whole model. It loads with ``load_state_dict(tensors, strict=False)``, and the head with ``load_head``.
 
+Auxiliary models are saved the same way, and ``adapter.json`` says what they are (``ringtune.models.auxiliary_file``).
+
 The library's own writer is not used for the tensors: it refuses adapters that have one tensor under two names
 (``ln_before``), writes a pretrained head out, and makes copies of everything.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -28,9 +31,12 @@ from ringtune.engine.diverged import LOWER_THE_RATE
 from ringtune.errors import DivergedError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import write_tensors
+from ringtune.models.auxiliary_config import AuxiliaryConfig
+from ringtune.models.auxiliary_file import describe
 from ringtune.models.result_files import (
     ADAPTER_CONFIG_FILE,
     ADAPTER_FILE,
+    AUXILIARY_CONFIG_FILE,
     BLOCKS_FILE,
     HEAD_CONFIG_FILE,
     HEAD_FILE,
@@ -40,7 +46,13 @@ Tensors = dict[str, torch.Tensor]
 
 
 def result_files(
-    skeleton: Skeleton, task: str, folder: Path, *, without_blocks: Collection[int], with_head: bool
+    skeleton: Skeleton,
+    task: str,
+    folder: Path,
+    *,
+    without_blocks: Collection[int],
+    with_head: bool,
+    merged: Mapping[str, torch.Tensor] | None = None,
 ) -> dict[str, Pieces]:
     """Make this node's part of a run's result: of a whole model where all parameters train, else of an adapter folder.
 
@@ -50,12 +62,13 @@ def result_files(
         folder: of the base model.
         without_blocks: hosted blocks to leave out.
         with_head: also the head and the configs; with full parameters the embedding too.
+        merged: adapters of hosted blocks that are inside their matrices, by block and name in it.
 
     Raises:
         DivergedError: a weight of a whole model is not finite.
     """
     if not skeleton.full_parameters:
-        return adapter_files(skeleton, without_blocks=without_blocks, with_head=with_head)
+        return adapter_files(skeleton, without_blocks=without_blocks, with_head=with_head, merged=merged)
     own = model_tensors(skeleton, task, without_blocks=without_blocks, with_owner=with_head)
     require_finite(own)
     return model_files(skeleton, task, folder, own, with_owner=with_head)
@@ -73,22 +86,35 @@ def require_finite(tensors: Mapping[str, torch.Tensor]) -> None:
             raise DivergedError(f"the training diverged: {what}; {LOWER_THE_RATE}")
 
 
-def adapter_files(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Pieces]:
+def adapter_files(
+    skeleton: Skeleton,
+    *,
+    without_blocks: Collection[int],
+    with_head: bool,
+    merged: Mapping[str, torch.Tensor] | None = None,
+) -> dict[str, Pieces]:
     """Make the files of what trains in the hosted blocks; tensors are read when a file is gone through.
 
     Args:
         skeleton: of which only hosted blocks are left.
         without_blocks: hosted blocks to leave out.
         with_head: also the configs, and the head if it trains.
+        merged: see ``result_files``.
 
     Returns:
         Name to content; no file without a tensor in it, and nothing of a head that is frozen.
     """
+    found = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
+    if merged:
+        prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
+        found.setdefault(ADAPTER_FILE, {}).update({f"{prefix}{name}": value for name, value in merged.items()})
     files = {
         name: write_tensors({key: pieces_of(value) for key, value in tensors.items()}, metadata={"format": "pt"})
-        for name, tensors in saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head).items()
+        for name, tensors in found.items()
     }
-    if with_head and not skeleton.own_weights:
+    if with_head and skeleton.auxiliary is not None:
+        files[AUXILIARY_CONFIG_FILE] = Pieces.of(_description(skeleton, skeleton.auxiliary))
+    elif with_head and not skeleton.own_weights:
         files[ADAPTER_CONFIG_FILE] = Pieces.of(_adapter(skeleton)[1])
     if HEAD_FILE in files:
         files[HEAD_CONFIG_FILE] = Pieces.of(_head(skeleton)[1])
@@ -99,7 +125,8 @@ def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_h
     """Return the tensors of the model that belong in each file, by name; see ``adapter_files``."""
     prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
     unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
-    whole = _own_weights(skeleton, prefix) if skeleton.own_weights else _adapter(skeleton)[0]
+    is_own = bool(skeleton.own_weights) or skeleton.auxiliary is not None
+    whole = _own_tensors(skeleton, prefix, _trained_names(skeleton)) if is_own else _adapter(skeleton)[0]
     own = {name: value for name, value in whole.items() if not name.startswith(unwanted)}
     files = {
         BLOCKS_FILE if skeleton.own_weights else ADAPTER_FILE: own,
@@ -108,14 +135,31 @@ def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_h
     return {name: tensors for name, tensors in files.items() if tensors}
 
 
-def _own_weights(skeleton: Skeleton, prefix: str) -> Tensors:
-    """Return the own weights of the hosted blocks that train, by name in the whole model."""
+def _trained_names(skeleton: Skeleton) -> dict[int, tuple[str, ...]]:
+    """Return the names of what trains in each hosted block: an auxiliary model, or the block's own weights."""
+    hosted = {index: block for index, block in enumerate(skeleton.blocks) if list(block.parameters())}
+    if skeleton.auxiliary is not None:
+        inside = f".{ADAPTER}."
+        return {
+            index: tuple(name for name, _ in block.named_parameters() if inside in name)
+            for index, block in hosted.items()
+        }
+    return dict.fromkeys(hosted, skeleton.own_weights)
+
+
+def _own_tensors(skeleton: Skeleton, prefix: str, names: Mapping[int, tuple[str, ...]]) -> Tensors:
+    """Return these parameters of blocks, by name in the whole model."""
     return {
-        f"{prefix}{index}.{name}": block.get_parameter(name).detach()
-        for index, block in enumerate(skeleton.blocks)
-        if list(block.parameters())
-        for name in skeleton.own_weights
+        f"{prefix}{index}.{name}": skeleton.blocks[index].get_parameter(name).detach()
+        for index, found in names.items()
+        for name in found
     }
+
+
+def _description(skeleton: Skeleton, auxiliary: AuxiliaryConfig) -> bytes:
+    config = skeleton.model.config
+    described = describe(auxiliary, name=ADAPTER, model_type=skeleton.layout.model_type, model_name=config.name_or_path)
+    return (json.dumps(described, indent=2) + "\n").encode()
 
 
 def _trained_head(skeleton: Skeleton) -> Tensors:

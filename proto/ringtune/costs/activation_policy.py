@@ -36,7 +36,7 @@ def job_velora(settings: VeloraSettings | None, adapter: str, extent: Extent, mo
             f"VeLoRA has nothing to do with adapter.config = {adapter!r}: no linear layer that trains keeps "
             "its input for itself; set memory.activations = 'recompute' or 'none'"
         )
-    narrowest = min(kept.width for kept in inputs if set(kept.layers) & set(layers))
+    narrowest = min(kept.width for kept in inputs if set(kept.layers) & set(layers) and not kept.always_kept)
     if settings.parts > narrowest:
         raise JobError(
             f"velora.parts is {settings.parts}, but an input of {', '.join(layers)} has {narrowest} values; set it to "
@@ -55,10 +55,10 @@ def proposed_velora(adapter: str, extent: Extent, model: ModelFacts) -> Velora |
 
 
 def check_layers(layers: Sequence[str], inputs: Sequence[KeptInput], adapter: str) -> None:
-    """Refuse named layers of which this model has none that trains.
+    """Refuse named layers of which this model has none that trains, or whose input stays anyway.
 
     Raises:
-        JobError: names the layer, and those that train.
+        JobError: names the layer, and those that train, or what keeps its input.
     """
     trained = trained_layers(inputs)
     for layer in layers:
@@ -66,6 +66,11 @@ def check_layers(layers: Sequence[str], inputs: Sequence[KeptInput], adapter: st
             raise JobError(
                 f"velora.layers has {layer!r}, which does not train in this model with adapter.config = {adapter!r}; "
                 f"those that train are {', '.join(trained) or 'none'}"
+            )
+        if all(kept.always_kept for kept in inputs if layer in kept.layers):
+            raise JobError(
+                f"velora.layers has {layer!r}, but this model's activation function keeps the input of that layer for "
+                "its own backward, so that nothing would be saved; leave it out"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -14,25 +15,36 @@ from ringtune.costs.job_subnets import check_subnets
 from ringtune.costs.memory.activations import estimate_activation_token_bytes
 from ringtune.costs.memory.sizes import DTYPE_BYTES
 from ringtune.costs.memory.unit_state import factor_numbers
+from ringtune.costs.offload_bytes import BFLOAT16, FLOAT32, VELORA, pair_token_bytes, pair_widths
 from ringtune.costs.profile import ModelFacts
 from ringtune.errors import JobError
 from ringtune.jobs.hift import check_group
 from ringtune.jobs.job import Job
-from ringtune.models.adapter_config import adapter_block_params, trains_own_weights
+from ringtune.jobs.offload import check_fused
+from ringtune.models.adapter_config import adapter_block_params, auxiliary_of, trains_own_weights
 from ringtune.models.families import FAMILIES, check_task
-from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING, Dimensions
+from ringtune.models.family import (
+    CAUSAL_LM,
+    CLASSIFICATION,
+    IMAGE_CLASSIFICATION,
+    QUESTION_ANSWERING,
+    Dimensions,
+    Widths,
+)
 from ringtune.models.folder import base_tensors, model_dimensions, read_config
-from ringtune.models.kept_inputs import kept_inputs
+from ringtune.models.kept_inputs import kept_inputs, lora_values
+from ringtune.models.offload_support import offload_refusal
 from ringtune.models.own_weights import own_weights
 from ringtune.models.tensors import CONFIG_FILE, StoredTensor
 
 
-def model_facts(folder: str | Path, job: Job) -> ModelFacts:
+def model_facts(folder: str | Path, job: Job, *, in_part: bool = False) -> ModelFacts:
     """Sizes of the model in ``folder`` with the job's adapters and head, in the job's compute dtype.
 
     Args:
         folder: the model folder.
         job: for task, adapter, dtype, longest text and private blocks.
+        in_part: the folder lacks weights that other nodes have; weights count as next to nothing.
 
     Raises:
         ModelError: not a folder of a supported family or task, a tensor is missing or has another shape.
@@ -42,7 +54,7 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
     config = read_config(folder)
     family, dimensions = FAMILIES[config["model_type"]], model_dimensions(config)
     check_job(job, config, where=str(Path(folder) / CONFIG_FILE))
-    tensors = base_tensors(folder, config, with_decoder=job.model.task == CAUSAL_LM)
+    tensors = {} if in_part else base_tensors(folder, config, with_decoder=job.model.task == CAUSAL_LM)
     item_bytes = DTYPE_BYTES[job.model.dtype]
     adapter_params = adapter_block_params(
         job.adapter.config,
@@ -53,6 +65,8 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
     weights = {name: math.prod(stored.shape) for name, stored in tensors.items()}
     in_block = sum(count for name, count in weights.items() if name.startswith(f"{family.block_prefix}0."))
     own = own_weights(family, config) if trains_own_weights(job.adapter.config) else {}
+    auxiliary = auxiliary_of(job.adapter.config)
+    trained = own if auxiliary is None else auxiliary.shapes(family.widths(config))
     own_params = sum(math.prod(shape) for shape in own.values())
     in_blocks, in_embedding = _frozen_matrices(tensors, family.block_prefix, own)
     outside = [name for name in weights if not name.startswith(family.block_prefix)]
@@ -64,8 +78,8 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
         intermediate_size=dimensions.inner,
         num_heads=dimensions.num_heads,
         vocab_size=dimensions.vocab,
-        block_bytes=(in_block - own_params) * item_bytes,
-        embedding_bytes=sum(weights[name] for name in outside) * item_bytes,
+        block_bytes=(1 if in_part else in_block - own_params) * item_bytes,
+        embedding_bytes=(1 if in_part else sum(weights[name] for name in outside)) * item_bytes,
         head_bytes=head.params * item_bytes,
         head_class_bytes=head.class_params * item_bytes,
         head_token_logits=head.token_logits,
@@ -74,7 +88,7 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
         num_kv_heads=dimensions.kv_heads or dimensions.num_heads,
         kept_inputs=kept_inputs(family, config, job.adapter.config),
         adapter_block_bytes=(adapter_params + own_params) * item_bytes,
-        adapter_block_factor_bytes=factor_numbers(own.values()) * item_bytes,
+        adapter_block_factor_bytes=factor_numbers(trained.values()) * item_bytes,
         embedding_factor_bytes=factor_numbers(tensors[name].shape for name in outside) * item_bytes,
         head_factor_bytes=head.factors * item_bytes,
         head_class_factor_bytes=head.class_factors * item_bytes,
@@ -85,9 +99,31 @@ def model_facts(folder: str | Path, job: Job) -> ModelFacts:
         embedding_matrix_rows=in_embedding.rows,
         largest_matrix_params=in_blocks.largest,
     )
-    if not job.method.full_parameters:
+    facts = _with_pairs(facts, job, family.widths(config))
+    if in_part or not job.method.full_parameters:
         return facts
     return with_full_parameters(facts, family, tensors, task=job.model.task, item_bytes=item_bytes)
+
+
+def _with_pairs(facts: ModelFacts, job: Job, widths: Widths) -> ModelFacts:
+    """Copy facts with the sizes of a block's pairs, of the block with most of them; none where no helper can fit."""
+    config, dropout = job.adapter.config, job.train.dropout
+    if offload_refusal(config, dropout=dropout, fused=widths.merged):
+        return facts
+    blocks = [
+        pair_widths(config, at, hidden_size=facts.hidden_size, widths=widths, dropout=dropout)
+        for at in range(facts.num_blocks)
+    ]
+
+    def most(wire: str) -> int:
+        return max(pair_token_bytes(block, wire, value_bytes=DTYPE_BYTES[job.model.dtype]) for block in blocks)
+
+    return dataclasses.replace(
+        facts,
+        pair_token_bytes=most(FLOAT32),
+        pair_rounded_token_bytes=most(BFLOAT16),
+        pair_projected_token_bytes=most(VELORA),
+    )
 
 
 class _Matrices(NamedTuple):
@@ -129,6 +165,9 @@ def computed_token_bytes(model: ModelFacts, job: Job) -> float:
         dropout=job.train.dropout,
         dtype=job.model.dtype,
         trains_own_weights=trains_own_weights(job.adapter.config),
+        auxiliary=auxiliary_of(job.adapter.config),
+        lora_values=lora_values(job.adapter.config),
+        has_more="|" in job.adapter.config,
     )
 
 
@@ -151,6 +190,7 @@ def check_job(job: Job, config: Mapping[str, Any], *, where: str = CONFIG_FILE) 
         )
     check_group(job.hift, dimensions.num_blocks)
     check_subnets(job, dimensions, where=where)
+    check_fused(job.offload, adapter=job.adapter, train=job.train, fused=family.widths(config).merged)
 
 
 class _HeadSizes(NamedTuple):

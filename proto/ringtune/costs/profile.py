@@ -55,6 +55,10 @@ class ModelFacts:
         embedding_train_bytes: of the embedding where all parameters train, which are not in ``embedding_bytes`` then.
         token_table_bytes: of these in the table of tokens; 0 = there is none, or it does not train.
         is_tied: whether that table is the decoder too.
+        pair_token_bytes: of what a block's adapters give a helper for each token; 0 = no helper can fit them, or it is
+            not known.
+        pair_rounded_token_bytes: of the same, rounded to 16 bits.
+        pair_projected_token_bytes: of the same, with projections of inputs.
     """
 
     model_type: str
@@ -86,34 +90,18 @@ class ModelFacts:
     embedding_train_bytes: int = 0
     token_table_bytes: int = 0
     is_tied: bool = False
+    pair_token_bytes: int = 0
+    pair_rounded_token_bytes: int = 0
+    pair_projected_token_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a size below 1, and negative bytes and counts."""
         for name in ("num_blocks", "hidden_size", "intermediate_size", "num_heads", "inner_kept"):
             _check_at_least(f"model.{name}", getattr(self, name), 1)
         _check_at_least("model.block_bytes", self.block_bytes, 0 if self.embedding_train_bytes else 1)
-        for name in (
-            "vocab_size",
-            "embedding_bytes",
-            "head_bytes",
-            "adapter_block_bytes",
-            "head_class_bytes",
-            "head_token_logits",
-            "fixed_tokens",
-            "num_kv_heads",
-            "block_matrix_params",
-            "block_matrix_rows",
-            "embedding_matrix_params",
-            "embedding_matrix_rows",
-            "largest_matrix_params",
-            "adapter_block_factor_bytes",
-            "embedding_factor_bytes",
-            "head_factor_bytes",
-            "head_class_factor_bytes",
-            "embedding_train_bytes",
-            "token_table_bytes",
-        ):
-            _check_at_least(f"model.{name}", getattr(self, name), 0)
+        for field in dataclasses.fields(self):
+            if isinstance(value := getattr(self, field.name), int):
+                _check_at_least(f"model.{field.name}", value, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,6 +226,8 @@ class NodeFacts:
         message_s_per_byte: what each byte that it sends or receives takes of its computing; 0 = not measured.
         lowest_token_bytes: as ``activation_token_bytes``, of the lowest block that trains; 0 = not measured, as others.
         fast_bfloat16: whether it multiplies bfloat16 faster than float32, by what processor and torch say.
+        state_free_bytes: that a run may take on the disk of its folder (``--state``); None = it has none, or not known.
+        state_disk: which disk that is; nodes that name the same one share its room; empty = not known.
     """
 
     node: str
@@ -267,6 +257,8 @@ class NodeFacts:
     message_s_per_byte: float = 0.0
     lowest_token_bytes: float = 0.0
     fast_bfloat16: bool = False
+    state_free_bytes: int | None = None
+    state_disk: str = ""
 
     def __post_init__(self) -> None:
         """Refuse negative figures, and fewer than one thread."""
@@ -286,6 +278,7 @@ class NodeFacts:
             "eval_tokens",
         ):
             _check_at_least(f"{self.node}.{name}", getattr(self, name), 0)
+        _check_at_least(f"{self.node}.state_free_bytes", self.state_free_bytes or 0, 0)
         _check_at_least(f"{self.node}.threads", self.threads, 1)
 
     def to_json(self) -> dict[str, Any]:

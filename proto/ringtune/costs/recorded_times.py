@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from ringtune.costs.links.recorded import RecordedLinks
 from ringtune.costs.profile import NodeFacts, Profile
-from ringtune.costs.saving_seconds import VELORA_EXTRA, again_works, count_within
+from ringtune.costs.saving_seconds import VELORA_EXTRA, again_works, count_within, projected_gain, trained_parts
 from ringtune.costs.seconds import NodeCosts, padded_size, work_points
 from ringtune.costs.work_times import BLOCK_WORKS, PART_OF, Work, WorkTable, WorkTime
 from ringtune.schedule.actions import Action, Graph, Op, Scope
@@ -84,7 +84,8 @@ class RecordedProfile:
         self._course = course
         self._profile = profile
         self._recompute = tuple(recompute)
-        self._projected = course.velora.blocks if course.velora is not None else ()
+        self._projected: Sequence[Range] = course.velora.blocks if course.velora is not None else ()
+        self._gain = projected_gain(course.velora, profile.nodes[0].model)
         self._skipped_items = skipped_items
         self._facts = profile.by_name
         points = {node: work_points(facts) for node, facts in self._facts.items()}
@@ -143,7 +144,7 @@ class RecordedProfile:
         if entry.rows and action.op.scope is Scope.RANGE:
             seconds /= self._cost_share(node, action, entry, size)
         if self._projected and action.op.graph is not Graph.NONE:
-            seconds /= 1 + VELORA_EXTRA * count_within(self._projected, action) / (action.stop - action.start)
+            seconds /= self._projected_share(node, action, entry, size)
         if action.op is Op.BACKWARD and self._course.method.full_parameters:  # as if all its blocks trained
             units = trained(self._course, entry.item.kind, entry.item.step)
             passing = action.stop - action.start - len(units.within(action.start, action.stop).blocks)
@@ -151,6 +152,20 @@ class RecordedProfile:
         shares = self._shares(node, action, entry, seconds, size)
         for work, share in shares:
             self._add(node, work, share, size, is_guess=len(shares) > 1)
+
+    def _projected_share(self, node: str, action: Action, entry: _OpenItem, size: float) -> float:
+        """The time of an action with projections over that without; works stand to each other as they were measured."""
+        count = action.stop - action.start
+        share = 1 + VELORA_EXTRA * count_within(self._projected, action) / count
+        back_s = self._known(node, Work.BACKWARD, size)
+        if action.op is Op.BACKWARD and self._gain and back_s > 0:
+            units = trained(self._course, entry.item.kind, entry.item.step)
+            gained = count_within(trained_parts(self._course, self._projected, units), action)
+            works = again_works(action, self._recompute, entry.lowest[action.micro])
+            graph_s = self._known(node, Work.GRAPH, size)
+            whole_s = sum(number * self._known(node, work, size) for work, number in works.items()) or count * back_s
+            share -= min(self._gain * gained * graph_s / whole_s, 0.9)
+        return share
 
     def _fits(self, action: Action, entry: _OpenItem) -> bool:
         scope = action.op.scope

@@ -18,15 +18,17 @@ from typing import NamedTuple
 
 from ringtune.costs.memory.unit_grads import embedding_grad_bytes
 from ringtune.costs.memory.unit_state import state_bytes
-from ringtune.costs.profile import LinkFacts, NodeFacts, Profile, TimedShape
-from ringtune.costs.saving_seconds import saving_s
+from ringtune.costs.offload_seconds import OffloadCosts
+from ringtune.costs.profile import LinkFacts, NodeFacts, Profile
+from ringtune.costs.saving_seconds import projected_gain, saving_s, trained_parts
 from ringtune.costs.work_times import WHOLE_WORKS, Work, WorkTable, WorkTime
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Graph, Op, Payload, Scope
 from ringtune.schedule.course import Course
-from ringtune.schedule.frozen_weights import name_of
+from ringtune.schedule.helpers import Helper
 from ringtune.schedule.operations.codes import FORWARD_ONLY, FULL, share
 from ringtune.schedule.owner_turns import shares
+from ringtune.schedule.parcels import PARCELS
 from ringtune.schedule.turns import StepKind
 from ringtune.schedule.units import EMBEDDING, Range, Units
 
@@ -198,6 +200,7 @@ class CourseCosts:
             messages take no time, as with nodes of one machine).
         nodes: those that are needed; by default every node of the profile.
         recompute: blocks whose backward runs them again (``Placement.recompute``).
+        helpers: who fits adapters of others' blocks (``Placement.helpers``).
         optimizer: of the job; the head travels with its moments.
 
     Raises:
@@ -211,6 +214,7 @@ class CourseCosts:
         *,
         nodes: Sequence[str] | None = None,
         recompute: Sequence[Range] = (),
+        helpers: Sequence[Helper] = (),
         optimizer: str = _DEFAULT_OPTIMIZER,
     ) -> None:
         facts = profile.by_name
@@ -230,6 +234,8 @@ class CourseCosts:
         factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
         self.head_bytes = weights + state_bytes(optimizer, weights, factors)
         self._head_weight_bytes, self._model = weights, model
+        self._gain = projected_gain(course.velora, model)
+        self._offload = OffloadCosts(course, model, helpers) if helpers else None
 
     def size(self, owner: str, rows: int, kind: StepKind) -> float:
         """Padded tokens of a micro-batch of so many rows of ``owner``."""
@@ -258,21 +264,30 @@ class CourseCosts:
             passing = max(0, stop - max(0, start)) - len(trained.within(start, stop).blocks)
         work_s = costs.seconds(op, start, stop, size=size, lowest=lowest, kind=kind, patterns=patterns, passing=passing)
         if self._saves and start > EMBEDDING:
-            work_s += self._saving_s(costs, action, size, lowest, kind, patterns)
+            work_s += self._saving_s(costs, action, size, lowest, kind, patterns, trained)
+        if self._offload is not None:
+            work_s = self._offload.action_s(node, action, work_s, costs, size=size, kind=kind)
         return work_s if facts.has_messages else work_s + facts.handling_s
 
     def _saving_s(
-        self, costs: NodeCosts, action: Action, size: float, lowest: int, kind: StepKind, patterns: Sequence[str]
+        self,
+        costs: NodeCosts,
+        action: Action,
+        size: float,
+        lowest: int,
+        kind: StepKind,
+        patterns: Sequence[str],
+        trained: Units | None,
     ) -> float:
         """Seconds that an action takes longer because its blocks save activations."""
         start = action.start
-        projected = () if kind is StepKind.SCORE else self._projected
+        projected = () if kind is StepKind.SCORE else trained_parts(self.course, self._projected, trained)
 
         def seconds(op: Op, first: int, last: int) -> float:
             own = patterns[first - start : last - start]
             return costs.seconds(op, first, last, size=size, lowest=lowest, kind=kind, patterns=own)
 
-        return saving_s(action.op, start, action.stop, self._recompute, projected, seconds)
+        return saving_s(action.op, start, action.stop, self._recompute, projected, seconds, gain=self._gain)
 
     def tensor_bytes(self, size: float, *, with_mask: bool) -> float:
         """Payload bytes of a hidden state or gradient of ``size`` padded tokens."""
@@ -282,11 +297,13 @@ class CourseCosts:
         return size * (token_bytes + (1 if with_mask else 0))
 
     def message_bytes(self, payload: str, boundary: int, size: float) -> float:
-        """Bytes of a message: a hidden state with its mask, a gradient, a head with its moments, a unit's gradient."""
+        """Bytes of a message: a hidden state with its mask, a gradient, a head with its moments, or a parcel."""
         if payload == Payload.HEAD:
             return self.head_bytes
         if payload == Payload.UNIT_GRAD:
             return self.unit_grad_bytes(boundary)
+        if self._offload is not None and payload in PARCELS:
+            return self._offload.parcel_bytes(payload, boundary, size)
         return self.tensor_bytes(size, with_mask=payload == Payload.HIDDEN and boundary < self.course.head)
 
     def unit_grad_bytes(self, unit: int) -> float:
@@ -313,11 +330,14 @@ class CourseCosts:
     def around_message_s(self, source: str, target: str, payload: str, size: float, *, num_bytes: float = 0.0) -> float:
         """Seconds to encode a message at the source and to decode it at the target.
 
-        For a head both are in the one time that the source was measured for; that of a unit's gradient goes by bytes.
+        For a head both are in the one time that the source was measured for; that of a unit's gradient, and of weights
+        of a helper, goes by bytes. Pairs are packed in an action of their host and unpacked in one of their helper.
         """
         if payload == Payload.HEAD:
             return self.nodes[source].work(Work.HAND_OVER)
-        if payload == Payload.UNIT_GRAD:
+        if payload == Payload.PAIRS:
+            return 0.0
+        if payload in PARCELS:
             return self.nodes[source].work(Work.HAND_OVER) * num_bytes / max(1.0, self.head_bytes)
         return self.nodes[source].work(Work.ENCODE, size) + self.nodes[target].work(Work.DECODE, size)
 
@@ -328,7 +348,7 @@ class CourseCosts:
         (one core, or a quota), they have to share it with them. Where it was measured what a byte takes, in a ring in
         which all nodes computed, that counts. Times that were recorded in a run have it in them.
         """
-        link, head = self.link(source, target), payload in (Payload.HEAD, Payload.UNIT_GRAD)
+        link, head = self.link(source, target), payload == Payload.HEAD or payload in PARCELS
         taken = []
         for node, work, cpu_s_per_byte in (
             (source, Work.ENCODE, link.send_cpu_s_per_byte if link else 0.0),
@@ -350,42 +370,3 @@ class CourseCosts:
         if facts.has_messages or not facts.rested_s > 0 or not 0 < facts.cpu_cores < facts.threads:
             return Rest(0.0, 1.0)
         return Rest(facts.rested_s, facts.cpu_cores / facts.threads)
-
-
-def check_profile(profile: Profile, course: Course, *, model_digest: str = "", shape: TimedShape | None = None) -> None:
-    """Refuse a profile that was measured for something else.
-
-    Args:
-        profile: measured.
-        course: to be timed with it; it says how frozen weights are held.
-        model_digest: of the job's model; empty = whatever the profile has, as long as it is one.
-        shape: of the job; the rows of a micro-batch may differ, times are scaled.
-
-    Raises:
-        PlanError: another model, another number of blocks or width, or another shape; names node and values.
-    """
-    digest = model_digest or (profile.nodes[0].model.digest if profile.nodes else "")
-    for node in profile.nodes:
-        model = node.model
-        if model.digest != digest:
-            raise PlanError(
-                f"node {node.node} was profiled with another model ({model.digest[:12]}, not {digest[:12]})"
-            )
-        if (model.num_blocks, model.hidden_size) != (course.num_blocks, course.hidden_size):
-            raise PlanError(
-                f"the profile is of a model with {model.num_blocks} blocks of width {model.hidden_size}, the run has "
-                f"{course.num_blocks} of {course.hidden_size}"
-            )
-        if shape is not None and node.shape.is_measured:
-            if node.shape.frozen != name_of(course.frozen):
-                raise PlanError(
-                    f"node {node.node} was profiled with frozen weights in {node.shape.frozen}, the run has them in "
-                    f"{name_of(course.frozen)} (runtime.frozen); measure anew with 'ringtune measure'"
-                )
-            for name in ("tokens", "task", "adapter", "dtype", "wire_dtype", "optimizer", "dropout"):
-                found, wanted = getattr(node.shape, name), getattr(shape, name)
-                if found != wanted:
-                    raise PlanError(
-                        f"node {node.node} was profiled with {name} {found}, the job has {wanted}; "
-                        "measure anew with 'ringtune measure'"
-                    )

@@ -35,6 +35,7 @@ class Work(enum.StrEnum):
     DECODE = "decode"  # and back
     HAND_OVER = "hand_over"  # head and moments to bytes and back, once a turn
     SAVE = "save"  # a shard to the disk, once a checkpoint
+    FIT = "fit"  # at a helper: the gradients of one block's adapters from its pairs
     FORWARD_PART = "forward_part"  # as FORWARD, with the share of the block's subnets that the point says
     GRAPH_PART = "graph_part"  # so of the others
     GRAPH_LOWEST_PART = "graph_lowest_part"
@@ -51,8 +52,8 @@ PART_OF: Final = {
 }
 """The work of a whole block, and the same with a part of its subnets."""
 
-WHOLE_WORKS: Final = tuple(work for work in Work if work not in PART_OF.values())
-"""All works but those of a part of a block."""
+WHOLE_WORKS: Final = tuple(work for work in Work if work not in {*PART_OF.values(), Work.FIT})
+"""All works but those of a part of a block, and that of helpers, which has an estimate where it was not measured."""
 
 BLOCK_WORKS: Final = (Work.FORWARD, Work.GRAPH, Work.GRAPH_LOWEST, Work.BACKWARD)
 """Works whose times, where a run recorded them, have in them what messages took of the node."""

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from ringtune.engine.flows import Flow
 from ringtune.schedule.actions import Op, Payload
 from ringtune.schedule.turns import Item
 from ringtune.schedule.units import unit_name
+
+_NAMES: Final[Mapping[str, str]] = {
+    Payload.HIDDEN: "hidden state",
+    Payload.GRAD: "gradient",
+    Payload.PAIRS: "pairs of adapters",
+}
 
 
 def awaited_by(flow: Flow, *, has_head: bool, head_from: str) -> str:
@@ -24,15 +33,24 @@ def awaited_by(flow: Flow, *, has_head: bool, head_from: str) -> str:
         return f"nothing more {where}"
     if place.receive is not None and flow.arrived is None:
         payload, boundary, peer = place.receive
-        name = "hidden state" if payload == Payload.HIDDEN else "gradient"
+        name = _NAMES[payload]
         return f"the {name} {where}, at block {boundary}, from node {peer}"
     if place.credit is not None and place.credit.left <= 0:
-        return f"room in the inbox of node {place.credit.target} for the hidden state {where}"
+        name = _NAMES[Payload.PAIRS if place.op is Op.SHIP else Payload.HIDDEN]
+        return f"room in the inbox of node {place.credit.target} for the {name} {where}"
     if place.op is Op.HEAD and not has_head:
         return (
             f"the head {where}, from node {head_from}" if head_from else f"the update of the head before that {where}"
         )
     return f"{place.op.name} {where} to become possible"
+
+
+def awaited_weights(item: Item, block: int, helper: str) -> str:
+    """Say which updated adapters a host waits for.
+
+    Example: ``the updated adapters of step 7 (train), from block 2 on, from helper z``.
+    """
+    return f"the updated adapters of step {item.step} ({item.kind.value}), from block {block} on, from helper {helper}"
 
 
 def awaited_copy(item: Item, unit: int, num_blocks: int) -> str:

@@ -9,22 +9,22 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from ringtune.engine import events as ev
-from ringtune.engine.awaited import awaited_copy
-from ringtune.engine.copies import Copies
 from ringtune.engine.credits import Credits
 from ringtune.engine.events import TensorArrived
+from ringtune.engine.exchange import Exchange
 from ringtune.engine.flows import Flow, ItemState, Path, Place
 from ringtune.engine.head_keeping import HeadKeeping
-from ringtune.errors import FrameError
+from ringtune.engine.unit_versions import UnitVersions
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.lowering import Legs, route
+from ringtune.schedule.parcels import credit_boundary
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import in_flight, weight_version
+from ringtune.schedule.versions import in_flight, items_under_way
 
 _FORWARD_RANK: Final = Op.FORWARD.rank
 
@@ -38,17 +38,16 @@ class Backlog:
         head: which head it has.
 
     Attributes:
+        exchange: updates that need something of another node, or give it something.
         states: the items, in order.
         is_host: whether it hosts blocks.
     """
 
     __slots__ = (
         "_backwards",
-        "_copies",
         "_course",
         "_credits",
         "_early",
-        "_embedding_version",
         "_embeds",
         "_embeds_in_flight",
         "_floor",
@@ -60,15 +59,17 @@ class Backlog:
         "_is_starved",
         "_max_embeds",
         "_max_graphs",
+        "_max_updating",
         "_may_go_down",
         "_may_run_head",
         "_may_update",
+        "_pairs_boundary",
         "_paths",
-        "_piece",
         "_private_blocks",
         "_updating",
         "_upward",
         "_versions",
+        "exchange",
         "is_host",
         "states",
     )
@@ -77,12 +78,12 @@ class Backlog:
         course, placement, piece = plan.course, plan.placement, plan.slice_of(node)
         is_owner = plan.owner(node) is not None
         self._course, self._head, self._head_unit = course, head, course.head
-        self._copies = Copies(course, node)
-        self._embedding_version = 0
-        self._piece, self._private_blocks = piece, placement.private_blocks
+        self.exchange = Exchange(plan, node)
+        self._pairs_boundary = credit_boundary(course, Payload.PAIRS)
+        self._private_blocks = placement.private_blocks
         self.is_host = piece.num_blocks > 0
         self._floor = 0 if is_owner and placement.private_blocks else piece.start
-        self._versions: dict[int, int] = {}
+        self._versions = UnitVersions(plan, node)
         # things leave a queue when they are behind it
         self.states: deque[ItemState] = deque()
         self._updating: deque[ItemState] = deque()
@@ -94,6 +95,7 @@ class Backlog:
         self._embeds_in_flight = 0
         self._max_embeds = placement.credits * max(1, len(route(plan, node))) if is_owner else 0
         self._max_graphs = in_flight(course, piece.start) if self.is_host else 1
+        self._max_updating = items_under_way(course, piece.start, piece.stop)
         self._flows: dict[tuple[int, int], Flow] = {}
         self._early: dict[tuple[int, int], list[TensorArrived]] = {}
         self._credits = Credits(placement.credits)
@@ -106,16 +108,13 @@ class Backlog:
 
     def begin(self, plan: Plan, step: int) -> None:
         """The run begins at ``step``, or goes on there; the plan of the first turn says what was unfrozen before."""
-        self._versions = {
-            unit: weight_version(plan.course, unit, step) for unit in range(self._piece.start, self._piece.stop)
-        }
-        self._embedding_version = weight_version(plan.course, EMBEDDING, step)
+        self._versions.begin(plan, step)
 
     def path(self, legs: Legs) -> Path:
         """The way of a micro-batch with these legs; computed once."""
         path = self._paths.get(legs)
         if path is None:
-            path = self._paths[legs] = Path(legs, self._private_blocks, self._credits)
+            path = self._paths[legs] = Path(legs, self._private_blocks, self._credits, self._pairs_boundary)
         return path
 
     def take_on(self, state: ItemState) -> None:
@@ -128,7 +127,7 @@ class Backlog:
             self._heads.append(state)
         if state.goes_backward:
             self._backwards.append(state)
-        self._copies.take_on(state)
+        self.exchange.take_on(state)
         for flow in state.flows:
             key = (flow.seq, flow.micro)
             self._flows[key] = flow
@@ -160,8 +159,8 @@ class Backlog:
             if event not in early:
                 early.append(event)
             return False
-        if payload == Payload.GRAD and flow.has_to_send_before(payload, boundary):
-            raise _too_early(event)
+        if payload == Payload.GRAD:
+            flow.refuse_early(event)
         awaited = flow.awaited(is_running=flow is running)
         if awaited is None or awaited[1] != boundary or awaited[0] != payload:
             return False  # it came before, and nothing waits for it any more
@@ -174,20 +173,18 @@ class Backlog:
 
     def credit_came(self, source: str, boundary: int) -> bool:
         """A hidden state left the inbox of ``source``; whether a micro-batch waits for room there or elsewhere."""
-        if self._copies.credit_came(source, boundary):
+        if self.exchange.copies.credit_came(source, boundary):
             self._may_update = True
             return True
         channel = self._credits.known(source, boundary)
         if channel is None:  # nothing was ever sent there
             return False
         channel.came_back()
+        if boundary == self._pairs_boundary:
+            self._may_go_down = True
+            return True
         is_awaited, self._is_starved = self._is_starved, False
         return is_awaited
-
-    def unit_grad_came(self, event: ev.UnitGradArrived) -> None:
-        """Note the gradient of a unit that another owner sent."""
-        self._copies.arrived(event.seq, event.unit, event.source)
-        self._may_update = True
 
     # ---- what is done -------------------------------------------------------------------------------
 
@@ -198,6 +195,10 @@ class Backlog:
 
     def passed(self, flow: Flow, place: Place) -> None:
         """A micro-batch is through one place, and goes on at the next."""
+        if place.op is Op.FIT:
+            self.exchange.helping.passed(flow)
+            self._may_update = True
+            return
         following = flow.place = place.next
         if place.is_upward:
             if following is None or not following.is_upward:
@@ -214,7 +215,7 @@ class Backlog:
             self._may_run_head = self._may_go_down = True
             if not flow.state.heads:
                 self._may_update = True
-        elif place.frees_graph:
+        elif place.is_downward:
             self._went_backward(flow, place, following)
         if following is None:
             flow.state.flows_left -= 1
@@ -224,24 +225,23 @@ class Backlog:
         self._may_go_down = True
         if place.is_of_embedding:
             flow.state.embedding_backwards.popleft()
-        elif following is None or not following.frees_graph or following.is_of_embedding:
+        elif following is None or not following.is_downward or following.is_of_embedding:
             flow.state.backwards.popleft()
         else:
             return
         if not flow.state.backwards:
             self._may_update = True
 
-    def updated(self, action: Action, state: ItemState) -> None:
-        """An update or a save of an item is done."""
+    def updated(self, action: Action, state: ItemState) -> list[ev.Command]:
+        """An update or a save of an item is done; what follows from it at once."""
+        if action in state.helped:
+            self.look_again()
+            return self.exchange.helping.updated(action, state)
         (state.updates if action in state.updates else state.copies).remove(action)
         self.look_again()
-        if action.op is Op.SAVE:
-            return
-        if action.start == EMBEDDING:
-            self._embedding_version += 1
-        elif action.start != self._head_unit:
-            for unit in range(action.start, action.stop):
-                self._versions[unit] += 1
+        if action.op is not Op.SAVE:
+            self._versions.updated(action)
+        return []
 
     def retired(self) -> Iterator[ItemState]:
         """Forget finished items, in order, and give them."""
@@ -266,35 +266,21 @@ class Backlog:
         """
         if not self._may_update:
             return None
-        found = self._next_own_update() or self._copies.next_update(self._is_used_before)
+        found = self._next_own_update() or self.exchange.next_update(self._is_used_before, self._keeps_graphs)
         self._may_update = found is not None
         return found
-
-    def messages_before(self, update: Action, state: ItemState) -> list[ev.Command]:
-        """What is done right before an update: gradients of copies leave or are taken."""
-        if not self._course.method.full_parameters or update.op is Op.SAVE:
-            return []
-        return self._copies.messages(update, state, self._course)
-
-    def awaited_copy(self) -> str:
-        """What the oldest item waits for if that is the gradient of a copy; empty if it is not."""
-        state = self.states[0] if self.states else None
-        unit = self._copies.awaited(state) if state and not state.flows_left else None
-        return "" if state is None or unit is None else awaited_copy(state.item, unit, self._head_unit)
 
     def _next_own_update(self) -> tuple[Action, ItemState] | None:
         while self._updating and not self._updating[0].holds_graph:
             self._updating.popleft()
         upward_seq = self._upward[0].seq if self._upward else math.inf
-        for state in itertools.islice(self._updating, self._max_graphs):
+        for state in itertools.islice(self._updating, self._max_updating):
             for update in state.updates:
                 if self._is_possible(update, state, upward_seq):
                     return update, state
                 if update.op is Op.SAVE:  # what is saved must not change before
                     return None
-                if EMBEDDING < update.start < self._head_unit:
-                    upward_seq = -1.0
-            if state.backwards:
+            if state.backwards or any(EMBEDDING < update.start < self._head_unit for update in state.updates):
                 upward_seq = -1.0  # blocks are updated item after item, even where one has no backward
         return None
 
@@ -308,6 +294,9 @@ class Backlog:
             flow = self._ready_backward()
             if flow is not None:
                 return flow
+        flow = self.exchange.helping.next_fit()
+        if flow is not None:
+            return flow
         found = None
         barrier, floor = math.inf, self._floor
         for flow in self._upward:
@@ -328,20 +317,25 @@ class Backlog:
     def _is_possible(self, update: Action, state: ItemState, upward_seq: float) -> bool:
         """Whether all that has to come before an update or a save is done; ``upward_seq`` is still on its way up."""
         if update.op is Op.SAVE:  # after all earlier updates; the owner saves the head too, so it has to have it
-            is_first = state is self._updating[0] and self._copies.may_save(state.item.seq)
+            seq = state.item.seq
+            is_first = state is self._updating[0] and self.exchange.may_save(seq)
             return is_first and (not state.is_own or self._head.counts_for(state))
         if update.start == self._head_unit:
-            return not state.heads and self._copies.may_send(self._head_unit)
+            return not state.heads and self.exchange.copies.may_send(self._head_unit)
         if update.start == EMBEDDING:
-            return not state.goes_backward and self._copies.may_send(EMBEDDING)
-        return not state.backwards and state.awaited_seq < upward_seq
+            return not state.goes_backward and self.exchange.copies.may_send(EMBEDDING)
+        if update in state.lagging and any(it.backwards and it.item.seq == state.item.seq + 1 for it in self.states):
+            return False  # a host that does not wait for its helper
+        return not state.backwards and state.awaited_seq < upward_seq and self.exchange.may_update(update)
 
     def _is_used_before(self, seq: int) -> bool:
-        """Whether an own micro-batch before an item still needs the copies as they are.
-
-        Until it is through the head it needs both, because a head may be tied to the embedding.
-        """
+        """Whether an own micro-batch before an item needs the copies as they are: until its head, which may be tied."""
         return any(own.heads and own.item.seq < seq for own in self._heads)
+
+    def _keeps_graphs(self) -> bool:
+        """Whether hosted blocks keep graphs of some micro-batch: it is through them and has not come back."""
+        going = (flow.place for state in self._backwards for flow in state.backwards)
+        return any(place is not None and not place.is_upward for place in going)
 
     def _ready_head(self) -> Flow | None:
         """The oldest micro-batch of ours whose head is still to come, if that can run."""
@@ -366,7 +360,9 @@ class Backlog:
                     continue
                 flow, wanted = waiting[0], state.backward_versions
                 place = flow.ready
-                if place is not None and place.frees_graph and (not wanted or self._has_versions(wanted, place)):
+                if place is None or not place.is_downward or (wanted and not self._versions.are(wanted, place)):
+                    continue
+                if place.credit is None or place.credit.left > 0:
                     return flow
         self._may_go_down = False
         return None
@@ -379,27 +375,20 @@ class Backlog:
             self._is_starved = True
             return False
         wanted = flow.state.forward_versions
-        return not wanted or place.op is Op.SKIP or self._has_versions(wanted, place)
+        return not wanted or place.op is Op.SKIP or self._versions.are(wanted, place)
 
     def _has_room_for_graph(self, state: ItemState) -> bool:
         graphs = self._graphs
-        while graphs and not graphs[0].holds_graph:
+        while graphs and not graphs[0].takes_room:
             graphs.popleft()
         return state in itertools.islice(graphs, self._max_graphs)
-
-    def _has_versions(self, wanted: Mapping[int, int], place: Place) -> bool:
-        """Whether each unit of the action has had the wanted updates."""
-        versions = self._versions
-        if versions == wanted:  # all that is hosted here, which is the usual case
-            return True
-        return all(wanted.get(unit) == versions.get(unit) for unit in range(place.start, place.stop))
 
     def _or_embedding(self, found: Flow | None) -> Flow | None:
         """The next embedding if it may begin and is older than what was found."""
         if self._embeds_in_flight >= self._max_embeds:
             return found
         flow = self._embeds[0]
-        if flow.state.embedding_version != self._embedding_version:
+        if flow.state.embedding_version != self._versions.embedding:
             return found
         if found is not None and (found.seq, found.micro) < (flow.seq, flow.micro):
             return found
@@ -408,11 +397,3 @@ class Backlog:
             self._is_starved = True
             return found
         return flow
-
-
-def _too_early(event: TensorArrived) -> FrameError:
-    (_, seq, micro, boundary), source = event
-    return FrameError(
-        f"node {source} sent the gradient of item {seq}, micro-batch {micro}, block {boundary} before this node sent "
-        f"what it follows from; look at node {source}, and use one version on all machines"
-    )

@@ -3,6 +3,10 @@
 A copy is updated by every item that trains its unit, in the order of the items. The update of an item of another owner
 waits for the gradient, and for own items before it that still use the unit as it is. It need not wait for own updates
 or checkpoints before it: the gradient could not have been computed before those were possible here, and they go first.
+
+The embedding is the largest unit, so its copy is not updated while blocks of this node keep graphs: its gradient and
+state take the room that graphs leave. Nothing that these graphs wait for waits for that update: whoever began an item
+has the embedding of all items before. It could wait for the head, which is updated at any time.
 """
 
 from __future__ import annotations
@@ -12,9 +16,11 @@ from collections.abc import Callable, Mapping
 
 from ringtune.engine import events as ev
 from ringtune.engine.flows import ItemState
-from ringtune.schedule.actions import Action
+from ringtune.schedule.actions import Action, Payload
 from ringtune.schedule.course import Course
-from ringtune.schedule.replicas import credit_boundary, other_owners, replicated_units
+from ringtune.schedule.parcels import credit_boundary
+from ringtune.schedule.replicas import other_owners, replicated_units, unit_grad_key
+from ringtune.schedule.units import EMBEDDING
 
 
 class Copies:
@@ -29,7 +35,7 @@ class Copies:
 
     def __init__(self, course: Course, node: str) -> None:
         others = other_owners(course, node) if course.owner(node) is not None else ()
-        self._credit_boundary = credit_boundary(course)
+        self._credit_boundary = credit_boundary(course, Payload.UNIT_GRAD)
         self._under_way: Mapping[str, deque[int]] = {other: deque() for other in others}
         self._queue: deque[ItemState] = deque()
         self._arrived: dict[tuple[int, int], str] = {}
@@ -64,11 +70,14 @@ class Copies:
         """Whether every other owner has taken the gradient of this unit that was sent before."""
         return not any(unit in units for units in self._under_way.values())
 
-    def next_update(self, is_used_before: Callable[[int], bool]) -> tuple[Action, ItemState] | None:
+    def next_update(
+        self, is_used_before: Callable[[int], bool], keeps_graphs: Callable[[], bool]
+    ) -> tuple[Action, ItemState] | None:
         """The update of a copy for the oldest item of another owner, if that is possible now.
 
         Args:
             is_used_before: whether own micro-batches before an item still need the copies as they are.
+            keeps_graphs: whether blocks of this node keep graphs.
         """
         self._drop_done()
         if not self._queue:
@@ -76,7 +85,7 @@ class Copies:
         state = self._queue[0]
         units = (unit for seq, unit in self._arrived if seq == state.item.seq)  # as they were sent: credits go by that
         unit = next(units, None)
-        if unit is None or is_used_before(state.item.seq):
+        if unit is None or is_used_before(state.item.seq) or (unit == EMBEDDING and keeps_graphs()):
             return None
         return next(update for update in state.copies if update.start == unit), state
 
@@ -86,10 +95,10 @@ class Copies:
         if unit not in replicated_units(course, state.item):
             return []
         if not state.is_own:
-            return [ev.AcceptUnitGrad(update.seq, unit, self._arrived.pop((update.seq, unit)))]
+            return [ev.AcceptParcel(unit_grad_key(update.seq, unit), self._arrived.pop((update.seq, unit)))]
         for units in self._under_way.values():
             units.append(unit)
-        return [ev.SendUnitGrad(update.seq, unit, target) for target in self._under_way]
+        return [ev.SendParcel(unit_grad_key(update.seq, unit), target) for target in self._under_way]
 
     def awaited(self, state: ItemState) -> int | None:
         """The unit whose gradient an item of another owner waits for; None if it waits for none."""

@@ -44,9 +44,15 @@ class Credits:
         """The channel to a node for a boundary, if something was to be sent there."""
         return self._channels.get((target, boundary))
 
-    def channel(self, target: str, boundary: int) -> Channel:
-        """The channel to a node for a boundary; always the same object."""
+    def channel(self, target: str, boundary: int, most: int = 0) -> Channel:
+        """The channel to a node for a boundary; always the same object.
+
+        Args:
+            target: the node.
+            boundary: of what is sent.
+            most: of this channel; 0 = as of each.
+        """
         found = self._channels.get((target, boundary))
         if found is None:
-            found = self._channels[target, boundary] = Channel(target, boundary, self._most)
+            found = self._channels[target, boundary] = Channel(target, boundary, most or self._most)
         return found

@@ -34,18 +34,17 @@ class HeadArrived(NamedTuple):
     source: str
 
 
-class UnitGradArrived(NamedTuple):
-    """The gradient of a unit, of the whole batch of an item of ``source``, is in the inbox."""
+class ParcelArrived(NamedTuple):
+    """A whole parcel of ``source``, which is opaque to the wire, is in the inbox."""
 
-    seq: int
-    unit: int
+    key: TensorKey
     source: str
 
 
 class CreditArrived(NamedTuple):
     """``source`` took one of this node's hidden states at ``boundary`` out of its inbox.
 
-    With the boundary ``schedule.replicas.credit_boundary`` it took a unit's gradient.
+    With the boundary ``schedule.parcels.credit_boundary`` of a kind of parcel it took one of these.
     """
 
     boundary: int
@@ -76,14 +75,7 @@ class StopRequested(NamedTuple):
 
 
 Event = (
-    TurnGranted
-    | TensorArrived
-    | HeadArrived
-    | UnitGradArrived
-    | CreditArrived
-    | ActionDone
-    | TimerFired
-    | StopRequested
+    TurnGranted | TensorArrived | HeadArrived | ParcelArrived | CreditArrived | ActionDone | TimerFired | StopRequested
 )
 
 # ---- commands: do this ---------------------------------------------------------------------------
@@ -123,19 +115,17 @@ class AcceptHead(NamedTuple):
     source: str
 
 
-class SendUnitGrad(NamedTuple):
-    """Send an own item's gradient of a unit to another owner; its update comes right after."""
+class SendParcel(NamedTuple):
+    """Send a parcel, whose content may change once it is on its way."""
 
-    seq: int
-    unit: int
+    key: TensorKey
     target: str
 
 
-class AcceptUnitGrad(NamedTuple):
-    """Take the gradient of a unit that ``source`` sent, and return a credit; its update comes right after."""
+class AcceptParcel(NamedTuple):
+    """Take a parcel out of the inbox, and return a credit to ``source``."""
 
-    seq: int
-    unit: int
+    key: TensorKey
     source: str
 
 
@@ -180,8 +170,8 @@ Command = (
     | SendTensor
     | SendHead
     | AcceptHead
-    | SendUnitGrad
-    | AcceptUnitGrad
+    | SendParcel
+    | AcceptParcel
     | SetTimer
     | CancelTimer
     | ReportStep

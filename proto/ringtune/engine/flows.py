@@ -16,14 +16,23 @@ from collections.abc import Sequence
 from typing import Final
 
 from ringtune.engine.credits import Channel, Credits
-from ringtune.engine.events import TensorArrived
+from ringtune.engine.events import ParcelArrived, TensorArrived
+from ringtune.errors import FrameError
 from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
 from ringtune.schedule.lowering import item_updates
+from ringtune.schedule.parcels import WAITING
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.replicas import replicated_units
 from ringtune.schedule.turns import Item
 from ringtune.schedule.units import EMBEDDING
-from ringtune.schedule.versions import awaited_forward, forward_version, in_flight, weight_version
+from ringtune.schedule.versions import (
+    awaited_forward,
+    awaits_next_backward,
+    backward_version,
+    forward_version,
+    in_flight,
+    weight_version,
+)
 
 Message = tuple[str, int, str]
 """Payload, boundary, and the node at the other end."""
@@ -40,7 +49,8 @@ class Place:
         awaits: the next tensor that its micro-batch takes here, from this place on; None if it takes no more.
         send: the tensor that leaves when it is done; None if none does.
         is_upward: whether earlier micro-batches have to be past its units before it starts.
-        keeps_graph, frees_graph: what it does to the graphs of its micro-batch.
+        keeps_graph: whether it keeps a graph for a backward.
+        is_downward: whether it takes its turn with the backwards.
         is_of_embedding: whether its unit is the embedding.
         frontier: its first unit, where it is upward; a later micro-batch must not overtake it.
         credit: the channel whose credit it takes, or None.
@@ -50,8 +60,8 @@ class Place:
     __slots__ = (
         "awaits",
         "credit",
-        "frees_graph",
         "frontier",
+        "is_downward",
         "is_of_embedding",
         "is_upward",
         "keeps_graph",
@@ -71,7 +81,7 @@ class Place:
         self.receive, self.send, self.credit = receive, send, credit
         self.awaits = receive
         self.is_upward = op.is_forward and op is not Op.HEAD
-        self.keeps_graph, self.frees_graph = op.graph is Graph.KEEPS, op.graph is Graph.FREES
+        self.keeps_graph, self.is_downward = op.graph is Graph.KEEPS, op.is_downward
         self.is_of_embedding = leg.start == EMBEDDING
         self.frontier = leg.start if self.is_upward else math.inf
         self.next: Place | None = None
@@ -84,6 +94,7 @@ class Path:
         legs: in the order of the data flow; not empty.
         private_blocks: of the plan.
         room: of this node.
+        pairs_boundary: the boundary of credits for pairs.
 
     Attributes:
         first: the first place.
@@ -96,8 +107,8 @@ class Path:
 
     __slots__ = ("first", "goes_backward", "has_embedding", "has_head", "head_room", "trains_embedding")
 
-    def __init__(self, legs: Sequence[Leg], private_blocks: int, room: Credits) -> None:
-        credits_at = _credits(legs, private_blocks, room)
+    def __init__(self, legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boundary: int = 0) -> None:
+        credits_at = _credits(legs, private_blocks, room, pairs_boundary)
         places: list[Place] = []
         receive: Message | None = None
         for at, leg in enumerate(legs):
@@ -112,8 +123,8 @@ class Path:
             place.next = following
             place.awaits = place.receive or following.awaits
         self.first = places[0]
-        self.goes_backward = any(place.frees_graph and not place.is_of_embedding for place in places)
-        self.trains_embedding = places[-1].frees_graph and places[-1].is_of_embedding
+        self.goes_backward = any(place.is_downward and not place.is_of_embedding for place in places)
+        self.trains_embedding = places[-1].is_downward and places[-1].is_of_embedding
         self.has_head = any(place.op is Op.HEAD for place in places)
         self.has_embedding = self.first.op is Op.EMBED
         head = next((place.start for place in places if place.op is Op.HEAD and place.receive is None), None)
@@ -128,8 +139,8 @@ def _message(leg: Leg) -> Message:
     return (leg.payload, leg.start, leg.peer)
 
 
-def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits) -> list[Channel | None]:
-    """Which leg takes the credit of each stretch that ends in sending a hidden state.
+def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits, pairs_boundary: int) -> list[Channel | None]:
+    """Which leg takes the credit of each stretch that ends in sending a hidden state; pairs take one where they ship.
 
     It is the stretch's first leg on hosted blocks: those are passed in order, so credits are taken in order
     too, and an older micro-batch never waits for a credit that a younger one holds. Embedding and private
@@ -154,6 +165,8 @@ def _credits(legs: Sequence[Leg], private_blocks: int, room: Credits) -> list[Ch
         elif leg.payload == Payload.HIDDEN:
             hosted = [at for at in stretch if legs[at].op is not Op.EMBED and legs[at].start >= private_blocks]
             taken[(hosted or stretch)[0]] = room.channel(leg.peer, leg.start)
+        elif leg.payload == Payload.PAIRS:
+            taken[position - 1] = room.channel(leg.peer, pairs_boundary, WAITING[Payload.PAIRS])
     return taken
 
 
@@ -175,7 +188,7 @@ class Flow:
     def __init__(self, state: ItemState, micro: int, path: Path) -> None:
         self.state, self.seq, self.micro, self.path = state, state.item.seq, micro, path
         self.place: Place | None = path.first
-        self.arrived: TensorArrived | None = None
+        self.arrived: TensorArrived | ParcelArrived | None = None
 
     @property
     def ready(self) -> Place | None:
@@ -190,7 +203,20 @@ class Flow:
             place = place.next
         return None if place is None else place.awaits
 
-    def has_to_send_before(self, payload: str, boundary: int) -> bool:
+    def refuse_early(self, event: TensorArrived) -> None:
+        """Refuse a tensor that can't exist yet.
+
+        Raises:
+            FrameError: it came before this node sent what it follows from; names who sent it.
+        """
+        (payload, seq, micro, boundary), source = event
+        if self._has_to_send_before(payload, boundary):
+            raise FrameError(
+                f"node {source} sent the gradient of item {seq}, micro-batch {micro}, block {boundary} before this "
+                f"node sent what it follows from; look at node {source}, and use one version on all machines"
+            )
+
+    def _has_to_send_before(self, payload: str, boundary: int) -> bool:
         """Whether this node has to send a tensor of the micro-batch first, without which this one can't exist."""
         place, sends = self.place, False
         while place is not None:
@@ -209,12 +235,15 @@ class ItemState:
         item: the item.
         node: this node.
         paths: of each micro-batch here; None where it does not pass.
+        fits: what is fitted here of each micro-batch; None where nothing is.
 
     Attributes:
         item: the item.
         is_own: whether this node is its initiator.
         updates: updates and saves that are still to come, but for those of copies.
+        helped: updates of blocks that this node helps with, that are still to come.
         copies: updates of copies of embedding and head, for an item of another owner, that are still to come.
+        fits: micro-batches whose pairs are still to be fitted here, in order.
         flows: its micro-batches here, in order.
         flows_left: how many of them are not through.
         heads: those whose head is still to come, in order; gradients are summed in a fixed order.
@@ -226,6 +255,7 @@ class ItemState:
         forward_versions: hosted units -> updates that a forward must see; empty if none has had any. More than these
             they can't have had: no update comes before the last forward that must not see it.
         backward_versions: the same for a backward.
+        lagging: updates that wait for the backward of the next item.
         values: numbers for the report, summed over micro-batches.
     """
 
@@ -236,18 +266,23 @@ class ItemState:
         "copies",
         "embedding_backwards",
         "embedding_version",
+        "fits",
         "flows",
         "flows_left",
         "forward_versions",
         "head_version",
         "heads",
+        "helped",
         "is_own",
         "item",
+        "lagging",
         "updates",
         "values",
     )
 
-    def __init__(self, plan: Plan, item: Item, node: str, paths: Sequence[Path | None]) -> None:
+    def __init__(
+        self, plan: Plan, item: Item, node: str, paths: Sequence[Path | None], fits: Sequence[Path | None] = ()
+    ) -> None:
         course, piece = plan.course, plan.slice_of(node)
         self.item = item
         self.is_own = item.owner == node
@@ -256,6 +291,9 @@ class ItemState:
         if not self.is_own and course.method.full_parameters:
             self.copies = [update for update in self.updates if update.start in replicated_units(course, item)]
             self.updates = [update for update in self.updates if update not in self.copies]
+        self.helped = [update for update in self.updates if _is_helped(plan, update, node)]
+        self.updates = [update for update in self.updates if update not in self.helped]
+        self.fits = deque(Flow(self, micro, path) for micro, path in enumerate(fits) if path is not None)
         self.flows = [Flow(self, micro, path) for micro, path in enumerate(paths) if path is not None]
         self.flows_left = len(self.flows)
         self.heads = deque(flow for flow in self.flows if flow.path.has_head)
@@ -270,13 +308,14 @@ class ItemState:
         versions = {unit: forward_version(course, unit, item) for unit in hosted}
         self.forward_versions = self.backward_versions = versions if any(versions.values()) else {}
         if item.kind.has_update and in_flight(course, piece.start) > 1:
-            self.backward_versions = {unit: weight_version(course, unit, item.step) for unit in hosted}
+            self.backward_versions = {unit: backward_version(course, unit, item) for unit in hosted}
+        self.lagging = tuple(update for update in self.updates if awaits_next_backward(course, update.start, item))
         self.values: dict[str, float] = {}
 
     @property
     def is_done(self) -> bool:
         """Whether this node has nothing left to do for the item."""
-        return not self.flows_left and not self.updates and not self.copies
+        return not (self.flows_left or self.updates or self.copies or self.fits or self.helped)
 
     @property
     def goes_backward(self) -> bool:
@@ -288,6 +327,17 @@ class ItemState:
         """Whether a graph of this item may still be needed, or its update is still to come."""
         return bool(self.updates) or self.goes_backward
 
+    @property
+    def takes_room(self) -> bool:
+        """Whether the next graphs here wait for this item: for its backwards, and for updates that do not lag."""
+        return self.goes_backward or any(update not in self.lagging for update in self.updates)
+
     def uses_head(self, head: int) -> bool:
         """Whether the head is still to be run, updated or saved for this item."""
         return bool(self.heads) or any(action.op is Op.SAVE or action.start == head for action in self.updates)
+
+
+def _is_helped(plan: Plan, update: Action, node: str) -> bool:
+    """Whether an update of blocks is done here as a helper of another node."""
+    helped = plan.placement.helped_by(node) if update.op is Op.UPDATE else ()
+    return any(one.has_block(update.start) for one in helped)

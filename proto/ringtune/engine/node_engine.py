@@ -31,7 +31,7 @@ from ringtune.engine.flows import Flow, ItemState
 from ringtune.engine.head_keeping import HeadKeeping
 from ringtune.errors import PlanError
 from ringtune.schedule.actions import Action, Op, TensorKey
-from ringtune.schedule.lowering import legs
+from ringtune.schedule.lowering import fit_legs, legs
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StartPoint, Turn, items
 from ringtune.schedule.versions import weight_version
@@ -100,7 +100,7 @@ class NodeEngine:
             ev.TurnGranted: self._on_turn,
             ev.TensorArrived: self._on_tensor,
             ev.HeadArrived: self._on_head,
-            ev.UnitGradArrived: self._on_unit_grad,
+            ev.ParcelArrived: self._on_parcel,
             ev.CreditArrived: self._on_credit,
             ev.ActionDone: self._on_done,
             ev.TimerFired: self._on_timer,
@@ -148,7 +148,8 @@ class NodeEngine:
         left = 0
         for item in items(plan.course, turn):
             paths = [self._backlog.path(each) if each else None for each in legs(plan, item, self.node)]
-            state = ItemState(plan, item, self.node, paths)
+            fits = [self._backlog.path(each) if each else None for each in fit_legs(plan, item, self.node)]
+            state = ItemState(plan, item, self.node, paths, fits)
             if not state.is_done:
                 left += 1
                 self._backlog.take_on(state)
@@ -167,9 +168,10 @@ class NodeEngine:
         self._head_may_move = True
         return True
 
-    def _on_unit_grad(self, event: ev.UnitGradArrived, now_s: float, commands: list[ev.Command]) -> bool:
+    def _on_parcel(self, event: ev.ParcelArrived, now_s: float, commands: list[ev.Command]) -> bool:
         self._last_progress_s = now_s
-        self._backlog.unit_grad_came(event)
+        self._backlog.exchange.parcel_came(event)
+        self._backlog.look_again()
         return True
 
     def _on_credit(self, event: ev.CreditArrived, now_s: float, commands: list[ev.Command]) -> bool:
@@ -213,7 +215,7 @@ class NodeEngine:
         for name, value in values:
             state.values[name] = state.values.get(name, 0.0) + value
         if flow is None:
-            self._on_updated(action, state)
+            commands.extend(self._on_updated(action, state))
         else:
             self._go_on(flow, commands)
         if state.is_own and (action.op is Op.HEAD or flow is None):
@@ -222,11 +224,12 @@ class NodeEngine:
             self._retire(commands)
         return True
 
-    def _on_updated(self, action: Action, state: ItemState) -> None:
-        self._backlog.updated(action, state)
+    def _on_updated(self, action: Action, state: ItemState) -> list[ev.Command]:
+        following = self._backlog.updated(action, state)
         self._head_may_move = True
         if action.op is not Op.SAVE and action.start == self._head_unit:
             self._head.updated()
+        return following
 
     def _report_step(self, action: Action, state: ItemState, commands: list[ev.Command]) -> None:
         """The owner reports an item once, when its head is through (and updated)."""
@@ -247,7 +250,8 @@ class NodeEngine:
         if send is not None:
             payload, boundary, target = send
             key = _NEW(TensorKey, (payload, flow.seq, flow.micro, boundary))
-            commands.append(_NEW(ev.SendTensor, (key, target)))
+            sends: Any = ev.SendParcel if place.op is Op.SHIP else ev.SendTensor
+            commands.append(_NEW(sends, (key, target)))
         self._backlog.passed(flow, place)
         if place.op is Op.HEAD and not flow.state.heads:
             self._head_may_move = True
@@ -265,7 +269,7 @@ class NodeEngine:
         update = backlog.next_update()
         if update is not None:
             (self._running, self._running_state), self._running_flow = update, None
-            commands.extend(backlog.messages_before(*update))
+            commands.extend(backlog.exchange.messages_before(*update))
             commands.append(ev.RunAction(update[0]))
             return
         flow = backlog.next_flow()
@@ -273,7 +277,8 @@ class NodeEngine:
             return
         place = flow.place
         if place.receive is not None and flow.arrived is not None:
-            commands.append(_NEW(ev.Accept, flow.arrived))  # both are a key and a source
+            accepts: Any = ev.AcceptParcel if place.op is Op.FIT else ev.Accept
+            commands.append(_NEW(accepts, flow.arrived))  # both are a key and a source
             flow.arrived = None
         if place.credit is not None:
             place.credit.left -= 1
@@ -304,9 +309,9 @@ class NodeEngine:
 
     def waiting_for(self) -> str:
         """What the oldest unfinished micro-batch waits for, and from whom."""
-        awaited_copy = self._backlog.awaited_copy()
-        if awaited_copy:
-            return f"waited {self._wait_s:g} s for {awaited_copy}"
+        awaited = self._backlog.exchange.awaited(self._backlog.states)
+        if awaited:
+            return f"waited {self._wait_s:g} s for {awaited}"
         flows = (flow for state in self._backlog.states for flow in state.flows)
         flow = next((flow for flow in flows if flow.place is not None), None)
         if flow is None:

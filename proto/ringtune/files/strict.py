@@ -62,8 +62,8 @@ def read_dataclass(
     """Build ``cls`` from a dictionary whose keys are exactly its fields; fields with a default may be absent.
 
     Args:
-        cls: a dataclass of bool, int, float, str, ``X | None``, ``tuple[X, ...]`` with or without ``| str``, and such
-            dataclasses.
+        cls: a dataclass of bool, int, float, str, ``X | None``, ``tuple[X, ...]`` and ``dict[str, X]`` with or without
+            ``| str``, and such dataclasses.
         value: what was read; anything but a dictionary is refused.
         where: the dotted name of the dictionary for messages, e.g. ``train``; empty at the top.
         error: which error to raise.
@@ -107,9 +107,12 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
         return read_value(_choice(args, value, where=where, error=error), value, where=where, error=error)
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise error(f"{where} has to be a list, but is {describe_value(value)}")
+            hint = f"; write [{json.dumps(value)}]" if args[0] is str and isinstance(value, str) else ""
+            raise error(f"{where} has to be a list, but is {describe_value(value)}{hint}")
         items = enumerate(value)
         return tuple(read_value(args[0], item, where=f"{where}[{index}]", error=error) for index, item in items)
+    if origin is dict:
+        return _read_table(args[1], value, where=where, error=error)
     if hint is float and type(value) is int:
         return _to_float(value, where=where, error=error)
     if type(value) is not hint:
@@ -117,6 +120,13 @@ def read_value(hint: Any, value: object, *, where: str, error: type[InvalidInput
     if hint is float and not math.isfinite(typing.cast(float, value)):
         raise error(f"{where} has to be a finite number, but is {value}")
     return value
+
+
+def _read_table(hint: Any, value: object, *, where: str, error: type[InvalidInputError]) -> dict[str, Any]:
+    """Read a table with any keys, whose values are all of one type."""
+    if not isinstance(value, Mapping):
+        raise error(f"{where} has to be a table, but is {describe_value(value)}")
+    return {str(key): read_value(hint, item, where=join(where, str(key)), error=error) for key, item in value.items()}
 
 
 def check_keys(value: Iterable[object], known: Collection[str], *, where: str, error: type[InvalidInputError]) -> None:

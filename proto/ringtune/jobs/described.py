@@ -40,6 +40,7 @@ _BESIDES: Mapping[str, Mapping[str, object]] = {
     "operations.compute": {"operations.policy": "two-stage"},
     "operations.full": {"operations.policy": "two-stage"},
     "operations.forward_only": {"operations.policy": "two-stage", "operations.full": 0},
+    **{f"offload.{name}": {"offload.mode": "auto"} for name in ("interval", "pairs")},
     **{f"velora.{name}": {"memory.activations": "velora"} for name in ("layers", "parts", "init")},
     **{
         f"operations.{name}": {"operations.policy": "two-stage", "operations.compute": 0.6}
@@ -49,6 +50,7 @@ _BESIDES: Mapping[str, Mapping[str, object]] = {
 _IN_WORDS_ELSEWHERE = ("adapter.config",)
 _ASKED_OTHERWISE = {
     "train.microbatches": "1 to train.batch_size",
+    "offload.mode": "off, auto, or a table of host = helper",
     "hift.always_active": "embedding, head",
     "operations.full": "0 to train.microbatches",
     "operations.forward_only": "0 to what operations.full leaves of train.microbatches",
@@ -130,6 +132,8 @@ def _kind(hint: Any) -> str:
     args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return " or ".join(_kind(arg) for arg in args)
+    if typing.get_origin(hint) is dict:
+        return f"table of {_PLURALS[args[1]]}"
     return f"list of {_PLURALS[args[0]]}" if typing.get_origin(hint) is tuple else _KINDS[hint]
 
 

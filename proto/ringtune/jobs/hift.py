@@ -112,6 +112,25 @@ def check_group(settings: HiftSettings | None, num_blocks: int) -> None:
         )
 
 
+def check_warmup(train: Train, num_steps: int, num_sweeps: int) -> None:
+    """Refuse a warm-up in which a whole run of several steps stays: its learning rate would be 0 at each of them.
+
+    Args:
+        train: with the warm-up, which counts sweeps.
+        num_steps: of the run.
+        num_sweeps: that the run begins; as many as steps where each step has its own learning rate.
+
+    Raises:
+        JobError: names the key, and both numbers.
+    """
+    if train.warmup_steps and num_sweeps == 1 < num_steps:
+        raise JobError(
+            f"train.warmup_steps = {train.warmup_steps} counts sweeps over all groups with train.method = "
+            f"{train.method!r}, but the run's {num_steps} steps are within the first sweep, so that the learning rate "
+            "would be 0 at each of them; set train.warmup_steps = 0, or train for more steps"
+        )
+
+
 def _check_word(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         advice = nearest(value, known)

@@ -19,9 +19,9 @@ from ringtune.files.strict import check_keys, read_dataclass
 from ringtune.jobs.frozen import check_frozen
 from ringtune.jobs.hift import HiftSettings, check_full_parameters, with_adapter, without_default
 from ringtune.jobs.job_text import parse_tables, read_job_text
-from ringtune.jobs.later import refuse_unsupported
 from ringtune.jobs.memory import Memory, VeloraSettings, checked
-from ringtune.jobs.misplaced import refuse_misplaced
+from ringtune.jobs.misplaced import refuse_misplaced, refuse_unsupported
+from ringtune.jobs.offload import OFF, OffloadSettings, check_offload
 from ringtune.jobs.operations.checks import check_operations
 from ringtune.jobs.operations.given_table import with_table_read
 from ringtune.jobs.operations.settings import OperationsSettings
@@ -39,6 +39,7 @@ __all__ = [
     "Job",
     "Memory",
     "Model",
+    "OffloadSettings",
     "OperationsSettings",
     "Privacy",
     "Runtime",
@@ -78,6 +79,7 @@ class Job:
     operations: OperationsSettings = field(default_factory=OperationsSettings)
     memory: Memory = field(default_factory=Memory)
     velora: VeloraSettings | None = None
+    offload: OffloadSettings = field(default_factory=OffloadSettings)
     runtime: Runtime = field(default_factory=Runtime)
 
     def __post_init__(self) -> None:
@@ -87,6 +89,7 @@ class Job:
         object.__setattr__(self, "velora", checked(self.memory, self.velora, self.adapter))
         check_operations(self.operations, adapter=self.adapter, train=self.train, privacy=self.privacy)
         check_frozen(self)
+        self._check_offload()
         if self.model.task in CLASS_TASKS:
             return
         if self.data.labels:
@@ -110,6 +113,17 @@ class Job:
                     f"[{name}] has settings of train.method = {' or '.join(map(repr, owners))}, but this job has "
                     f"train.method = {self.train.method!r}; remove the section or change the method"
                 )
+
+    def _check_offload(self) -> None:
+        check_offload(
+            self.offload,
+            method=self.method,
+            adapter=self.adapter,
+            train=self.train,
+            operations=self.operations,
+            memory=self.memory,
+            velora=self.velora,
+        )
 
     @property
     def method(self) -> Method:
@@ -143,7 +157,7 @@ class Job:
                 ``train.rounds``, ``train.epochs`` and ``train.max_steps`` clears the others; so does one form of
                 ``unfreeze`` and of ``operations``. Another method leaves the settings of this one behind, and so does
                 the policy standard and a given table; another optimizer leaves the momentum behind, and
-                ``memory.activations`` without VeLoRA the settings of VeLoRA.
+                ``memory.activations`` without VeLoRA those of VeLoRA, ``offload.mode`` off the rest of its section.
 
         Raises:
             JobError: unknown key, wrong type, out of range; the same rules as in the file.
@@ -161,6 +175,8 @@ class Job:
             tables["train"].pop("momentum", None)
         if overrides.get("memory.activations") in (NONE, RECOMPUTE):
             tables.pop("velora", None)
+        if overrides.get("offload.mode") == OFF:
+            tables.pop("offload")
         if overrides.get("operations.policy") == Policy.STANDARD or overrides.get("operations.table"):
             tables["operations"] = {}
         for name, value in overrides.items():

@@ -1,16 +1,35 @@
-"""Refuse keys of a job that stand in another section than theirs, and say which is theirs."""
+"""Refuse keys of a job that stand in another section than theirs, or that only other frameworks have."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Mapping
 from typing import Any
 
 from ringtune.errors import JobError
 
+_CLIP_KEYS = ("clip_norm", "max_grad_norm", "clip_grad_norm", "gradient_clipping")
 
-def sections_of(job: type[Any]) -> dict[str, frozenset[str]]:
+
+def refuse_unsupported(tables: Mapping[str, object]) -> None:
+    """Refuse by name what users of other frameworks look for and RingTune does not carry out.
+
+    Raises:
+        JobError: names the key and what to do.
+    """
+    train = tables.get("train")
+    for key in train if isinstance(train, Mapping) else ():
+        if key in _CLIP_KEYS:
+            raise JobError(
+                f"train.{key} is not supported: clipping by the global norm needs a sum over the ring before each "
+                "update; remove it"
+            )
+
+
+@functools.cache
+def sections_of(job: type[Any]) -> Mapping[str, frozenset[str]]:
     """The keys of each section of a job's dataclass."""
     hints = typing.get_type_hints(job)
     return {
@@ -34,7 +53,7 @@ def refuse_misplaced(job: type[Any], tables: Mapping[str, object]) -> None:
     Raises:
         JobError: names the key and its section. Keys that no section has are left to the reader.
     """
-    sections = sections_of(job)
+    sections = sections_of(typing.cast(Any, job))
     for name, value in tables.items():
         if name in sections and isinstance(value, Mapping):
             for key in value:

@@ -139,9 +139,9 @@ class Adapter:
     """``[adapter]``: what is trained in each block.
 
     Attributes:
-        config: an AdapterHub configuration string, such as ``seq_bn`` or ``seq_bn[reduction_factor=8]``; ``full`` =
-            no adapter, the attention and feed-forward weights of the blocks themselves train. With method hift always
-            ``full``, and then all parameters train.
+        config: an AdapterHub configuration string, such as ``seq_bn`` or ``seq_bn[reduction_factor=8]``; ``linear`` or
+            ``mlp[hidden=128]`` = auxiliary models of our own; ``full`` = no adapter, the attention and feed-forward
+            weights of the blocks themselves train. With method hift always ``full``, and then all parameters train.
     """
 
     config: str = "seq_bn"
@@ -161,7 +161,7 @@ class Train:
             of moments.
         learning_rate: how far a step goes, at its peak after the warm-up.
         lr_schedule: how the learning rate goes on from its peak to the last step.
-        warmup_steps: steps over which the learning rate rises to its peak.
+        warmup_steps: steps over which the learning rate rises to its peak; with method hift sweeps over all groups.
         momentum: share of the step before that a step of momentum keeps; 0.9 if not given. Only for momentum.
         weight_decay: share of a weight, times the learning rate, that a step takes away; decoupled for adamw and
             adafactor.

@@ -3,7 +3,8 @@
 ``seq_bn[reduction_factor=8]|lora[r=4]`` is a union of two methods. A configuration works in a ring only if
 every module that it adds sits inside one block; those that share something across blocks or touch the
 embedding are refused by name. ``full`` is no configuration of AdapterHub: nothing is added, the weights of the blocks
-themselves train (``ringtune.models.own_weights``).
+themselves train (``ringtune.models.own_weights``). ``linear`` and ``mlp`` are kinds of our own, which stand alone
+(``ringtune.models.auxiliary_config``).
 
 Source: adapters 1.3.0, ``parse_adapter_config_string``, ``ADAPTER_CONFIG_MAP`` and the module constructors.
 """
@@ -11,6 +12,7 @@ Source: adapters 1.3.0, ``parse_adapter_config_string``, ``ADAPTER_CONFIG_MAP`` 
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
@@ -18,6 +20,7 @@ from typing import Any, Final, NamedTuple
 from ringtune.errors import JobError
 from ringtune.files.strict import nearest
 from ringtune.models.adapter_options import check_options
+from ringtune.models.auxiliary_config import AUXILIARY_KINDS, DEFAULTS, AuxiliaryConfig
 from ringtune.models.family import Widths
 
 FULL: Final = "full"
@@ -64,6 +67,7 @@ _KNOWN: dict[str, tuple[str, dict[str, Any]]] = {
     "mtl_lora": ("mtl_lora", {**_LORA, "n_up_projection": 1}),
     "loreft": ("reft", _REFT),
     "noreft": ("reft", _REFT),
+    **{name: (name, DEFAULTS[name]) for name in AUXILIARY_KINDS},
 }
 _ALIASES = {"pfeiffer": "seq_bn", "houlsby": "double_seq_bn", "parallel": "par_bn", "scaled_parallel": "scaled_par_bn"}
 _SHARED = "it shares weights between blocks, which live on different nodes"
@@ -122,6 +126,12 @@ def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
         return ()
     parts = tuple(_parse_part(text.strip()) for text in config.split("|"))
     names = [part.name for part in parts]
+    own = next((name for name in names if name in AUXILIARY_KINDS), None)
+    if own is not None and len(names) > 1:
+        raise JobError(
+            f"adapter.config {config!r} joins {own!r}, an adapter of RingTune's own, with others, which no folder of "
+            f"AdapterHub can hold; let {own!r} stand alone, or leave it out"
+        )
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise JobError(f"adapter.config has {twice!r} twice; one method stands once in a configuration")
@@ -131,6 +141,18 @@ def parse_adapter_config(config: str) -> tuple[AdapterPart, ...]:
 def trains_own_weights(config: str) -> bool:
     """Whether a configuration lets the weights of the blocks themselves train, instead of an adapter."""
     return config.strip() == FULL
+
+
+def auxiliary_of(config: str) -> AuxiliaryConfig | None:
+    """What a configuration says of auxiliary models; None if it adds none, whatever else it says.
+
+    Raises:
+        JobError: it begins with one of these kinds, and ``parse_adapter_config`` refuses it.
+    """
+    if re.split(r"[\[|]", config, maxsplit=1)[0].strip() not in AUXILIARY_KINDS:
+        return None
+    (part,) = parse_adapter_config(config)
+    return AuxiliaryConfig.of(part.name, part.options)
 
 
 def has_adapter(config: str, block: int) -> bool:
@@ -212,6 +234,14 @@ def adapter_block_params(config: str, *, hidden_size: int, widths: Widths, num_b
     return max(_block_params(parts, block, hidden_size, widths, num_blocks) for block in range(num_blocks))
 
 
+def block_params(config: str, block: int, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
+    """How many trainable weights a configuration adds to one block; arguments as ``adapter_block_params``.
+
+    Example: ``seq_bn[leave_out=[0]]`` adds none to block 0.
+    """
+    return _block_params(parse_adapter_config(config), block, hidden_size, widths, num_blocks)
+
+
 def fullest_block(config: str, *, hidden_size: int, widths: Widths, num_blocks: int) -> int:
     """The highest of the blocks to which a configuration adds most weights.
 
@@ -276,17 +306,30 @@ def _part_params(part: AdapterPart, block: int, hidden: int, widths: Widths, num
             return 0
         if kind == "bottleneck":
             return _bottleneck_params(options, block, hidden)
+        if kind in AUXILIARY_KINDS:
+            return sum(math.prod(shape) for shape in AuxiliaryConfig.of(kind, options).shapes(widths).values())
         return _reft_params(options, block, hidden) if kind == "reft" else _lora_params(options, widths, kind)
     except (TypeError, ValueError, KeyError, ZeroDivisionError) as error:
         raise JobError(f"adapter.config {part.name!r} has an option of a wrong kind: {part.options}") from error
 
 
-def _bottleneck_params(options: Mapping[str, Any], block: int, hidden: int) -> int:
-    """Count a bottleneck's weights: projections with biases, gating, scaling, layer norms; per location."""
+def bottleneck_width(options: Mapping[str, Any], block: int, hidden: int) -> int:
+    """Values between the two projections of a bottleneck: with factor 16 and width 384 they are 24.
+
+    Args:
+        options: of the part, defaults included.
+        block: which block it is in.
+        hidden: width of the hidden state.
+    """
     factor = options["reduction_factor"]
     if isinstance(factor, Mapping):
         factor = factor[str(block)] if str(block) in factor else factor["default"]
-    width = max(1, int(hidden // factor))
+    return max(1, int(hidden // factor))
+
+
+def _bottleneck_params(options: Mapping[str, Any], block: int, hidden: int) -> int:
+    """Count a bottleneck's weights: projections with biases, gating, scaling, layer norms; per location."""
+    width = bottleneck_width(options, block, hidden)
     size: int = 2 * hidden * width + width + hidden
     size += hidden + 1 if options["use_gating"] else 0
     size += {"learned": 1, "channel": hidden}.get(str(options["scaling"]), 0)

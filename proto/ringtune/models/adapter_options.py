@@ -3,6 +3,8 @@
 The library keeps unknown options and wrong values until a module is built or used, on a node and in the middle of a
 run; here they are refused where the job is read.
 
+``linear`` and ``mlp`` are our own and have LoRA's options for which matrices, with LoRA's rules.
+
 Source: adapters 1.3.0, the fields of ``BnConfig``, ``LoRAConfig``, ``MTLLoRAConfig`` and ``ReftConfig``, and
 ``Activation_Function_Class``; of transformers' activations those without weights.
 """
@@ -15,6 +17,7 @@ from typing import Any, Final
 
 from ringtune.errors import JobError
 from ringtune.files.strict import nearest
+from ringtune.models.auxiliary_config import DEFAULTS, LINEAR, MLP
 
 MOST_RANK: Final = 4096
 """Most rank or factor of an adapter; the widest models have matrices of some thousand."""
@@ -132,6 +135,7 @@ _LORA: dict[str, _Rule] = {
     "use_gating": _FLAG,
     "use_dora": _FLAG,
 }
+_AUXILIARY: dict[str, _Rule] = {name: _LORA[name] for name in DEFAULTS[LINEAR]}
 _REFT: dict[str, _Rule] = {
     "layers": _ALL_OR_BLOCKS,
     "prefix_positions": _whole(0),
@@ -154,6 +158,8 @@ _RULES: dict[str, dict[str, _Rule]] = {
         "weights_sharpness": _Rule("a number above 0", lambda value: _number(value) and value > 0),
     },
     "reft": _REFT,
+    LINEAR: _AUXILIARY,
+    MLP: {**_AUXILIARY, "hidden": _whole(1)},
 }
 
 
@@ -167,7 +173,7 @@ def check_options(name: str, kind: str, options: Mapping[Any, Any]) -> None:
 
     Args:
         name: of the configuration, for messages.
-        kind: ``bottleneck``, ``lora``, ``mtl_lora`` or ``reft``.
+        kind: ``bottleneck``, ``lora``, ``mtl_lora``, ``reft``, ``linear`` or ``mlp``.
         options: name -> value.
 
     Raises:

@@ -17,6 +17,7 @@ from ringtune.models.family import (
     Widths,
     divided,
     indivisible,
+    keeps_result,
     kept_by,
     layer_norm,
     linear,
@@ -40,6 +41,7 @@ def _gpt2_dimensions(config: Config) -> Dimensions:
         vocab=config["vocab_size"],
         longest=config["n_positions"],
         inner_kept=kept_by(config["activation_function"]),
+        keeps_down_input=keeps_result(config["activation_function"]),
     )
 
 

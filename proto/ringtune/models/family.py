@@ -64,6 +64,7 @@ class Dimensions:
         fixed: whether every row has exactly ``longest`` tokens.
         inner_kept: tensors of width ``inner`` that the feed-forward part keeps for backward.
         kv_heads: key/value heads; 0 = as many as ``num_heads``.
+        keeps_down_input: whether the activation function keeps what enters the last matrix of the feed-forward part.
     """
 
     num_blocks: int
@@ -75,6 +76,7 @@ class Dimensions:
     fixed: bool = False
     inner_kept: int = 1
     kv_heads: int = 0
+    keeps_down_input: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +178,11 @@ def kept_by(activation: str) -> int:
     Measured with adapters 1.3.0; ``tests/edge/model/test_sizes.py`` holds the estimate that uses it to measured bytes.
     """
     return {"gelu_new": 4, "gelu_fast": 4, "quick_gelu": 2}.get(activation, 1)
+
+
+def keeps_result(activation: str) -> bool:
+    """Whether the backward of an activation function needs its result, where the others need what entered them."""
+    return activation in ("relu", "tanh")
 
 
 def indivisible(hidden: int, heads: int) -> str:

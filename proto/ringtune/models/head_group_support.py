@@ -8,6 +8,7 @@ Whatever mixes the subnets inside a matrix, or draws numbers there, is refused.
 from __future__ import annotations
 
 from ringtune.models.adapter_config import AdapterPart, known_configurations, parse_adapter_config
+from ringtune.models.auxiliary_config import AUXILIARY_KINDS
 
 _WHOLE_BLOCKS = "or set operations.heads = 0, which takes whole blocks"
 
@@ -47,6 +48,8 @@ def _problem(part: AdapterPart) -> str:
         return "its dropout draws numbers" if options.get("dropout") else ""
     if kind == "reft":
         return "ReFT changes what leaves a block, outside of attention and feed-forward part"
+    if kind in AUXILIARY_KINDS:
+        return "an auxiliary model is not divided among subnets"
     if kind == "mtl_lora":
         return "MTL-LoRA mixes several copies of its second matrix"
     if options["composition_mode"] != "add":

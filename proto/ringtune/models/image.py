@@ -13,6 +13,7 @@ from ringtune.models.family import (
     Widths,
     divided,
     indivisible,
+    keeps_result,
     kept_by,
     layer_norm,
     linear,
@@ -38,6 +39,7 @@ def _dimensions(config: Config) -> Dimensions:
         longest=image_tokens(config),
         fixed=True,
         inner_kept=kept_by(config["hidden_act"]),
+        keeps_down_input=keeps_result(config["hidden_act"]),
     )
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ringtune.models.adapter_config import known_configurations, parse_adapter_config, trains_own_weights
+from ringtune.models.adapter_config import auxiliary_of, known_configurations, parse_adapter_config, trains_own_weights
+from ringtune.models.auxiliary_config import INTERMEDIATE, OUTPUT, AuxiliaryConfig
 from ringtune.models.family import Config, Family, Widths
 
 ADAPTER_DOWN: Final = "adapter_down"
@@ -28,12 +29,16 @@ class KeptInput:
     Attributes:
         layers: that read it; words of ``schedule.saving.LAYERS``.
         width: values of each token.
+        readers: matrices that read it and train: where each has a vector of its own, each keeps a projection.
         kept_anyway: whether the fused attention kernel keeps it too, as that of GPT-2 does without dropout.
+        always_kept: whether the activation function before it keeps it too, as ReLU does; then VeLoRA leaves it alone.
     """
 
     layers: tuple[str, ...]
     width: int
+    readers: int = 1
     kept_anyway: bool = False
+    always_kept: bool = False
 
 
 def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput, ...]:
@@ -53,36 +58,76 @@ def kept_inputs(family: Family, config: Config, adapter: str) -> tuple[KeptInput
     dimensions = family.dimensions(config)
     if trains_own_weights(adapter):
         has_gate = any("gate" in name for name in family.subnet_weights)
+        attention = 1 if family.widths(config).merged else 3
         return (
-            KeptInput(layers=("query", "key", "value"), width=dimensions.hidden),
+            KeptInput(layers=("query", "key", "value"), width=dimensions.hidden, readers=attention),
             KeptInput(
                 layers=("attention_out",), width=dimensions.hidden, kept_anyway=family.model_type in _ATTENTION_KEEPS
             ),
-            KeptInput(layers=("up", "gate") if has_gate else ("up",), width=dimensions.hidden),
-            KeptInput(layers=("down",), width=dimensions.inner),
+            KeptInput(
+                layers=("up", "gate") if has_gate else ("up",), width=dimensions.hidden, readers=2 if has_gate else 1
+            ),
+            KeptInput(layers=("down",), width=dimensions.inner, always_kept=dimensions.keeps_down_input),
         )
     defaults, widths = known_configurations(), family.widths(config)
-    found: list[int] = []
+    if (auxiliary := auxiliary_of(adapter)) is not None:
+        return tuple(_auxiliary_inputs(auxiliary, widths, keeps_down_input=dimensions.keeps_down_input))
+    found: list[KeptInput] = []
     for part in parse_adapter_config(adapter):
         kind, options = defaults[part.name]
         options = {**options, **part.options}
         if options.get("use_gating") or (part.name in _PARALLEL and family.model_type in _NORM_FIRST):
             return ()  # the gate, or the norm, keeps the input of the adapter
         if kind == "bottleneck":
-            found += [dimensions.hidden] * (bool(options["mh_adapter"]) + bool(options["output_adapter"]))
+            inputs = bool(options["mh_adapter"]) + bool(options["output_adapter"])
+            found += [KeptInput(layers=(ADAPTER_DOWN,), width=dimensions.hidden)] * inputs
         if kind == "lora" and options["composition_mode"] == "add":
-            found += _lora_inputs(options, widths)
-    return tuple(KeptInput(layers=(ADAPTER_DOWN,), width=width) for width in found)
+            found += _lora_inputs(options, widths, keeps_down_input=dimensions.keeps_down_input)
+    return tuple(found)
 
 
-def _lora_inputs(options: dict[str, Any], widths: Widths) -> Iterable[int]:
-    """The widths of the inputs that LoRA's first matrices read; one for all matrices of the attention."""
+def lora_values(adapter: str) -> int | None:
+    """Values of each token between the two matrices of every LoRA in a block together; None without any.
+
+    Example: rank 8 on queries and values are 16. Adapters of the kind that scale, such as IA3, are none.
+
+    Raises:
+        JobError: the adapter configuration is refused.
+    """
+    if trains_own_weights(adapter) or auxiliary_of(adapter) is not None:
+        return None
+    found, defaults = [], known_configurations()
+    for part in parse_adapter_config(adapter):
+        kind, options = defaults[part.name]
+        options = {**options, **part.options}
+        if kind == "lora" and options["composition_mode"] == "add":
+            matrices = len(options["attn_matrices"]) if options["selfattn_lora"] else 0
+            matrices += bool(options["intermediate_lora"]) + bool(options["output_lora"])
+            found.append(int(options["r"]) * matrices)
+    return sum(found) if found else None
+
+
+def _lora_inputs(options: dict[str, Any], widths: Widths, *, keeps_down_input: bool) -> Iterable[KeptInput]:
+    """The inputs that LoRA's first matrices read; one for all matrices of the attention."""
+    layers = (ADAPTER_DOWN,)
     if options["selfattn_lora"] and options["attn_matrices"]:
-        yield widths.query[0]
+        readers = 1 if widths.merged else len(options["attn_matrices"])
+        yield KeptInput(layers=layers, width=widths.query[0], readers=readers)
     if options["intermediate_lora"]:
-        yield widths.intermediate[0]
+        yield KeptInput(layers=layers, width=widths.intermediate[0])
     if options["output_lora"]:
-        yield widths.output[0]
+        yield KeptInput(layers=layers, width=widths.output[0], always_kept=keeps_down_input)
+
+
+def _auxiliary_inputs(auxiliary: AuxiliaryConfig, widths: Widths, *, keeps_down_input: bool) -> Iterable[KeptInput]:
+    """The inputs that auxiliary models read; each matrix has one of its own, also where three matrices are one."""
+    layers = (ADAPTER_DOWN,)
+    if readers := sum(place not in (INTERMEDIATE, OUTPUT) for place in auxiliary.places):
+        yield KeptInput(layers=layers, width=widths.query[0], readers=readers)
+    if INTERMEDIATE in auxiliary.places:
+        yield KeptInput(layers=layers, width=widths.intermediate[0])
+    if OUTPUT in auxiliary.places:
+        yield KeptInput(layers=layers, width=widths.output[0], always_kept=keeps_down_input)
 
 
 def trained_layers(inputs: Sequence[KeptInput]) -> tuple[str, ...]:
@@ -91,10 +136,11 @@ def trained_layers(inputs: Sequence[KeptInput]) -> tuple[str, ...]:
 
 
 def taken_together(layers: Iterable[str], inputs: Sequence[KeptInput]) -> tuple[str, ...]:
-    """The layers that train of those named, each with all that read the same tensor.
+    """The layers that train of those named, each with all that read the same tensor; none whose input stays anyway.
 
-    Example: ``value`` alone takes ``query`` and ``key`` with it.
+    Example: ``value`` alone takes ``query`` and ``key`` with it; ``down`` behind ReLU is left out.
     """
     wanted = set(layers)
-    taken = (layer for kept in inputs if wanted & set(kept.layers) for layer in kept.layers)
+    free = (kept for kept in inputs if not kept.always_kept)
+    taken = (layer for kept in free if wanted & set(kept.layers) for layer in kept.layers)
     return tuple(dict.fromkeys(taken))

@@ -1,8 +1,9 @@
 """Which files the result of a run consists of.
 
 An adapter makes an AdapterHub folder. Where the blocks' own weights trained, ``blocks.safetensors`` takes the place of
-the adapter: every block's trained tensors, by the names that a model with a head gives them in its own checkpoint. The
-head's files are the same in both, and only there where a head was trained.
+the adapter: every block's trained tensors, by the names that a model with a head gives them in its own checkpoint.
+Auxiliary models have no AdapterHub form either: ``adapter.json`` describes them, and ``adapter.safetensors`` has their
+tensors. The head's files are the same in all three, and only there where a head was trained.
 
 Where all parameters trained, the result is a whole model: a normal folder of transformers with config, weights and the
 tokenizer's files. Between machines its weights are always one file; in the folder large ones are several with an index.
@@ -13,13 +14,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ringtune.models.adapter_config import trains_own_weights
+from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import FROZEN_HEAD_TASKS
 from ringtune.models.tensors import CONFIG_FILE, INDEX_FILE, MODEL_SIDE_FILES, WEIGHTS_FILE
 
 ADAPTER_CONFIG_FILE: Final = "adapter_config.json"
 ADAPTER_FILE: Final = "adapter.safetensors"
+AUXILIARY_CONFIG_FILE: Final = "adapter.json"
 BLOCKS_FILE: Final = "blocks.safetensors"
 HEAD_CONFIG_FILE: Final = "head_config.json"
 HEAD_FILE: Final = "model_head.safetensors"
@@ -27,10 +29,13 @@ HEAD_FILE: Final = "model_head.safetensors"
 ADAPTER_FILES: Final = (ADAPTER_CONFIG_FILE, ADAPTER_FILE, HEAD_CONFIG_FILE, HEAD_FILE)
 """Every file that the AdapterHub folder of a run may have."""
 
+AUXILIARY_FILES: Final = (AUXILIARY_CONFIG_FILE, ADAPTER_FILE, HEAD_CONFIG_FILE, HEAD_FILE)
+"""Every file that the result of a run with auxiliary models may have."""
+
 BLOCKS_FILES: Final = (BLOCKS_FILE, HEAD_CONFIG_FILE, HEAD_FILE)
 """Every file that the result of a run may have in which the blocks' own weights trained."""
 
-RESULT_FILES: Final = (*ADAPTER_FILES, BLOCKS_FILE)
+RESULT_FILES: Final = (*ADAPTER_FILES, AUXILIARY_CONFIG_FILE, BLOCKS_FILE)
 """Every file that the result of any run may have."""
 
 MODEL_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
@@ -64,7 +69,8 @@ def result_files(task: str, adapter: str) -> tuple[str, ...]:
         task: of the job.
         adapter: the job's ``adapter.config``.
     """
-    files = BLOCKS_FILES if trains_own_weights(adapter) else ADAPTER_FILES
+    own = BLOCKS_FILES if trains_own_weights(adapter) else AUXILIARY_FILES
+    files = own if trains_own_weights(adapter) or auxiliary_of(adapter) else ADAPTER_FILES
     return tuple(name for name in files if has_trained_head(task) or name not in _HEAD_FILES)
 
 

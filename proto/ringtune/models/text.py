@@ -16,6 +16,7 @@ from ringtune.models.family import (
     Widths,
     divided,
     indivisible,
+    keeps_result,
     kept_by,
     layer_norm,
     linear,
@@ -54,6 +55,7 @@ def _bert_dimensions(config: Config) -> Dimensions:
         vocab=config["vocab_size"],
         longest=config["max_position_embeddings"],
         inner_kept=kept_by(config["hidden_act"]),
+        keeps_down_input=keeps_result(config["hidden_act"]),
     )
 
 
@@ -161,6 +163,7 @@ def _distilbert_dimensions(config: Config) -> Dimensions:
         vocab=config["vocab_size"],
         longest=config["max_position_embeddings"],
         inner_kept=kept_by(config["activation"]),
+        keeps_down_input=keeps_result(config["activation"]),
     )
 
 

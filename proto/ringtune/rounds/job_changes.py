@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from ringtune.files.digests import json_digest
-from ringtune.jobs.job import Job, OperationsSettings
+from ringtune.jobs.job import Job, OffloadSettings, OperationsSettings
 from ringtune.schedule.owner_turns import EQUAL
 from ringtune.schedule.slice_policy import NONE
 
@@ -17,6 +17,7 @@ _LATER: Final = {
     "train.turns": EQUAL,
     **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
     "memory.activations": NONE,
+    **{f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},
 }
 """Keys that came later, each with the value that stands for what a run did before."""
 
@@ -37,13 +38,13 @@ def changed_keys(before: Job, now: Job) -> tuple[str, ...]:
     return tuple(name for name in names if old.get(name) != new.get(name))
 
 
-def describe_changes(before: Job, now: Job) -> str:
-    """Describe in which keys two jobs differ, five at most, with both values.
+def describe_changes(before: Job, now: Job, *, but: Collection[str] = ()) -> str:
+    """Describe in which keys two jobs differ, five at most, with both values; those of ``but`` may differ.
 
     Example: ``train.rounds was 2, now 3; train.seed was 0, now 1``.
     """
     old, new = _result_keys(before), _result_keys(now)
-    names = changed_keys(before, now)
+    names = [name for name in changed_keys(before, now) if name not in but]
     told = [f"{name} was {_value(old, name)}, now {_value(new, name)}" for name in names[:_MOST_TOLD]]
     return "; ".join(told) + (f"; and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else "")
 

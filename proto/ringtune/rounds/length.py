@@ -17,11 +17,15 @@ from ringtune.files.strict import read_dataclass
 from ringtune.jobs.job import Job
 from ringtune.jobs.sections import LENGTHS
 from ringtune.rounds.job_changes import job_digest
+from ringtune.rounds.state_place import state_places
 from ringtune.schedule.course import Course
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.versions import weight_version
 
 LENGTH_KEYS: Final = tuple(f"train.{name}" for name in LENGTHS)
 """Keys of a job that say how long its run is."""
+
+_AGAIN = "so a longer run does not go on with what this one trained; train the longer one from its start"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +81,10 @@ def longer(plan: Plan, job: Job) -> Plan:
     if now < was:
         raise JobError(f"the run has {was} steps and the job asks for {now}; a run can get longer, not shorter")
     _require_endless(job, plan.course)
-    return dataclasses.replace(plan, course=dataclasses.replace(plan.course, num_steps=now))
+    course = dataclasses.replace(plan.course, num_steps=now)
+    if any(weight_version(plan.course, unit, was) != weight_version(course, unit, was) for unit in course.trainable):
+        raise JobError(f"offload.interval = {job.offload.interval} had its last update early, at step {was}, {_AGAIN}")
+    return dataclasses.replace(plan, course=course)
 
 
 def _require_endless(job: Job, course: Course) -> None:
@@ -86,11 +93,10 @@ def _require_endless(job: Job, course: Course) -> None:
     Raises:
         JobError: names the key.
     """
-    again = "so a longer run does not go on with what this one trained; train the longer one from its start"
     if job.train.lr_schedule != "constant":
-        raise JobError(f"train.lr_schedule = {job.train.lr_schedule!r} ends with the last step, {again}")
+        raise JobError(f"train.lr_schedule = {job.train.lr_schedule!r} ends with the last step, {_AGAIN}")
     if course.decides:
-        raise JobError(f"unfreeze.at = 'auto' decides nothing near the last step, {again}")
+        raise JobError(f"unfreeze.at = 'auto' decides nothing near the last step, {_AGAIN}")
 
 
 def digests(job: Job, plan: Plan, lengths: Sequence[Length]) -> dict[str, set[str]]:
@@ -101,9 +107,11 @@ def digests(job: Job, plan: Plan, lengths: Sequence[Length]) -> dict[str, set[st
         plan: as it is now.
         lengths: that the run had before.
     """
-    found = {job_digest(job): {plan.digest}}
-    for length in lengths:
-        before = length.applied(job)
-        course = dataclasses.replace(plan.course, num_steps=num_steps_of(before, plan))
-        found.setdefault(job_digest(before), set()).add(dataclasses.replace(plan, course=course).digest)
+    found: dict[str, set[str]] = {}
+    for one, placed in state_places(job, plan):
+        found.setdefault(job_digest(one), set()).add(placed.digest)
+        for length in lengths:
+            before = length.applied(one)
+            course = dataclasses.replace(placed.course, num_steps=num_steps_of(before, placed))
+            found.setdefault(job_digest(before), set()).add(dataclasses.replace(placed, course=course).digest)
     return found

@@ -86,6 +86,12 @@ class OperationsFailed(NamedTuple):
     message: str
 
 
+class Progressed(NamedTuple):
+    """Bytes of a result came from a node, or went to it: neither it nor the link has stopped."""
+
+    node: str
+
+
 class Collected(NamedTuple):
     """A node has sent its results."""
 
@@ -122,6 +128,7 @@ Event = (
     | TurnReported
     | OperationsChosen
     | OperationsFailed
+    | Progressed
     | Collected
     | NodeFailed
     | StopAsked

@@ -46,6 +46,7 @@ from ringtune.rounds.round_events import (
     PlanMade,
     Prepare,
     Prepared,
+    Progressed,
     Release,
     Started,
     StepReported,
@@ -83,6 +84,7 @@ __all__ = [
     "Planner",
     "Prepare",
     "Prepared",
+    "Progressed",
     "Release",
     "Rounds",
     "Started",
@@ -162,6 +164,9 @@ class Rounds:
                 self._fail(error, message, commands)
             case Prepared(node):
                 self._answered(node, "preparing", now_s, commands)
+            case Progressed(node):
+                if self.phase in ("preparing", "collecting") and node in self._waiting:
+                    self._set_deadline(now_s, commands)
             case Collected(node):
                 self._answered(node, "collecting", now_s, commands)
             case StepReported():

@@ -12,6 +12,8 @@ FORWARD      F      range       3    keeps forward with graph
 SKIP         S      range       4          passes blocks by: the hidden state stays as it is
 HEAD         H      micro-batch 1          owner: head, loss, and the head's backward
 BACKWARD     B      range       2    frees backward through what F kept
+SHIP         C      range       2          host: pairs of its adapters, packed for a helper
+FIT          A      range       2          helper: gradients of adapters from such pairs, added up
 UPDATE       U      units       0          one optimizer step of the units in its range
 SAVE         K      item        0          checkpoint: what this node trained, with its optimizer state
 SEND         >      message                a tensor leaves
@@ -87,6 +89,7 @@ class Op:
         scope: what an action of it belongs to.
         rank: among the actions that could start now, the lowest rank goes first; see ``engine``.
         is_forward: whether it moves the hidden state up, so that micro-batches pass each unit in their order.
+        is_downward: whether it takes its turn with the backwards of its micro-batch.
         graph: what it does to graphs.
         has_work_space: whether it holds about one block's activations while it runs.
         timing: what it is timed as.
@@ -98,6 +101,8 @@ class Op:
     SKIP: ClassVar[Op]
     HEAD: ClassVar[Op]
     BACKWARD: ClassVar[Op]
+    SHIP: ClassVar[Op]
+    FIT: ClassVar[Op]
     UPDATE: ClassVar[Op]
     SAVE: ClassVar[Op]
     SEND: ClassVar[Op]
@@ -108,6 +113,7 @@ class Op:
     scope: Scope
     rank: int = 0
     is_forward: bool = False
+    is_downward: bool = False
     graph: Graph = Graph.NONE
     has_work_space: bool = False
     timing: Timing = field(default=Timing())
@@ -197,9 +203,19 @@ Op.BACKWARD = Op(
     name="backward",
     scope=Scope.RANGE,
     rank=2,
+    is_downward=True,
     graph=Graph.FREES,
     has_work_space=True,
     timing=Timing(work="backward", lowest="backward_lowest", scoring="forward"),
+)
+Op.SHIP = Op(letter="C", name="ship pairs", scope=Scope.RANGE, rank=2, is_downward=True)
+Op.FIT = Op(
+    letter="A",
+    name="fit adapters",
+    scope=Scope.RANGE,
+    rank=2,
+    is_downward=True,
+    timing=Timing(work="fit", is_optional=True),
 )
 Op.UPDATE = Op(
     letter="U",
@@ -221,6 +237,8 @@ class Payload(enum.StrEnum):
     GRAD = "g"
     HEAD = "t"  # head, moments and step counts, at a hand-over
     UNIT_GRAD = "u"  # of embedding or head, of a whole batch, from its initiator to every other owner
+    PAIRS = "c"  # inputs and output gradients of adapters, from their host to a helper
+    WEIGHTS = "w"  # adapters with their updates, from a helper to their host
 
 
 class TensorKey(NamedTuple):
@@ -270,6 +288,11 @@ class Action(NamedTuple):
     def key(self) -> TensorKey:
         """The tensor that a message carries."""
         return TensorKey(self.payload, self.seq, self.micro, self.start)
+
+
+def message(op: Op, key: TensorKey, peer: str) -> Action:
+    """The sending or receiving of a tensor or a parcel."""
+    return Action(op, key.seq, key.micro, key.boundary, 0, peer, key.payload)
 
 
 _NEW: Final = tuple.__new__

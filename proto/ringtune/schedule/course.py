@@ -18,6 +18,7 @@ from ringtune.files.strict import read_dataclass
 from ringtune.schedule.extent import Extent, Owner
 from ringtune.schedule.frozen_weights import FrozenWeights
 from ringtune.schedule.methods import Method, method_from_json
+from ringtune.schedule.offload import Offload
 from ringtune.schedule.operations.choice import Choice
 from ringtune.schedule.operations.codes import block_row
 from ringtune.schedule.operations.origin import TableOrigin
@@ -54,6 +55,7 @@ class Course(Extent):
         choice: how the run chooses such tables itself; None = it does not. Each turn then carries the table that holds.
         velora: which linear layers keep projections of their input for the backward; None = all keep the input.
         frozen: how the weights that do not train are held; None = in the type of the computation.
+        offload: what of helpers changes the result; None = nothing does.
     """
 
     method: Method
@@ -71,6 +73,7 @@ class Course(Extent):
     choice: Choice | None = None
     velora: Velora | None = None
     frozen: FrozenWeights | None = None
+    offload: Offload | None = None
     _hash: int = field(default=0, init=False, repr=False, compare=False)
     _plain: Course | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -231,15 +234,15 @@ class Course(Extent):
     def to_json(self) -> dict[str, Any]:
         """Write the course as a JSON-able table.
 
-        ``operations``, ``choice``, ``velora`` and ``frozen`` are left out where they are None, and ``turns`` where they
-        are equal, so that the digests of courses without them last.
+        ``operations``, ``choice``, ``velora``, ``frozen`` and ``offload`` are left out where they are None, and
+        ``turns`` where they are equal, so that the digests of courses without them last.
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["method"] = self.method.to_json()
         value["owners"] = [dataclasses.asdict(owner) for owner in self.owners]
         if self.turns == EQUAL:
             del value["turns"]
-        for name in ("operations", "choice", "velora", "frozen"):
+        for name in ("operations", "choice", "velora", "frozen", "offload"):
             if value[name] is None:
                 del value[name]
             else:
@@ -262,6 +265,8 @@ class Course(Extent):
                 given["choice"] = Choice.from_json(value["choice"], where="course.choice")
             if value.get("velora") is not None:
                 given["velora"] = Velora.from_json(value["velora"], where="course.velora")
+            if value.get("offload") is not None:
+                given["offload"] = Offload.from_json(value["offload"], where="course.offload")
         return read_dataclass(Course, value, where="course", error=PlanError, given=given)
 
     @property

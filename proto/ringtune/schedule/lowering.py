@@ -30,12 +30,13 @@ from typing import Final, NamedTuple
 
 from ringtune.schedule.actions import Action, Graph, Leg, Op, Payload
 from ringtune.schedule.course import Course
+from ringtune.schedule.helpers import Helper
 from ringtune.schedule.operations.codes import FULL, SHORTCUT
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.replicas import copy_links
 from ringtune.schedule.turns import Item, StartPoint, StepKind, hand_overs
 from ringtune.schedule.units import EMBEDDING, Range, Units
-from ringtune.schedule.versions import trained
+from ringtune.schedule.versions import trained, updated
 
 WAYS_AT_ONCE: Final = 512
 """Ways that are kept: of 12 blocks on four nodes each takes some 3 kB, and tables of whole blocks may bring any."""
@@ -61,7 +62,7 @@ def way(plan: Plan, item: Item, micro: int) -> Way:
     if item.kind is StepKind.CHECKPOINT:
         return {}
     lowest, pattern = lowest_and_pattern(plan.course, item, micro)
-    return lower(plan.plain, item.owner, lowest, pattern)
+    return lower(plan.plain, item.owner, lowest, pattern, item.kind.has_update)
 
 
 def legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
@@ -111,7 +112,7 @@ def subnet_rows(course: Course, item: Item) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=WAYS_AT_ONCE)
-def lower(plan: Plan, owner: str, lowest: int, pattern: str) -> dict[str, Legs]:
+def lower(plan: Plan, owner: str, lowest: int, pattern: str, has_update: bool = True) -> dict[str, Legs]:
     """Lower a micro-batch's way to legs at every node, from owner, lowest unit and pattern alone.
 
     Args:
@@ -119,6 +120,7 @@ def lower(plan: Plan, owner: str, lowest: int, pattern: str) -> dict[str, Legs]:
         owner: the initiator of the item.
         lowest: the lowest unit that gets a gradient.
         pattern: operations of the blocks; empty = all full.
+        has_update: whether weights change after it, so that pairs of adapters go to helpers.
 
     Returns:
         For every node that takes part its legs; each node's legs are totally ordered because a micro-batch is at one
@@ -155,7 +157,43 @@ def lower(plan: Plan, owner: str, lowest: int, pattern: str) -> dict[str, Legs]:
     if lowest == EMBEDDING:
         move(at, owner, 0, Payload.GRAD)
         found[owner].append(Leg(Op.BACKWARD, EMBEDDING, EMBEDDING + 1))
+    if has_update and plan.placement.helpers:
+        for parts in found.values():
+            parts.extend(_ships(plan, [leg for leg in parts if leg.op is Op.BACKWARD]))
     return {node: tuple(parts) for node, parts in found.items()}
+
+
+def _ships(plan: Plan, backwards: list[Leg]) -> Iterator[Leg]:
+    """Yield what a host ships after its backwards, from the top down; the gradient for the host below goes first."""
+    for leg in backwards:
+        for helper in reversed(plan.placement.helpers):
+            start, stop = max(leg.start, helper.start), min(leg.stop, helper.stop)
+            if start < stop:
+                yield Leg(Op.SHIP, start, stop)
+                yield Leg(Op.SEND, start, 0, helper.node, Payload.PAIRS)
+
+
+def fit_legs(plan: Plan, item: Item, node: str) -> tuple[Legs, ...]:
+    """What ``node`` fits as a helper for every micro-batch of ``item``: from the top down, as pairs are shipped."""
+    count = num_microbatches(plan.course, item)
+    if not item.kind.has_update or not plan.placement.helped_by(node):
+        return ((),) * count
+    return tuple(_fits(plan, way(plan, item, micro), node) for micro in range(count))
+
+
+def _fits(plan: Plan, found: Way, node: str) -> Legs:
+    ships = [
+        (leg, source)
+        for source, parts in found.items()
+        for leg, after in itertools.pairwise(parts)
+        if leg.op is Op.SHIP and after.peer == node
+    ]
+    ordered = sorted(ships, key=lambda ship: -ship[0].start)
+    pairs = (
+        (Leg(Op.RECEIVE, leg.start, 0, source, Payload.PAIRS), Leg(Op.FIT, leg.start, leg.stop))
+        for leg, source in ordered
+    )
+    return tuple(itertools.chain.from_iterable(pairs))
 
 
 def _forward(segment: Segment, lowest: int, pattern: str, private: int) -> Iterator[Leg]:
@@ -232,20 +270,34 @@ def item_updates(plan: Plan, item: Item, node: str) -> tuple[Action, ...]:
     if not item.kind.has_update:
         return ()
     has_copies = plan.course.method.full_parameters and plan.owner(node) is not None
-    units = trained(plan.course, item.kind, item.step)
+    units = updated(plan.course, item.kind, item.step)
     ranges = _updated(plan.plain, node, units, node == item.owner or has_copies)
     return tuple(Action(Op.UPDATE, item.seq, -1, start, stop) for start, stop in ranges)
 
 
 @functools.lru_cache(maxsize=4096)
 def _updated(plan: Plan, node: str, units: Units, has_ends: bool) -> tuple[Range, ...]:
-    """The trained ranges that a node updates: of its slice, and of embedding and head where it has them.
+    """The ranges that a node updates: of its slice, of blocks that it helps with, and of embedding and head.
 
-    The initiator has them, and every owner has copies where all parameters train (``schedule.replicas``).
+    The initiator has the last two, and every owner has copies where all parameters train (``schedule.replicas``).
+    Blocks of one helper are updated together at their host too, which takes them from that helper.
     """
-    piece, head = plan.slice_of(node), plan.course.head
-    ranges = units.ranges_within(piece.start, piece.stop)
+    piece, head, placement = plan.slice_of(node), plan.course.head, plan.placement
+    ranges = tuple(_cut(units.ranges_within(piece.start, piece.stop), placement.helpers_of(node)))
+    for helper in placement.helped_by(node):
+        ranges += units.ranges_within(helper.start, helper.stop)
     return ranges + units.ranges_within(EMBEDDING, 0) + units.ranges_within(head, head + 1) if has_ends else ranges
+
+
+def _cut(ranges: tuple[Range, ...], helpers: tuple[Helper, ...]) -> Iterator[Range]:
+    """Yield ranges, cut where the blocks of a helper begin and end.
+
+    Example: [0, 6) with a helper for [2, 4) is [0, 2), [2, 4) and [4, 6).
+    """
+    borders = {border for helper in helpers for border in (helper.start, helper.stop)}
+    for start, stop in ranges:
+        inner = sorted(border for border in borders if start < border < stop)
+        yield from (Range(*pair) for pair in itertools.pairwise((start, *inner, stop)))
 
 
 def num_microbatches(course: Course, item: Item) -> int:
@@ -277,6 +329,9 @@ def links(plan: Plan, start: StartPoint | None = None) -> frozenset[tuple[str, s
             pairs.update(itertools.pairwise([owner, *reversed(down)]))
     # credits and acknowledgements come back on the same link, but both ends need one to send anything else
     both = pairs | {(target, source) for source, target in pairs}
+    for helper in plan.placement.helpers:
+        host = plan.placement.host_of(helper.start)
+        both |= {(host, helper.node), (helper.node, host)}
     both |= copy_links(plan.course) or hand_overs(plan.course, start or StartPoint.of(plan.course))
     return frozenset((source, target) for source, target in both if source != target)
 

@@ -13,10 +13,12 @@ from typing import Any
 from ringtune.errors import PlanError
 from ringtune.files.digests import json_digest
 from ringtune.files.strict import read_dataclass
+from ringtune.schedule.helpers import Helper, check_helpers, helpers_from_json, helpers_to_json
 from ringtune.schedule.saving import check_ranges, in_ranges, ranges_from_json, ranges_to_json
 from ringtune.schedule.units import Range
 
 CREDITS = 8
+_LEFT_OUT = ("recompute", "state_on_disk", "helpers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +52,7 @@ class Placement:
         first_turn: the turn from which on it holds.
         recompute: ranges of blocks of which a forward keeps the input only; the backward runs them again.
         state_on_disk: whether the optimizer state of units that rest is in files; only some methods let units rest.
+        helpers: nodes that fit adapters of blocks that others host, in ascending order of their blocks.
     """
 
     slices: tuple[Slice, ...]
@@ -59,6 +62,7 @@ class Placement:
     first_turn: int = 0
     recompute: tuple[Range, ...] = ()
     state_on_disk: bool = False
+    helpers: tuple[Helper, ...] = ()
     _hash: int = field(default=0, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -103,16 +107,30 @@ class Placement:
         """Whether the backward of a block runs it again."""
         return in_ranges(block, self.recompute)
 
+    def helped_by(self, node: str) -> tuple[Helper, ...]:
+        """What a node helps with, in ascending order of the blocks."""
+        return tuple(helper for helper in self.helpers if helper.node == node)
+
+    def helpers_of(self, node: str) -> tuple[Helper, ...]:
+        """Who helps with blocks that a node hosts, in ascending order of the blocks."""
+        piece = self.slice_of(node)
+        return tuple(helper for helper in self.helpers if piece.start <= helper.start < piece.stop)
+
+    def host_of(self, block: int) -> str:
+        """The node that hosts a block; empty for a private block."""
+        return next((piece.node for piece in self.hosts if piece.start <= block < piece.stop), "")
+
     def to_json(self) -> dict[str, Any]:
         """Write the placement as a JSON-able table.
 
-        ``recompute`` and ``state_on_disk`` are left out where they have their defaults, so that the digests of
-        placements without them last.
+        ``recompute``, ``state_on_disk`` and ``helpers`` are left out where they have their defaults, so that the
+        digests of placements without them last.
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["slices"] = [dataclasses.asdict(piece) for piece in self.slices]
         value["recompute"] = ranges_to_json(self.recompute)
-        return {key: item for key, item in value.items() if item or key not in ("recompute", "state_on_disk")}
+        value["helpers"] = helpers_to_json(self.helpers)
+        return {key: item for key, item in value.items() if item or key not in _LEFT_OUT}
 
     @staticmethod
     def from_json(value: object, *, where: str = "placement") -> Placement:
@@ -124,6 +142,8 @@ class Placement:
         given: dict[str, object] = {}
         if isinstance(value, Mapping) and "recompute" in value:
             given["recompute"] = ranges_from_json(value["recompute"], where=f"{where}.recompute")
+        if isinstance(value, Mapping) and "helpers" in value:
+            given["helpers"] = helpers_from_json(value["helpers"], where=f"{where}.helpers")
         return read_dataclass(Placement, value, where=where, error=PlanError, given=given)
 
     @property
@@ -148,3 +168,4 @@ def _check(placement: Placement) -> None:
             raise PlanError(f"{kind} before block {piece.start} of node {piece.node}: expected block {at}")
         at = piece.stop if piece.num_blocks else at
     check_ranges(placement.recompute, where="recompute", stop=placement.stop)
+    check_helpers(placement.helpers, ((piece.node, piece.start, piece.stop) for piece in placement.hosts))

@@ -16,8 +16,12 @@ from ringtune.files.digests import json_digest
 from ringtune.files.strict import check_keys
 from ringtune.schedule.course import TABLES_AT_ONCE, Course
 from ringtune.schedule.extent import Owner
+from ringtune.schedule.helpers import Helper
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.saving import merged, ranges_to_json
+from ringtune.schedule.units import Range
+from ringtune.schedule.versions import may_be_stale
 
 SCHEMA: Final = 2
 _ANEW = "make it anew with 'ringtune plan'"
@@ -69,9 +73,11 @@ class Plan:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Every node of the run: hosts in ring order, then owners that host nothing."""
+        """Every node of the run: hosts in ring order, then owners that host nothing, then nodes that only help."""
         hosts = [piece.node for piece in self.placement.slices]
-        return tuple(hosts + [owner.node for owner in self.course.owners if owner.node not in hosts])
+        owners = [owner.node for owner in self.course.owners]
+        helpers = [helper.node for helper in self.placement.helpers]
+        return tuple(dict.fromkeys((*hosts, *owners, *helpers)))
 
     def slice_of(self, node: str) -> Slice:
         """The slice of ``node``; an empty one if it hosts nothing."""
@@ -181,6 +187,7 @@ def _check(plan: Plan) -> None:
     if plan.placements[0].first_turn:
         raise PlanError(f"the first placement holds from turn {plan.placements[0].first_turn} on, it has to be turn 0")
     for placement in plan.placements:
+        _check_helpers(course, placement)
         if placement.stop > course.num_blocks:
             piece = next(piece for piece in placement.hosts if piece.stop > course.num_blocks)
             blocks = f"[{piece.start}, {piece.stop})"
@@ -199,3 +206,33 @@ def _check(plan: Plan) -> None:
                     f"the blocks [{piece.start}, {piece.stop}) of node {piece.node} may have {sorted(numbers)} items "
                     "in flight, but a slice has one number; plan anew"
                 )
+
+
+def _check_helpers(course: Course, placement: Placement) -> None:
+    ranges = merged(Range(helper.start, helper.stop) for helper in placement.helpers)
+    if course.offload is not None and merged(course.offload.blocks) != ranges:
+        raise PlanError(
+            f"the course lets helpers fit the blocks {ranges_to_json(course.offload.blocks)}, the placement has "
+            f"helpers for {ranges_to_json(ranges)}; plan anew"
+        )
+    for helper in placement.helpers:
+        if problem := _no_help(course, helper):
+            raise PlanError(f'node {helper.node} can\'t help: {problem}, or offload.mode = "off"')
+        if helper.start < course.frozen_blocks:
+            raise PlanError(
+                f"helper {helper.node} has the blocks {helper.text}, but the lowest {course.frozen_blocks} never train"
+            )
+
+
+def _no_help(course: Course, helper: Helper) -> str:
+    """Why nobody can help in such a run, with what could be done; empty if a helper can."""
+    name = course.method.name
+    if course.method.full_parameters:
+        return f"{name} trains all parameters, and helpers fit adapters only; use an adapter"
+    if may_be_stale(course):
+        return f"{name} keeps several versions of adapters, and a helper sends the newest only; use ringada or all"
+    if course.choice is not None or course.subnets > 1:
+        return "pairs are of whole blocks, and the run has operations of subnets or chooses them; give whole blocks"
+    if course.velora is not None and any(course.velora.has_block(one) for one in range(helper.start, helper.stop)):
+        return f"velora is for weights that the host trains, not for the blocks {helper.text}; leave them out of it"
+    return ""

@@ -7,28 +7,19 @@ trains the embedding::
     c | ... B12.0[-1,0)  B12.1[-1,0)  >u12#embedding@d  U12[embedding]
     d |                               <u12#embedding@c  U12[embedding]
 
-Few gradients are under way: one of each unit from an owner to another one, counted as credits.
+Few gradients are under way (``schedule.parcels``): one of each unit from an owner to another one.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from typing import Final
 
-from ringtune.schedule.actions import Action, Op, Payload
+from ringtune.schedule.actions import Action, Op, Payload, TensorKey, message
 from ringtune.schedule.course import Course
 from ringtune.schedule.turns import Item
 from ringtune.schedule.units import EMBEDDING, Units
 from ringtune.schedule.versions import trained
-
-UNIT_GRADS_WAITING: Final = 2
-"""Unit gradients from an owner to another one that may be on their way or wait there: one of each unit."""
-
-
-def credit_boundary(course: Course) -> int:
-    """The boundary of credits for unit gradients: one past the head, which no hidden state enters."""
-    return course.head + 1
 
 
 def replicated_units(course: Course, item: Item) -> tuple[int, ...]:
@@ -71,9 +62,14 @@ def saves_head(course: Course, node: str, holder: str) -> bool:
     return course.owner(node) is not None if course.method.full_parameters else node == holder
 
 
+def unit_grad_key(seq: int, unit: int) -> TensorKey:
+    """The name of an item's gradient of one unit."""
+    return TensorKey(Payload.UNIT_GRAD, seq, -1, unit)
+
+
 def unit_grad(op: Op, seq: int, unit: int, peer: str) -> Action:
     """The sending or receiving of an item's gradient of one unit."""
-    return Action(op, seq, -1, unit, 0, peer, Payload.UNIT_GRAD)
+    return message(op, unit_grad_key(seq, unit), peer)
 
 
 def copy_messages(course: Course, item: Item, node: str, unit: int) -> tuple[Action, ...]:

@@ -29,7 +29,8 @@ LAYERS: Final = ("query", "key", "value", "attention_out", "up", "gate", "down",
 ONE_INPUT: Final = (("query", "key", "value"), ("up", "gate"))
 """Layers that read one tensor: it is kept as long as one of them keeps it."""
 
-INITS: Final = ("average", "running", "svd", "random")
+RANDOM: Final = "random"
+INITS: Final = ("average", "running", "svd", RANDOM)
 """Where v comes from: mean sub-token of the first micro-batch, of all so far, its first singular vector, or a seed."""
 
 DEFAULT_PARTS: Final = 32

@@ -117,3 +117,16 @@ class Units:
     def within(self, start: int, stop: int) -> Units:
         """These units as far as they are in ``[start, stop)``."""
         return Units(self.num_blocks, self.ranges_within(start, stop))
+
+
+def units_text(units: Units) -> str:
+    """Name units for people: ``embedding, blocks 0 to 2``, or ``block 3, head``."""
+    named = []
+    for start, stop in units.ranges:
+        blocks = range(max(0, start), min(stop, units.num_blocks))
+        named += [unit_name(EMBEDDING, units.num_blocks)] if start == EMBEDDING else []
+        if len(blocks) > 1:
+            named.append(f"blocks {blocks[0]} to {blocks[-1]}")
+        named += [unit_name(block, units.num_blocks) for block in blocks[:1] if len(blocks) == 1]
+        named += [unit_name(units.num_blocks, units.num_blocks)] if stop > units.num_blocks else []
+    return ", ".join(named)

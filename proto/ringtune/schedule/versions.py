@@ -51,7 +51,31 @@ def ever_trained(course: Course) -> Units:
 
 def weight_version(course: Course, unit: int, step: int) -> int:
     """Updates that ``unit`` has had when all steps before ``step`` are done."""
-    return course.method.updates(course, unit, step)
+    steps, offload = course.method.updates(course, unit, step), course.offload
+    if offload is None or not offload.has_block(unit):
+        return steps
+    return offload.updates(steps, is_over=step >= course.num_steps)
+
+
+def rate_at(course: Course, unit: int, step: int) -> tuple[int, int]:
+    """Where the learning rate of a unit stands: updates before that of ``step``, and updates of the whole schedule."""
+    if course.offload is not None and course.offload.has_block(unit):
+        return course.offload.rate_at(step, course.num_steps)
+    return course.method.rate_at(course, step)
+
+
+def updated(course: Course, kind: StepKind, step: int) -> Units:
+    """The units that are updated after an item of this kind; with helpers some train at more steps."""
+    return _updated(course.plain, kind, step)
+
+
+@functools.lru_cache(maxsize=4096)
+def _updated(course: Course, kind: StepKind, step: int) -> Units:
+    units = trained(course, kind, step) if kind.has_update else Units(course.num_blocks)
+    if course.offload is None:
+        return units
+    rises = (unit for unit in units if weight_version(course, unit, step + 1) > weight_version(course, unit, step))
+    return Units.of(course.num_blocks, rises)
 
 
 def in_flight(course: Course, unit: int) -> int:
@@ -78,8 +102,34 @@ def forward_version(course: Course, unit: int, item: Item) -> int:
     """
     stale = 0
     if item.kind.has_update:
-        stale = min(item.step % course.local_iterations, in_flight(course, unit) - 1)
+        stale = min(item.step % course.local_iterations, in_flight(course, unit) - 1 + lag(course, unit))
     return weight_version(course, unit, item.step - stale)
+
+
+def backward_version(course: Course, unit: int, item: Item) -> int:
+    """Updates that ``unit`` has had when ``item`` goes backward: all earlier ones, but where its host does not wait.
+
+    Where a host goes on before its helper has updated, forward and backward see the same weights.
+    """
+    return forward_version(course, unit, item) if lag(course, unit) else weight_version(course, unit, item.step)
+
+
+def lag(course: Course, unit: int) -> int:
+    """How many steps of a turn the host of a unit goes on before the helper of the unit has updated."""
+    return 0 if course.offload is None else course.offload.lag(unit)
+
+
+def items_under_way(course: Course, start: int, stop: int) -> int:
+    """How many items may be between forward and update at a host of the blocks ``[start, stop)``; 1 if it has none."""
+    if start == stop:
+        return 1
+    return in_flight(course, start) + max(lag(course, block) for block in range(start, stop))
+
+
+def awaits_next_backward(course: Course, unit: int, item: Item) -> bool:
+    """Whether the update of ``item`` is installed only when the next item of its turn has gone backward."""
+    is_last = (item.step + 1) % course.local_iterations == 0 or item.step + 1 == course.num_steps
+    return item.kind.has_update and not is_last and bool(lag(course, unit))
 
 
 def awaited_forward(course: Course, unit: int, item: Item) -> int:

@@ -407,7 +407,7 @@ class StatusReply(_message.Message):
     def __init__(self, version: _Optional[str] = ..., now_unix_s: _Optional[float] = ..., run: _Optional[_Union[RunStatus, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeEntry, _Mapping]]] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "is_over", "phase", "phase_s", "run_s", "num_steps", "steps_done", "round", "initiator", "depth", "loss", "message")
+    __slots__ = ("run_id", "is_over", "phase", "phase_s", "run_s", "num_steps", "steps_done", "round", "initiator", "depth", "loss", "message", "trains")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     IS_OVER_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +420,7 @@ class RunStatus(_message.Message):
     DEPTH_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TRAINS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     is_over: bool
     phase: str
@@ -432,7 +433,8 @@ class RunStatus(_message.Message):
     depth: int
     loss: float
     message: str
-    def __init__(self, run_id: _Optional[str] = ..., is_over: _Optional[bool] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., run_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., steps_done: _Optional[int] = ..., round: _Optional[int] = ..., initiator: _Optional[str] = ..., depth: _Optional[int] = ..., loss: _Optional[float] = ..., message: _Optional[str] = ...) -> None: ...
+    trains: str
+    def __init__(self, run_id: _Optional[str] = ..., is_over: _Optional[bool] = ..., phase: _Optional[str] = ..., phase_s: _Optional[float] = ..., run_s: _Optional[float] = ..., num_steps: _Optional[int] = ..., steps_done: _Optional[int] = ..., round: _Optional[int] = ..., initiator: _Optional[str] = ..., depth: _Optional[int] = ..., loss: _Optional[float] = ..., message: _Optional[str] = ..., trains: _Optional[str] = ...) -> None: ...
 
 class InspectRequest(_message.Message):
     __slots__ = ("run_id", "job_toml", "measure", "checkpoint_run", "shards", "measure_s", "neighbours", "fresh", "frozen_dtype", "frozen_native")

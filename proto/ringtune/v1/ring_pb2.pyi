@@ -17,6 +17,8 @@ class FrameKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FRAME_KIND_PROBE: _ClassVar[FrameKind]
     FRAME_KIND_BYE: _ClassVar[FrameKind]
     FRAME_KIND_UNIT_GRAD: _ClassVar[FrameKind]
+    FRAME_KIND_PAIRS: _ClassVar[FrameKind]
+    FRAME_KIND_WEIGHTS: _ClassVar[FrameKind]
 
 class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -35,6 +37,8 @@ FRAME_KIND_HEAD: FrameKind
 FRAME_KIND_PROBE: FrameKind
 FRAME_KIND_BYE: FrameKind
 FRAME_KIND_UNIT_GRAD: FrameKind
+FRAME_KIND_PAIRS: FrameKind
+FRAME_KIND_WEIGHTS: FrameKind
 DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
 DTYPE_BFLOAT16: DType

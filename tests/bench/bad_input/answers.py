@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import shutil
 import signal
 import subprocess
@@ -16,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -27,13 +26,13 @@ import pytest
 
 from coordinator.server.server import CoordinatorServer
 from coordinator.submit import connection
-from coordinator.submit.local import local_nodes
 from coordinator.submit.local.agent_template import AgentTemplate
 from edge.agent import process
 from ringtune import cli
 from tests.bench.bad_input.case import BASE_JOB, Case, Place
-from tests.support import tiny
+from tests.support import leaks, tiny
 from tests.support.processes import source_environment
+from tests.support.typed import exit_code, lent, typing
 
 ANSWER_S: Final = 60.0
 """How long an answer may take; a case that hangs is a failure, not a wait."""
@@ -74,26 +73,6 @@ class Answer:
     left: tuple[str, ...] = ()
 
 
-class _SharedTemplate:
-    """Stands in for a command's template: the one of the workshop, which stays."""
-
-    shared: AgentTemplate
-
-    def __init__(self, log: Path, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-
-    def __enter__(self) -> _SharedTemplate:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        return
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.shared, name)
-
-
 def _refuse_to_serve(options: object, *, on_joined: object) -> int:
     """Stand in for a node of this process, which no wrong input may start."""
     raise RuntimeError("the node was not refused")
@@ -104,10 +83,12 @@ class Workshop:
 
     Args:
         folder: for everything.
+        template: that local nodes are forked from; None = one of its own.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, template: AgentTemplate | None = None) -> None:
         self._folder = folder
+        self._template = template
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Workshop:
@@ -117,19 +98,22 @@ class Workshop:
             tiny.write_model(shared / "model")
             tiny.write_rows(shared / "train.csv", 24, seed=1)
             tiny.write_rows(shared / "eval.csv", 8, seed=2)
-            log = self._folder / "template.log"
-            template = undo.enter_context(AgentTemplate(log, source_environment(OMP_NUM_THREADS="1")))
-            _SharedTemplate.shared = template
+            template = self._template
+            if template is None:
+                environment = source_environment(OMP_NUM_THREADS="1")
+                template = undo.enter_context(AgentTemplate(self._folder / "template.log", environment))
+            undo.enter_context(lent(template))
             patch = undo.enter_context(pytest.MonkeyPatch.context())
-            patch.setattr(local_nodes, "AgentTemplate", _SharedTemplate)
             patch.setattr(connection, "CONNECT_S", CONNECT_S)
             patch.setattr(process, "run_agent", _refuse_to_serve)
+            targets = cli.command_targets()  # read once, and not anew by each of hundreds of commands
+            patch.setattr(cli, "command_targets", targets.copy)
             patch.setenv("XDG_STATE_HOME", str(self._folder / "state"))
             patch.setenv("XDG_CACHE_HOME", str(self._folder / "cache"))
             server = undo.enter_context(CoordinatorServer("127.0.0.1:0", lease_s=10.0))
             self._coordinator = server.address
             self._run = self._folder / "run"
-            self._node = self._start_node(undo, server)
+            self._node = self._start_node(undo, template)
             made = self._answer_here(
                 ("train", "job.toml", "--local", "2", "--out", str(self._run)), self._place("first")
             )
@@ -174,11 +158,11 @@ class Workshop:
         (folder / "job.toml").write_text(BASE_JOB, encoding="utf-8")
         return Place(folder, self._run)
 
-    def _start_node(self, undo: contextlib.ExitStack, server: CoordinatorServer) -> str:
+    def _start_node(self, undo: contextlib.ExitStack, template: AgentTemplate) -> str:
         """Start a node of another coordinator; returns its address, which is no coordinator's."""
         other = undo.enter_context(CoordinatorServer("127.0.0.1:0", lease_s=60.0))
         arguments = ["--coordinator", other.address, "--name", "other", "--watch-parent", "--memory", "1GiB"]
-        agent = _SharedTemplate.shared.start(arguments, log=self._folder / "node.log")
+        agent = template.start(arguments, log=self._folder / "node.log")
         undo.callback(agent.wait, 10.0)
         undo.callback(agent.close_input)
         until_s = time.monotonic() + ANSWER_S
@@ -194,47 +178,18 @@ class Workshop:
             contextlib.chdir(place.folder),
             contextlib.redirect_stdout(output),
             contextlib.redirect_stderr(errors),
-            _typed(typed),
+            typing(typed),
             _deadline(),
         ):
-            code = _exit_code()
+            code = exit_code()
         return Answer(code=code, output=output.getvalue(), errors=errors.getvalue())
-
-
-def _exit_code() -> int:
-    """Call the command line in this process; returns its exit code."""
-    try:
-        cli.main()
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
-    return 0
-
-
-@contextlib.contextmanager
-def _typed(arguments: tuple[str, ...]) -> Iterator[None]:
-    """Let the command line see these arguments, and put signals and logging back afterwards."""
-    import logging
-
-    root = logging.getLogger()
-    handlers, words = list(root.handlers), sys.argv
-    edge_level = logging.getLogger("edge").level
-    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    sys.argv = ["ringtune", *arguments]
-    try:
-        yield
-    finally:
-        sys.argv = words
-        root.handlers = handlers
-        logging.getLogger("edge").setLevel(edge_level)
-        for number, handler in signals.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def _not_installed(packages: tuple[str, ...]) -> Iterator[None]:
     """Let imports of these packages fail in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+        for name in [name for name in sys.modules if packages and name.partition(".")[0] in packages]:
             patch.delitem(sys.modules, name)
         for package in packages:
             patch.setitem(sys.modules, package, None)
@@ -285,8 +240,9 @@ def _wait_for_threads(before: set[str]) -> None:
 def _processes() -> set[str]:
     """Children of this process and of its template, and threads that keep it alive."""
     found = set()
-    for child in psutil.Process(os.getpid()).children(recursive=True):
+    for pid in leaks.processes_below():
         with contextlib.suppress(psutil.Error):
+            child = psutil.Process(pid)
             if child.status() != psutil.STATUS_ZOMBIE:
                 found.add(f"{child.pid} {' '.join(child.cmdline()[-6:])}")
     return found | {f"thread {thread.name}" for thread in threading.enumerate() if not thread.daemon}

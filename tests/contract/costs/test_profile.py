@@ -63,6 +63,8 @@ def test_node_facts_json_has_schema_and_units() -> None:
         "message_s_per_byte": 0.0,
         "lowest_token_bytes": 0.0,
         "fast_bfloat16": False,
+        "state_free_bytes": None,
+        "state_disk": "",
     }
 
 

@@ -11,6 +11,7 @@ from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.recorded_times import LEAST_SAMPLES, RecordedProfile
 from ringtune.costs.seconds import CourseCosts
 from ringtune.costs.work_times import PART_OF, WHOLE_WORKS, Work, WorkTable, WorkTime
+from ringtune.models.kept_inputs import KeptInput
 from ringtune.schedule.actions import Action, Op
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
@@ -140,6 +141,26 @@ def test_recorded_profile_knows_how_much_longer_projections_take() -> None:
     recorded = virtual_run(plan, made_up(3))
     found = corrected(plan, made_up(4), recorded)
     assert predictions(plan, found, recorded) == pytest.approx([seconds for *_, seconds in recorded], rel=1e-6)
+
+
+@pytest.mark.parametrize("again", [(), (Range(0, 6),)])
+def test_recorded_profile_knows_how_much_shorter_backwards_of_own_weights_are(again: tuple[Range, ...]) -> None:
+    """What projections leave out stands to a backward as forwards were measured to stand to it."""
+    plan = changed(PLAN, velora=Velora(blocks=(Range(0, 6),), layers=("down",), parts=8), recompute=again)
+    true = dataclasses.replace(made_up(3, lowest=1.0), nodes=tuple(map(own_weights, made_up(3, lowest=1.0).nodes)))
+    slower = dataclasses.replace(true, nodes=tuple(map(twice_as_slow, true.nodes)))
+    recorded = virtual_run(plan, true)
+    found = corrected(plan, slower, recorded)
+    assert predictions(plan, found, recorded) == pytest.approx([seconds for *_, seconds in recorded], rel=1e-6)
+    without = virtual_run(changed(PLAN, recompute=again), true)
+    assert sum(seconds for *_, seconds in recorded) < sum(seconds for *_, seconds in without)
+
+
+def own_weights(facts: NodeFacts) -> NodeFacts:
+    """A node whose blocks train themselves."""
+    inputs = (KeptInput(layers=("up",), width=32), KeptInput(layers=("down",), width=128))
+    model = dataclasses.replace(facts.model, kept_inputs=inputs, hidden_size=32, intermediate_size=128)
+    return dataclasses.replace(facts, model=model)
 
 
 def test_recorded_profile_marks_what_is_recorded_by_its_samples() -> None:

@@ -62,3 +62,9 @@ def test_hift_group_has_at_most_the_units_that_take_turns() -> None:
     for settings, units in ((HiftSettings(group_size=7), 6), (HiftSettings(group_size=6, always_active=("head",)), 5)):
         with pytest.raises(JobError, match=f"hift.group_size is {settings.group_size}, but {units} units"):
             check_group(settings, 4)
+
+
+def test_a_list_that_is_given_as_a_text_is_shown_as_one() -> None:
+    """The commonest slip, ``always_active = "head"``, is answered with what to write."""
+    with pytest.raises(JobError, match=r"hift.always_active has to be a list, .*; write \[\"head\"\]"):
+        parse_job(f"{TEXT}[hift]\nalways_active = 'head'", source="job.toml")

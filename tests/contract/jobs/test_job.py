@@ -87,6 +87,13 @@ table = ""
 [memory]
 activations = "none"
 
+[offload]
+mode = "off"
+interval = 1
+pairs = "float32"
+merged = false
+overlap = false
+
 [runtime]
 threads = 0
 lease_s = 10.0

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from ringtune.errors import JobError
-from ringtune.models.adapter_config import AdapterPart, adapter_block_params, parse_adapter_config, trains_own_weights
+from ringtune.models.adapter_config import (
+    AdapterPart,
+    adapter_block_params,
+    auxiliary_of,
+    parse_adapter_config,
+    trains_own_weights,
+)
+from ringtune.models.auxiliary_config import AuxiliaryConfig
 from ringtune.models.family import Widths
 
 WIDTHS = Widths.plain(64, 256)
@@ -34,9 +41,18 @@ BUILT = {
     "lora[use_gating=True]": 2178,
     "mtl_lora": 2066,
 }
+# Of our own kinds, counted by hand: a matrix of 64 x 64 each; 64 * 128 + 128 + 128 * 64 + 64 each.
+OWN = {
+    "linear": 8192,
+    "linear[alpha=0.5,attn_matrices=['q','k','v']]": 12288,
+    "linear[selfattn_lora=False,intermediate_lora=True,output_lora=True]": 32768,
+    "mlp": 33152,
+    "mlp[hidden=1,attn_matrices=['k']]": 193,
+    "mlp[hidden=8,leave_out=[0]]": 2192,
+}
 
 
-@pytest.mark.parametrize(("config", "params"), BUILT.items())
+@pytest.mark.parametrize(("config", "params"), [*BUILT.items(), *OWN.items()])
 def test_adapter_block_params_equal_the_library(config: str, params: int) -> None:
     """Planning without torch counts what a node will build."""
     assert adapter_block_params(config, hidden_size=64, widths=WIDTHS, num_blocks=2) == params
@@ -116,6 +132,18 @@ def test_parse_adapter_config_reads_options_and_unions() -> None:
         ("seq_bn|lora[selfattn_lora=False]", "'lora' adds no weights to any block, nothing would train"),
         ("seq_bn[reduction_factor={'default': 4, 1: 2}]", "it has to be a number above 0, or a table of them by block"),
         ("seq_bn[reduction_factor={'default': 4, '01': 2}]", "it has to be a number above 0, or a table of them"),
+        (
+            "linear[attn_matrices=['x']]",
+            "'linear': attn_matrices is ['x'], it has to be a list of some of 'q', 'k', 'v'",
+        ),
+        ("mlp[hidden=0]", "'mlp': hidden is 0, it has to be a whole number from 1 to 4096"),
+        ("mlp[hidden=True]", "'mlp': hidden is True, it has to be a whole number"),
+        ("linear[alpha=0]", "'linear': alpha is 0, it has to be a number above 0"),
+        ("linear[hidden=8]", "'linear' has no option 'hidden'; known here: alpha, attn_matrices"),
+        ("mlp[hiden=8]", "'mlp' has no option 'hiden'; did you mean 'hidden'?"),
+        ("mlp[attn_matrices=[]]", "'mlp' adds no weights to any block, nothing would train"),
+        ("seq_bn|linear", "joins 'linear', an adapter of RingTune's own, with others"),
+        ("mlp|linear", "let 'mlp' stand alone, or leave it out"),
         ("x" * 1001, "has 1001 characters, 1000 are allowed"),
         ("lora[r=" + "(" * 900 + "]", "the options are not readable"),
     ],
@@ -126,6 +154,23 @@ def test_parse_adapter_config_refuses(config: str, message: str) -> None:
         parse_adapter_config(config)
     assert message in str(caught.value)
     assert str(caught.value).startswith("adapter.config ")
+
+
+def test_auxiliary_of_reads_what_stands_where() -> None:
+    """Letters and options become matrices in a fixed order; an adapter of the library has none."""
+    found = auxiliary_of("mlp[attn_matrices=['v','q'], output_lora=True, hidden=8, alpha=2]")
+    assert found == AuxiliaryConfig(kind="mlp", alpha=2.0, hidden=8, places=("query", "value", "output"))
+    assert auxiliary_of("linear[leave_out=[1]]") == AuxiliaryConfig(
+        kind="linear", alpha=1.0, hidden=0, places=("query", "value"), leave_out=(1,)
+    )
+    assert auxiliary_of(" linear ") is not None
+    assert [auxiliary_of(other) for other in ("lora", "full", "linearly", "vera", "")] == [None] * 5
+
+
+def test_auxiliary_models_of_a_merged_matrix_are_one_for_each_part() -> None:
+    """A GPT-2 has the options of other families, and as many weights."""
+    merged = Widths.plain(64, 256, merged=True)
+    assert adapter_block_params("linear", hidden_size=64, widths=merged, num_blocks=2) == 8192
 
 
 def test_full_is_no_adapter() -> None:

@@ -24,6 +24,8 @@ REFUSED = {
     "loreft": "ReFT",
     "lora[dropout=0.1]": "draws numbers",
     "seq_bn|ia3": "it scales",
+    "linear": "an auxiliary model is not divided",
+    "mlp[hidden=8]": "an auxiliary model is not divided",
 }
 
 

@@ -66,7 +66,10 @@ def test_result_files_of_own_weights_have_no_adapter() -> None:
     assert result_files("causal-lm", "full") == ("blocks.safetensors",)
     assert set(result_files("question-answering", "lora")) == {"adapter.safetensors", "adapter_config.json", *head}
     assert set(result_files("causal-lm", "lora")) == {"adapter.safetensors", "adapter_config.json"}
-    assert {"blocks.safetensors", "adapter.safetensors", "adapter_config.json", *head} == set(RESULT_FILES)
+    assert set(result_files("causal-lm", "mlp[hidden=4]")) == {"adapter.safetensors", "adapter.json"}
+    assert set(result_files("question-answering", "linear")) == {"adapter.safetensors", "adapter.json", *head}
+    any_run = {"blocks.safetensors", "adapter.safetensors", "adapter_config.json", "adapter.json", *head}
+    assert any_run == set(RESULT_FILES)
 
 
 def test_result_of_full_parameters_is_a_whole_model(tmp_path: Path) -> None:

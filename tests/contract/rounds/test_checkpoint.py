@@ -11,7 +11,7 @@ import pytest
 from ringtune.errors import IntegrityError, PlanError, UsageError
 from ringtune.jobs.job import Job, Model
 from ringtune.rounds.checkpoint import CheckpointManifest, Resume, Shard
-from ringtune.rounds.job_changes import changed_keys, job_digest
+from ringtune.rounds.job_changes import changed_keys, describe_changes, job_digest
 from ringtune.schedule.unfreezing import NOTHING_KNOWN, Unfreezing
 from tests.support.choosing import make_choice, table_of
 from tests.support.plans import changed, make_method, make_plan
@@ -186,3 +186,9 @@ def test_job_digest_ignores_only_what_can_not_change_the_result() -> None:
         "train.max_steps",
         "train.rounds",
     )
+
+
+def test_changes_leave_out_what_may_differ() -> None:
+    """A longer run that also has another seed is refused for the seed alone."""
+    other = JOB.with_overrides({"train.max_steps": 3, "train.seed": 5})
+    assert describe_changes(JOB, other, but=("train.max_steps", "train.rounds")) == "train.seed was 0, now 5"

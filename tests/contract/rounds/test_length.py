@@ -10,6 +10,8 @@ from ringtune.errors import JobError
 from ringtune.jobs.job import Job
 from ringtune.rounds.job_changes import job_digest
 from ringtune.rounds.length import Length, digests, longer, num_steps_of
+from ringtune.schedule.helped import helped
+from ringtune.schedule.offload import Manner
 from ringtune.schedule.plan import Plan
 from tests.support.fake_agents import job
 from tests.support.plans import changed, make_plan
@@ -45,6 +47,19 @@ def test_run_that_depends_on_its_length_is_not_made_longer(changes: dict[str, ob
     short = job(**{**changes, "train__rounds": 2})
     with pytest.raises(JobError, match=message):
         longer(plan_of(short), job(**changes))
+
+
+@pytest.mark.parametrize(("interval", "is_possible"), [(1, True), (3, False), (4, True)])
+def test_run_whose_helpers_updated_early_at_its_end_is_not_made_longer(interval: int, is_possible: bool) -> None:
+    """Of 8 steps an interval of 3 leaves two for an update that a longer run does not have; one of 4 leaves none."""
+    settings = {"train__method": "all", "offload__mode": {"a": "b"}, "offload__interval": interval}
+    short, long = job(train__rounds=2, **settings), job(train__rounds=5, **settings)
+    plan = helped(plan_of(short), {"a": "b"}, Manner(interval=interval))
+    if is_possible:
+        assert longer(plan, long).course.num_steps == 20
+        return
+    with pytest.raises(JobError, match=r"offload.interval = 3 had its last update early, at step 8, so a longer run"):
+        longer(plan, long)
 
 
 def test_checkpoints_are_known_by_every_length_that_the_run_had() -> None:

@@ -275,3 +275,33 @@ def test_rounds_deadline_names_the_owner_whose_loss_is_missing() -> None:
     rounds.handle(rd.TurnReported("a", 0), 1.0)
     (finish,) = [entry for entry in rounds.handle(TimerFired("phase"), 1e9) if isinstance(entry, rd.Finish)]
     assert finish.error == "DeadlineError" and finish.message.endswith("not done by a")
+
+
+def test_rounds_wait_for_a_result_as_long_as_it_comes() -> None:
+    """A big model over a slow link takes many times ``wait_s``; a link that stops is given up ``wait_s`` later."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=0, eval_rows=0)
+    rounds = rd.Rounds(lambda facts: plan, wait_s=300.0)
+    rounds.handle(rd.Started(("a", "b")), 0.0)
+    for event in (rd.Inspected("a", None), rd.Inspected("b", None), rd.Prepared("a"), rd.Prepared("b")):
+        rounds.handle(event, 0.0)
+    assert rounds.phase == "collecting"
+    for now_s in (200.0, 400.0, 600.0, 800.0):
+        assert rounds.handle(rd.Progressed("a"), now_s) == [SetTimer("phase", now_s + 300.0)]
+    rounds.handle(rd.Collected("a"), 900.0)
+    assert rounds.handle(rd.Progressed("a"), 900.0) == [], "it is done, the other one is waited for"
+    assert rounds.handle(rd.Progressed("b"), 1000.0) == [SetTimer("phase", 1300.0)]
+    answer = rounds.handle(TimerFired("phase"), 1300.0)
+    assert answer[-1] == rd.Finish("DeadlineError", "waited 300 s in phase collecting for node b")
+
+
+def test_rounds_wait_for_a_result_to_be_loaded_as_long_as_it_goes() -> None:
+    """An evaluation sends each node its part first; while it trains, progress of bytes means nothing."""
+    rounds = rd.Rounds(lambda facts: PLAN, wait_s=300.0)
+    rounds.handle(rd.Started(("a", "b")), 0.0)
+    for node in ("a", "b"):
+        rounds.handle(rd.Inspected(node, None), 0.0)
+    assert rounds.handle(rd.Progressed("b"), 250.0) == [SetTimer("phase", 550.0)]
+    for node in ("a", "b"):
+        rounds.handle(rd.Prepared(node), 500.0)
+    assert rounds.phase == "training"
+    assert rounds.handle(rd.Progressed("b"), 501.0) == []

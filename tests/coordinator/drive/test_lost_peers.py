@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from coordinator.drive.lost_peers import GRACE_S, Blame
+import dataclasses
+
+import pytest
+
+from coordinator.drive.lost_peers import GRACE_S, Blame, with_role
 from ringtune.rounds.rounds import NodeFailed
+from ringtune.schedule.helpers import Helper
+from ringtune.schedule.plan import Plan
+from tests.support.plans import make_plan
 
 
 def complaint(node: str) -> NodeFailed:
@@ -33,3 +40,17 @@ def test_blame_believes_the_first_if_all_complain() -> None:
     blame.add(complaint("a"), "b", 10.0)
     blame.add(complaint("b"), "a", 10.1)
     assert blame.verdict(20.0) == complaint("a")
+
+
+@pytest.mark.parametrize("node", ["a", "b", "z"])
+def test_lost_node_that_only_helped_is_called_a_helper(node: str) -> None:
+    """With what it did and the remedy; a host that helps another one is a lost host."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"])
+    helpers = (Helper(node="b", start=0, stop=1), Helper(node="z", start=1, stop=2), Helper(node="z", start=2, stop=4))
+    found = with_role("it is lost", node, Plan.of(plan.course, dataclasses.replace(plan.placement, helpers=helpers)))
+    assert found == "it is lost" + (
+        "; helper z fits the adapters of a's blocks [1, 2), b's blocks [2, 4): start it again and --resume the run, or "
+        "train anew with another helper in [offload]"
+        if node == "z"
+        else ""
+    )

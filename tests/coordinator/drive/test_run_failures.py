@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from coordinator.drive import agent_calls
+from coordinator.drive.requests import RunRequest
 from coordinator.drive.run_driver import RunDriver
+from coordinator.planner.given_plan import GivenPlan
 from coordinator.planner.make_plan import make_plan
+from coordinator.screen.progress import Progress
+from coordinator.submit.client import Client
 from ringtune.errors import (
     CapacityError,
     DataError,
@@ -25,6 +29,7 @@ from ringtune.errors import (
     RingTuneError,
     StorageError,
 )
+from ringtune.schedule.helped import helped
 from ringtune.schedule.turns import Turn
 from ringtune.v1 import control_pb2
 from tests.support.fake_agents import CALL_S, MODEL, NO_TIMES, FakeAgent, FakeCluster, job
@@ -45,6 +50,16 @@ def test_run_that_can_not_fit_is_refused_before_anything_is_measured(tmp_path: P
             make_plan(job(), facts)
     assert asked == [False, False]
     assert str(refused.value) == str(planned.value)
+
+
+def test_run_whose_state_has_no_room_on_a_disk_is_refused_before_anything_is_measured() -> None:
+    """The timing of a checkpoint would fill the disk, and refuse the run without the numbers."""
+    little = {"facts_changes": {"state_free_bytes": 100}}
+    with FakeCluster("a", "b", agents={"a": little, "b": little}) as cluster:
+        with pytest.raises(StorageError, match=r"node a needs 500 B in its folder for state .* but 100 B are free"):
+            run(cluster, train__method="hift", hift__state="disk")
+        asked = [agent.inspected.measure for agent in cluster.agents.values()]
+    assert asked == [False, False]
 
 
 @pytest.mark.promise("6 every wait ends")
@@ -160,6 +175,20 @@ def test_run_declares_a_silent_node_lost() -> None:
         pytest.raises(PeerLostError, match=r"node a is lost: last heard of .* lease is 0\.6 s"),
     ):
         run(cluster, num_nodes=1, runtime__lease_s=0.6)
+
+
+def test_run_names_a_silent_helper_with_what_it_did() -> None:
+    """A node that only helps is lost like every other one, and the remedy says that another one could help."""
+    wanted = job(offload__mode="auto", train__method="all", runtime__lease_s=0.6)
+    plan = helped(make_plan(wanted, {"b": fake_facts("b", **NO_TIMES)}).plan, {"b": "a"})
+    silent = {"on_grant": lambda agent, turns: None, "facts_changes": {"train_rows": 0, "eval_rows": 0}}
+    request = RunRequest(job=wanted, join_s=0.5, plan=GivenPlan(plan=plan))
+    with (
+        FakeCluster("a", "b", lease_s=0.6, agents={"a": silent}) as cluster,
+        Client(cluster.server.address) as client,
+        pytest.raises(PeerLostError, match=r"node a is lost: .*; helper a fits the adapters of b's blocks \[0, 4\)"),
+    ):
+        client.run(request, progress=Progress(), folder=None)
 
 
 def test_run_ends_when_a_node_is_gone() -> None:

@@ -49,6 +49,17 @@ def test_run_status_follows_the_events() -> None:
     assert (found.depth, found.loss) == (2, 0.25)
 
 
+def test_run_status_names_the_units_of_a_group() -> None:
+    """Where groups of units train, their names stand instead of a depth."""
+    board = StatusBoard("r1")
+    board.take(step(depth=0, trains="embedding"))
+    status = control_pb2.StatusReply(run=board.read())
+    assert json.loads(status_json(status))["run"]["trains"] == "embedding"
+    assert status_lines(status, "127.0.0.1:7070")[1] == "step 5/0: round 1, a, trains embedding, loss 0.2500"
+    board.take(step(step=6))
+    assert not board.read().HasField("trains")
+
+
 def test_run_status_without_figures_says_so() -> None:
     """Before the first step there is no loss, not a loss of 0; nor is there one of a batch without targets."""
     board = StatusBoard("r1")

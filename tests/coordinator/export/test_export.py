@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
 import pytest
 from safetensors.numpy import load, save
+from typer.testing import CliRunner
 
 from coordinator.export.export import export_run
+from coordinator.export.model_card import whole_model_card
+from coordinator.run_folder.saved_run import read_run
+from ringtune import cli
 from ringtune.errors import IntegrityError, RingTuneError, UsageError
+from ringtune.schedule.methods import Hift
+from ringtune.schedule.saving import Velora
+from ringtune.schedule.units import Range
 from tests.support.disk import log_of_syncs
-from tests.support.saved_runs import own_weights_instead, whole_model_instead, write_run
+from tests.support.plans import changed
+from tests.support.saved_runs import AUXILIARY, auxiliary_instead, own_weights_instead, whole_model_instead, write_run
 
 
 @pytest.fixture
@@ -79,6 +89,66 @@ def test_export_of_a_language_model_has_no_head(run: Path, tmp_path: Path, has_o
     assert "AutoAdapterModel" not in card
 
 
+def test_export_of_auxiliary_models_says_how_they_load(run: Path, tmp_path: Path) -> None:
+    """Their description stands in the place of the library's; the card and the last line name the function."""
+    auxiliary_instead(run)
+    out = tmp_path / "out"
+    shown = CliRunner().invoke(cli.app, ["export", str(run), "--out", str(out), "--base-model", "acme/tiny"])
+    assert shown.exit_code == 0, shown.output
+    names = {"README.md", "adapter.json", "adapter.safetensors", "head_config.json", "model_head.safetensors"}
+    assert {path.name for path in out.iterdir()} == names
+    assert json.loads((out / "adapter.json").read_text())["model_name"] == "acme/tiny"
+    card = (out / "README.md").read_text()
+    assert 'load_auxiliary(model, "PATH_OF_THIS_FOLDER")' in card and "library_name: ringtune" in card
+    assert shown.stdout.splitlines()[-1].endswith(f"load_auxiliary(model, {str(out)!r})")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": "peft"}, "is not of the format 'ringtune-auxiliary', version 1; take the folder of a run"),
+        ({"version": 2}, "version 1; take the folder of a run"),
+        ({"kind": "low-rank"}, "adapter.json: kind is 'low-rank'; copy the run's folder again"),
+        ({"alpha": 0}, "alpha is 0"),
+        ({"hidden": 3}, "hidden is 3"),
+        ({"places": ["query", "gate"]}, "places is"),
+    ],
+)
+def test_export_of_auxiliary_models_checks_what_describes_them(
+    run: Path, tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    """Another format, a later version, or a value of a wrong kind: one line that names the key."""
+    auxiliary_instead(run)
+    path = run / "adapter/adapter.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(IntegrityError, match=re.escape(message)):
+        export_run(run, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "options", "message"),
+    [
+        ("seq_bn", ["--merge"], "can't be merged: it is no change of matrices; leave --merge out, or train linear"),
+        ("mlp[hidden=4]", ["--merge"], "can't be merged: it is no change of matrices"),
+        (AUXILIARY, ["--model", "x"], "--model is the base model to merge into; give --merge too"),
+        (AUXILIARY, ["--merge"], "the base model /srv/carol/models/tiny is not there; name its folder with --model"),
+    ],
+)
+def test_export_refuses_what_it_can_not_merge(
+    run: Path, tmp_path: Path, adapter: str, options: list[str], message: str
+) -> None:
+    """Before a process is started, or with the words of that process; nothing is left behind."""
+    auxiliary_instead(run)
+    job = (run / "job.toml").read_text()
+    (run / "job.toml").write_text(job.replace(AUXILIARY, adapter))
+    if adapter == "seq_bn":
+        (run / "adapter/adapter.json").rename(run / "adapter/adapter_config.json")
+    shown = CliRunner().invoke(cli.app, ["export", str(run), "--out", str(tmp_path / "out"), *options])
+    assert shown.exit_code != 0
+    assert message in shown.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["secret-place"]
+
+
 def test_export_of_own_weights_is_refused(run: Path, tmp_path: Path) -> None:
     """There is no adapter to give away; where the weights are is said."""
     own_weights_instead(run)
@@ -107,6 +177,29 @@ def test_export_of_a_whole_model_is_a_folder_of_transformers(run: Path, tmp_path
         assert line in card.splitlines()
     for private in ("alice", "bob", "carol", "secret-place"):
         assert private not in card
+
+
+def test_card_says_how_the_method_and_velora_were_set(run: Path) -> None:
+    """Groups, their order, what always trained, and what became of resting state: a reader could train it again."""
+    saved = read_run(run)
+    method = Hift(group_size=2, order="random", seed=3, always_active=("head",), drops_state=True)
+    velora = Velora(blocks=(Range(0, 2),), layers=("query", "key", "value"), parts=4)
+    hift = replace(saved, plan=changed(saved.plan, method=method, velora=velora))
+    lines = whole_model_card(hift, base_model="acme/tiny", config={}, digests={}).splitlines()
+    for line in (
+        "| method | hift |",
+        "| hift, group size | 2 |",
+        "| hift, order | random |",
+        "| hift, seed | 3 |",
+        "| hift, always active | head |",
+        "| hift, drops state | yes |",
+        "| velora, layers | query, key, value |",
+        "| velora, parts | 4 |",
+    ):
+        assert line in lines
+    assert any(line.startswith("| optimizer | adamw, learning rate ") for line in lines)
+    plain = whole_model_card(saved, base_model="acme/tiny", config={}, digests={})
+    assert "| ringada, every steps | " in plain and "velora" not in plain and "hift" not in plain
 
 
 def _swap_classes(model: Path) -> None:
@@ -264,3 +357,13 @@ def test_export_that_cannot_be_written_leaves_nothing(run: Path, tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(RingTuneError, match="can't write"):
         export_run(run, tmp_path / "file" / "out")
+
+
+def test_export_command_names_the_class_that_loads_the_head_too(run: Path, tmp_path: Path) -> None:
+    """``AutoModel`` would leave the head behind."""
+    whole_model_instead(run)
+    out = tmp_path / "out"
+    shown = CliRunner().invoke(cli.app, ["export", str(run), "--out", str(out)])
+    assert shown.exit_code == 0
+    load = f"transformers.BertForSequenceClassification.from_pretrained({str(out)!r})"
+    assert shown.stdout.splitlines()[-1] == f"exported to {out}; load it with {load}"

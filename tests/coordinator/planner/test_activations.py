@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from coordinator.planner.explaining.plan import explain, explanation_text
+from coordinator.planner.fitting.slice_saving import KEEPS_ALL, extra_share
 from coordinator.planner.given_plan import GivenPlan, accept_plan
-from coordinator.planner.make_plan import Planned, make_plan
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.planned import Planned
 from coordinator.screen.plan_text import plan_text
 from ringtune.costs.profile import NodeFacts
 from ringtune.errors import CapacityError, JobError, PlanError
@@ -133,6 +135,20 @@ def test_velora_that_does_not_fit_the_model_is_refused(keys: dict[str, Any], mes
     assert message in str(caught.value)
 
 
+def test_velora_leaves_layers_alone_whose_input_stays_anyway() -> None:
+    """Behind ReLU the input of ``down`` is kept: the defaults leave it out, and who names it is told why."""
+    behind_relu = (*TRAINED[:-1], dataclasses.replace(TRAINED[-1], always_kept=True))
+    nodes = {
+        name: dataclasses.replace(node, model=dataclasses.replace(node.model, kept_inputs=behind_relu))
+        for name, node in two().items()
+    }
+    velora = make_plan(wanted("velora"), nodes).plan.course.velora
+    assert velora is not None
+    assert velora.layers == ("query", "key", "value")
+    with pytest.raises(JobError, match="has 'down', but this model's activation function keeps the input"):
+        make_plan(wanted("velora", velora__layers=["down"]), nodes)
+
+
 def test_explanation_says_both_numbers_and_what_else_would_save() -> None:
     """What a slice needs so, and what it would need; projections that would do; and what dropout costs."""
     made = planned("auto", too_little())
@@ -153,6 +169,11 @@ def test_explanation_says_both_numbers_and_what_else_would_save() -> None:
         assert part in text, part
     lines = plan_text(made.plan, made.memory, measured=False, num_steps=0)
     assert any("activations" in line and line.startswith("node") for line in lines)
+
+
+def test_slice_that_never_trains_takes_no_longer() -> None:
+    """A run too short to unfreeze it keeps nothing there, so there is nothing to compare with."""
+    assert extra_share(KEEPS_ALL, Range(2, 2), two()["a"]) == 0.0
 
 
 def test_explanation_is_silent_where_nothing_was_asked_for() -> None:

@@ -15,7 +15,8 @@ from coordinator.commands.plan import app
 from coordinator.planner.alternatives import microbatch_choices, wire_choices
 from coordinator.planner.effort import Effort
 from coordinator.planner.explaining.plan import explain, explanation_text
-from coordinator.planner.make_plan import Planned, check_inputs, make_plan
+from coordinator.planner.make_plan import check_inputs, make_plan
+from coordinator.planner.planned import Planned
 from ringtune.costs.profile import LinkFacts, Profile, TimedShape
 from ringtune.errors import InvalidInputError, PlanError, UsageError
 from ringtune.jobs.job import Job, parse_job
@@ -266,3 +267,15 @@ def test_alike_nodes_share_what_only_some_of_them_measured() -> None:
         others.append(dataclasses.replace(node, work_times=times))
     made = planned(wanted(), Profile(nodes=(others[0], owner, others[1])))
     assert [(piece.node, piece.num_blocks) for piece in made.plan.placement.slices] == [("a", 3), ("b", 3), ("c", 2)]
+
+
+def test_explanation_of_even_slices_calls_no_faster_plan_the_second_best() -> None:
+    """Alike nodes get even slices unless another ring is much faster; one that is a little faster says so."""
+    made = planned(wanted(), ring())
+    assert made.choice is not None
+    why = explain(made.choice, relative=True)
+    assert why.second is not None
+    second = dataclasses.replace(why.second, job_s=0.95 * why.job_s, simulated_s=None)
+    text = "\n".join(explanation_text(dataclasses.replace(why, even=True, simulated_s=None, second=second)))
+    assert "not much faster, so not taken: " in text
+    assert "second best" not in text

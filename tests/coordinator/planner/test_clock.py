@@ -9,7 +9,8 @@ import pytest
 
 from coordinator.planner.effort import Effort, PlanningClock
 from coordinator.planner.explaining.plan import explain, explanation_text
-from coordinator.planner.make_plan import Planned, make_plan
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.planned import Planned
 from ringtune.errors import DeadlineError, InterruptedRunError
 from tests.coordinator.planner.test_choose import QUICK, ring, wanted
 from tests.support.planner_rings import MIB

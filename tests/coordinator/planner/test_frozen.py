@@ -10,7 +10,8 @@ import pytest
 from coordinator.drive.plan_making.first_look import Looked
 from coordinator.planner.explaining.plan import explain, explanation_text
 from coordinator.planner.given_plan import GivenPlan, accept_plan
-from coordinator.planner.make_plan import Planned, check_inputs, make_plan
+from coordinator.planner.make_plan import check_inputs, make_plan
+from coordinator.planner.planned import Planned
 from coordinator.screen.plan_text import plan_text
 from ringtune.costs.profile import NodeFacts, Profile, TimedShape
 from ringtune.errors import CapacityError, PlanError
@@ -127,3 +128,16 @@ def test_times_of_another_type_are_refused_or_called_rough() -> None:
         check_inputs(job(), given)
     assert "predicted times are rough" in make_plan(job(runtime__frozen="auto"), given.by_name).note
     assert "rough" not in make_plan(job(runtime__frozen="bfloat16"), given.by_name).note
+
+
+def test_refusal_names_the_types_of_frozen_weights_that_would_fit() -> None:
+    """Only those: where int8 alone would fit, bfloat16 is not named, and where none would, neither is."""
+    least = {wish: least_bytes(wish) for wish in ("float32", "bfloat16", "int8")}
+    with pytest.raises(CapacityError, match=r"runtime\.frozen = 'bfloat16' or runtime\.frozen = 'int8' would fit; or "):
+        planned("float32", least["bfloat16"])
+    with pytest.raises(CapacityError, match=r"runtime\.frozen = 'int8' would fit; or ") as refused:
+        planned("bfloat16", least["int8"])
+    assert "'bfloat16'" not in str(refused.value)
+    with pytest.raises(CapacityError) as refused:
+        planned("float32", least["int8"] // 2)
+    assert "would fit" not in str(refused.value)

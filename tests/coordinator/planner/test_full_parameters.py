@@ -10,14 +10,16 @@ import pytest
 
 from coordinator.planner.choose import plan_of
 from coordinator.planner.draft import Draft
-from coordinator.planner.make_plan import make_plan
+from coordinator.planner.explaining.plan import explain, explanation_text
+from coordinator.planner.make_plan import keep_plan, make_plan
 from coordinator.planner.predict.judge import simulated_job_s
 from coordinator.planner.predict.ring_costs import ring_costs
 from coordinator.planner.predict.step_time import Ring, job_s
+from coordinator.screen.prediction_text import prediction_lines
 from ringtune.costs.profile import NodeFacts, Profile
 from ringtune.costs.seconds import CourseCosts
 from ringtune.costs.work_times import Work
-from ringtune.errors import CapacityError
+from ringtune.errors import CapacityError, JobError, PlanError
 from ringtune.jobs.job import Job, parse_job
 from ringtune.schedule.actions import Payload
 from ringtune.schedule.methods import Hift
@@ -74,6 +76,15 @@ def test_plan_of_hift_shares_the_blocks_of_alike_nodes_out(num_nodes: int) -> No
     assert not planned(wanted(), *nodes).placement.state_on_disk
 
 
+def test_plan_of_hift_that_stays_in_its_warm_up_is_refused() -> None:
+    """12 blocks, embedding and head are 14 units: 14 steps are one sweep, and the second sweep learns something."""
+    job = wanted(train__warmup_steps=1)
+    with pytest.raises(JobError, match=r"train.warmup_steps = 1 counts sweeps .* 14 steps are within the first sweep"):
+        planned(job.with_overrides({"train.max_steps": 14}), board("a"))
+    assert planned(job.with_overrides({"train.max_steps": 15}), board("a")).course.num_steps == 15
+    assert planned(wanted(train__max_steps=14), board("a")).course.num_steps == 14
+
+
 def test_plan_of_hift_that_fits_no_node_is_refused_with_both_numbers() -> None:
     """One board is too small, alone; four of them are not."""
     job = wanted(train__optimizer="adamw")
@@ -94,6 +105,14 @@ def test_plan_of_hift_with_state_on_disk_fits_where_state_in_memory_does_not() -
     assert planned(wanted(hift__state="disk"), small).placement.state_on_disk
     with pytest.raises(CapacityError):
         planned(wanted(), small)
+
+
+@pytest.mark.parametrize(("microbatches", "expected"), [(1, 2), (4, 4)])
+def test_plan_of_hift_has_room_for_one_item_between_two_hosts(microbatches: int, expected: int) -> None:
+    """A forward sees all updates before, so more hidden states could only wait; with adapters there may be 8."""
+    nodes = {name: board(name) for name in "ab"}
+    job = wanted(train__microbatches=microbatches)
+    assert make_plan(job, nodes).plan.placement.credits == expected
 
 
 def test_plan_of_hift_keeps_blocks_from_an_owner_without_room_for_them() -> None:
@@ -149,3 +168,70 @@ def test_prediction_of_hift_counts_the_bytes_of_unit_gradients(monkeypatch: pyte
         table = of_link.count(-1) * (47_677_440 - 46_881_792)
         tokens = (rows - table) / of_link.count(-1) / (46_881_792 / 30522 + 8)
         assert 16 * 32 <= tokens <= 16 * 64, "the padded tokens of a mean batch"
+
+
+def test_plan_whose_gradient_no_link_takes_is_refused() -> None:
+    """A tied table of 1.5 GiB: two owners can't send it to each other, also by a plan that was made before."""
+    table: dict[str, Any] = {"embedding_train_bytes": 3 << 29, "token_table_bytes": 3 << 29, "is_tied": True}
+    nodes = [board(name, memory_bytes=1 << 40) for name in "ab"]
+    large = [dataclasses.replace(node, model=dataclasses.replace(node.model, **table)) for node in nodes]
+    with pytest.raises(PlanError, match=r"gradient of the embedding.* has up to 1,536 MiB, .* at most 1,024 MiB"):
+        planned(wanted(), *large)
+    with pytest.raises(PlanError, match="gradient of the embedding"):
+        keep_plan(wanted(), planned(wanted(), *nodes), {node.node: node for node in large})
+    assert planned(wanted(), large[0], dataclasses.replace(large[1], train_rows=0, eval_rows=0))
+
+
+def test_prediction_of_hift_has_a_line_for_each_group() -> None:
+    """Steps are told apart by the units that they train: embedding and head would both be depth 0."""
+    profile = ring_of(random.Random(1), ["laptop", "laptop"], owners=2)
+    draft = draft_of(profile)
+    plan = plan_of(draft, ring_costs(draft, profile, optimizer="adamw"), Ring(nodes=(0, 1), counts=(3, 3)))
+    found = predict(plan, profile)
+    names = ["embedding", *(f"block {block}" for block in range(6)), "head"]
+    assert [each.trains for each in found.depths] == names
+    assert sum(each.steps for each in found.depths) == plan.course.num_steps
+    assert sum(each.wall_s for each in found.depths) == pytest.approx(found.train_s)
+    assert found.depths[0].step_s > found.depths[-1].step_s
+    lines = prediction_lines(plan, found)
+    assert [line.split("  ")[0] for line in lines[lines.index("") :] if line.startswith(("trains", "embedding"))] == [
+        "trains",
+        "embedding",
+    ]
+
+
+def test_explanation_of_hift_says_how_far_the_backward_goes() -> None:
+    """A depth says nothing of a group; the lowest block that has a gradient does."""
+    made = make_plan(wanted(), {"a": board("a")})
+    assert made.choice is not None
+    text = explanation_text(explain(made.choice, relative=True))
+    assert "depth" not in "".join(text)
+    assert [line.strip().partition(":")[0] for line in text if "backward" in line] == [
+        "no backward below the head",
+        *(f"backward to block {block}" for block in range(11, -1, -1)),
+    ]
+
+
+def test_refusal_of_an_owner_of_hift_names_what_helps_it() -> None:
+    """No other node can keep its embedding; an optimizer with less state, or a roomier owner helps."""
+    small = board("a", memory_bytes=100 * MIB)
+    with pytest.raises(CapacityError, match=r"for embedding and head but .*'adafactor' or 'sgd'") as refused:
+        planned(wanted(), small)
+    assert "add a node" not in str(refused.value)
+    with pytest.raises(CapacityError, match=r"or let a node with more memory own its rows$"):
+        planned(wanted(train__optimizer="sgd"), small)
+
+
+def test_refusal_names_the_settings_of_hift_that_would_fit() -> None:
+    """State on disk and smaller groups each make room; with less memory only what still fits is named."""
+    job = wanted(hift__group_size=14, train__checkpoint_every=0)
+    most = make_plan(job, {"a": board("a")}).memory["a"].total_bytes
+    small = make_plan(job.with_overrides({"hift.group_size": 1}), {"a": board("a")}).memory["a"].total_bytes
+    with pytest.raises(CapacityError, match=r"hift\.group_size = 1 would fit; or lower train\.batch_size"):
+        planned(job, board("a", memory_bytes=(small + most) // 2))
+    ones = job.with_overrides({"hift.group_size": 1})
+    with pytest.raises(CapacityError, match=r"hift\.state = 'disk' would fit; or lower train\.batch_size"):
+        planned(ones, board("a", memory_bytes=small - 20 * MIB))
+    with pytest.raises(CapacityError) as refused:
+        planned(job, board("a", memory_bytes=50 * MIB))
+    assert "would fit" not in str(refused.value)

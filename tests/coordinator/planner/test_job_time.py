@@ -8,7 +8,8 @@ import pytest
 
 from coordinator.planner.explaining.plan import explain, explanation_text
 from coordinator.planner.job_time import guessed_time, measured_time
-from coordinator.planner.make_plan import Planned, make_plan
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.planned import Planned
 from coordinator.planner.predict.plan_time import plan_job_s
 from coordinator.planner.predict.score_time import score_pass_s
 from ringtune.costs.profile import LinkFacts, Profile

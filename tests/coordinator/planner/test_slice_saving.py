@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import random
 
 import pytest
@@ -63,6 +64,21 @@ def test_auto_takes_the_cheapest_way_that_fits(memory_bytes: int, *, may_project
     found = chosen(memory_bytes, may_project=may_project)
     assert found == wanted
     assert needs(found) <= memory_bytes
+
+
+def test_auto_passes_over_the_lowest_block_where_that_keeps_little() -> None:
+    """It keeps 17 of a hundred bytes: run again it frees 7, for a whole forward; one block less runs again without."""
+
+    def least(saving: SliceSaving) -> int:
+        lowest_too = saving.recomputed > 0 and saving.start == KEPT.start
+        return needs(saving) - (0 if lowest_too else 83)
+
+    facts = dataclasses.replace(ROOMY, memory_bytes=427)
+    assert slice_saving(AUTO, KEPT, least, facts) == SliceSaving(2, 6)
+    found = slice_saving(AUTO, KEPT, least, facts, first_is_small=True)
+    assert found == SliceSaving(3, 6)
+    assert least(found) <= 427
+    assert slice_saving(AUTO, KEPT, needs, facts, first_is_small=True) == SliceSaving(2, 6)
 
 
 def test_auto_without_a_way_that_fits_takes_the_smallest() -> None:
@@ -134,6 +150,24 @@ def test_a_node_hosts_more_blocks_where_they_may_run_again() -> None:
     assert any(without[1].estimate(bare, node).total_bytes > has_bytes for node in plan.nodes)
 
 
+def test_a_node_with_the_lowest_block_keeps_its_small_graph() -> None:
+    """The graph of the lowest block begins at its adapter; one block less runs again than from the bottom on."""
+    roomy = class_ring(random.Random(1), ["laptop"], num_blocks=6, owners=1)
+    (facts,) = roomy.nodes
+    facts = dataclasses.replace(facts, lowest_token_bytes=facts.activation_token_bytes / 6)
+    roomy = dataclasses.replace(roomy, nodes=(facts,))
+    draft, ring = draft_for(roomy, microbatches=8, method="all"), Ring(nodes=(0,), counts=(6,))
+    profile = tight(roomy, round(0.7 * needed(draft, roomy, ring)))
+    costs, caps = tables(auto(draft, may_project=False), profile)
+    plan = plan_of(caps.draft, costs, ring)
+    (again,) = plan.placement.recompute
+    assert again.start == 1
+    assert caps.estimate(plan, facts.node).total_bytes <= profile.nodes[0].memory_bytes
+    as_many = dataclasses.replace(plan.placement, recompute=(Range(0, again.stop - 1),))
+    below = caps.estimate(dataclasses.replace(plan, placements=(as_many,)), facts.node)
+    assert below.total_bytes > profile.nodes[0].memory_bytes
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_exact_search_with_auto_finds_the_best_ring(seed: int) -> None:
     """Slices, and what they do to save activations, are found together."""
@@ -170,6 +204,7 @@ def test_step_time_with_auto_is_near_the_simulated_one(seed: int) -> None:
     ring = Ring(nodes=tuple(rng.sample(range(2), 2)), counts=random_counts(rng, 6, 2))
     profile = tight(roomy, round(0.75 * needed(draft, roomy, ring)))
     costs, _ = tables(draft, profile)
+    assert all(map(operator.lt, costs.projected_back_s, costs.backward_s))  # own weights: their gradients are shorter
     plan = plan_of(draft, costs, ring)
     assert plan.placement.recompute or plan.course.velora
     predicted = step_times(costs, ring)

@@ -12,8 +12,10 @@ from coordinator.records.report import RunLedger, mean
 from ringtune.engine.spans import Span
 from ringtune.errors import IntegrityError
 from ringtune.schedule.actions import Payload
+from ringtune.schedule.helpers import Helper
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.operations.table import BatchOperations, Operations
+from ringtune.schedule.plan import Plan
 from ringtune.schedule.tables.words import parse_action
 from ringtune.schedule.turns import StepKind, Turn, turn_sequence
 from ringtune.schedule.versions import depth, ever_trained
@@ -247,3 +249,49 @@ def test_report_counts_gradients_of_units_by_link() -> None:
     assert "unit_gradient_bytes" not in second
     report = ledger.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
     assert report["unit_gradient_links"] == {"a>b": 700}
+
+
+def test_ledger_names_the_units_that_a_step_of_hift_trained() -> None:
+    """A group of units has no depth; the line says which units it was. Methods with a depth have no such key."""
+    plan = make_plan([("a", 0, 4)], ["a"], method=Hift(group_size=2), num_steps=2, local_iterations=2)
+    books = RunLedger(plan, job().train)
+    turn = next(iter(turn_sequence(plan.course)))
+    for offset in (0, 1):
+        step(books, turn, offset, 1.0, 1.0)
+    assert [line["trains"] for line in books.turn_done(turn)] == ["embedding, block 0", "blocks 1 to 2"]
+    others = ledger()
+    step(others, TURNS[0], 0, 1.0, 1.0)
+    assert "trains" not in others.turn_done(TURNS[0])[0]
+
+
+def test_report_counts_pairs_and_weights_by_link_and_seconds_of_fitting() -> None:
+    """Of a run with a helper; a run without one has no such figures."""
+    placement = dataclasses.replace(PLAN.placement, helpers=(Helper(node="z", start=0, stop=2),))
+    plan = Plan.of(PLAN.course, placement)
+    ledger = RunLedger(plan, job().train)
+    turn = next(iter(turn_sequence(plan.course)))
+    ledger.begin(0.0)
+    for payload, source, target, size in (
+        (Payload.PAIRS, "a", "z", 700),
+        (Payload.WEIGHTS, "z", "a", 30),
+        (Payload.HIDDEN, "a", "b", 100),
+    ):
+        ledger.add_traffic(source, 0, target, payload, size)
+    ledger.add_spans("z", [Span(parse_action(text, 4), 1.0, 1.5) for text in ("A0.0[0,2)", "U0[0,2)")])
+    ledger.step_done(turn, 0, 0, 0, {"count": 1.0, "loss_sum": 1.0}, 1.0)
+    line = ledger.turn_done(turn)[0]
+    assert (line["pair_bytes"], line["helper_weight_bytes"]) == ({"a>z": 700}, {"z>a": 30})
+    assert line["bytes"] == {"a>z": 700, "z>a": 30, "a>b": 100}
+    report = ledger.report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
+    assert (report["pair_links"], report["helper_weight_links"]) == ({"a>z": 700}, {"z>a": 30})
+    assert (report["nodes"]["z"]["fit_s"], report["nodes"]["z"]["busy_s"]) == (0.5, 1.0)
+    assert report["offload"] == {
+        "helpers": [{"node": "z", "host": "a", "blocks": [0, 2]}],
+        "interval": 1,
+        "pairs": "float32",
+        "merged": False,
+        "overlap": False,
+        "staleness": "none",
+    }
+    bare = RunLedger(PLAN, job().train).report(run_id="r", wall_s=1.0, phases_s={}, predicted_bytes={})
+    assert not {"offload", "pair_links"} & bare.keys() and "fit_s" not in bare["nodes"]["a"]

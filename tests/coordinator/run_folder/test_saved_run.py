@@ -147,6 +147,13 @@ def test_saved_run_is_evaluated_by_one_owner_with_the_classes_of_the_head(tmp_pa
     assert made.train.batch_size == run.job.train.batch_size
 
 
+def test_evaluation_needs_no_helper(tmp_path: Path) -> None:
+    """The nodes that evaluate are others than those that the job names."""
+    run = read_run(write_run(tmp_path / "run"))
+    job = run.job.with_overrides({"offload.mode": {"node-1": "laptop"}, "train.method": "all"})
+    assert not evaluation_job(dataclasses.replace(run, job=job), None).offload.is_on
+
+
 @pytest.mark.parametrize("frozen", [None, FrozenWeights(dtype="int8", native=True)])
 def test_evaluation_holds_frozen_weights_as_the_run_did(tmp_path: Path, frozen: FrozenWeights | None) -> None:
     """What ``auto`` chose for the run is not chosen anew; how products are computed is the evaluating nodes' matter."""

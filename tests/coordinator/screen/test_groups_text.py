@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from coordinator.screen.groups_text import groups_lines, units_text
+from coordinator.screen.groups_text import groups_lines
 from coordinator.screen.plan_text import plan_text
 from ringtune.costs.memory.terms import MemoryEstimate, Term
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.units import Units
+from ringtune.schedule.units import Units, units_text
 from tests.support.plans import make_plan
 
 MEMORY = {"a": MemoryEstimate((Term("buffers", "gradient of the embedding on its way", 2, 3 << 20),))}
@@ -47,8 +47,8 @@ def test_a_plan_of_hift_says_groups_sweeps_and_what_owners_send() -> None:
         "a sweep over all groups is 3 steps; the run has 4 sweeps, and the learning rate advances once a sweep",
         "every owner has a copy of embedding and head; a step that trains one sends its gradient to the other owners: "
         "embedding (at most 3.0 MiB), head",
-        "note: with texts, the rows of an embedding's gradient tell the other owners which tokens a batch had, "
-        "though not in which order",
+        "note: these gradients tell the other owners much of a batch: with texts, the embedding's which tokens it had "
+        "and, of learned positions, where they stood; the head's about how many rows of each class",
     ]
 
 

@@ -117,6 +117,13 @@ def test_evaluation_line_names_what_the_loss_is_a_mean_of(figures: dict[str, Any
     assert evaluation_line(entry) == f"evaluation after 8 steps: {words}"
 
 
+def test_plain_progress_names_the_units_of_a_group() -> None:
+    """What a step of HiFT trained is no depth: of embedding and head it would be 0."""
+    stream = io.StringIO()
+    PlainProgress(stream).step({**step(8), "depth": 0, "trains": "embedding"})
+    assert stream.getvalue() == "step 8/8: round 1, a, trains embedding, loss 0.5000\n"
+
+
 def test_plain_progress_shows_a_diverged_loss() -> None:
     """A loss that is no number does not end the program."""
     stream = io.StringIO()

@@ -10,6 +10,7 @@ from edge.model.tensor_bytes import pieces_of
 from ringtune.errors import DivergedError, IntegrityError, PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.files.safetensors_stream import write_tensors
+from ringtune.schedule.replicas import unit_grad_key
 from ringtune.schedule.turns import turn_sequence
 from ringtune.schedule.units import EMBEDDING
 from tests.support.torch_ring import Case, make_carrier, write_inputs
@@ -36,16 +37,16 @@ def blob(value: float) -> Pieces:
 def test_gradient_that_diverged_names_step_and_owner(executors: dict[str, NodeExecutor]) -> None:
     """As a loss does, because it is the batch of that owner that has to be looked at."""
     with pytest.raises(DivergedError, match="at step 1, a batch of owner a: the gradient of the embedding for item 0"):
-        executors["b"].load_unit_grad(0, EMBEDDING, blob(float("nan")))
+        executors["b"].put_parcel(unit_grad_key(0, EMBEDDING), blob(float("nan")))
 
 
 def test_gradient_of_another_unit_is_refused(executors: dict[str, NodeExecutor]) -> None:
     """The file says which tensors it has; they have to be the unit's."""
     with pytest.raises(IntegrityError, match="the gradient of the head for item 0 has the tensors"):
-        executors["b"].load_unit_grad(0, 4, blob(1.0))
+        executors["b"].put_parcel(unit_grad_key(0, 4), blob(1.0))
 
 
 def test_gradient_is_for_owners(executors: dict[str, NodeExecutor]) -> None:
     """A node without data has no copy."""
     with pytest.raises(PlanError, match="needs an owner"):
-        executors["c"].load_unit_grad(0, EMBEDDING, blob(1.0))
+        executors["c"].put_parcel(unit_grad_key(0, EMBEDDING), blob(1.0))

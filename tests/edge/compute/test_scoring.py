@@ -84,7 +84,18 @@ def score(hand: ring.HandRing, turn: Turn) -> list[BlockScores]:
 
 
 def one_process(case: Case, plan: Plan, turn: Turn) -> list[BlockScores]:
-    """The whole model, gradients of all weights, cut into equal parts by heads."""
+    """The whole model, gradients of all weights, cut into equal parts by heads; once, whatever the slices."""
+    key = repr((case, plan.course, turn))
+    if key not in _REFERENCES:
+        _REFERENCES[key] = scores_of_one_process(case, plan, turn)
+    return _REFERENCES[key]
+
+
+_REFERENCES: dict[str, list[BlockScores]] = {}
+
+
+def scores_of_one_process(case: Case, plan: Plan, turn: Turn) -> list[BlockScores]:
+    """Those of one course; nothing in them depends on who hosts what."""
     choice = plan.course.choice
     assert choice is not None
     model = reference.whole_model(case.job, plan, case.folder / "model").eval()

@@ -97,11 +97,9 @@ def test_vectors_of_random_depend_on_seed_and_layer_alone() -> None:
 
 
 @pytest.mark.parametrize("init", INITS)
-@pytest.mark.parametrize("value", [0.0, math.inf])
+@pytest.mark.parametrize("value", [0.0, math.inf, math.nan, 1e30])
 def test_vectors_of_an_input_without_direction_are_finite(init: str, value: float) -> None:
-    """Zeros, and what diverged, give a vector of equal values."""
-    if init == "svd" and value:
-        return  # what diverged ends the run; a decomposition of it may fail
+    """Zeros, and what diverged, give a vector of equal values; numbers that are near the largest one give some."""
     vector = make(init).next("0.down", torch.full((5, 16), value))
     assert torch.isfinite(vector).all()
     assert float(vector.norm()) == pytest.approx(1, rel=1e-6)

@@ -10,15 +10,17 @@ import torch
 
 from edge.compute.saving.velora import Projections, Used
 from edge.model.activations import saved_tensors, storage_bytes
-from edge.model.head_groups.layouts import LAYOUTS
+from edge.model.layouts import LAYOUTS
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.model.skeleton import Skeleton, build_skeleton
 from edge.model.slice import BlockRunner, materialise
 from ringtune.errors import JobError
 from ringtune.jobs.job import parse_job
 from ringtune.models.families import FAMILIES
+from ringtune.models.family import ACTIVATIONS, keeps_result
 from ringtune.schedule.saving import Velora
 from ringtune.schedule.units import Range
+from tests.support.literal_velora import every_layer
 from tests.support.tiny_families import MODEL_TYPES, write_family
 
 BLOCKS = (Range(0, 2),)
@@ -26,22 +28,15 @@ ROWS, TOKENS, WIDTH = 4, 16, 32
 DOWN = Velora(blocks=BLOCKS, layers=("adapter_down",), parts=8)
 
 
-def every_layer(model_type: str) -> Velora:
-    """All base layers that a family's blocks have."""
-    gate = ("gate",) if LAYOUTS[model_type].gate else ()
-    layers = ("query", "key", "value", "attention_out", "up", *gate, "down")
-    return Velora(blocks=BLOCKS, layers=layers, parts=8)
-
-
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function that makes two real blocks of a family."""
     root = tmp_path_factory.mktemp("models")
 
-    def make(model_type: str, adapter: str, dropout: float = 0.0) -> Skeleton:
-        folder = root / model_type
+    def make(model_type: str, adapter: str, dropout: float = 0.0, **config: Any) -> Skeleton:
+        folder = root / "-".join([model_type, *config.values()])
         if not folder.exists():
-            write_family(folder, model_type, num_blocks=2)
+            write_family(folder, model_type, num_blocks=2, **config)
         text = (
             f'[model]\npath = "{folder}"\ntask = "{FAMILIES[model_type].tasks[-1]}"\n'
             f'[adapter]\nconfig = "{adapter}"\n[train]\ndropout = {dropout}\n'
@@ -96,7 +91,7 @@ def _note(inputs: dict[str, torch.Tensor], name: str) -> Any:
 def test_velora_keeps_no_input_of_own_weights(build: Any, model_type: str) -> None:
     """With dropout in the attention nobody else keeps them; without VeLoRA they are all kept."""
     skeleton = build(model_type, "full", 0.1)
-    velora = every_layer(model_type)
+    velora = every_layer(model_type, blocks=BLOCKS)
     before = kept_inputs(skeleton, velora, 0.1, is_projected=False)
     assert len(before) == 2 * len(set(paths(model_type, velora)))
     assert set(before.values()) == {True}
@@ -111,7 +106,7 @@ def paths(model_type: str, velora: Velora) -> list[str]:
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_velora_can_not_free_what_the_attention_of_gpt2_keeps(build: Any, model_type: str) -> None:
     """Without dropout its kernel keeps the very tensor that enters ``attention_out``; other families make a copy."""
-    kept = kept_inputs(build(model_type, "full"), every_layer(model_type), 0.0, is_projected=True)
+    kept = kept_inputs(build(model_type, "full"), every_layer(model_type, blocks=BLOCKS), 0.0, is_projected=True)
     assert [name for name, is_kept in kept.items() if is_kept] == (
         ["0.attn.c_proj.weight", "1.attn.c_proj.weight"] if model_type == "gpt2" else []
     )
@@ -121,7 +116,7 @@ def test_velora_can_not_free_what_the_attention_of_gpt2_keeps(build: Any, model_
     ("model_type", "adapter"),
     [(name, adapter) for name in ("bert", "gpt2", "llama") for adapter in ("seq_bn", "double_seq_bn")]
     + [(name, "seq_bn[ln_before=True]|lora[r=2]") for name in ("bert", "gpt2", "llama")]
-    + [("bert", "par_bn")],
+    + [("bert", "par_bn"), ("bert", "linear[output_lora=True]"), ("gpt2", "linear"), ("llama", "mlp[hidden=8]")],
 )
 def test_velora_keeps_no_input_of_adapters(build: Any, model_type: str, adapter: str) -> None:
     """Bottlenecks, parallel ones, behind a norm of their own, and LoRA beside them."""
@@ -132,11 +127,33 @@ def test_velora_keeps_no_input_of_adapters(build: Any, model_type: str, adapter:
     assert set(kept_inputs(skeleton, DOWN, 0.0, is_projected=True).values()) == {False}
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("model_type", "key"), [("bert", "hidden_act"), ("gpt2", "activation_function"), ("llama", "hidden_act")]
+)
+def test_velora_leaves_what_an_activation_function_keeps(
+    build: Any, monkeypatch: pytest.MonkeyPatch, model_type: str, key: str, activation: str
+) -> None:
+    """Some functions need their result in backward, which is what ``down`` reads; a gate's product is nobody else's."""
+    skeleton = build(model_type, "full", 0.1, **{key: activation})
+    velora = dataclasses.replace(every_layer(model_type, blocks=BLOCKS), layers=("down",))
+    keeps = not LAYOUTS[model_type].gate and keeps_result(activation)
+    if keeps:
+        with pytest.raises(JobError, match=r"has 'down', but the activation function of this .* anyway; leave it out"):
+            projections_of(skeleton, velora)
+        monkeypatch.setattr("edge.compute.saving.velora._check_activation", lambda *args: None)
+    assert set(kept_inputs(skeleton, velora, 0.1, is_projected=True).values()) == {keeps}
+    lora = build(model_type, "lora[r=2, intermediate_lora=True, output_lora=True]", **{key: activation})
+    kept = kept_inputs(lora, DOWN, 0.0, is_projected=True)
+    assert set(kept.values()) == {False}
+    assert any(name.startswith(f"0.{LAYOUTS[model_type].down}.") for name in kept) is not keeps
+
+
 def test_velora_keeps_one_projection_for_layers_of_one_input(build: Any) -> None:
     """Query, key and value keep together 8 numbers a token, and so does each other input."""
     skeleton = build("bert", "full", 0.1)
     kept = {}
-    for velora in (None, every_layer("bert")):
+    for velora in (None, every_layer("bert", blocks=BLOCKS)):
         y = graph_of(skeleton, velora, 0.1)
         weights = storage_bytes(skeleton.model.parameters())
         found = storage_bytes(saved_tensors(y))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from edge.measuring.rows import known_labels, resized
 from edge.model.slice import BlockRunner
 from ringtune.costs.measuring import Size
 from ringtune.costs.work_times import PART_OF, WHOLE_WORKS, Work, WorkTime
+from ringtune.errors import StorageError
 from ringtune.jobs.job import Job
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import CAUSAL_LM, QUESTION_ANSWERING
@@ -35,6 +38,7 @@ SIZED = {
     Work.BACKWARD_LOWEST,
     Work.ENCODE,
     Work.DECODE,
+    Work.FIT,
 }
 OWNERS = {Work.EMBED, Work.HEAD, Work.HEAD_FREE}
 
@@ -65,7 +69,7 @@ def test_measure_times_every_work_of_an_owner_at_two_sizes(model_folder: Path, t
     wanted = {(work, 3, tokens) for work in SIZED | OWNERS for tokens in (16, 8)}
     wanted |= {(work, 0, 0) for work in (Work.UPDATE, Work.UPDATE_HEAD, Work.HAND_OVER, Work.SAVE)}
     assert set(points(measured.work_times)) == wanted
-    assert {work for work, _, _ in wanted} == set(WHOLE_WORKS)
+    assert {work for work, _, _ in wanted} == {*WHOLE_WORKS, Work.FIT}
     assert all(point.samples == 3 and point.median_s > 0 for point in measured.work_times)
     assert 0 < measured.lowest_token_bytes < measured.activation_token_bytes
     assert list((tmp_path / "state").iterdir()) == []
@@ -76,6 +80,27 @@ def test_measure_leaves_an_owners_works_out_without_rows(model_folder: Path) -> 
     job = ring.make_job(model_folder)
     measured = ring.make_bench(model_folder, job).measure(QUICK, budget_s=0.0, disk=None)
     assert {point.work for point in measured.work_times} == SIZED | {Work.UPDATE}
+
+
+def test_measure_needs_room_on_the_disk_for_checkpoints_only(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk a job that saves nothing is measured without that; one with checkpoints is refused."""
+
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    measured = ring.make_bench(model_folder, ring.make_job(model_folder, train__checkpoint_every=0)).measure(
+        QUICK, budget_s=0.0, disk=tmp_path
+    )
+    assert {point.work for point in measured.work_times} == SIZED | {Work.UPDATE}
+    saving = ring.make_bench(model_folder, ring.make_job(model_folder, train__checkpoint_every=5))
+    with pytest.raises(
+        StorageError, match=r"a block's part of a checkpoint can't be written in .* are free; make room"
+    ):
+        saving.measure(QUICK, budget_s=0.0, disk=tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("subnets", "share"), [(2, 0.5), (4, 0.5)])
@@ -94,12 +119,12 @@ def test_measure_times_a_part_of_a_block_where_operations_part_it(
 
 @pytest.mark.parametrize("subnets", [1, 2])
 def test_measure_times_own_weights(model_folder: Path, subnets: int) -> None:
-    """Without an adapter every work of a block and the update of its weights are timed, in parts too."""
+    """Without an adapter every work of a block and the update of its weights are timed, in parts too; no fits."""
     job = ring.make_job(model_folder, adapter__config="full")
     bench = ring.make_bench(model_folder, job, subnets=subnets)
     measured = bench.measure(QUICK, budget_s=0.0, disk=None)
     parts = set(PART_OF.values()) if subnets > 1 else set()
-    assert {found.work for found in measured.work_times} == SIZED | {Work.UPDATE} | parts
+    assert {found.work for found in measured.work_times} == SIZED - {Work.FIT} | {Work.UPDATE} | parts
     assert bench.activation_token_bytes() == pytest.approx(measured.activation_token_bytes)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from edge.model.head_groups.layouts import LAYOUTS
 from edge.model.head_groups.weights import WeightSlice, subnet_slices, subnets_of_block
+from edge.model.layouts import LAYOUTS
 from ringtune.errors import PlanError
 from ringtune.models.families import FAMILIES
 from tests.support.tiny_families import MODEL_TYPES, base_model

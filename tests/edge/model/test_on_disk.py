@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import gc
+import mmap
 import os
+import re
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +16,7 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
+from edge.model.optimizers import unit_optimizers
 from edge.model.optimizers.on_disk import OnDisk, require_room
 from edge.model.optimizers.prefetch import Prefetcher
 from edge.model.optimizers.unit_optimizers import UnitOptimizers
@@ -122,6 +126,60 @@ def test_state_of_an_active_unit_stays_mapped_and_can_be_saved(tmp_path: Path) -
     assert not mapped(tmp_path)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="procfs says what is resident")
+def test_state_on_disk_is_resident_one_tensor_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of six equal tensors that are updated, no more than the two moments of one have pages at the end of an update."""
+    wide = 1 << 18
+    units = {0: {f"0.{index}": torch.nn.Parameter(torch.ones(wide)) for index in range(6)}}
+    module: Any = unit_optimizers
+    disk, update, found = on_disk(tmp_path / "moments", units), module.apply_update, []
+
+    def measured(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+        update(optimizer, learning_rate)
+        found.append(resident_bytes(tmp_path / "moments"))
+
+    monkeypatch.setattr(module, "apply_update", measured)
+    for _ in range(2):
+        for parameter in units[0].values():
+            parameter.grad = parameter.detach().cos()
+        disk.update([0], 0.1)
+        assert resident_bytes(tmp_path / "moments") <= 64 * mmap.PAGESIZE  # step counts
+    one = 2 * 4 * wide
+    assert max(found) >= one
+    assert max(found) <= one + 64 * mmap.PAGESIZE
+    disk.close()
+
+
+def test_an_update_by_parts_leaves_gradients_of_later_parts_alone(tmp_path: Path) -> None:
+    """They are there until their own part, and free right after it; the optimizer knows all parameters afterwards."""
+    units = make_units()
+    disk, seen = on_disk(tmp_path, units), []
+    keeper = disk._keeper
+    parts = keeper.parts
+
+    def watched(unit: int, updated: Any) -> Any:
+        for part in parts(unit, updated):
+            seen.append([name for name, value in updated.items() if value.grad is not None])
+            yield part
+
+    keeper.parts = watched  # type: ignore[method-assign]
+    step(disk, units, 0)
+    assert seen == [["0.w", "0.b", "0.s"], ["0.b", "0.s"], ["0.s"]]
+    assert [id(value) for value in disk._optimizers[0].param_groups[0]["params"]] == [*map(id, units[0].values())]
+    disk.close()
+
+
+def resident_bytes(folder: Path) -> int:
+    """Bytes of pages of a folder's files that this process has mapped and resident."""
+    found, is_ours = 0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            is_ours = str(folder) in line
+        elif is_ours and line.startswith("Rss:"):
+            found += int(line.split()[1]) << 10
+    return found
+
+
 def cut_off(path: Path) -> None:
     """Cut a file off."""
     os.truncate(path, path.stat().st_size - 1)
@@ -203,11 +261,49 @@ def test_state_that_has_no_room_is_refused_with_both_numbers(tmp_path: Path, mon
     assert sum(path.stat().st_size for path in (tmp_path / "moments").iterdir()) == needed
 
 
+def test_state_takes_its_room_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others write meanwhile takes nothing of it; a unit has no state before its update."""
+    units, others = make_units(), make_units()
+    keeper = OnDisk(tmp_path / "moments", "adamw", OF)
+    disk, memory = UnitOptimizers(Train(), units, keeper), UnitOptimizers(Train(), others)
+    keeper.reserve(units)
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "moments").iterdir()}
+    assert sizes == {f"{unit}.safetensors": keeper.file_bytes(unit, values) for unit, values in units.items()}
+
+    def no_room(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    for unit in (0, 3, 0):
+        for optimizers, own in ((disk, units), (memory, others)):
+            step(optimizers, own, unit)
+    assert bytes(write_tensors(disk.tensors())) == bytes(write_tensors(memory.tensors()))
+    disk.close()
+    assert list((tmp_path / "moments").iterdir()) == []
+
+
 def test_state_folder_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     """A file stands in its place."""
     (tmp_path / "moments").write_text("")
     with pytest.raises(StorageError, match="moments"):
         require_room(tmp_path / "moments", [UnitOptimizers(Train(), make_units())], OF)
+
+
+def test_state_is_read_ahead_once_before_each_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are interleaved at a node, so that it is asked again and again for what comes next."""
+    asked: list[str] = []
+    monkeypatch.setattr(Prefetcher, "ask", lambda _, path: asked.append(path.stem))
+    units = make_units()
+    disk = on_disk(tmp_path / "moments", units)
+    for unit in (0, 3):
+        step(disk, units, unit)
+    for _ in range(4):
+        disk.prefetch([0, 3, -1])  # -1 has no state yet
+    assert asked == ["0", "3"]
+    step(disk, units, 0)
+    disk.prefetch([0, 3])
+    assert asked == ["0", "3", "0"]
+    disk.close()
 
 
 def test_prefetcher_hints_the_whole_file_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

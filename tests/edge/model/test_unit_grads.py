@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from edge.model import unit_grads
 from edge.model.tensor_bytes import pieces_of
-from edge.model.unit_grads import collect_sparse, complete, grad_blob, load_grads
+from edge.model.unit_grads import add_up_rows, collect_sparse, complete, grad_blob, load_grads
 from ringtune.errors import DivergedError, IntegrityError
-from ringtune.files.pieces import Pieces
+from ringtune.files.pieces import PIECE_BYTES, Pieces
 from ringtune.files.safetensors_stream import write_tensors
 
 ROWS, WIDTH = 9, 3
@@ -49,6 +50,18 @@ def dense(unit: dict[str, nn.Parameter]) -> dict[str, torch.Tensor]:
     return {name: value.grad.clone() for name, value in unit.items() if value.grad is not None}
 
 
+@pytest.mark.parametrize(("from_bytes", "times"), [(ROWS * WIDTH * 4, 1), (ROWS * WIDTH * 4 + 1, 0)])
+def test_freed_memory_is_given_back_before_the_gradient_of_a_large_table_becomes_whole(
+    from_bytes: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan counts on it: what the graphs of the step took is not resident beside it."""
+    unit, were_sparse = trained_unit([[1, 4]]), []
+    monkeypatch.setattr(unit_grads, "TABLE_GIVEN_BACK_BYTES", from_bytes)
+    monkeypatch.setattr(unit_grads, "trim_heap", lambda: were_sparse.append(unit["table"].grad.is_sparse))
+    complete(unit, None)
+    assert were_sparse == [True] * times
+
+
 def test_gradient_of_a_table_travels_as_its_rows_with_the_same_bits() -> None:
     """Only rows that a batch used are in the file; what the copy adds to its optimizer is equal in every bit."""
     unit, copy = trained_unit([[1, 4, 4], [4, 7, 1]]), make_unit()
@@ -70,6 +83,25 @@ def test_gradient_is_what_one_process_has() -> None:
     found = dense(unit)
     for name, value in plain.items():
         assert value.grad is not None and torch.allclose(found[name], value.grad, atol=1e-6)
+
+
+def test_gradient_of_a_table_has_no_more_rows_than_the_table_after_a_micro_batch() -> None:
+    """A word that comes in every micro-batch is one row; the sum is the one of all rows."""
+    tokens = [[1, 4, 4, 1, 7, 7, 1, 4], [7, 4, 1, 1], [1, 1, 1, 4]]
+    unit, bounded = trained_unit(tokens), make_unit()
+    module = nn.Embedding(ROWS, WIDTH)
+    module.weight = bounded["table"]
+    collect_sparse([module])
+    rows = []
+    for number, micro in enumerate(tokens):
+        hidden = module(torch.tensor(micro)) * (number + 0.3) + bounded["bias"]
+        torch.autograd.backward([hidden.square().sum()])
+        add_up_rows(bounded)
+        rows.append(bounded["table"].grad._nnz())
+    assert rows[:2] == [8, 3] and max(rows) <= ROWS  # 8 + 4 are more than the table's 9, and become 3
+    assert unit["table"].grad._nnz() > ROWS
+    ours, theirs = dense(bounded), dense(unit)
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in ours)
 
 
 def test_gradient_of_a_tied_table_is_the_sum_of_both_and_travels_whole() -> None:
@@ -152,3 +184,19 @@ def test_gradient_that_is_not_finite_is_found(bad: float) -> None:
     with pytest.raises(DivergedError, match="bias"):
         load_grads(of(grad__bias=torch.tensor([1.0, bad, 2.0])), unit, where="it")
     assert unit["bias"].grad is None
+
+
+def test_gradient_is_looked_at_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch makes a copy of what it is asked about: of a whole table it would be a second one beside the gradient."""
+    values = 2 * PIECE_BYTES // 4
+    blob = Pieces.of(bytes(of(grad__table=torch.ones(values, 1))))
+    asked, is_finite = [], torch.isfinite
+
+    def watched(tensor: torch.Tensor) -> torch.Tensor:
+        asked.append(tensor.nbytes)
+        return is_finite(tensor)
+
+    monkeypatch.setattr(torch, "isfinite", watched)
+    load_grads(blob, {"table": nn.Parameter(torch.zeros(values, 1))}, where="it")
+    assert 0 < max(asked) <= PIECE_BYTES
+    assert sum(asked) == 4 * values

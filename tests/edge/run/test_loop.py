@@ -12,7 +12,7 @@ import pytest
 from edge.run import reporter as rp
 from ringtune.engine.handled import Handled
 from ringtune.engine.spans import Span
-from ringtune.errors import DeadlineError, ModelError
+from ringtune.errors import DeadlineError, ModelError, PeerLostError
 from ringtune.schedule.actions import Action, Op, TensorKey
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import turn_sequence
@@ -116,6 +116,15 @@ def test_run_lost_peer_is_reported_once_and_at_once() -> None:
         ring.runs["b"].on_peer_lost("a", "cancelled")
         failed = ring.reports["b"].of(rp.Failed)
         assert failed == [rp.Failed("PeerLostError", "node b lost its link with node a: socket closed", "a")]
+
+
+def test_run_names_the_peer_that_it_can_not_send_to() -> None:
+    """A send may find a broken link before the link tells of it; the coordinator then hears the peer's own error."""
+    with ring_of(two_hosts()) as ring:
+        lost = PeerLostError("node a: Socket closed")
+        lost.peer = "a"
+        ring.runs["b"].fail(lost)
+        assert ring.reports["b"].of(rp.Failed) == [rp.Failed("PeerLostError", "node b: node a: Socket closed", "a")]
 
 
 @pytest.mark.promise("6 every wait ends")

@@ -19,7 +19,7 @@ def test_run_sends_gradients_of_units_to_every_other_owner() -> None:
     with ring_of(plan, record=True) as ring:
         ring.start()
         assert ring.wait_done(len(ring.grant_all()))
-        assert all(run.num_waiting == 0 and not run._inbox.unit_grads for run in ring.runs.values())
+        assert all(run.num_waiting == 0 and not run._inbox.parcels for run in ring.runs.values())
     sent = [entry for node in plan.nodes for entry in ring.reports[node].of(rp.Sent) if entry.payload != Payload.HIDDEN]
     grads = [entry for entry in sent if entry.payload == Payload.UNIT_GRAD]
     assert len(grads) == 2 * (4 + 4) and not [entry for entry in sent if entry.payload == Payload.HEAD]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 from edge.agent_options import default_state
 from edge.shards.kept import FinishedRun, Kept
 from edge.shards.saver import Saver, ShardAsked, check_shards, open_saver
-from edge.shards.state_folder import RunShards, StateFolder
+from edge.shards.state_folder import RunShards, StateFolder, room_bytes
 from ringtune.errors import BusyError, DataError, DivergedError, IntegrityError, StorageError, UsageError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.plan import Plan
@@ -47,6 +49,23 @@ def hold(path: Path, ready: Any) -> None:
     with StateFolder(path):
         ready.send(True)
         ready.recv()
+
+
+def test_room_for_a_run_counts_what_a_killed_run_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its optimizer state is removed by the next run; its shards stay. A folder that is not there yet has a disk."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
+    run = StateFolder(tmp_path).run(RUN)
+    run.moments.mkdir(parents=True)
+    (run.moments / "3.safetensors").write_bytes(bytes(50))
+    run.path(6).write_bytes(bytes(7))
+    assert room_bytes(tmp_path) == 1050
+    assert room_bytes(tmp_path / "new") == 1000
+
+
+def test_room_of_a_folder_that_can_not_be_asked_is_not_known(tmp_path: Path) -> None:
+    """A path below a file."""
+    (tmp_path / "file").write_bytes(b"")
+    assert room_bytes(tmp_path / "file" / "below" / "it") is None
 
 
 def test_state_folder_lets_one_process_write(tmp_path: Path) -> None:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from edge.agent_options import AgentOptions
+from edge.compute.capturing.install import adapter_weights
+from edge.compute.hosting import host
 from edge.model.safetensors_files import SafetensorsFiles
 from edge.weights.borrow import Borrower
 from ringtune.costs.model_facts import model_facts
 from ringtune.errors import FrameError, IntegrityError, InterruptedRunError, ModelError
 from ringtune.jobs.job import Job, Model
+from ringtune.schedule.helpers import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.weights.source import ModelSource, Offers
 from tests.support.plans import make_plan
@@ -84,6 +89,24 @@ def test_weights_run_folder_has_the_slice_and_no_more(tmp_path: Path) -> None:
     assert tensors_in(got) == wanted
     assert got.name == "all-MiniLM-L6-v2"
     assert not (got / "tokenizer.json").exists()
+
+
+def test_weights_helper_gets_no_base_weights(tmp_path: Path) -> None:
+    """A node that only helps fits adapters of others' blocks from the configuration alone."""
+    folder = write_bert(tmp_path / "m")
+    bare = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_steps=2, hidden_size=8)
+    placement = dataclasses.replace(bare.placement, helpers=(Helper(node="z", start=2, stop=4),))
+    plan = Plan.of(bare.course, placement)
+    with serving(folder) as server:
+        got = Node(tmp_path / "cache", server.port, name="z").folder(plan)
+    assert not tensors_in(got) and not list((tmp_path / "cache").rglob("weights/*/*.safetensors"))
+    job = JOB.with_overrides({"model.path": str(got)})
+    hosted = host(plan, "z", job, got, None, device=torch.device("cpu"))
+    assert sorted(hosted.optimizers.units) == [2, 3]
+    wanted = host(plan, "b", job.with_overrides({"model.path": str(folder)}), folder, None, device=torch.device("cpu"))
+    theirs = adapter_weights(wanted.skeleton, (2, 3))
+    assert hosted.fitted().keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in hosted.fitted().items())
 
 
 def test_weights_owner_gets_embedding_private_blocks_and_tokenizer(tmp_path: Path) -> None:

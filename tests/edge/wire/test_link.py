@@ -250,8 +250,9 @@ def test_link_that_breaks_is_told_at_both_ends() -> None:
         lost = node.sink.next()
         assert isinstance(lost, Lost)
         assert lost.source == "a"
-        with pytest.raises(PeerLostError, match="node b"):
+        with pytest.raises(PeerLostError, match="node b") as caught:
             out.link.send_tensor(TensorKey(Payload.HIDDEN, 0, 0, 2), *hidden())
+        assert caught.value.peer == "b"
         assert out.broken.empty()
 
 

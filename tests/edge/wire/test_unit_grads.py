@@ -12,12 +12,13 @@ from ringtune.errors import FrameError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Payload, TensorKey
 from ringtune.schedule.methods import Hift
+from ringtune.schedule.parcels import WAITING, credit_boundary
 from ringtune.schedule.plan import Plan
-from ringtune.schedule.replicas import UNIT_GRADS_WAITING, credit_boundary
+from ringtune.schedule.replicas import unit_grad_key
 from ringtune.schedule.tables.words import format_action
 from ringtune.schedule.units import EMBEDDING
 from ringtune.v1 import ring_pb2
-from tests.support.wire_parts import WAIT_S, UnitGradCame, expectation, hello, plan, receiver, sender
+from tests.support.wire_parts import WAIT_S, ParcelCame, expectation, hello, plan, receiver, sender
 
 HEAD = 4
 DATA = bytes(range(256)) * 20_000  # two chunks
@@ -30,7 +31,7 @@ def hift_plan(**changes: Any) -> Plan:
 
 def header(of: Plan, seq: int, unit: int, source: str = "c", data: bytes = b"x") -> ring_pb2.FrameHeader:
     """The header of a unit's gradient."""
-    return frames.unit_grad_header(hello(of, source), seq, unit, Pieces.of(data))
+    return frames.parcel_header(hello(of, source), unit_grad_key(seq, unit), Pieces.of(data))
 
 
 def test_unit_grad_header_has_the_key_of_its_unit() -> None:
@@ -46,19 +47,19 @@ def test_unit_grad_arrives_with_item_unit_and_bytes() -> None:
     """From one owner to another, in the order of sending; each is a span of its link."""
     of = hift_plan()
     with receiver(expectation(of, "d")) as node, sender(node.address, hello(of, "c"), "d") as out:
-        assert out.link.send_unit_grad(0, EMBEDDING, Pieces.of(DATA)) == len(DATA)
-        out.link.send_unit_grad(2, HEAD, Pieces.of(b"two"))
-        assert node.sink.next() == UnitGradCame(0, EMBEDDING, "c", DATA)
-        assert node.sink.next() == UnitGradCame(2, HEAD, "c", b"two")
+        assert out.link.send_parcel(unit_grad_key(0, EMBEDDING), Pieces.of(DATA)) == len(DATA)
+        out.link.send_parcel(unit_grad_key(2, HEAD), Pieces.of(b"two"))
+        assert node.sink.next() == ParcelCame(unit_grad_key(0, EMBEDDING), "c", DATA)
+        assert node.sink.next() == ParcelCame(unit_grad_key(2, HEAD), "c", b"two")
         assert format_action(out.sent.get(timeout=WAIT_S).action, HEAD) == ">u0#embedding@d"
 
 
 def test_unit_grad_credits_come_back_one_by_one() -> None:
     """Those of hidden states travel a quarter at a time, these are too few."""
     of = hift_plan(credits=8)
-    boundary = credit_boundary(of.course)
+    boundary = credit_boundary(of.course, Payload.UNIT_GRAD)
     with receiver(expectation(of, "d")) as node, sender(node.address, hello(of, "c"), "d") as out:
-        out.link.send_unit_grad(0, EMBEDDING, Pieces.of(DATA))
+        out.link.send_parcel(unit_grad_key(0, EMBEDDING), Pieces.of(DATA))
         node.sink.next()
         node.servicer.ack("c", boundary)
         assert out.acks.get(timeout=WAIT_S) == ("d", frames.Ack(1, boundary))
@@ -99,9 +100,11 @@ def test_unit_grad_comes_once_and_with_credit_only() -> None:
     check.revoke(first)
     check.admit(first)
     check.admit(header(of, 2, HEAD))
-    with pytest.raises(FrameError, match=f"without credit: {UNIT_GRADS_WAITING} of {UNIT_GRADS_WAITING}"):
+    with pytest.raises(
+        FrameError, match=f"without credit: {WAITING[Payload.UNIT_GRAD]} of {WAITING[Payload.UNIT_GRAD]}"
+    ):
         check.admit(header(of, 3, EMBEDDING))
-    check.credit_returned(credit_boundary(of.course), 1)
+    check.credit_returned(credit_boundary(of.course, Payload.UNIT_GRAD), 1)
     check.admit(header(of, 3, EMBEDDING))
 
 

@@ -18,9 +18,11 @@ What the engine's rules bound, and where it shows here:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from ringtune.costs.memory.full_parameters import step_terms, unit_terms
+from ringtune.costs.memory.offload import offload_terms
 from ringtune.costs.memory.operations import (
     SCORE_WORK_BYTES,
     block_scores_bytes,
@@ -80,7 +82,9 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     else:
         yield from _adapter_terms(course, share, sizes, flying)
         yield from graph_terms(course, share.recompute, (share.stop - num_kept, share.stop), sizes, flying)
-    yield Term("activations", "work space of a block", min(1, num_hosted), kept)
+        yield Term("activations", "work space of a block", min(1, num_hosted), kept)
+        if share.is_owner:
+            yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
     if gathers_scores(course):
         yield from _score_terms(course, share, sizes)
     num_masks = flying * len(micro) if num_kept else 0
@@ -88,7 +92,6 @@ def _terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     mask = sizes.mask_bytes(micro[0], course.max_length)
     yield Term("activations", "attention mask of a micro-batch", num_masks, mask)
     if share.is_owner:
-        yield Term("head", "work space of the head", 1, round(sizes.head_work_bytes(tokens)))
         yield Term("data", "rows and tokenizer", 1, sizes.data_bytes)
     yield Term("data", "operation tables", 1, sizes.tables_bytes)
     yield Term("buffers", "tensor on its way or waiting", _waiting(course, share, reach.lowest, flying), tensor)
@@ -105,14 +108,17 @@ def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> I
     yield Term("adapters", "adapter of a block", num_hosted, sizes.adapter_bytes)
     yield Term("adapters", "earlier version of an adapter", (flying - 1) * num_trained, sizes.adapter_bytes)
     trained = sizes.adapter_bytes + sizes.adapter_state_bytes
-    yield Term("optimizer", "gradient and moments of an adapter", num_trained, trained)
+    num_fitted = sum(_overlap(reach.ranges, *one) for one in itertools.chain(*share.helps))
+    own = num_trained - sum(_overlap(reach.ranges, *one) for one in share.helped)
+    yield Term("optimizer", "gradient and moments of an adapter", own, trained)
+    yield from offload_terms(course, share, sizes)
     if share.is_owner:
         yield Term("head", "head with gradient and moments", 1, 2 * sizes.head_bytes + sizes.head_state_bytes)
     yield Term(
         "passing",
         "work space of an update, or pieces of what is saved or handed over",
         1,
-        _passing(sizes, num_trained, has_head=share.is_owner and reach.has_head),
+        _passing(sizes, num_trained + num_fitted, has_head=share.is_owner and reach.has_head),
     )
 
 

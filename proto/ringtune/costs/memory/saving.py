@@ -5,8 +5,8 @@ policy        each micro-batch of a block keeps                                 
 ============= ================================================================= ===================================
 none          its graph
 velora        its graph, with projections for the inputs of its linear layers
-recompute     its input                                                         the graph of one block
-both          its input                                                         the graph of one block, projected
+recompute     its input, and the masks of its dropout                           the graph of one block
+both          the same                                                          the graph of one block, projected
 ============= ================================================================= ===================================
 
 VeLoRA does nothing in passes that gather scores, so a run that has some counts on nothing of it. How much it saves
@@ -46,6 +46,7 @@ def graph_terms(
     (start, stop), graphs = blocks, kept_graphs(course)
     tokens = course.microbatch_sizes()[0] * course.max_length
     tensor, again = round(sizes.tensor_bytes(tokens)), recomputed_blocks(course, recompute, blocks)
+    run_again = round(sizes.run_again_bytes(tokens))
     kept = [block for block in range(start, stop) if block not in again]
     begin = _beginning(course, kept, sizes) if graphs is None else []
     projected = [block for block in projected_blocks(course, kept) if block not in begin]
@@ -62,7 +63,7 @@ def graph_terms(
         round(sizes.projected_bytes(tokens)),
     )
     yield Term(_PART, _INPUT, flying * _inputs(course, graphs, kept), tensor)
-    yield Term(_PART, "input of a block that is run again", flying * _micros(course, graphs, again), tensor)
+    yield Term(_PART, "input of a block that is run again", flying * _micros(course, graphs, again), run_again)
     if again:
         is_projected = len(projected_blocks(course, again)) == len(again)
         block_bytes = sizes.projected_bytes(tokens) if is_projected else sizes.kept_bytes(tokens)

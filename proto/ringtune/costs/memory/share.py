@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringtune.schedule.placement import CREDITS
+from ringtune.schedule.placement import CREDITS, Placement
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
 
@@ -22,6 +22,8 @@ class Share:
         credits: hidden states in flight per (link, boundary).
         recompute: blocks whose backward runs them again, its own among them.
         state_on_disk: whether the optimizer state of units that rest is in files.
+        helped: own blocks whose adapters helpers fit.
+        helps: blocks of each other host whose adapters it fits, a tuple a host.
     """
 
     is_owner: bool
@@ -33,6 +35,8 @@ class Share:
     credits: int = CREDITS
     recompute: tuple[Range, ...] = ()
     state_on_disk: bool = False
+    helped: tuple[Range, ...] = ()
+    helps: tuple[tuple[Range, ...], ...] = ()
 
     @staticmethod
     def of(plan: Plan, node: str) -> Share:
@@ -49,4 +53,13 @@ class Share:
             credits=placement.credits,
             recompute=placement.recompute,
             state_on_disk=placement.state_on_disk,
+            helped=tuple(Range(one.start, one.stop) for one in placement.helpers_of(node)),
+            helps=_helps(placement, node),
         )
+
+
+def _helps(placement: Placement, node: str) -> tuple[tuple[Range, ...], ...]:
+    found: dict[str, list[Range]] = {}
+    for one in placement.helped_by(node):
+        found.setdefault(placement.host_of(one.start), []).append(Range(one.start, one.stop))
+    return tuple(map(tuple, found.values()))

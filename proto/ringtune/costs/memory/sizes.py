@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from ringtune.costs.memory.dropout_masks import drawn_token_bytes
 from ringtune.costs.memory.frozen import frozen_bytes, widened_bytes
 from ringtune.costs.memory.logits import logits_peak_bytes
 from ringtune.costs.memory.operations import (
@@ -13,12 +14,13 @@ from ringtune.costs.memory.operations import (
     subnet_token_bytes,
     tables_bytes,
 )
-from ringtune.costs.memory.unit_grads import embedding_grad_bytes
+from ringtune.costs.memory.unit_grads import ROW_NUMBER_BYTES, embedding_grad_bytes
 from ringtune.costs.memory.unit_state import state_bytes
+from ringtune.costs.offload_traffic import pair_token_bytes, wire_of
 from ringtune.costs.profile import ModelFacts, NodeFacts
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.course import Course
-from ringtune.schedule.saving import num_subtokens
+from ringtune.schedule.saving import RANDOM, num_subtokens
 from ringtune.schedule.units import EMBEDDING
 
 DTYPE_BYTES: Final = {"float32": 4, "float64": 8}
@@ -37,6 +39,7 @@ class Sizes:
         data_bytes: of the node's rows and tokenizer.
         lowest_token_bytes: as ``activation_token_bytes``, of the lowest block that trains; 0 = as much as others.
         trains_own_weights: whether the blocks' own weights train instead of adapters.
+        has_dropout: whether blocks drop anything.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Sizes:
         data_bytes: int = 0,
         lowest_token_bytes: float = 0.0,
         trains_own_weights: bool = False,
+        has_dropout: bool = False,
     ) -> None:
         self._item_bytes = DTYPE_BYTES[dtype]
         self._token_logits = model.head_token_logits
@@ -85,8 +89,14 @@ class Sizes:
         self._embedding_grad_bytes = math.ceil(embedding_grad_bytes(model, batch_tokens))
         self.is_tied = model.is_tied
         self._token_table_bytes = model.token_table_bytes or model.embedding_train_bytes
+        micro_tokens = course.microbatch_sizes()[0] * course.max_length
+        most_rows = math.ceil(self._token_table_bytes / self.token_bytes) + micro_tokens
+        self._embedding_rows_bytes = min(batch_tokens, most_rows) * (self.token_bytes + ROW_NUMBER_BYTES)
         inputs = score_token_bytes(model, self._item_bytes)
         self._passing_token_bytes = max(0.0, activation_token_bytes - inputs)
+        self._drawn_token_bytes = drawn_token_bytes(model, course.max_length) if has_dropout else 0.0
+        self._pair_token_bytes = model.pair_token_bytes
+        self._sent_pair_token_bytes = pair_token_bytes(model, wire_of(course.offload))
         self._has_mask = not model.fixed_tokens
         self._head = course.head
         in_subnets = subnet_token_bytes(model, self._item_bytes, trains_own_weights=trains_own_weights)
@@ -108,6 +118,7 @@ class Sizes:
             data_bytes=node.data_bytes,
             lowest_token_bytes=node.lowest_token_bytes,
             trains_own_weights=trains_own_weights(node.shape.adapter),
+            has_dropout=node.shape.dropout > 0,
         )
 
     def trained_bytes(self, unit: int) -> int:
@@ -126,6 +137,15 @@ class Sizes:
         """Bytes of the gradient of embedding or head, as it goes to another owner, at most."""
         return self._embedding_grad_bytes if unit == EMBEDDING else self.head_bytes
 
+    @property
+    def decoder_bytes(self) -> int:
+        """Bytes of the matrix that makes logits of every token, such as a language model's decoder."""
+        return self._largest_params[1] * self._item_bytes
+
+    def embedding_rows_bytes(self) -> int:
+        """Bytes of a batch's rows in the embedding's gradient: at most its table's and those of a micro-batch."""
+        return self._embedding_rows_bytes
+
     def widened_bytes(self, *, is_owner: bool) -> int:
         """Bytes of the room in which a frozen matrix is widened: of a block, or the decoder of a language model."""
         largest = max(self._largest_params) if is_owner else self._largest_params[0]
@@ -137,9 +157,17 @@ class Sizes:
             return self._embedding_state_bytes
         return self.head_state_bytes if unit == self._head else self.adapter_state_bytes
 
+    def largest_state_bytes(self, unit: int) -> int:
+        """Bytes of these that belong to one trained tensor of a unit, at most."""
+        return min(self.state_bytes(unit), state_bytes(self.optimizer, self.largest_tensor_bytes(unit)))
+
     def tensor_bytes(self, tokens: float) -> float:
         """Bytes of a hidden state or gradient of so many padded tokens."""
         return tokens * self.token_bytes
+
+    def run_again_bytes(self, tokens: float) -> float:
+        """Bytes that one block keeps which runs again: its input, and the masks that its dropout drew."""
+        return tokens * (self.token_bytes + self._drawn_token_bytes)
 
     def kept_bytes(self, tokens: float) -> float:
         """Bytes that one block keeps for its backward of so many padded tokens.
@@ -167,6 +195,14 @@ class Sizes:
         """Bytes that one block keeps besides, of so many padded tokens, while scores are gathered."""
         return tokens * self._score_token_bytes
 
+    def pair_bytes(self, tokens: float) -> float:
+        """Bytes of one block's pairs for a helper, of so many padded tokens, as they were computed."""
+        return tokens * self._pair_token_bytes
+
+    def sent_pair_bytes(self, tokens: float) -> float:
+        """Bytes of the same as they travel."""
+        return tokens * self._sent_pair_token_bytes
+
     def mask_bytes(self, rows: int, max_length: int) -> int:
         """Bytes of what tells the blocks which tokens of a micro-batch see which: a number for every two of a row."""
         return rows * max_length**2 * self._item_bytes if self._has_mask else 0
@@ -180,10 +216,13 @@ class Sizes:
 def _projected_values(course: Course, model: ModelFacts) -> int:
     """Values of a token that one block need not keep because VeLoRA keeps projections of them.
 
-    Example: 3,072 inputs in 32 parts are 32 numbers, so 3,040 values less.
+    Example: 3,072 inputs in 32 parts are 32 numbers, so 3,040 values less. Random vectors differ by layer: three layers
+    that read 768 values keep 96.
     """
     velora = course.velora
     if velora is None:
         return 0
-    chosen = [kept for kept in model.kept_inputs if set(kept.layers) & set(velora.layers) and not kept.kept_anyway]
-    return sum(max(0, kept.width - num_subtokens(kept.width, velora.parts)) for kept in chosen)
+    chosen = [kept for kept in model.kept_inputs if set(kept.layers) & set(velora.layers)]
+    freed = [kept for kept in chosen if not (kept.kept_anyway or kept.always_kept)]
+    vectors = [(kept.width, kept.readers if velora.init == RANDOM else 1) for kept in freed]
+    return sum(max(0, width - number * num_subtokens(width, velora.parts)) for width, number in vectors)

@@ -7,8 +7,20 @@ from typing import Final, NamedTuple
 
 from ringtune.quantities import format_bytes
 
-PARTS: Final = ("weights", "adapters", "optimizer", "activations", "head", "data", "buffers", "passing")
-"""What a node's memory is reported by."""
+PART_WORDS: Final = {
+    "weights": "hosted blocks, and an owner's embedding, that do not train, or all that trains in full training",
+    "adapters": "the adapters of hosted blocks, with earlier versions of them, and those that are fitted for others",
+    "optimizer": "gradients and moments of what trains, without an adapter run's head",
+    "activations": "what forwards keep for their backwards, and the work space of a block",
+    "head": "an owner's head, and the work space of its loss",
+    "data": "an owner's rows and tokenizer, and operation tables",
+    "buffers": "tensors that are on their way or wait",
+    "passing": "what is there for a moment: work space of an update, pieces of what is saved or handed over",
+}
+"""What a node's memory is reported by, with its meaning."""
+
+PARTS: Final = tuple(PART_WORDS)
+"""The names of these parts, in the order of a report."""
 
 
 class Term(NamedTuple):

@@ -6,7 +6,8 @@ from typing import Final
 
 from ringtune.costs.profile import ModelFacts
 
-_ROW_NUMBER_BYTES: Final = 8
+ROW_NUMBER_BYTES: Final = 8
+"""Bytes of the number of a row, beside the row."""
 
 
 def embedding_grad_bytes(model: ModelFacts, tokens: float) -> float:
@@ -18,5 +19,5 @@ def embedding_grad_bytes(model: ModelFacts, tokens: float) -> float:
     whole = model.embedding_train_bytes
     if model.is_tied or not model.token_table_bytes:
         return whole
-    row_bytes = model.token_table_bytes / model.vocab_size + _ROW_NUMBER_BYTES
+    row_bytes = model.token_table_bytes / model.vocab_size + ROW_NUMBER_BYTES
     return min(whole, whole - model.token_table_bytes + tokens * row_bytes)

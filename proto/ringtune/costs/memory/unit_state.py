@@ -11,6 +11,15 @@ from typing import Final
 
 from ringtune.jobs.optimizers import Shape, state_numbers
 
+STATE_GIVEN_BACK_BYTES: Final = 64 << 20
+"""From how much mapped state on a node gives freed memory back before an update; that costs page faults.
+
+For less it does not, so that what the graphs of the step took is still resident.
+"""
+
+TABLE_GIVEN_BACK_BYTES: Final = 32 << 20
+"""The same of a table whose gradient becomes whole: a smaller one has room where the graphs were."""
+
 _MOMENTS: Final = {"adamw": 2, "sgd": 0, "momentum": 1, "adagrad": 1}
 
 

@@ -17,13 +17,14 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from ringtune.errors import PlanError
-from ringtune.schedule.actions import Action, Op, Payload
-from ringtune.schedule.lowering import Legs, item_updates, legs
+from ringtune.schedule.actions import Action, Op, Payload, message
+from ringtune.schedule.lowering import Legs, fit_legs, item_updates, legs
+from ringtune.schedule.parcels import weights_key
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.replicas import copy_messages
 from ringtune.schedule.tables.words import format_action, parse_action
 from ringtune.schedule.turns import Item, StartPoint, Turn, items
-from ringtune.schedule.versions import is_stale
+from ringtune.schedule.versions import awaits_next_backward, is_stale
 
 Table = Mapping[str, Sequence[Action]]
 
@@ -66,13 +67,38 @@ def _item_parts(plan: Plan, item: Item, node: str) -> list[tuple[tuple[int, int]
     for micro, way in enumerate(legs(plan, item, node)):
         for key, stretch in _stretches(way):
             stretches.setdefault(key, []).extend(leg.bind(item.seq, micro) for leg in stretch)
+    for micro, way in enumerate(fit_legs(plan, item, node)):
+        for receive, fit in zip(way[::2], way[1::2], strict=True):
+            stretches.setdefault((2, -fit.start), []).extend(leg.bind(item.seq, micro) for leg in (receive, fit))
     parts = []
     for _, actions in sorted(stretches.items()):
         first = next((action for action in actions if action.op in _PLACED), actions[0])
         parts.append((_place(plan, item, first.op, first.start), actions))
     updates = item_updates(plan, item, node)
-    with_messages = ([*copy_messages(plan.course, item, node, update.start), update] for update in updates)
-    return parts + [(_place(plan, item, actions[-1].op, actions[-1].start), actions) for actions in with_messages]
+    with_messages = (_with_messages(plan, item, node, update) for update in updates)
+    return parts + [(_place_of_update(plan, item, node, actions), actions) for actions in with_messages]
+
+
+def _place_of_update(plan: Plan, item: Item, node: str, actions: list[Action]) -> tuple[int, int]:
+    """The place of an update, which a host that does not wait for its helper does after the next item."""
+    start = actions[0].start
+    piece = plan.slice_of(node)
+    if piece.start <= start < piece.stop and awaits_next_backward(plan.course, start, item):
+        return (item.seq + 1, 1)
+    return _place(plan, item, Op.UPDATE, start)
+
+
+def _with_messages(plan: Plan, item: Item, node: str, update: Action) -> list[Action]:
+    """An update with the messages right before and after it: of copies, and of weights between helper and host."""
+    if update.op is not Op.UPDATE:
+        return [update]
+    key = weights_key(update)
+    for helper in plan.placement.helpers:
+        if helper.has_block(update.start):
+            if helper.node == node:
+                return [update, message(Op.SEND, key, plan.placement.host_of(helper.start))]
+            return [message(Op.RECEIVE, key, helper.node), update]
+    return [*copy_messages(plan.course, item, node, update.start), update]
 
 
 _PLACED = (Op.FORWARD, Op.HEAD, Op.BACKWARD)

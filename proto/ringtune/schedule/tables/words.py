@@ -9,6 +9,8 @@ One action is one word::
     >h12.0#2@b   send the hidden state that enters block 2 to node b       <h12.0#2@a   receive it
     >g12.0#4@b   send the gradient of that hidden state                    >t3@b  <t3@a  hand the head over
     >u12#embedding@b  send the gradient of the embedding to another owner, >u12#head@b that of the head
+    C12.0[0,2)   pack pairs of adapters for a helper  >c12.0#0@z   send them
+    A12.0[0,2)   fit adapters to such pairs           >w12#0@a     send updated adapters to their host
 """
 
 from __future__ import annotations
@@ -33,13 +35,22 @@ _FORMS = {
         re.compile(rf"{_LETTER}(?P<seq>{_NUMBER})\[(?P<unit>head|embedding)\]"),
     ),
     Scope.MESSAGE: (
-        re.compile(rf"{_LETTER}(?P<payload>[hg])(?P<seq>{_NUMBER})\.(?P<micro>{_NUMBER})#(?P<start>{_NUMBER})@{_NODE}"),
+        re.compile(
+            rf"{_LETTER}(?P<payload>[hgc])(?P<seq>{_NUMBER})\.(?P<micro>{_NUMBER})#(?P<start>{_NUMBER})@{_NODE}"
+        ),
         re.compile(rf"{_LETTER}(?P<payload>t)(?P<start>{_NUMBER})@{_NODE}"),
+        re.compile(rf"{_LETTER}(?P<payload>w)(?P<seq>{_NUMBER})#(?P<start>{_NUMBER})@{_NODE}"),
         re.compile(rf"{_LETTER}(?P<payload>u)(?P<seq>{_NUMBER})#(?P<unit>head|embedding)@{_NODE}"),
     ),
 }
 
-_PAYLOADS: Mapping[str, str] = {Payload.HIDDEN: "hidden state", Payload.GRAD: "gradient", Payload.HEAD: "head"}
+_PAYLOADS: Mapping[str, str] = {
+    Payload.HIDDEN: "hidden state",
+    Payload.GRAD: "gradient",
+    Payload.HEAD: "head",
+    Payload.PAIRS: "pairs of adapters",
+    Payload.WEIGHTS: "updated adapters",
+}
 
 
 def format_action(action: Action, num_blocks: int) -> str:
@@ -62,6 +73,8 @@ def format_action(action: Action, num_blocks: int) -> str:
             return f"{op}t{start}@{peer}"
         case Scope.MESSAGE if payload == Payload.UNIT_GRAD:
             return f"{op}u{seq}#{unit_name(start, num_blocks)}@{peer}"
+        case Scope.MESSAGE if payload == Payload.WEIGHTS:
+            return f"{op}w{seq}#{start}@{peer}"
     return f"{op}{payload}{seq}.{micro}#{start}@{peer}"
 
 

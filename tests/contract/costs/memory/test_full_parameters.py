@@ -7,29 +7,19 @@ import dataclasses
 import pytest
 
 from ringtune.costs.memory.estimate import node_memory
+from ringtune.costs.memory.logits import logits_peak_bytes
 from ringtune.costs.memory.terms import MemoryEstimate
 from ringtune.costs.memory.unit_grads import embedding_grad_bytes
+from ringtune.costs.memory.unit_state import TABLE_GIVEN_BACK_BYTES
 from ringtune.costs.profile import ModelFacts
 from ringtune.schedule.methods import Hift
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import Range
+from tests.support.model_facts import ROUND as MODEL
 from tests.support.plans import changed, make_plan
 
-MODEL = ModelFacts(
-    model_type="bert",
-    num_blocks=4,
-    hidden_size=2,
-    intermediate_size=8,
-    num_heads=1,
-    vocab_size=100,
-    block_bytes=0,
-    embedding_bytes=0,
-    head_bytes=3_000,
-    adapter_block_bytes=10_000,
-    digest="",
-    embedding_train_bytes=60_000,
-    token_table_bytes=50_000,
-)
 TOKENS = 2 * 16
+MATRIX = 8 * 2 * 4  # of a block's largest tensor
 KEPT, TENSOR, INPUTS = 200 * TOKENS, 2 * 4 * TOKENS, (3 * 2 + 8) * 4 * TOKENS
 
 
@@ -49,16 +39,17 @@ def memory(
 def moment_bytes(
     of: Plan, node: str, optimizer: str = "adamw", model: ModelFacts = MODEL, token_bytes: float = 200
 ) -> int:
-    """Gradients, state and graphs of blocks at the fullest moment of a step."""
+    """Gradients, state, graphs of blocks and work space at the fullest moment of a step."""
     terms = memory(of, node, optimizer, model, token_bytes).terms
-    named = ("graph of a block", "graph of the block", "input of")
+    named = ("graph of a block", "graph of the block", "input of", "work space of a block", "work space of the head")
     return sum(term.total_bytes for term in terms if term.part == "optimizer" or term.what.startswith(named))
 
 
 def optimizer_bytes(of: Plan, node: str, optimizer: str = "adamw") -> int:
     """Gradients and state, where graphs keep nothing but their inputs."""
     terms = memory(of, node, optimizer, token_bytes=0).terms
-    inputs = sum(term.total_bytes for term in terms if term.what.startswith("input of"))
+    named = ("input of", "work space of the head")
+    inputs = sum(term.total_bytes for term in terms if term.what.startswith(named))
     return sum(term.total_bytes for term in terms if term.part == "optimizer") + inputs
 
 
@@ -80,15 +71,18 @@ def test_memory_of_state_in_memory_is_that_of_all_units_and_one_groups_gradients
 @pytest.mark.parametrize(
     ("group_size", "of_a", "of_b"),
     [
-        # the group's gradients and state, and the state of the next group at this node
-        (1, 3 * 10_000 + 2 * 10_000, 3 * 60_000),
-        (2, 3 * 10_000 + 2 * 10_000, 3 * 60_000 + 2 * 10_000),
-        (3, 3 * 20_000, 3 * 60_000 + 2 * 23_000),
-        (6, 3 * 20_000 + 2 * TENSOR, 3 * 83_000),  # one group rests never; block gradients are beside graphs
+        # the group's gradients, and state of a matrix or the table; it is mapped beside what graphs took
+        (1, 10_000 + 2 * MATRIX + 2 * TENSOR, 60_000 + 2 * 50_000),
+        (2, 10_000 + 2 * MATRIX + 2 * TENSOR, 60_000 + 2 * 50_000),
+        (3, 20_000 + 2 * MATRIX + 2 * TENSOR, 60_000 + 2 * 50_000),
+        (6, 20_000 + 2 * MATRIX + 2 * TENSOR, 83_000 + 2 * 50_000),  # no pages of a group that rests never stay either
     ],
 )
-def test_memory_of_state_on_disk_is_that_of_one_group_and_the_next(group_size: int, of_a: int, of_b: int) -> None:
-    """Groups of 1: e, 0, 1, ..; of 2: (e, 0), (1, 2), (3, head); of 3: (e, 0, 1), (2, 3, head); of 6: all."""
+def test_memory_of_state_on_disk_is_that_of_one_tensor(group_size: int, of_a: int, of_b: int) -> None:
+    """Groups of 1: e, 0, 1, ..; of 2: (e, 0), (1, 2), (3, head); of 3: (e, 0, 1), (2, 3, head); of 6: all.
+
+    What is read ahead for the next one is page cache.
+    """
     on_disk = changed(plan(group_size=group_size), state_on_disk=True)
     assert (optimizer_bytes(on_disk, "a"), optimizer_bytes(on_disk, "b")) == (of_a, of_b)
 
@@ -98,7 +92,7 @@ def test_memory_of_dropped_state_is_that_of_one_group() -> None:
     assert optimizer_bytes(plan(drops_state=True), "a") == 3 * 10_000
     always = plan(drops_state=True, always_active=("head",))
     assert optimizer_bytes(always, "b") == 3 * (60_000 + 3_000)
-    assert optimizer_bytes(changed(plan(always_active=("head",)), state_on_disk=True), "b") == 3 * 63_000
+    assert optimizer_bytes(changed(plan(always_active=("head",)), state_on_disk=True), "b") == 63_000 + 2 * 50_000
 
 
 def test_memory_of_graphs_is_that_of_the_fullest_step() -> None:
@@ -135,7 +129,8 @@ def test_a_short_run_needs_no_room_for_what_never_trains() -> None:
     """Three steps of the order top2down train head and two blocks."""
     short = changed(plan(order="top2down"), num_steps=3)
     assert optimizer_bytes(short, "a") == 0
-    assert optimizer_bytes(short, "b") == 10_000 + 2 * (20_000 + 3_000) + 2 * TENSOR
+    work = 2 * TENSOR  # of the head
+    assert optimizer_bytes(short, "b") == 10_000 + 2 * (20_000 + 3_000) + 2 * TENSOR + work
 
 
 SMALL = dataclasses.replace(MODEL, embedding_train_bytes=1_000, token_table_bytes=500)
@@ -144,32 +139,71 @@ SMALL = dataclasses.replace(MODEL, embedding_train_bytes=1_000, token_table_byte
 def test_the_fuller_of_two_moments_of_a_step_counts() -> None:
     """Where graphs take more than the embedding's gradient, that has room where the graphs were."""
     passed = KEPT - INPUTS
-    while_graphs = 2 * (KEPT + passed) + 2 * TENSOR + 10_000  # two micro-batches, and the gradient of the block
+    # two micro-batches, the work space of a block, and its gradient
+    while_graphs = 2 * (KEPT + passed) + 2 * TENSOR + KEPT + 10_000
     staying = 2 * (2 * 10_000 + 1_000 + 3_000)
     assert moment_bytes(plan(), "b", model=SMALL) == while_graphs + staying
     assert moment_bytes(plan(), "b") == 60_000 + 2 * (2 * 10_000 + 60_000 + 3_000)
 
 
-def test_an_owner_with_others_updates_copies_while_graphs_are_kept() -> None:
-    """The gradients of both copies come on top, and their state where it rests on disk."""
-    passed = KEPT - INPUTS
-    while_graphs = 2 * (KEPT + passed) + 2 * TENSOR + 10_000 + 1_000 + 3_000
+def test_an_owner_with_others_may_have_the_heads_gradient_beside_graphs_of_any_step() -> None:
+    """It is updated beside them too, with state that rests on disk; the embedding waits until graphs are gone."""
+    kept = 2 * (KEPT + KEPT - INPUTS) + 2 * TENSOR
     both = plan(("b", "a"))
-    assert moment_bytes(both, "b", model=SMALL) == while_graphs + 2 * (2 * 10_000 + 1_000 + 3_000)
-    assert moment_bytes(changed(both, state_on_disk=True), "b", model=SMALL) == max(
-        while_graphs + 2 * (1_000 + 3_000), 3 * 10_000 + 2 * 10_000
-    )
+    assert moment_bytes(both, "b", model=SMALL) == kept + KEPT + 10_000 + 3_000 + 2 * (2 * 10_000 + 1_000 + 3_000)
+    large_head = dataclasses.replace(SMALL, head_bytes=30_000)
+    on_disk = changed(both, state_on_disk=True)
+    assert moment_bytes(on_disk, "b", model=large_head) == kept + 10_000 + 3 * 30_000
+    assert moment_bytes(on_disk, "b") == 60_000 + 2 * 50_000
+
+
+def test_a_small_state_is_mapped_while_what_the_graphs_took_is_resident() -> None:
+    """Before a large table's gradient becomes whole that is given back, work space and graphs that run again too."""
+    on_disk = changed(plan(("b", "a")), state_on_disk=True, recompute=(Range(0, 4),))
+    running = 2 * 2 * TENSOR + 2 * 2_000 * TOKENS + 10_000 + 3_000
+    assert moment_bytes(on_disk, "b", model=SMALL, token_bytes=2_000) == running + 2 * MATRIX
+    large = TABLE_GIVEN_BACK_BYTES
+    of_large = dataclasses.replace(MODEL, embedding_train_bytes=large, token_table_bytes=large)
+    assert moment_bytes(on_disk, "b", model=of_large, token_bytes=2_000) == 3 * large
 
 
 def test_the_gradient_of_a_tied_table_is_whole_from_the_head_on() -> None:
     """It is there beside the graphs of the embedding's step."""
     tied = dataclasses.replace(SMALL, is_tied=True, embedding_train_bytes=50_000)
-    graphs = 2 * 2 * (KEPT - INPUTS) + 2 * TENSOR
+    graphs = 2 * 2 * (KEPT - INPUTS) + 2 * TENSOR + KEPT
     assert moment_bytes(plan(), "b", "sgd", tied) == graphs + 50_000
+
+
+@pytest.mark.parametrize(("microbatches", "table_bytes", "rows"), [(1, 50_000, 64), (4, 50_000, 64), (4, 80, 10 + 16)])
+def test_rows_of_an_embeddings_gradient_are_of_all_micro_batches(
+    microbatches: int, table_bytes: int, rows: int
+) -> None:
+    """Alone too; they are added up where they are more than the table has."""
+    alone = make_plan([("b", 0, 4)], ["b"], method=Hift(), num_steps=30, hidden_size=2, microbatches=microbatches)
+    model = dataclasses.replace(MODEL, token_table_bytes=table_bytes)
+    sizes = {term.what: term.total_bytes for term in memory(alone, "b", model=model).terms}
+    assert sizes["rows of the embedding's gradient"] == rows * (2 * 4 + 8)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_decoder_that_trains_has_two_gradients_from_the_second_micro_batch_on(
+    microbatches: int, is_tied: bool
+) -> None:
+    """That of a micro-batch is whole before it is added to that of those before; both are as large as the decoder."""
+    decoder_bytes = 25_000 * 2 * 4
+    model = dataclasses.replace(
+        MODEL, is_tied=is_tied, head_token_logits=25_000, embedding_train_bytes=decoder_bytes, head_bytes=decoder_bytes
+    )
+    of = changed(plan(order="top2down"), microbatches=microbatches, batch_size=2 * microbatches, num_steps=1)
+    of = of if not is_tied else changed(of, method=Hift())  # the step of the head, or of the embedding
+    graphs = microbatches * (2 * (KEPT - INPUTS) + TENSOR) if is_tied else 0
+    work = 2 * TENSOR + logits_peak_bytes(TOKENS, 25_000, 4)
+    assert moment_bytes(of, "b", "sgd", model) == graphs + decoder_bytes + work + (microbatches - 1) * decoder_bytes
 
 
 def test_a_node_alone_keeps_the_graphs_of_one_micro_batch() -> None:
     """Head and backward of a micro-batch come before the next one's forward."""
     alone = make_plan([("b", 0, 4)], ["b"], method=Hift(), num_steps=30, hidden_size=2)
-    graphs = KEPT + 3 * (KEPT - INPUTS) + TENSOR
+    graphs = KEPT + 3 * (KEPT - INPUTS) + TENSOR + KEPT
     assert moment_bytes(alone, "b", "sgd", SMALL) == graphs + 10_000

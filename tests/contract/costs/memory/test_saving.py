@@ -23,7 +23,7 @@ PLAN = make_plan([("a", 0, 4)], ["a"], microbatches=2, batch_size=4, train_rows=
 TOKENS = 2 * 16
 GRAPH, TENSOR = 20_000 * TOKENS, 32 * 4 * TOKENS
 INPUTS = (
-    KeptInput(layers=("query", "key", "value"), width=32),
+    KeptInput(layers=("query", "key", "value"), width=32, readers=3),
     KeptInput(layers=("attention_out",), width=32, kept_anyway=True),
     KeptInput(layers=("up",), width=32),
     KeptInput(layers=("down",), width=128),
@@ -40,12 +40,18 @@ def velora(*blocks: tuple[int, int]) -> Course:
 
 
 def terms(
-    course: Course, *recompute: tuple[int, int], start: int = 0, stop: int = 4, lowest_token_bytes: float = 0.0
+    course: Course,
+    *recompute: tuple[int, int],
+    start: int = 0,
+    stop: int = 4,
+    lowest_token_bytes: float = 0.0,
+    dropout: float = 0.0,
 ) -> dict[str, int]:
     """Bytes of activations of a node that hosts [start, stop) and owns nothing, by what they are."""
     facts = node(PLAN, "a")
     model = dataclasses.replace(facts.model, kept_inputs=INPUTS)
-    facts = dataclasses.replace(facts, model=model, lowest_token_bytes=lowest_token_bytes)
+    shape = dataclasses.replace(facts.shape, dropout=dropout)
+    facts = dataclasses.replace(facts, model=model, lowest_token_bytes=lowest_token_bytes, shape=shape)
     share = Share(
         is_owner=False, start=start, stop=stop, above=4 - stop, recompute=tuple(Range(*one) for one in recompute)
     )
@@ -73,6 +79,14 @@ def test_blocks_that_run_again_keep_their_inputs_and_one_graph() -> None:
     }
 
 
+def test_blocks_that_run_again_keep_the_masks_of_their_dropout() -> None:
+    """A bit for every attention probability of 4 heads and 16 tokens, and for four hidden states of width 32."""
+    assert node(PLAN, "a").model.num_heads == 4
+    found = terms(PLAN.course, (0, 4), dropout=0.1)
+    assert found["input of a block that is run again"] == 8 * (TENSOR + TOKENS * (4 * 16 + 4 * 32) // 8)
+    assert terms(PLAN.course, dropout=0.1) == terms(PLAN.course)
+
+
 def test_some_blocks_run_again_and_the_others_keep_graphs() -> None:
     """Blocks 0 and 2 run again: blocks 1 and 3 keep their graphs, each with an input of its own."""
     assert terms(PLAN.course, (0, 1), (2, 3)) == {
@@ -98,6 +112,23 @@ def test_projections_make_graphs_smaller() -> None:
         PLAN.course, velora=Velora(blocks=(Range(0, 4),), layers=("attention_out",), parts=8)
     )
     assert terms(attention)["block's graph of a micro-batch, with projections"] == 8 * GRAPH
+
+
+def test_random_vectors_keep_a_projection_for_each_layer() -> None:
+    """Three layers read one tensor: 24 numbers in place of its 32 values."""
+    course = velora((0, 4))
+    assert course.velora is not None
+    course = dataclasses.replace(course, velora=dataclasses.replace(course.velora, init="random"))
+    saved = ((32 - 3 * 8) + (128 - 8)) * 4 * TOKENS
+    assert terms(course)["block's graph of a micro-batch, with projections"] == 8 * (GRAPH - saved)
+
+
+def test_projections_free_nothing_that_an_activation_function_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model with ReLU keeps what enters ``down`` in any case."""
+    behind_relu = (*INPUTS[:-1], dataclasses.replace(INPUTS[-1], always_kept=True))
+    monkeypatch.setattr(f"{__name__}.INPUTS", behind_relu)
+    saved = (32 - 8) * 4 * TOKENS
+    assert terms(velora((0, 4)))["block's graph of a micro-batch, with projections"] == 8 * (GRAPH - saved)
 
 
 def test_projections_in_some_blocks_only() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from coordinator.drive.plan_making import planning
 from coordinator.drive.requests import RunRequest
-from coordinator.planner.make_plan import Planned, make_plan
+from coordinator.planner.make_plan import make_plan
+from coordinator.planner.planned import Planned
 from coordinator.screen.progress import Progress
 from coordinator.submit.client import Client
 from ringtune.errors import InterruptedRunError, PeerLostError

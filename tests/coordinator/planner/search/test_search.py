@@ -11,6 +11,7 @@ import pytest
 from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.predict.ring_costs import RingCosts, ring_costs, with_mean_owner
 from coordinator.planner.predict.step_time import Ring, job_s
+from coordinator.planner.search.every_ring import every_ring, num_rings
 from coordinator.planner.search.exact import search_exact
 from coordinator.planner.search.local_search import Budget, LocalResult, search_local
 from ringtune.costs.profile import Profile
@@ -78,8 +79,8 @@ def test_exact_search_equals_trying_everything(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_exact_search_equals_trying_everything_on_five_nodes(seed: int) -> None:
-    """5 nodes and 12 blocks: some 100,000 rings."""
-    costs, fits = random_instance(random.Random(100 + seed), 5, 12)
+    """5 nodes and 9 blocks: some 17,000 rings."""
+    costs, fits = random_instance(random.Random(100 + seed), 5, 9)
     best_s, best = everything(costs, fits)
     found = search_exact(costs, fits)
     assert (found.ring is None) == (best is None)
@@ -127,6 +128,22 @@ def test_local_search_is_near_the_optimum(seed: int) -> None:
     if found.ring is not None:
         assert exact.job_s * (1 - 1e-9) <= found.value_s <= 1.03 * exact.job_s
         assert job_s(costs, found.ring) == pytest.approx(found.value_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_local_search_of_few_rings_tries_each_once(seed: int) -> None:
+    """Where there are no more rings than evaluations, the best of all is found, and none is looked at twice."""
+    rng = random.Random(300 + seed)
+    num_nodes, num_blocks = rng.randint(1, 3), rng.randint(2, 8)
+    costs, fits = random_instance(rng, num_nodes, num_blocks)
+    most = costs.stop - costs.first
+    found, (best_s, best) = local(costs, fits, evaluations=1000), everything(costs, fits)
+    every = list(every_ring(num_nodes, most, num_nodes))
+    assert found.evaluations == len(set(every)) == len(every) == num_rings(num_nodes, most, num_nodes)
+    assert (found.ring is None) == (best is None)
+    if found.ring is not None:
+        assert found.value_s == pytest.approx(best_s, rel=1e-9)
+        assert len({frozenset(ring.nodes) for _, ring in found.pool}) == len(found.pool)
 
 
 def test_local_search_depends_on_its_seed_only() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import Pieces
-from ringtune.models.result_files import ADAPTER_FILES, BLOCKS_FILES
+from ringtune.models.result_files import ADAPTER_FILES, BLOCKS_FILES, result_files
 from ringtune.schedule.plan import Plan
 from tests.support import hand_ring as ring
 from tests.support import tiny
@@ -88,13 +88,14 @@ def test_loading_fills_the_private_blocks_of_an_owner(model_folder: Path, tmp_pa
         assert all(torch.equal(value, again[name]) for name, value in hand.tensors().items())
 
 
-@pytest.mark.parametrize("config", ["double_seq_bn", "par_bn", "lora", "ia3", "loreft"])
+@pytest.mark.parametrize("config", ["double_seq_bn", "par_bn", "lora", "ia3", "loreft", "linear", "mlp[hidden=8]"])
 def test_loading_round_trips_other_adapters(model_folder: Path, tmp_path: Path, config: str) -> None:
     """What one ring saved another ring with other initial values saves again, bit for bit."""
     values = {"adapter__config": config, "model__dtype": "float32", "wire__dtype": "float32", "train__max_steps": 4}
     _, hand = make(model_folder, tmp_path, SPLITS[0], **values)
     hand.train()
-    folder = write(hand, tmp_path / "adapter")
+    names = result_files("sequence-classification", config)
+    folder = write(hand, tmp_path / "adapter", names)
     _, other = make(model_folder, tmp_path, SPLITS[0], **values, train__seed=5)
     other.holder = hand.holder
     for executor in other.nodes.values():

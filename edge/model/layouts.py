@@ -54,6 +54,16 @@ class BlockLayout:
         """Whether queries, keys and values come of one matrix."""
         return self.query == self.key
 
+    @property
+    def lora_intermediate(self) -> str:
+        """The matrix that the library calls ``intermediate_lora``; in the Llama family it is ``down``."""
+        return self.down if self.gate else self.up
+
+    @property
+    def lora_output(self) -> str:
+        """The matrix that the library calls ``output_lora``; in the Llama family it is ``up``."""
+        return self.up if self.gate else self.down
+
 
 _BERT: Final = BlockLayout(
     attention="attention.self",

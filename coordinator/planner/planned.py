@@ -1,0 +1,56 @@
+"""A plan as the planner hands it over: with the memory of its nodes, and with why it is as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from coordinator.planner.choose import Choice
+from coordinator.planner.explaining.helpers import HelpersReason
+from coordinator.planner.fitting.frozen import timed_otherwise
+from ringtune.costs.memory.terms import MemoryEstimate
+from ringtune.costs.profile import Profile
+from ringtune.schedule.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A plan with the memory that each of its nodes needs.
+
+    Attributes:
+        plan: the plan.
+        memory: what each node of the plan holds at most.
+        choice: what the planner preferred it to; None for a plan that was made before.
+        profile: what it was planned with; of alike nodes the times are equal.
+        left_out: what the job asks for and the plan has not, each with its reason: numbers of micro-batches that the
+            operations do not fit, helpers of hosts where nothing trains.
+        helping: what the planner thought of helpers, where the job leaves them to it.
+    """
+
+    plan: Plan
+    memory: Mapping[str, MemoryEstimate]
+    choice: Choice | None = None
+    profile: Profile | None = None
+    left_out: tuple[str, ...] = ()
+    helping: HelpersReason | None = None
+
+    @property
+    def note(self) -> str:
+        """What whoever sees the plan has to know: what was left out, that the clock cut its making; mostly empty."""
+        cut_after_s = self.choice.cut_after_s if self.choice else None
+        otherwise = timed_otherwise(self.plan.course, self.profile.nodes if self.profile else ())
+        cut = [] if cut_after_s is None else [cut_note(cut_after_s)]
+        return "; ".join([*self.left_out, *([otherwise] if otherwise else []), *cut])
+
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes that each node of the plan holds at most."""
+        return {node: estimate.total_bytes for node, estimate in self.memory.items()}
+
+
+def cut_note(seconds: float) -> str:
+    """Say that the clock ended the planning, and what follows."""
+    return (
+        f"planning was cut after {seconds:g} s (runtime.plan_s): this is the best plan found so far; with more time "
+        "or on another machine it may be another one"
+    )

@@ -1,0 +1,45 @@
+"""Who helps whom, in words: which blocks, how many bytes a step, and what the result is."""
+
+from __future__ import annotations
+
+from ringtune.costs.offload_traffic import step_traffic
+from ringtune.costs.profile import NodeFacts
+from ringtune.quantities import format_bytes
+from ringtune.schedule.offload import EXACT
+from ringtune.schedule.plan import Plan
+
+_MANNERS = {"bfloat16": "rounded to 16 bits", "velora": "with projections of inputs"}
+
+
+def helper_lines(plan: Plan, facts: NodeFacts | None = None) -> list[str]:
+    """Say who helps whom; none where each host fits its own adapters.
+
+    Args:
+        plan: of the run.
+        facts: of any node, for the bytes; None = they are not told.
+    """
+    placement = plan.placement
+    lines = []
+    for one in placement.helpers:
+        sent = ""
+        if facts is not None:
+            pairs, weights = step_traffic(plan, one, facts)
+            sent = f": at most {format_bytes(pairs)} of pairs a step, {format_bytes(weights)} of weights an update"
+        lines.append(f"{one.node} fits the adapters of {placement.host_of(one.start)}'s blocks {one.text}{sent}")
+    return [*lines, _result(plan)] if lines else []
+
+
+def _result(plan: Plan) -> str:
+    offload = plan.course.offload
+    if offload is None:
+        return "helpers fit after every step from exact pairs: the result is that of a run without helpers"
+    said: list[str] = []
+    if offload.interval > 1:
+        said.append(f"helpers add up {offload.interval} steps for one update")
+    if offload.pairs != EXACT:
+        said.append(f"pairs travel {_MANNERS[offload.pairs]}")
+    if offload.merged:
+        said.append("hosts hold the adapters inside matrices, with the rounding of these")
+    if offload.overlap:
+        said.append("hosts don't wait, so that these adapters are one step behind within a turn")
+    return f"{'; '.join(said)}: the result is not that of a run without helpers"

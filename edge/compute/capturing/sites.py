@@ -1,0 +1,255 @@
+"""Where the adapter modules of a block are: what enters each, where its gradient is taken, and what it computes.
+
+A *site* is one fine-tuned module g of a block; the hidden state gets ``h + alpha * g(x)``. A host watches two tensors
+of each site, and a helper computes g from the first of them::
+
+    kind                            x                                   gradient is taken at             alpha
+    LoRA                            input of the matrix                 output of the matrix             alpha / r
+    LoRA with dropout               output of its dropout               output of the matrix             alpha / r
+    LoRA with a gate                input of the matrix                 output of the matrix             1
+    bottleneck                      input of the bottleneck             its output                       1
+    bottleneck with dropout         input of the bottleneck             input of its dropout             1
+    linear, mlp                     input of the matrix                 output of the matrix             alpha
+
+A sum gives its gradient to each of its parts, so that the gradient of ``h + alpha * g(x)`` is that of ``alpha * g(x)``,
+with the residual or without. The scaling of a bottleneck may be learned, and is a part of g.
+
+A new kind of adapter is one more class here and its line in ``_site``.
+
+Source: ColA, section 3 (the auxiliary model g_w); adapters 1.3.0, ``LoRALinear``, ``LoRAMergedLinear``, ``Adapter``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from edge.compute.capturing.signs import given
+from edge.model.auxiliary.modules import FUSED_PARTS, FusedDelta, LinearDelta, MlpDelta
+from edge.model.skeleton import ADAPTER, Skeleton
+from ringtune.errors import JobError
+from ringtune.models.offload_support import offload_refusal
+
+
+class Passage(NamedTuple):
+    """A tensor that enters or leaves a module.
+
+    Attributes:
+        module: which one.
+        is_output: whether it leaves it.
+    """
+
+    module: nn.Module
+    is_output: bool
+
+
+class Site(ABC):
+    """One adapter module of a block.
+
+    Attributes:
+        name: ``3.output.adapters.ringtune``; the names of its weights begin with it.
+        adapter: the module that has the weights.
+        reads: where x passes.
+        taps: where the gradient is taken.
+        alpha: constant between g and the hidden state.
+        columns: which of the tapped values the site adds to, a bool for each; None = all.
+        inputs: values of a token of x.
+        outputs: values of a token of g(x).
+        source: name of the site whose x this one's is; its own name where no other has the same.
+        signs: what leaves each ReLU of g, from which its units that are on are seen.
+        units: of these, all together.
+    """
+
+    name: str
+    adapter: nn.Module
+    reads: Passage
+    taps: Passage
+    alpha: float = 1.0
+    columns: torch.Tensor | None = None
+    inputs: int
+    outputs: int
+    source: str
+    signs: tuple[Passage, ...] = ()
+    units: int = 0
+
+    @abstractmethod
+    def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute g(x), without dropout.
+
+        Args:
+            x: (batch rows, tokens, inputs).
+            is_on: which units are on, (batch rows, tokens, units); None = those that x turns on.
+        """
+
+
+class LoraSite(Site):
+    """LoRA beside one matrix.
+
+    Args:
+        name: of the site.
+        layer: the matrix with its LoRA.
+        lora: the LoRA.
+    """
+
+    def __init__(self, name: str, layer: Any, lora: Any) -> None:
+        self.name = self.source = name
+        self.adapter = lora
+        self.reads, self.taps = Passage(layer, False), Passage(layer, True)
+        if isinstance(lora.lora_dropout, nn.Dropout):
+            self.reads = Passage(lora.lora_dropout, True)
+        self.alpha = 1.0 if lora.use_gating else float(lora.scaling)
+        self.inputs, self.outputs = int(lora.lora_A.shape[1]), int(lora.lora_B.shape[0])
+        self._lora = lora
+
+    def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply by both matrices; see ``Site.delta``."""
+        if self._lora.use_gating:
+            gated: torch.Tensor = self._lora(None, x)[0]
+            return gated
+        found: torch.Tensor = x @ self._lora.lora_A.t() @ self._lora.lora_B.t()
+        return found
+
+
+class FusedLoraSite(LoraSite):
+    """LoRA beside one matrix that gives query, key and value: matrices of its own for those of the three that it has.
+
+    The gradient has the columns of these alone.
+    """
+
+    def __init__(self, name: str, layer: Any, lora: Any) -> None:
+        super().__init__(name, layer, lora)
+        self.columns = lora.lora_ind
+        self._count = sum(lora.enable_lora)
+
+    def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply by the matrices of each of them, side by side; see ``Site.delta``."""
+        lora, rank = self._lora, self._lora.lora_B.shape[1]
+        low = functional.linear(x, lora.lora_A).view(*x.shape[:2], self._count, rank)
+        ups = lora.lora_B.view(self._count, -1, rank)
+        return torch.einsum("btnr,nor->btno", low, ups).flatten(-2)
+
+
+class BottleneckSite(Site):
+    """A bottleneck, serial or parallel, with its scaling, gate and norms.
+
+    Args:
+        name: of the site.
+        adapter: the bottleneck.
+    """
+
+    def __init__(self, name: str, adapter: Any) -> None:
+        self.name = self.source = name
+        self.adapter = adapter
+        self.reads, self.taps = Passage(adapter, False), Passage(adapter, True)
+        if adapter.dropout.p > 0:
+            self.taps = Passage(adapter.dropout, False)
+        self.inputs = self.outputs = int(adapter.input_size)
+        if isinstance(adapter.non_linearity.f, nn.ReLU):
+            self.signs, self.units = (Passage(adapter.adapter_up, False),), int(adapter.adapter_up.in_features)
+
+    def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
+        """Run the bottleneck with a residual of zero; see ``Site.delta``."""
+        activation: Any = self.adapter.non_linearity
+        with given(activation, is_on):
+            found: torch.Tensor = self.adapter(x, 0.0)[0]
+        return found
+
+
+class AuxiliarySite(Site):
+    """A model of our own beside one matrix: ``linear`` or ``mlp``.
+
+    Args:
+        name: of the site.
+        matrix: the matrix with the model.
+        model: the model.
+        alpha: its factor.
+    """
+
+    def __init__(self, name: str, matrix: nn.Module, model: LinearDelta | MlpDelta | FusedDelta, alpha: float) -> None:
+        self.name = self.source = name
+        self.adapter = model
+        self.reads, self.taps = Passage(matrix, False), Passage(matrix, True)
+        self.alpha = alpha
+        self._parts: list[Any] = [model]
+        if isinstance(model, FusedDelta):
+            self._parts = [model[part] for part in FUSED_PARTS if part in model]
+            has_model = torch.tensor([part in model for part in FUSED_PARTS])
+            self.columns = has_model.repeat_interleave(model.width)
+        ends = [(part, part) if isinstance(part, LinearDelta) else (part.down, part.up) for part in self._parts]
+        self.inputs, self.outputs = ends[0][0].in_features, sum(last.out_features for _, last in ends)
+        self.signs = tuple(Passage(part.up, False) for part in self._parts if isinstance(part, MlpDelta))
+        self.units = sum(part.up.in_features for part in self._parts if isinstance(part, MlpDelta))
+
+    def delta(self, x: torch.Tensor, is_on: torch.Tensor | None = None) -> torch.Tensor:
+        """Run the model; of query, key and value those that have one, side by side; see ``Site.delta``."""
+        if is_on is None or not self.units:
+            found = [part(x) for part in self._parts]
+        else:
+            own = is_on.chunk(len(self._parts), dim=-1)
+            found = [part.up(part.down(x) * some) for part, some in zip(self._parts, own, strict=True)]
+        return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+
+
+def sites_of(skeleton: Skeleton, index: int) -> list[Site]:
+    """List the sites of one block, in the order of its modules.
+
+    Raises:
+        JobError: it has an adapter that no pair is enough for.
+    """
+    block = skeleton.blocks[index]
+    found = [
+        _site(f"{index}.{path}", module, path, skeleton, block)
+        for path, module in block.named_modules()
+        if path.split(".")[-1] == ADAPTER
+    ]
+    for at, site in enumerate(found):
+        site.source = next((other.name for other in found[:at] if _share(other, site)), site.name)
+    return found
+
+
+def _share(first: Site, second: Site) -> bool:
+    """Whether two sites read one tensor: query, key and value of an attention do, unless dropout comes between."""
+    if first.reads.is_output or second.reads.is_output:
+        return False
+    return all(getattr(site.reads.module, "attn_key", None) for site in (first, second))
+
+
+def _site(name: str, adapter: Any, path: str, skeleton: Skeleton, block: nn.Module) -> Site:
+    from adapters.methods.lora import LoRA, LoRAMergedLinear
+    from adapters.methods.modeling import Adapter
+
+    if isinstance(adapter, Adapter):
+        return BottleneckSite(name, adapter)
+    if isinstance(adapter, LinearDelta | MlpDelta | FusedDelta) and skeleton.auxiliary is not None:
+        matrix = block.get_submodule(path.removesuffix(f".{ADAPTER}"))
+        return AuxiliarySite(name, matrix, adapter, skeleton.auxiliary.alpha)
+    if type(adapter) is LoRA and not adapter.use_dora:
+        layer = block.get_submodule(path.removesuffix(f".loras.{ADAPTER}"))
+        kind = FusedLoraSite if isinstance(layer, LoRAMergedLinear) else LoraSite
+        return kind(name, layer, adapter)
+    raise JobError(
+        f"{name} is a {type(adapter).__name__}, which no helper can fit; use lora, seq_bn or double_seq_bn, or leave "
+        "[offload] out"
+    )
+
+
+def check_config(config: str, skeleton: Skeleton, *, dropout: float) -> None:
+    """Refuse adapters that a helper can't fit.
+
+    Args:
+        config: ``adapter.config`` of the job.
+        skeleton: of the model.
+        dropout: ``train.dropout``.
+
+    Raises:
+        JobError: says why, and what can be done.
+    """
+    from adapters.methods.lora import LoRAMergedLinear
+
+    fused = any(isinstance(module, LoRAMergedLinear) for module in skeleton.blocks.modules())
+    if problem := offload_refusal(config, dropout=dropout, fused=fused):
+        raise JobError(problem)

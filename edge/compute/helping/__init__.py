@@ -1,0 +1,1 @@
+"""What a helper node has: adapter modules that it fits for hosts."""

@@ -1,0 +1,138 @@
+"""Adapter modules without the model that they belong to: a helper fits them from the pairs of their host.
+
+They are drawn as at every node: with the adapters of the whole skeleton, from the seed of the run. So they begin with
+the values of their host, bit by bit, and none has to be sent. The base weights stay zeros of stride 0.
+
+By Proposition 1 the gradient of ``0.5 * |g(x) - (g(x) - grad)|^2``, summed over tokens, is the ordinary one. It is that
+of a backward through g from the gradient itself, which is what is done here; no target is ever made.
+
+Source: ColA, section 3, equations 5 and 6, Proposition 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from edge.compute.capturing.signs import unpack
+from edge.compute.capturing.sites import Site, check_config, sites_of
+from edge.model.auxiliary.build import start_auxiliary
+from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
+from edge.model.slice import Empty, module_bytes
+from ringtune.errors import IntegrityError
+from ringtune.jobs.job import Job
+
+
+class AuxiliaryModels:
+    """The adapter modules of some blocks.
+
+    Args:
+        folder: of the model; only its configuration is read.
+        job: of the run.
+        units: blocks whose adapters are fitted here.
+        dtype: of the computation.
+        device: of the computation.
+
+    Raises:
+        ModelError: no such folder, or a family that is not supported.
+        JobError: adapters that can't be fitted from pairs.
+
+    Attributes:
+        skeleton: the model; of its blocks the adapters in ``units`` are real.
+    """
+
+    def __init__(self, folder: Path, job: Job, units: range, dtype: torch.dtype, device: torch.device) -> None:
+        with torch.random.fork_rng(devices=[]):
+            self.skeleton: Skeleton = build_skeleton(folder, job)
+        check_config(job.adapter.config, self.skeleton, dropout=job.train.dropout)
+        _drop_all_but(self.skeleton, units)
+        if self.skeleton.auxiliary is not None:
+            for index in units:
+                start_auxiliary(self.skeleton.blocks[index], seed=self.skeleton.seed, index=index)
+        self.units = units
+        self._dtype, self._device = dtype, device
+        self._sites: dict[str, Site] = {site.name: site for index in units for site in sites_of(self.skeleton, index)}
+        for site in self._sites.values():
+            site.adapter.to(device=device, dtype=dtype)
+        self._trained = {
+            index: [
+                name for name, parameter in self.skeleton.blocks[index].named_parameters() if f".{ADAPTER}." in name
+            ]
+            for index in units
+        }
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of everything that the modules hold."""
+        return module_bytes(self.skeleton.model)
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """Values of a token of x, by the names of the sites that have one of their own."""
+        return {name: site.inputs for name, site in self._sites.items() if site.source == name}
+
+    def parameters(self, start: int, stop: int) -> dict[str, nn.Parameter]:
+        """Return the weights of blocks ``[start, stop)`` by the names that ``BlockRunner`` has for them."""
+        return {
+            f"{index}.{name}": self.skeleton.blocks[index].get_parameter(name)
+            for index in range(start, stop)
+            for name in self._trained[index]
+        }
+
+    def weights(self, start: int, stop: int) -> dict[str, torch.Tensor]:
+        """Return the values of these weights, on the memory of the weights."""
+        return {name: parameter.detach() for name, parameter in self.parameters(start, stop).items()}
+
+    def fit(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Add the gradient that some pairs give to the gradients of the weights; the pairs are not kept.
+
+        Args:
+            tensors: what ``Pairs.take`` gave for some of the blocks here, of one micro-batch.
+
+        Raises:
+            IntegrityError: other names, or shapes that don't belong together; nothing was added then.
+        """
+        names = self._check(tensors)
+        with torch.enable_grad():
+            for name in names:
+                site = self._sites[name]
+                x, grad = (tensors[key].to(self._device, self._dtype) for key in (f"{site.source}.x", f"{name}.grad"))
+                signs = tensors.get(f"{name}.signs")
+                is_on = None if signs is None else unpack(signs.to(self._device), site.units)
+                torch.autograd.backward([site.delta(x, is_on)], [grad])
+
+    def _check(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+        blocks = {key.split(".", 1)[0] for key in tensors}
+        wanted = [site for name, site in self._sites.items() if name.split(".", 1)[0] in blocks]
+        expected = {f"{site.name}.grad" for site in wanted} | {f"{site.source}.x" for site in wanted}
+        optional = {f"{site.name}.signs" for site in wanted if site.units}
+        if expected != tensors.keys() - optional:
+            odd = sorted(expected ^ (tensors.keys() - optional))[0]
+            raise IntegrityError(f"pairs of blocks {sorted(blocks)} have {odd} too much or too little")
+        for site in wanted:
+            x, grad = tensors[f"{site.source}.x"], tensors[f"{site.name}.grad"]
+            signs = tensors.get(f"{site.name}.signs")
+            if signs is not None and (signs.shape, signs.dtype) != ((*x.shape[:2], -(-site.units // 8)), torch.uint8):
+                raise IntegrityError(
+                    f"the signs of {site.name} are {list(signs.shape)}, not bits of {site.units} units"
+                )
+            if x.dim() != 3 or grad.shape != (*x.shape[:2], site.outputs) or x.shape[2] != site.inputs:
+                raise IntegrityError(
+                    f"the pair of {site.name} is {list(x.shape)} and {list(grad.shape)}, expected rows and tokens of "
+                    f"{site.inputs} and {site.outputs} values"
+                )
+        return [site.name for site in wanted]
+
+
+def _drop_all_but(skeleton: Skeleton, units: range) -> None:
+    """Put empty modules in the places of all but these blocks, so that only their adapters are held."""
+    base, path = skeleton.base, skeleton.layout.blocks_path
+    for index in range(len(skeleton.blocks)):
+        if index not in units:
+            skeleton.blocks[index] = Empty()
+    for name, _ in list(base.named_children()):
+        if name != path.split(".")[0]:
+            setattr(base, name, Empty())

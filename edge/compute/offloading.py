@@ -1,0 +1,219 @@
+"""What a node computes where helpers fit adapters: as a host that ships pairs, and as a helper that fits them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from edge.compute.capturing.install import adapter_weights, install
+from edge.compute.capturing.pairs import Pairs
+from edge.compute.capturing.wire import PairWire, from_file, to_file
+from edge.compute.helping.auxiliary_models import AuxiliaryModels
+from edge.compute.hosting import Hosted
+from edge.compute.micro_batches import MicroBatch, OpenItem
+from edge.compute.saving.vectors import Vectors
+from edge.model.optimizers.state_file import StateFile
+from edge.model.tensor_bytes import DTYPE_NAMES
+from ringtune.costs.offload_bytes import LOSSY
+from ringtune.errors import PlanError
+from ringtune.files.pieces import Pieces
+from ringtune.schedule.actions import Action, Payload, TensorKey
+from ringtune.schedule.helpers import Helper
+from ringtune.schedule.offload import EXACT
+from ringtune.schedule.parcels import weights_key
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.versions import weight_version
+
+
+class Offloading:
+    """The pairs and weights of one node in one run.
+
+    Args:
+        plan: of the run.
+        node: which node.
+        hosted: what it hosts, and what it fits for others.
+    """
+
+    def __init__(self, plan: Plan, node: str, hosted: Hosted) -> None:
+        self._course, self._hosted = plan.course, hosted
+        self._helpers = plan.placement.helpers_of(node)
+        wire, seed = plan.course.offload.pairs if plan.course.offload else EXACT, plan.course.seed
+        self._wire = PairWire(wire, hosted.capture.inputs if hosted.capture else {}, seed=seed)
+        if hosted.capture is not None:
+            hosted.capture.with_signs = wire in LOSSY
+        helped = zip(plan.placement.helped_by(node), hosted.helped, strict=True)
+        self._fitted: dict[Helper, tuple[AuxiliaryModels, PairWire]] = {
+            helper: (models, PairWire(wire, models.inputs, seed=seed)) for helper, models in helped
+        }
+        self._shipped: dict[TensorKey, Pieces] = {}
+        self._file: StateFile | None = None
+        self._came: dict[TensorKey, Mapping[str, torch.Tensor]] = {}
+
+    # ---- at a host --------------------------------------------------------------------------------
+
+    @property
+    def is_host(self) -> bool:
+        """Whether helpers fit adapters of blocks that are hosted here."""
+        return bool(self._helpers)
+
+    @property
+    def vectors(self) -> Vectors | None:
+        """VeLoRA's vectors of the pairs that this host sends; None where they are sent as they are, or rounded."""
+        return self._wire.vectors if self._hosted.capture is not None else None
+
+    @property
+    def installed(self) -> dict[str, torch.Tensor]:
+        """The adapters of hosted blocks that helpers update, by name; a checkpoint fills them in place."""
+        if self._hosted.merged is not None:
+            return dict(self._hosted.kept)
+        blocks = (block for helper in self._helpers for block in range(helper.start, helper.stop))
+        return dict(adapter_weights(self._hosted.skeleton, blocks))
+
+    @contextlib.contextmanager
+    def recording(self, action: Action, entry: OpenItem, flow: MicroBatch) -> Iterator[None]:
+        """Record pairs for a micro-batch while the context is open: in a forward with a graph, or in a backward.
+
+        Blocks that are run again in their backward are recorded then.
+        """
+        capture = self._hosted.capture
+        blocks = [block for block in range(action.start, action.stop) if self._helper_of(block) is not None]
+        if capture is None or not blocks or not entry.item.kind.has_update:
+            yield
+            return
+        with capture.recording(flow.pairs.get(blocks[0])) as pairs:
+            yield
+        flow.pairs.update(dict.fromkeys(blocks, pairs))
+
+    def ship(self, action: Action, flow: MicroBatch) -> None:
+        """Pack the pairs of some blocks, and drop what was recorded.
+
+        Raises:
+            PlanError: nothing was recorded for them.
+        """
+        found: dict[str, torch.Tensor] = {}
+        for block in range(action.start, action.stop):
+            recorded: Pairs | None = flow.pairs.pop(block, None)
+            if recorded is None:
+                raise PlanError(f"{action} has no pairs of block {block} here")
+            found |= recorded.take(block, block + 1)
+        key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
+        self._shipped[key] = to_file(self._wire.encode(found), _metadata(key))
+
+    def install(self, action: Action) -> bool:
+        """Take the weights of a helper for an update; False if it is an update of this node's own.
+
+        Raises:
+            IntegrityError: they are not those of the blocks; nothing was changed then.
+        """
+        if self._helper_of(action.start) is None:
+            return False
+        weights = self._came.pop(weights_key(action))
+        where = f"the adapters that a helper sent for the blocks [{action.start}, {action.stop})"
+        blocks, merged = range(action.start, action.stop), self._hosted.merged
+        if merged is None:
+            install(self._hosted.skeleton, weights, blocks, where=where)
+            return True
+        merged.install(weights, blocks, where=where)
+        for name, value in weights.items():
+            self._hosted.kept[name].copy_(value)
+        self._let_go()
+        return True
+
+    def loaded(self) -> None:
+        """Go on with the adapters of a checkpoint, which were filled in: those that are merged are merged anew."""
+        if self._hosted.merged is not None:
+            blocks = (block for helper in self._helpers for block in range(helper.start, helper.stop))
+            self._hosted.merged.install(self._hosted.kept, blocks, where="the adapters of the checkpoint")
+            self._let_go()
+
+    def keep_on_disk(self, folder: Path, of: Mapping[str, str]) -> None:
+        """Keep adapters that were merged in a file from now on; only checkpoints and the result need them.
+
+        Args:
+            folder: for the file.
+            of: what it is of: run and node.
+
+        Raises:
+            StorageError: no room.
+        """
+        kept = self._hosted.kept
+        if not kept:
+            return
+        shapes = {name: (DTYPE_NAMES[value.dtype], tuple(value.shape)) for name, value in kept.items()}
+        self._file = StateFile(folder / "merged.safetensors", {**of, "part": "merged adapters"}, shapes)
+        self._file.make()
+        for name, tensor in self._file.map().items():
+            tensor.copy_(kept[name])
+            kept[name] = tensor
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let go of the resident pages of adapters that are in a file."""
+        if self._file is not None:
+            for name in {name.rpartition("/")[0] for name in self._hosted.kept}:
+                self._file.let_go_of(name)
+
+    # ---- at a helper ------------------------------------------------------------------------------
+
+    def fit(self, action: Action, entry: OpenItem) -> tuple[()]:
+        """Add up the gradients of some blocks from their pairs, and drop the pairs; gives no numbers for the report.
+
+        Raises:
+            IntegrityError: they are not those of the blocks.
+        """
+        models, wire = self._models_of(action.start)
+        key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
+        models.fit(wire.decode(self._came.pop(key), self._hosted.dtype))
+        return ()
+
+    def updated(self, action: Action, step: int) -> None:
+        """Make the weights of an update at this helper ready for their host; nothing for an update of another kind.
+
+        With overlap the next update may come before they are sent, so that they are copied.
+        """
+        if any(helper.has_block(action.start) for helper in self._fitted):
+            key, (models, _) = weights_key(action), self._models_of(action.start)
+            weights = models.weights(action.start, action.stop)
+            if self._course.offload is not None and self._course.offload.overlap:
+                weights = {name: value.clone() for name, value in weights.items()}
+            self._shipped[key] = to_file(weights, self._metadata(key, step))
+
+    # ---- parcels ----------------------------------------------------------------------------------
+
+    def take_parcel(self, key: TensorKey) -> Pieces:
+        """Return pairs or weights for sending; the weights must not change before they are sent."""
+        return self._shipped.pop(key)
+
+    def put_parcel(self, key: TensorKey, data: Pieces, step: int) -> None:
+        """Take pairs or weights until their action.
+
+        Raises:
+            IntegrityError: unreadable, or of another item or version.
+        """
+        where = "the pairs" if key.payload == Payload.PAIRS else "the adapters of a helper"
+        self._came[key] = from_file(data, self._metadata(key, step), where=where, device=self._hosted.device)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """Yield what came and was not used yet (for tests)."""
+        for held in self._came.values():
+            yield from held.values()
+
+    def _metadata(self, key: TensorKey, step: int) -> dict[str, str]:
+        found = _metadata(key)
+        if key.payload == Payload.WEIGHTS:
+            found["version"] = str(weight_version(self._course, key.boundary, step + 1))
+        return found
+
+    def _helper_of(self, block: int) -> Helper | None:
+        return next((helper for helper in self._helpers if helper.has_block(block)), None)
+
+    def _models_of(self, block: int) -> tuple[AuxiliaryModels, PairWire]:
+        return next(found for helper, found in self._fitted.items() if helper.has_block(block))
+
+
+def _metadata(key: TensorKey) -> dict[str, str]:
+    """What a parcel says that it is of."""
+    return {"item": str(key.seq), "micro-batch": str(key.micro), "block": str(key.boundary)}

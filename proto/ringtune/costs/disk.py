@@ -1,0 +1,56 @@
+"""How many bytes a run of all parameters takes on a node's disk: optimizer state that rests there, and checkpoints.
+
+Shards of other methods are some megabytes and are not counted.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+from ringtune.costs.memory.full_parameters import hosted_units, staying_units, trained_units
+from ringtune.costs.memory.share import Share
+from ringtune.costs.memory.sizes import Sizes
+from ringtune.schedule.course import Course
+
+_SHARDS: Final = 3
+"""Shards of a node at once: those of the last two checkpoints, and the one that is being written."""
+
+
+class DiskNeeds(NamedTuple):
+    """Bytes that a run takes at most in a node's folder.
+
+    Attributes:
+        state_bytes: optimizer state of units that rest.
+        checkpoint_bytes: of all checkpoints that are there at once.
+    """
+
+    state_bytes: int = 0
+    checkpoint_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of both."""
+        return self.state_bytes + self.checkpoint_bytes
+
+
+def disk_needs(course: Course, share: Share, sizes: Sizes) -> DiskNeeds:
+    """Estimate what a run takes at most in the folder of a node, without the headers of files.
+
+    Example: AdamW on a node whose units have 10 MB: state on disk takes 20 MB, a checkpoint 30 MB.
+    """
+    if not course.method.full_parameters:
+        return DiskNeeds()
+    trained = trained_units(course, share)
+    state = sum(map(sizes.state_bytes, trained))
+    saved = sum(map(sizes.state_bytes, staying_units(course, share))) if course.method.drops_state else state
+    shard = saved + sum(map(sizes.trained_bytes, hosted_units(course, share)))
+    at_once = min(_SHARDS, _num_checkpoints(course))
+    return DiskNeeds(state if share.state_on_disk else 0, at_once * shard)
+
+
+def _num_checkpoints(course: Course) -> int:
+    """At most so many: they come at the end of a turn."""
+    if not course.checkpoint_every:
+        return 0
+    return math.ceil(course.num_steps / max(course.checkpoint_every, course.local_iterations))

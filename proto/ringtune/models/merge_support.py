@@ -1,0 +1,35 @@
+"""Which adapters are a change of matrices, so that they can be added to the weights of the base model."""
+
+from __future__ import annotations
+
+from ringtune.models.adapter_config import (
+    AdapterPart,
+    known_configurations,
+    parse_adapter_config,
+    trains_own_weights,
+)
+from ringtune.models.auxiliary_config import LINEAR
+
+
+def merge_refusal(config: str) -> str:
+    """Say why what an ``adapter.config`` trains can't be merged into the weights; empty if it can.
+
+    Raises:
+        JobError: the configuration itself is refused.
+    """
+    if trains_own_weights(config):
+        return "the blocks' own weights trained, there is nothing to merge"
+    parts = parse_adapter_config(config)
+    return part_refusal(parts[0]) if len(parts) == 1 else "it is no change of matrices"
+
+
+def part_refusal(part: AdapterPart) -> str:
+    """Say why one method of a configuration can't be merged into the weights; empty if it can."""
+    kind, defaults = known_configurations()[part.name]
+    options = {**defaults, **part.options}
+    if kind == LINEAR:
+        return ""
+    if kind == "lora" and options["composition_mode"] == "add":
+        gated = options["use_gating"] or options["use_dora"]
+        return "its gate, or DoRA's norm, is no change of a matrix by itself" if gated else ""
+    return "it is no change of matrices"

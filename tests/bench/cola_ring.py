@@ -1,0 +1,176 @@
+"""A run of ``make bench-cola`` in one process: an owner hosts all blocks of the demo's model, a helper fits adapters.
+
+Two executors compute with torch on the virtual ring, so no process and no socket is in the way. What is trained depends
+on the course alone, so that a run of two machines gives the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edge.compute.capturing.install import adapter_weights
+from edge.compute.executor import NodeExecutor
+from edge.data.rows import OwnerDataset
+from ringtune.jobs.job import Job, parse_job
+from ringtune.models.folder import model_dimensions, read_config
+from ringtune.rounds import rounds as rd
+from ringtune.schedule.course import Course
+from ringtune.schedule.extent import Owner
+from ringtune.schedule.helpers import Helper
+from ringtune.schedule.methods import Everything
+from ringtune.schedule.offload import EXACT, Offload
+from ringtune.schedule.placement import Placement, Slice
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.units import Range
+from sim.ring import VirtualRing
+from tests.support.torch_ring import TorchCarrier
+
+HOST, HELPER = "host", "helper"
+LORA, LINEAR, MLP = "lora[r=8,alpha=16]", "linear", "mlp[hidden=128]"
+BATCH, TOKENS = 8, 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """Folder of the model, rows to train on, and rows to judge by; None = the run is not judged."""
+
+    model: Path
+    train: Path
+    judged: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What is trained, and how.
+
+    Attributes:
+        adapter: configuration.
+        rate: learning rate of AdamW at the beginning; it falls to zero.
+        seed: of the run.
+        steps: of 8 sentences.
+        is_helped: whether a helper fits the adapters; else they train at their host.
+        interval: steps for one update of the adapters.
+        pairs: how they travel.
+    """
+
+    adapter: str
+    rate: float
+    seed: int = 0
+    steps: int
+    is_helped: bool = True
+    interval: int = 1
+    pairs: str = EXACT
+
+
+class Ring:
+    """The executors of a run.
+
+    Args:
+        training: what is wanted.
+        inputs: files.
+        carrier: what carries actions and messages out; takes the executors by node.
+
+    Attributes:
+        plan: of the run.
+        job: of the run.
+        carrier: as made.
+        host: executor of all blocks, embedding and head.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        inputs: Inputs,
+        carrier: Callable[[Mapping[str, NodeExecutor]], TorchCarrier] = TorchCarrier,
+    ) -> None:
+        job, (blocks, width) = _job_of(training, inputs), _size_of(inputs.model)
+        self.job = job
+        data = OwnerDataset.load(job, inputs.train, inputs.judged, tokenizer_folder=inputs.model)
+        data.set_labels(data.labels)
+        self.plan = _plan_of(training, data, blocks, width)
+        executors = {
+            node: NodeExecutor(self.plan, node, job, inputs.model, data if node == HOST else None)
+            for node in self.plan.nodes
+        }
+        self.host, self.carrier = executors[HOST], carrier(executors)
+
+    def adapters(self) -> dict[str, torch.Tensor]:
+        """Return the adapters as the host has them, on memory of their own."""
+        found = adapter_weights(self.host._hosted.skeleton, range(self.plan.course.num_blocks))
+        return {name: value.detach().clone() for name, value in found.items()}
+
+    def run(self) -> dict[str, float]:
+        """Train to the end.
+
+        Returns:
+            What the evaluation counted: ``count``, ``correct``, ``loss_sum``; nothing where there was none.
+
+        Raises:
+            RuntimeError: the run failed.
+        """
+        result = VirtualRing(self.plan, carrier=self.carrier).run()
+        if result.finish != rd.Finish("", ""):
+            raise RuntimeError(f"the run ended with {result.finish}")
+        return next((dict(entry.values) for entry in result.logged if isinstance(entry, rd.LogEvaluation)), {})
+
+
+def distance_of_changes(
+    ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], start: dict[str, torch.Tensor]
+) -> float:
+    """How far two runs went apart since their start: ``|ours - theirs| / |theirs - start|``, all as one vector."""
+    apart, gone = 0.0, 0.0
+    for name, value in theirs.items():
+        apart += float((ours[name].double() - value.double()).square().sum())
+        gone += float((value.double() - start[name].double()).square().sum())
+    return float((apart / gone) ** 0.5)
+
+
+def _job_of(training: Training, inputs: Inputs) -> Job:
+    return parse_job(
+        f"""
+        [model]
+        path = "{inputs.model}"
+        [adapter]
+        config = "{training.adapter}"
+        [train]
+        method = "all"
+        learning_rate = {training.rate}
+        lr_schedule = "linear"
+        batch_size = {BATCH}
+        microbatches = 1
+        max_length = {TOKENS}
+        max_steps = {training.steps}
+        seed = {training.seed}
+        """,
+        source="bench",
+    )
+
+
+def _size_of(model: Path) -> tuple[int, int]:
+    dimensions = model_dimensions(read_config(model))
+    return dimensions.num_blocks, dimensions.hidden
+
+
+def _plan_of(training: Training, data: OwnerDataset, blocks: int, width: int) -> Plan:
+    helped = (Range(0, blocks),)
+    offload = Offload(blocks=helped, interval=training.interval, pairs=training.pairs)
+    course = Course(
+        method=Everything(),
+        num_blocks=blocks,
+        owners=(Owner(node=HOST, train_rows=data.train_rows, eval_rows=data.eval_rows),),
+        num_steps=training.steps,
+        local_iterations=min(10, training.steps),
+        batch_size=BATCH,
+        microbatches=1,
+        max_length=TOKENS,
+        hidden_size=width,
+        labels=data.labels,
+        seed=training.seed,
+        offload=offload if training.is_helped else None,
+    )
+    helpers = (Helper(node=HELPER, start=0, stop=blocks),) if training.is_helped else ()
+    return Plan.of(course, Placement(slices=(Slice(node=HOST, start=0, stop=blocks),), helpers=helpers))

@@ -1,0 +1,234 @@
+"""``make bench-memory-accuracy``: what HiFT and VeLoRA cost in accuracy, on real sentences, three seeds each.
+
+MiniLM with all parameters training, 1,000 sentences of film reviews in batches of 8, five passes over them, a linear
+schedule; judged on 2,000 other sentences. Every kind has three learning rates of its own. Each is tried with the first
+seed; the best of them, by accuracy, trains with the other seeds too.
+
+============ ===================================================================================================
+kind         what is trained
+============ ===================================================================================================
+full         all units at each step: ``hift`` with one group
+bottom2up    one unit at a step, in this order; so for top2down and random
+velora       as full, with VeLoRA in all blocks (query, key, value, down)
+full-short   as full, for as many steps as HiFT updates each unit; not judged
+lora         LoRA on all linear layers; with a frozen base
+lora-velora  as lora, with VeLoRA in LoRA's A
+============ ===================================================================================================
+
+Five passes are as many steps of the same batches for each kind, so HiFT updates each of its eight units an eighth as
+often as ``full`` does; ``full-short`` is equal in updates instead. Targets: each order of HiFT at most 2 points below
+``full``, ``velora`` at most 0.5 below ``full``, ``lora-velora`` at most 0.5 below ``lora``.
+
+Every run is a process of one node with one thread and keeps its result in ``build/bench/memory_accuracy/runs``; a run
+that has one is not repeated: remove the folder after a change of the code. ``--only KIND ...`` trains some kinds. The
+table of all results is written to ``build/bench/memory_accuracy.json`` and ``.md``. Exit code 1 if a target is missed,
+or was not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.demo.fetch import demo_cache
+from coordinator.demo.workspace import prepare
+from ringtune.files.durable import write_durably
+from tests.bench.jobs import write_job
+from tests.bench.kept_results import conclude, results_of, say, spread_text
+from tests.bench.rings import run_ring
+
+OUT = Path("build/bench/memory_accuracy")
+SEEDS = (0, 1, 2)
+TRAIN_ROWS, OTHER_ROWS, BATCH, EPOCHS, TOKENS, UNITS = 1000, 934, 8, 5, 64, 8
+STEPS = TRAIN_ROWS * EPOCHS // BATCH
+FULL_RATES, HIFT_RATES, LORA_RATES = (2e-5, 6e-5, 2e-4), (3e-5, 1e-4, 3e-4), (3e-4, 1e-3, 3e-3)
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """One way to train.
+
+    Attributes:
+        rates: learning rates to choose from.
+        keys: of the job.
+        steps: of a run.
+        like: the kind that it may not be far below.
+        most_below: accuracy, as a share.
+    """
+
+    rates: tuple[float, ...]
+    keys: Mapping[str, object]
+    steps: int = STEPS
+    like: str = ""
+    most_below: float = 0.0
+
+
+def _hift(group_size: int, order: str) -> dict[str, object]:
+    return {"train.method": "hift", "hift.group_size": group_size, "hift.order": order}
+
+
+_LORA: dict[str, object] = {
+    "train.method": "all",
+    "adapter.config": "lora[r=8,alpha=16,intermediate_lora=True,output_lora=True]",
+}
+_VELORA: dict[str, object] = {"memory.activations": "velora"}
+KINDS = {
+    "full": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up")),
+    "velora": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up") | _VELORA, like="full", most_below=0.005),
+    **{
+        order: Kind(rates=HIFT_RATES, keys=_hift(1, order), like="full", most_below=0.02)
+        for order in ("bottom2up", "top2down", "random")
+    },
+    "full-short": Kind(rates=FULL_RATES, keys=_hift(UNITS, "bottom2up"), steps=-(-STEPS // UNITS)),
+    "lora": Kind(rates=LORA_RATES, keys=_LORA),
+    "lora-velora": Kind(rates=LORA_RATES, keys=_LORA | _VELORA, like="lora", most_below=0.005),
+}
+"""By name."""
+
+
+def sentences() -> tuple[Path, Path, Path]:
+    """The demo's model, sentences to train on, and those to judge by: the demo's held out and others."""
+    workspace = prepare(OUT / "demo", demo_cache())
+    folder = workspace.job.parent
+    train, held_out = (_rows(folder / f"{name}.csv") for name in ("train", "held_out"))
+    return (
+        workspace.model,
+        _written(OUT / "train.csv", train[0], train[1 : TRAIN_ROWS + 1]),
+        _written(OUT / "judged.csv", train[0], [*held_out[1:], *train[-OTHER_ROWS:]]),
+    )
+
+
+def _rows(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+def _written(path: Path, names: Sequence[str], rows: Iterable[Sequence[str]]) -> Path:
+    if not path.exists():  # another part of the bench may read it just now
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([names, *rows])
+    return path.resolve()
+
+
+def train(name: str, rate: float, seed: int, steps: int) -> dict[str, Any]:
+    """Train and evaluate; returns the result."""
+    model, rows, judged = sentences()
+    folder, began_s = (OUT / "work" / f"{name}-{rate:g}-{seed}").resolve(), time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    more: dict[str, object] = {
+        "data.eval": str(judged),
+        "train.learning_rate": rate,
+        "train.lr_schedule": "linear",
+        "train.batch_size": BATCH,
+        "train.seed": seed,
+    }
+    keys = dict(KINDS[name].keys)
+    job = write_job(
+        folder / "job.toml",
+        model=model,
+        train=rows,
+        method=str(keys["train.method"]),
+        steps=steps,
+        microbatches=1,
+        tokens=TOKENS,
+        more=more | keys,
+    )
+    report = run_ring(job, folder / "run", nodes=1).report
+    shutil.rmtree(folder)
+    return {
+        "kind": name,
+        "rate": rate,
+        "seed": seed,
+        "steps": report["steps"],
+        "accuracy": report["eval"]["accuracy"],
+        "loss": report["eval"]["loss"],
+        "rows": report["eval"]["rows"],
+        "seconds": time.monotonic() - began_s,
+    }
+
+
+def kept(folder: Path, name: str, rate: float, seed: int, steps: int) -> dict[str, Any]:
+    """The result of a run, which is trained if it has none yet."""
+    path = folder / f"{name}-{rate:g}-{seed}.json"
+    if not path.exists():
+        result = train(name, rate, seed, steps)
+        write_durably(path, (json.dumps(result) + "\n").encode())
+        say(f"{name} {rate:g} seed {seed}: {result['accuracy']:.4f} in {result['seconds']:.0f} s")
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def best_rate(results: Iterable[Result], name: str) -> float:
+    """The learning rate of the best run of a kind with the first seed; the lowest of equals."""
+    runs = [run for run in results if run["kind"] == name and run["seed"] == SEEDS[0]]
+    return float(max(runs, key=lambda run: (run["accuracy"], -run["rate"]))["rate"])
+
+
+def at_best(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The runs of each kind at its best rate, by seed."""
+    kinds = dict.fromkeys(run["kind"] for run in results if run["seed"] == SEEDS[0])
+    best = {name: best_rate(results, name) for name in kinds}
+    ordered = sorted(results, key=lambda run: run["seed"])
+    return {name: [run for run in ordered if (run["kind"], run["rate"]) == (name, best[name])] for name in kinds}
+
+
+def table_text(results: Sequence[Result]) -> str:
+    """Write the results as a table in Markdown."""
+    rows = [["kind", "steps", "best rate", "accuracy at it", "accuracy of each rate, first seed"]]
+    rows.append(["---"] * len(rows[0]))
+    for name, runs in at_best(results).items():
+        tried = sorted(
+            (run for run in results if run["kind"] == name and run["seed"] == SEEDS[0]), key=lambda run: run["rate"]
+        )
+        rates = ", ".join(f"{run['rate']:g}: {run['accuracy']:.1%}" for run in tried)
+        rows.append([name, str(runs[0]["steps"]), f"{runs[0]['rate']:g}", spread_text(_accuracies(runs)), rates])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def _accuracies(runs: Iterable[Result]) -> list[float]:
+    return [float(run["accuracy"]) for run in runs]
+
+
+def misses(results: Sequence[Result]) -> list[str]:
+    """Write which targets are missed, or were not measured with all seeds."""
+    found, best = [], {name: _accuracies(runs) for name, runs in at_best(results).items()}
+    for name, kind in KINDS.items():
+        if not kind.like:
+            continue
+        if any(len(best.get(each, ())) < len(SEEDS) for each in (name, kind.like)):
+            found.append(f"{name} beside {kind.like}: not measured with all seeds")
+            continue
+        below = statistics.mean(best[kind.like]) - statistics.mean(best[name])
+        if below > kind.most_below:
+            found.append(f"{name} is {100 * below:.2f} points below {kind.like}, at most {100 * kind.most_below:g}")
+    return found
+
+
+def main() -> int:
+    """Train what has no result yet; write and judge all results."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="*", choices=list(KINDS), default=list(KINDS), help="kinds")
+    parser.add_argument("--steps", type=int, default=0, help="of each run; 0 = those of its kind; few only try it out")
+    options = parser.parse_args()
+    folder = OUT / ("runs" if not options.steps else f"runs-{options.steps}-steps")
+    for seed in SEEDS:
+        for name in options.only:
+            kind = KINDS[name]
+            rates = kind.rates if seed == SEEDS[0] else (best_rate(results_of(folder), name),)
+            for rate in rates:
+                kept(folder, name, rate, seed, options.steps or kind.steps)
+    results = results_of(folder)
+    return conclude(OUT, results, table_text(results), misses(results), is_tried_out=bool(options.steps))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

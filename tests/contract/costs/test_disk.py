@@ -1,0 +1,54 @@
+"""Disk where all parameters train: bytes that can be added up by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringtune.costs.disk import DiskNeeds, disk_needs
+from ringtune.costs.memory.share import Share
+from ringtune.costs.memory.sizes import Sizes
+from ringtune.schedule.plan import Plan
+from tests.contract.costs.memory.test_full_parameters import plan
+from tests.support.model_facts import ROUND as MODEL
+from tests.support.plans import changed, make_plan
+
+SLICE = 2 * 10_000
+COPIES = 60_000 + 3_000
+
+
+def needs(of: Plan, node: str, optimizer: str = "adamw", *, on_disk: bool = True) -> DiskNeeds:
+    """What a node takes on its disk."""
+    sizes = Sizes(of.course, MODEL, optimizer=optimizer, dtype="float32", activation_token_bytes=200)
+    return disk_needs(of.course, Share.of(changed(of, state_on_disk=on_disk), node), sizes)
+
+
+@pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 2), ("momentum", 1), ("sgd", 0)])
+def test_state_on_disk_is_that_of_all_units_of_a_node(optimizer: str, moments: int) -> None:
+    """Two blocks at a host; an owner has embedding and head too. In memory it takes no disk."""
+    assert needs(plan(), "a", optimizer) == DiskNeeds(moments * SLICE, 0)
+    assert needs(plan(), "b", optimizer) == DiskNeeds(moments * (SLICE + COPIES), 0)
+    assert needs(plan(), "b", optimizer, on_disk=False) == DiskNeeds(0, 0)
+
+
+def test_units_that_no_step_trains_have_no_state_but_are_saved() -> None:
+    """Two steps train the embedding and block 0; both checkpoints of this short run have all units."""
+    short = changed(plan(), num_steps=2, checkpoint_every=1, local_iterations=1)
+    assert needs(short, "a") == DiskNeeds(2 * 10_000, 2 * (SLICE + 2 * 10_000))
+
+
+@pytest.mark.parametrize(("steps", "shards"), [(10, 1), (20, 2), (30, 3), (90, 3)])
+def test_three_shards_of_a_node_are_there_at_once(steps: int, shards: int) -> None:
+    """The last two, and the one that is being written."""
+    saving = changed(plan(), num_steps=steps, checkpoint_every=10)
+    assert needs(saving, "b") == DiskNeeds(2 * (SLICE + COPIES), shards * 3 * (SLICE + COPIES))
+
+
+def test_dropped_state_is_in_no_checkpoint() -> None:
+    """But that of the head is, which every step trains."""
+    dropping = changed(plan(drops_state=True, always_active=("head",)), num_steps=10, checkpoint_every=10)
+    assert needs(dropping, "b", on_disk=False) == DiskNeeds(0, SLICE + COPIES + 2 * 3_000)
+
+
+def test_shards_of_adapters_are_not_counted() -> None:
+    """They are some megabytes."""
+    assert needs(make_plan([("a", 0, 4)], ["a"], num_steps=8, checkpoint_every=2), "a") == DiskNeeds()

@@ -1,0 +1,79 @@
+"""Disks that are too small for the optimizer state and checkpoints of a run: other slices, or a refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from coordinator.planner.make_plan import keep_plan, make_plan
+from ringtune.costs.profile import NodeFacts
+from ringtune.errors import StorageError
+from tests.coordinator.planner.test_full_parameters import board, wanted
+from tests.support.planner_rings import MIB
+
+BLOCK = 2 * 7_097_856
+COPIES = 2 * (47_677_440 + 591_360 + 2 * 1540)
+
+
+def test_plan_of_state_without_room_on_the_disk_is_refused_with_both_numbers() -> None:
+    """Twelve blocks and the copies need 255 MiB; the message has the node and what can be done."""
+    node = board("a")
+    job = wanted(hift__state="disk", train__checkpoint_every=0)
+    enough = 12 * BLOCK + COPIES
+    assert make_plan(job, {"a": dataclasses.replace(node, state_free_bytes=enough)}).plan
+    with pytest.raises(StorageError) as refused:
+        make_plan(job, {"a": dataclasses.replace(node, state_free_bytes=200 * MIB)})
+    with pytest.raises(StorageError):
+        make_plan(job, {"a": dataclasses.replace(node, state_free_bytes=enough - 1)})
+    assert str(refused.value) == (
+        "node a needs 255 MiB in its folder for state for blocks [0, 12) (255 MiB of optimizer state) but "
+        "200 MiB are free there; make room, or start it with --state on another disk, or set hift.state = 'memory'"
+    )
+    assert make_plan(wanted(train__checkpoint_every=0), {"a": dataclasses.replace(node, state_free_bytes=0)}).plan
+
+
+def test_plan_of_checkpoints_without_room_on_the_disk_is_refused() -> None:
+    """State fits, three checkpoints beside it do not: to do without them is named, state in memory would not help."""
+    node = dataclasses.replace(board("a"), state_free_bytes=300 * MIB)
+    job = wanted(hift__state="disk", train__checkpoint_every=10)
+    message = r"for embedding and head \(92\.1 MiB of optimizer state and 414 MiB of checkpoints\) but 300 MiB are free"
+    with pytest.raises(StorageError, match=message) as refused:
+        make_plan(job, {"a": node})
+    assert "checkpoint_every = 0" in str(refused.value)
+    assert "hift.state = 'memory'" not in str(refused.value)
+
+
+def test_plan_gives_a_node_with_a_small_disk_fewer_blocks() -> None:
+    """It is as fast as the other, but has room for the state of three blocks only."""
+    small = dataclasses.replace(board("b", rows=0), state_free_bytes=3 * BLOCK)
+    plan = make_plan(wanted(hift__state="disk", train__checkpoint_every=0), {"a": board("a"), "b": small}).plan
+    assert plan.slice_of("b").num_blocks <= 3
+    assert make_plan(wanted(train__checkpoint_every=0), {"a": board("a"), "b": small}).plan.slice_of("b").num_blocks > 3
+
+
+def test_run_that_goes_on_needs_room_for_state_only() -> None:
+    """Its checkpoints lie on the disk already."""
+    job = wanted(hift__state="disk", train__checkpoint_every=10)
+    plan = make_plan(job, {"a": board("a")}).plan
+    keep_plan(job, plan, {"a": dataclasses.replace(board("a"), state_free_bytes=12 * BLOCK + COPIES)})
+    with pytest.raises(StorageError, match=r"node a needs 255 MiB .* but 100 MiB are free"):
+        keep_plan(job, plan, {"a": dataclasses.replace(board("a"), state_free_bytes=100 * MIB)})
+
+
+def test_nodes_that_share_a_disk_share_its_room() -> None:
+    """Each alone would fit; together they do not, and the refusal has both numbers. On two disks they fit."""
+    job = wanted(hift__state="disk", train__checkpoint_every=0)
+
+    def nodes(free_bytes: int, disks: str = "xx") -> dict[str, NodeFacts]:
+        found = zip("ab", disks, strict=True)
+        return {
+            name: dataclasses.replace(board(name), state_free_bytes=free_bytes, state_disk=disk) for name, disk in found
+        }
+
+    assert make_plan(job, nodes(12 * BLOCK + 2 * COPIES)).plan.slice_of("b").num_blocks
+    with pytest.raises(StorageError, match=r"a, b share a disk and together need 347 MiB .* but 330 MiB") as refused:
+        make_plan(job, nodes(330 * MIB))
+    assert str(refused.value).endswith("or set hift.state = 'memory'")
+    for apart in ("xy", [""] * 2):
+        assert make_plan(job, nodes(330 * MIB, apart)).plan  # type: ignore[arg-type]

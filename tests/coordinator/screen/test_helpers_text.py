@@ -1,0 +1,62 @@
+"""Who helps whom is said before a run begins, with what it does to the result."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from coordinator.records.offload_facts import offload_facts
+from coordinator.screen.helpers_text import helper_lines
+from coordinator.screen.plan_text import plan_text
+from coordinator.screen.progress import PlainProgress
+from ringtune.schedule.helped import helped
+from ringtune.schedule.offload import Manner
+from tests.support.plans import make_plan
+
+PLAN = make_plan([("a", 0, 2), ("b", 2, 4)], ["a"], num_blocks=4, method="all")
+
+
+def test_helpers_in_step_leave_the_result_as_it_is() -> None:
+    """The placement alone knows them."""
+    lines = helper_lines(helped(PLAN, {"a": "z"}))
+    assert lines[0] == "z fits the adapters of a's blocks [0, 2)"
+    assert lines[1].endswith("the result is that of a run without helpers")
+    assert helper_lines(PLAN) == []
+
+
+@pytest.mark.parametrize(
+    ("manner", "words"),
+    [
+        ({"interval": 3}, "add up 3 steps for one update"),
+        ({"pairs": "bfloat16"}, "rounded to 16 bits"),
+        ({"merged": True}, "inside matrices"),
+        ({"overlap": True}, "one step behind within a turn"),
+    ],
+)
+def test_helpers_in_another_manner_say_what_they_change(manner: dict[str, Any], words: str) -> None:
+    """Each word of the job has a sentence, and the report its fact."""
+    plan = helped(PLAN, {"a": "z"}, Manner(**manner))
+    assert words in helper_lines(plan)[-1]
+    assert helper_lines(plan)[-1].endswith("the result is not that of a run without helpers")
+    facts = offload_facts(plan)["offload"]
+    assert {name: facts[name] for name in manner} == manner
+    assert (facts["staleness"] == "none") is not ("overlap" in manner)
+
+
+def test_helpers_are_shown_when_a_run_begins() -> None:
+    """As hosts and owners are."""
+    shown = io.StringIO()
+    PlainProgress(shown).plan(helped(PLAN, {"a": "b"}), {"a": 1, "b": 1})
+    assert "b fits the adapters of a's blocks [0, 2)" in shown.getvalue()
+
+
+@pytest.mark.parametrize("private", [0, 1])
+def test_plan_says_what_helpers_see(private: int) -> None:
+    """They count among those that see hidden states, but never those of private blocks."""
+    plan = make_plan([("a", private, 2), ("b", 2, 4)], ["a"], method="all", private_blocks=private)
+    words = "; helpers see the hidden states inside the blocks that they help with: z of "
+    found = [line for line in plan_text(helped(plan, {"a": "z"}), {}, measured=True, num_steps=0) if words in line]
+    assert len(found) == 1 and found[0].endswith(f"{words}[{private}, 2)")
+    assert not any(words in line for line in plan_text(plan, {}, measured=True, num_steps=0))

@@ -1,0 +1,99 @@
+"""A block that runs again is given the masks that its dropout drew the first time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edge.compute.saving.dropout_masks import DropoutMasks
+from edge.compute.saving.stack import Stack
+from edge.model.safetensors_files import SafetensorsFiles
+from edge.model.skeleton import Skeleton, build_skeleton
+from edge.model.slice import materialise
+from ringtune.costs.memory.dropout_masks import drawn_token_bytes
+from ringtune.costs.model_facts import model_facts
+from ringtune.jobs.job import Job, parse_job
+from ringtune.schedule.units import Range
+from tests.support import tiny_families
+
+ROWS, TOKENS, WIDTH = 2, 16, 32
+LORA = "lora[r=4,attn_matrices=['q','k','v'],intermediate_lora=True,output_lora=True]"
+
+
+class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the masks that are drawn; those that are given never come here."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.bernoulli_.float
+        return func(*args, **(kwargs or {}))
+
+
+def make(folder: Path, model_type: str, adapter: str) -> tuple[Skeleton, Job]:
+    """Two real blocks with dropout."""
+    job = parse_job(
+        f'[model]\npath = "{folder}"\n[adapter]\nconfig = "{adapter}"\n'
+        f"[train]\ndropout = 0.2\nmax_length = {TOKENS}\nbatch_size = {ROWS}\nmicrobatches = 1\n",
+        source="test",
+    )
+    skeleton = build_skeleton(folder, job)
+    with SafetensorsFiles(folder) as weights:
+        device = torch.device("cpu")
+        materialise(skeleton, weights, blocks=range(2), with_embedding=False, dtype=torch.float32, device=device)
+    return skeleton, job
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    """A micro-batch without padding."""
+    return torch.randn(ROWS, TOKENS, WIDTH), torch.ones(ROWS, TOKENS, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "distilbert", "gpt2", "llama"])
+def test_second_run_draws_nothing_and_masks_take_what_planning_counts(tmp_path: Path, model_type: str) -> None:
+    """For each token the input, and at most the bytes of masks that the memory model says; a shared mask besides."""
+    folder = tiny_families.write_family(tmp_path, model_type, num_blocks=2)
+    for adapter in ("seq_bn", "double_seq_bn", LORA, "full"):
+        skeleton, job = make(folder, model_type, adapter)
+        stack = Stack(skeleton, dropout=0.2, recompute=(Range(0, 2),))
+        plain = Stack(skeleton, dropout=0.0, recompute=(Range(0, 2),))
+        masks_bytes = stack.saved_bytes(*inputs()) - plain.saved_bytes(*inputs())
+        planned = drawn_token_bytes(model_facts(folder, job), TOKENS)
+        assert planned / 4 < masks_bytes <= planned, adapter
+        saved, y = stack.forward(*inputs())
+        with Draws() as draws:
+            saved.backward(torch.ones_like(y))
+        assert draws.count == 0, adapter
+
+
+def test_masks_are_given_in_the_order_in_which_they_were_drawn() -> None:
+    """The values are those of the first run, whatever the generator has come to; sizes that 8 does not divide too."""
+    x, masks = torch.ones(3, 7), DropoutMasks()
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.dropout(x, 0.5, train=True), torch.dropout(x[:2], 0.1, train=True)
+
+    with masks.drawn():
+        first = run()
+    assert [len(packed) for packed in masks.packed] == [3, 2]
+    with masks.given():
+        again = run()
+    assert all(map(torch.equal, first, again))
+
+
+def test_nothing_is_kept_where_other_numbers_are_drawn() -> None:
+    """Then the generator has to be where it was, so that all is drawn again."""
+    masks = DropoutMasks()
+    with masks.drawn():
+        torch.dropout(torch.ones(8), 0.5, train=True)
+        torch.rand(2)
+    assert masks.packed == []
+    with masks.given(), Draws() as draws:
+        torch.dropout(torch.ones(8), 0.5, train=True)
+    assert draws.count == 1

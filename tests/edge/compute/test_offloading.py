@@ -1,0 +1,111 @@
+"""What a node refuses of the pairs and weights that come: another item's, another version's, another shape's."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.compute.capturing.wire import from_file, to_file
+from ringtune.errors import IntegrityError
+from ringtune.files.pieces import Pieces
+from ringtune.files.safetensors_stream import TensorFile
+from ringtune.schedule.actions import Payload, TensorKey
+from ringtune.schedule.helpers import Helper
+from ringtune.schedule.plan import Plan
+from sim.ring import VirtualRing
+from tests.support.torch_ring import Case, make_carrier, write_inputs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model and its rows."""
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def run(folder: Path, monkeypatch: pytest.MonkeyPatch, payload: str, change: Any) -> None:
+    """Host a with helper z; what comes of a kind is changed: (bytes, bytes of the one before, node) -> bytes."""
+    case = Case(folder=folder, method="all", num_steps=3, microbatches=2, every_steps=4, owners=("a",))
+    plan = case.plan((("a", 0, 4),))
+    placement = dataclasses.replace(plan.placement, helpers=(Helper(node="z", start=0, stop=4),))
+    carrier = make_carrier(case, Plan(plan.course, (placement,)))
+    put, before = carrier.put_parcel, {"data": b""}
+
+    def meddled(node: str, key: TensorKey, content: Pieces) -> None:
+        if key.payload == payload:
+            data = bytes(content)
+            before["data"], content = data, Pieces.of(change(data, before["data"]))
+        put(node, key, content)
+
+    monkeypatch.setattr(carrier, "put_parcel", meddled)
+    VirtualRing(
+        Plan(plan.course, (placement,)),
+        action_s=lambda node, action: 0.01,
+        message_s=lambda source, target, payload: 0.01,
+        carrier=carrier,
+    ).run()
+
+
+def metadata_of(data: bytes) -> dict[str, str]:
+    """What a parcel says that it is of."""
+    return dict(TensorFile(Pieces.of(data), where="a parcel").metadata)
+
+
+def repeated(data: bytes, before: bytes) -> bytes:
+    """The parcel that came before, once more."""
+    return before or data
+
+
+def cut(data: bytes, before: bytes) -> bytes:
+    """The first tensor has lost its last value."""
+    tensors = from_file(Pieces.of(data), {}, where="a parcel")
+    first = sorted(tensors)[0]
+    tensors[first] = tensors[first][..., :-1].clone()
+    return bytes(to_file(tensors, metadata_of(data)))
+
+
+def without_one(data: bytes, before: bytes) -> bytes:
+    """A tensor is missing."""
+    tensors = from_file(Pieces.of(data), {}, where="a parcel")
+    del tensors[sorted(tensors)[0]]
+    return bytes(to_file(tensors, metadata_of(data)))
+
+
+def torn(data: bytes, before: bytes) -> bytes:
+    """Its end is missing."""
+    return data[:-8]
+
+
+@pytest.mark.parametrize(
+    ("payload", "change", "words"),
+    [
+        (Payload.PAIRS, repeated, "the pairs are of micro-batch '0', not '1'"),
+        (Payload.WEIGHTS, repeated, "the adapters of a helper are of item '0', not '1'"),
+        (Payload.PAIRS, cut, "the pair of .* is "),
+        (Payload.PAIRS, without_one, "too much or too little"),
+        (Payload.WEIGHTS, cut, "the adapters that a helper sent for the blocks"),
+        (Payload.WEIGHTS, without_one, "the adapters that a helper sent for the blocks"),
+        (Payload.PAIRS, torn, "the pairs"),
+        (Payload.WEIGHTS, torn, "the adapters of a helper"),
+    ],
+)
+def test_parcels_that_are_not_what_they_should_be_end_the_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, payload: str, change: Any, words: str
+) -> None:
+    """Nothing of them is used, and the message is one line."""
+    with pytest.raises(IntegrityError, match=words) as caught:
+        run(folder, monkeypatch, payload, change)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_of_another_version_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The right item, but the helper has counted its updates otherwise."""
+
+    def older(data: bytes, before: bytes) -> bytes:
+        tensors = from_file(Pieces.of(data), {}, where="a parcel")
+        return bytes(to_file(tensors, {**metadata_of(data), "version": "0"}))
+
+    with pytest.raises(IntegrityError, match="the adapters of a helper are of version '0', not '1'"):
+        run(folder, monkeypatch, Payload.WEIGHTS, older)

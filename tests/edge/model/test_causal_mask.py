@@ -1,0 +1,42 @@
+"""The causal mask of decoders equals the library's, which is made cell by cell."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from edge.model.families.gpt2 import causal_context
+from tests.support.tiny_families import DECODERS, base_model
+
+MASKS = {
+    "all tokens": lambda tokens: torch.ones(3, tokens, dtype=torch.int8),
+    "padded on the right": lambda tokens: (torch.arange(tokens)[None] < torch.tensor([tokens, 2, 1])[:, None]).long(),
+    "padded on the left": lambda tokens: torch.arange(tokens)[None] >= torch.tensor([tokens - 1, 1, 0])[:, None],
+}
+
+
+@pytest.mark.parametrize("padding", MASKS)
+@pytest.mark.parametrize("model_type", DECODERS)
+def test_causal_mask_is_that_of_the_library(model_type: str, padding: str) -> None:
+    """Shorter than a window of five tokens, as long, and longer; None where the kernel makes the mask."""
+    from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+    config = base_model(model_type, num_blocks=1).config
+    for window in (False, True) if model_type == "mistral" else (False,):
+        make = create_sliding_window_causal_mask if window else create_causal_mask
+        for tokens in (1, 4, 5, 6, 9):
+            hidden, mask = torch.zeros(3, tokens, 32), MASKS[padding](tokens)
+            context = causal_context(config, hidden, mask, window=window)
+            wanted = make(config, hidden, mask, context.row_positions, None, context.positions)
+            assert (context.mask is None) == (wanted is None)
+            assert wanted is None or torch.equal(context.mask, wanted)  # type: ignore[arg-type]
+
+
+def test_causal_mask_of_another_attention_is_made_by_the_library() -> None:
+    """Written-out attention adds its mask to the scores: numbers instead of truth values."""
+    config = copy.deepcopy(base_model("gpt2", num_blocks=1).config)
+    config._attn_implementation = "eager"
+    mask = causal_context(config, torch.zeros(2, 4, 32), torch.ones(2, 4), window=False).mask
+    assert mask is not None and mask.dtype == torch.float32

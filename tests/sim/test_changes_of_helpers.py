@@ -1,0 +1,65 @@
+"""What-if changes of who helps whom, and of helpers and hosts that leave."""
+
+from __future__ import annotations
+
+import pytest
+
+from ringtune.errors import PlanError
+from ringtune.schedule.helped import helped, helpers_by_host
+from ringtune.schedule.offload import Manner
+from sim.changes import change_all
+from sim.members import drop_from_plan
+from sim.prediction import predict
+from tests.support.offloading import LINEAR_PARAMS, plan, profile
+from tests.support.plans import make_plan
+from tests.support.profiles import profile_of
+
+PROFILE = profile(LINEAR_PARAMS)
+THREE = make_plan([("a", 0, 1), ("b", 1, 3), ("c", 3, 4)], ["a", "b"])
+
+
+def test_change_of_offload_names_helpers_or_nobody() -> None:
+    """Each way back leads to the very plan, and the prediction follows."""
+    bare = change_all(PROFILE, plan(), ["offload=off"])[1]
+    assert bare == helped(plan(), {})
+    assert change_all(PROFILE, bare, ["offload=weak=strong"])[1] == plan()
+    assert predict(bare, PROFILE).wall_s != predict(plan(), PROFILE).wall_s
+
+
+def test_change_of_offload_keeps_the_manner() -> None:
+    """Interval and pairs of the plan stay."""
+    before = helped(plan(), {"weak": "strong"}, Manner(interval=3, pairs="bfloat16"))
+    after = change_all(PROFILE, before, ["offload=weak=owner"])[1]
+    assert after.course.offload == before.course.offload
+    assert helpers_by_host(after) == {"weak": "owner"}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("weak=stron", "there is no node 'stron'; did you mean 'strong'"),
+        ("weak", "write 'off', or HOST=HELPER with each host once"),
+        ("weak=strong+weak=owner", "write 'off', or HOST=HELPER with each host once"),
+        ("weak=weak", "so it can't be their helper"),
+        ("auto", "write 'off', or HOST=HELPER"),
+    ],
+)
+def test_change_of_offload_refuses_by_name(value: str, said: str) -> None:
+    """A slip is named with what was meant."""
+    with pytest.raises(PlanError, match=said):
+        change_all(PROFILE, plan(), [f"offload={value}"])
+
+
+def test_change_of_offload_needs_the_bytes_of_pairs() -> None:
+    """A profile of adapters that nobody can fit has none."""
+    with pytest.raises(PlanError, match="the profile says nothing of pairs"):
+        change_all(profile_of(THREE), THREE, ["offload=a=b"])
+
+
+def test_drop_of_a_helper_leaves_its_hosts_to_themselves() -> None:
+    """Of a host that leaves, the helper goes too; a helper of its heir fits the heir's new blocks."""
+    before = helped(THREE, {"a": "z", "b": "z", "c": "b"}, Manner(interval=2))
+    assert helpers_by_host(drop_from_plan(before, "z")) == {"c": "b"}
+    found = drop_from_plan(before, "c")
+    assert [(one.node, one.start, one.stop) for one in found.placement.helpers] == [("z", 0, 1), ("z", 1, 4)]
+    assert found.course.offload is not None and found.course.offload.interval == 2

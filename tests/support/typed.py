@@ -1,0 +1,89 @@
+"""Commands typed in this process: all that the command line does, without a new interpreter.
+
+Local nodes are processes as ever, forked from a template that outlives the command: importing torch and the model
+libraries takes most of the time of a short command, and proves nothing the second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+import pytest
+
+from coordinator.submit.local import local_nodes
+from coordinator.submit.local.agent_template import AgentTemplate
+from ringtune import cli
+
+
+def run_here(template: Callable[[], AgentTemplate], *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run ``ringtune`` to its end in this process; ``template`` gives what its local nodes are forked from."""
+    output, errors = io.StringIO(), io.StringIO()
+    typed = tuple(map(str, arguments))
+    with lent(template()), contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors), typing(typed):
+        code = exit_code()
+    return subprocess.CompletedProcess(typed, code, output.getvalue(), errors.getvalue())
+
+
+class Lent:
+    """Stands in for a command's template, and passes everything on to one that stays."""
+
+    def __init__(self, template: AgentTemplate) -> None:
+        self._template = template
+
+    def __enter__(self) -> Lent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        return
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._template, name)
+
+
+@contextlib.contextmanager
+def lent(template: AgentTemplate) -> Iterator[None]:
+    """Let commands of this process fork their local nodes from this template."""
+
+    def made(log: Path, environment: Mapping[str, str]) -> Lent:
+        return Lent(template)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_nodes, "AgentTemplate", made)
+        yield
+
+
+def exit_code() -> int:
+    """Call the command line in this process; returns its exit code."""
+    try:
+        cli.main()
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+    return 0
+
+
+@contextlib.contextmanager
+def typing(arguments: tuple[str, ...]) -> Iterator[None]:
+    """Let the command line see these arguments, and put signals and logging back afterwards."""
+    root = logging.getLogger()
+    handlers, words = list(root.handlers), sys.argv
+    edge_level = logging.getLogger("edge").level
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    sys.argv = ["ringtune", *arguments]
+    try:
+        yield
+    finally:
+        sys.argv = words
+        root.handlers = handlers
+        logging.getLogger("edge").setLevel(edge_level)
+        for number, handler in signals.items():
+            signal.signal(number, handler)
