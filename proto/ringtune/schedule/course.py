@@ -174,7 +174,7 @@ class Course(Extent):
 
     def batch_id(self, owner: str, batch: int) -> int:
         """The id of an owner's batch at this position of its stream of training batches."""
-        return _stream(self.plain, owner).batch_id(batch)
+        return stream_of(self.plain, owner).batch_id(batch)
 
     # ---- decisions --------------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class Course(Extent):
         """
         value = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self) if entry.compare}
         value["method"] = self.method.to_json()
-        value["owners"] = [dataclasses.asdict(owner) for owner in self.owners]
+        value["owners"] = [owner.to_json() for owner in self.owners]
         if self.turns == EQUAL:
             del value["turns"]
         for name in ("operations", "choice", "velora", "frozen", "offload"):
@@ -298,7 +298,8 @@ def _with_table(course: Course, steps: tuple[int, ...], operations: Operations) 
 
 
 @functools.lru_cache(maxsize=256)
-def _stream(course: Course, node: str) -> BatchStream:
+def stream_of(course: Course, node: str) -> BatchStream:
+    """An owner's stream of training batches; ``course`` is a plain one."""
     owner = course.owner(node)
     return BatchStream(owner.train_rows if owner else 0, course.batch_size, course.seed, node)
 

@@ -2,18 +2,87 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
+from ringtune.errors import PlanError
+from ringtune.ids import NODE_NAME
 from ringtune.schedule.units import Range, Units, head_of
+
+
+def check_user_name(name: str) -> str:
+    """Return ``name`` if a user may be called so: as a node, since folders and tensors have it too.
+
+    Raises:
+        PlanError: it has other characters, is empty or too long.
+    """
+    if not NODE_NAME.fullmatch(name) or ".." in name:
+        raise PlanError(
+            f"user name {name!r} is not allowed; use 1 to 63 small letters, digits, '.', '-' and '_', starting with a "
+            "letter or digit, without '..'"
+        )
+    return name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserRows:
+    """How many rows of an owner are of one user."""
+
+    name: str
+    train_rows: int
+    eval_rows: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Owner:
-    """A node with data: how many rows it trains on and evaluates on."""
+    """A node with data: how many rows it trains on and evaluates on.
+
+    Attributes:
+        node: its name.
+        train_rows: it trains on.
+        eval_rows: it evaluates on.
+        users: whose rows these are, in the order of the rows; empty = all are of one user with the node's name.
+    """
 
     node: str
     train_rows: int
     eval_rows: int = 0
+    users: tuple[UserRows, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse users who do not have all rows between them, have none, or have one name.
+
+        Raises:
+            PlanError: names the owner.
+        """
+        if not self.users:
+            return
+        names = [user.name for user in self.users]
+        if len(set(names)) != len(names):
+            raise PlanError(f"the users of {self.node} have to be distinct, not {names}")
+        for name in names:
+            check_user_name(name)
+        if any(min(user.train_rows, user.eval_rows) < 0 or user.train_rows + user.eval_rows < 1 for user in self.users):
+            raise PlanError(f"a user of {self.node} has no rows; leave the name out")
+        counted = (sum(user.train_rows for user in self.users), sum(user.eval_rows for user in self.users))
+        if counted != (self.train_rows, self.eval_rows):
+            raise PlanError(
+                f"the users of {self.node} have {counted[0]} training and {counted[1]} evaluation rows, the node has "
+                f"{self.train_rows} and {self.eval_rows}; plan anew"
+            )
+
+    @property
+    def user_rows(self) -> tuple[UserRows, ...]:
+        """Whose rows these are, in the order of the rows."""
+        return self.users or (UserRows(name=self.node, train_rows=self.train_rows, eval_rows=self.eval_rows),)
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the record as a JSON-able table; ``users`` is left out where there are none."""
+        value = dataclasses.asdict(self)
+        if not self.users:
+            del value["users"]
+        return value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

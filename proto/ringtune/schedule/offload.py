@@ -33,6 +33,18 @@ EXACT: Final = "float32"
 PAIRS: Final = (EXACT, "bfloat16", "velora")
 """How pairs travel: as they were computed, rounded to 16 bits, or with projections of inputs (``schedule.saving``)."""
 
+JOINT: Final = "joint"
+ALONE: Final = "alone"
+COLLABORATION: Final = "collaboration"
+USERS: Final = (JOINT, ALONE, COLLABORATION)
+"""Whose adapters a row goes through: those of all users together, its user's own, or the sum of all users' own."""
+
+
+_MERGING: Final = {
+    ALONE: "gives each row the adapters of its user, which are beside the matrix and not inside",
+    COLLABORATION: "adds the adapters of all users to one matrix",
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manner:
@@ -43,15 +55,17 @@ class Manner:
         pairs: one of ``PAIRS``.
         merged: whether a host holds the adapters inside the matrices beside them, with the rounding of a matrix.
         overlap: whether a host goes on to the next step of a turn before its helper has updated; see ``Offload.lag``.
+        users: one of ``USERS``; which rows are whose is in ``schedule.users``.
     """
 
     interval: int = 1
     pairs: str = EXACT
     merged: bool = False
     overlap: bool = False
+    users: str = JOINT
 
     def __post_init__(self) -> None:
-        """Refuse an unknown word, and an interval below 1.
+        """Refuse an unknown word, an interval below 1, and users whose adapters can't be merged so, or have to be.
 
         Raises:
             PlanError: names the value.
@@ -60,11 +74,23 @@ class Manner:
             raise PlanError(f"offload.interval is {self.interval}, it has to be at least 1")
         if self.pairs not in PAIRS:
             raise PlanError(f"offload.pairs = {self.pairs!r} is not one of {', '.join(PAIRS)}")
+        if self.users not in USERS:
+            raise PlanError(f"offload.users = {self.users!r} is not one of {', '.join(USERS)}")
+        if self.users != JOINT and self.merged != (self.users == COLLABORATION):
+            raise PlanError(
+                f"offload.users = {self.users!r} {_MERGING[self.users]}; set offload.merged = "
+                f"{'false' if self.merged else 'true'}"
+            )
+
+    @property
+    def has_users(self) -> bool:
+        """Whether each user has adapters of their own."""
+        return self.users != JOINT
 
     @property
     def is_exact(self) -> bool:
         """Whether the weights are those of local training."""
-        return (self.interval, self.pairs, self.merged, self.overlap) == (1, EXACT, False, False)
+        return (self.interval, self.pairs, self.merged, self.overlap, self.users) == (1, EXACT, False, False, JOINT)
 
 
 IN_STEP: Final = Manner()

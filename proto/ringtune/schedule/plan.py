@@ -7,7 +7,7 @@ independent: an *owner* has data, embedding and head; a *host* has a slice (mayb
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from ringtune.schedule.extent import Owner
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.operations.table import Operations
 from ringtune.schedule.placement import Placement, Slice
-from ringtune.schedule.saving import merged, ranges_to_json
+from ringtune.schedule.saving import in_ranges, merged, ranges_to_json
 from ringtune.schedule.units import Range
 from ringtune.schedule.versions import may_be_stale
 
@@ -215,6 +215,8 @@ def _check_helpers(course: Course, placement: Placement) -> None:
             f"the course lets helpers fit the blocks {ranges_to_json(course.offload.blocks)}, the placement has "
             f"helpers for {ranges_to_json(ranges)}; plan anew"
         )
+    if course.offload is not None and course.offload.has_users:
+        _check_users(course, ranges)
     for helper in placement.helpers:
         if problem := _no_help(course, helper):
             raise PlanError(f'node {helper.node} can\'t help: {problem}, or offload.mode = "off"')
@@ -222,6 +224,16 @@ def _check_helpers(course: Course, placement: Placement) -> None:
             raise PlanError(
                 f"helper {helper.node} has the blocks {helper.text}, but the lowest {course.frozen_blocks} never train"
             )
+
+
+def _check_users(course: Course, helped: Sequence[Range]) -> None:
+    """Refuse blocks that train without a helper where each user has adapters of their own."""
+    lone = [block for block in course.trainable.blocks if not in_ranges(block, helped)]
+    if lone:
+        raise PlanError(
+            f"users have adapters of their own, which helpers fit, but block {lone[0]} has no helper; give every host "
+            "one, or set offload.users = 'joint'"
+        )
 
 
 def _no_help(course: Course, helper: Helper) -> str:
