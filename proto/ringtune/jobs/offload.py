@@ -14,7 +14,7 @@ from ringtune.jobs.sections import MOST_STEPS, Adapter, Train, check_choice
 from ringtune.models.offload_support import merged_refusal, offload_refusal
 from ringtune.schedule.extent import Extent
 from ringtune.schedule.methods import Method
-from ringtune.schedule.offload import EXACT, IN_STEP, PAIRS, Manner
+from ringtune.schedule.offload import EXACT, IN_STEP, JOINT, PAIRS, USERS, Manner
 from ringtune.schedule.slice_policy import BOTH, VELORA
 
 OFF: Final = "off"
@@ -36,6 +36,8 @@ class OffloadSettings:
             depend on the adapters; the result has the rounding of a matrix.
         overlap: whether a host goes on to the next step of its turn before its helper has updated; its adapters are one
             step behind then, and the result is another one.
+        users: joint = all rows train one set of adapters; alone = each user's rows train a set of their own;
+            collaboration = they do, and every row goes through the sum of all sets.
     """
 
     mode: str | dict[str, str] = field(default=OFF)
@@ -43,6 +45,7 @@ class OffloadSettings:
     pairs: str = EXACT
     merged: bool = False
     overlap: bool = False
+    users: str = JOINT
 
     def __post_init__(self) -> None:
         """Refuse unknown words, an interval out of range, an empty table, and hosts that would help themselves."""
@@ -54,6 +57,7 @@ class OffloadSettings:
             edge = f"at most {MOST_STEPS:,}" if self.interval > MOST_STEPS else "at least 1"
             raise JobError(f"offload.interval is {self.interval}, it has to be {edge}")
         check_choice("offload.pairs", self.pairs, PAIRS)
+        check_choice("offload.users", self.users, USERS)
         odd = [name for name, value in dataclasses.asdict(IN_STEP).items() if getattr(self, name) != value]
         if not self.is_on and odd:
             name = odd[0]
@@ -75,7 +79,9 @@ class OffloadSettings:
     @property
     def manner(self) -> Manner:
         """How helpers fit."""
-        return Manner(interval=self.interval, pairs=self.pairs, merged=self.merged, overlap=self.overlap)
+        return Manner(
+            interval=self.interval, pairs=self.pairs, merged=self.merged, overlap=self.overlap, users=self.users
+        )
 
     @property
     def helpers(self) -> Mapping[str, str]:
