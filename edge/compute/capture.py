@@ -85,6 +85,16 @@ class Capture:
             self._inputs.clear()
             self._on.clear()
 
+    @contextlib.contextmanager
+    def of_rows(self, rows: tuple[int, ...]) -> Iterator[None]:
+        """Record some rows of a micro-batch by themselves while the context is open; nothing where nothing is."""
+        whole = self._pairs
+        if whole is None:
+            yield
+            return
+        with self.recording(whole.of_rows(rows)):
+            yield
+
     def close(self) -> None:
         """Watch no more."""
         for handle in self._handles:

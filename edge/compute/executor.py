@@ -192,10 +192,9 @@ class NodeExecutor:
         return ()
 
     def _forward_free(self, action: Action, entry: OpenItem) -> Values:
-        flow, blocks = self._flows.of(action), self._hosted.blocks
-        hidden, mask, context = flow.block_inputs(action, blocks)
-        with torch.no_grad():
-            flow.hidden = blocks.run(hidden, mask, context, action.start, action.stop, patterns=entry.patterns(action))
+        flow = self._flows.of(action)
+        inputs = flow.block_inputs(action, self._hosted.blocks)
+        flow.hidden = self._forwards.run_free(action, entry, *inputs)
         return ()
 
     def _skip(self, action: Action, entry: OpenItem) -> Values:
@@ -273,8 +272,9 @@ class NodeExecutor:
         else:
             if action.start < self._slice.stop and action.stop > self._slice.start:  # not of blocks that others host
                 self._versions.release(action.seq)
+            changing = self.offloading.changing(action)
             self._hosted.optimizers.update(range(action.start, action.stop), rate)
-            self.offloading.updated(action, entry.item.step)
+            self.offloading.updated(action, entry.item.step, changing)
         self.inactive_state.updated(entry.item.step, range(action.start, action.stop))
         return ()
 

@@ -1,4 +1,4 @@
-"""The forwards of one node that keep something, by the policies of course and placement."""
+"""The forwards of one node: what they keep, by the policies of course and placement, and whose adapters they see."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from edge.compute.saving.saved_blocks import run_saving
 from edge.compute.saving.vectors import Vectors
 from edge.compute.saving.velora import Projections
 from edge.compute.scoring import Scoring
+from edge.compute.users.by_user import ByUser
 from edge.model.versions import VersionStore
 from ringtune.schedule.actions import Action
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.users import rows_of_users
 
 
 class Forwards:
-    """Runs the forwards of one node that keep something for their backward.
+    """Runs the forwards of one node, those that keep something for their backward, and those that do not.
 
     VeLoRA is for items that update weights. Scores are gathered with whole inputs, so that they are exact; blocks that
     are run again where weights are updated are run again there too.
@@ -38,8 +40,11 @@ class Forwards:
     """
 
     def __init__(self, plan: Plan, node: str, hosted: Hosted, versions: VersionStore, scoring: Scoring) -> None:
-        self._placement, self._hosted = plan.placement, hosted
+        self._placement, self._hosted, self._course = plan.placement, hosted, plan.course
         self._versions, self._scoring = versions, scoring
+        self._by_user: ByUser | None = None
+        if hosted.sets is not None and hosted.capture is not None:
+            self._by_user = ByUser(hosted.sets, hosted.capture)
         piece, velora, seed = plan.slice_of(node), plan.course.velora, plan.course.seed
         self._projections: Projections | None = None
         if velora is not None:
@@ -65,7 +70,7 @@ class Forwards:
         Returns:
             What they keep, and what leaves the last of them.
         """
-        item, blocks = entry.item, self._hosted.blocks
+        blocks = self._hosted.blocks
         blocks.train_only(action.start, action.stop, entry.trained)
         forward = BlockForward(
             blocks=blocks,
@@ -76,9 +81,31 @@ class Forwards:
             train_at=entry.dropout_at(action),
             patterns=entry.patterns(action),
             watched=functools.partial(self._watched, action, entry),
-            version=functools.partial(self._versions.at, item.seq),
-            projections=self._projections if item.kind.has_update else None,
+            version=functools.partial(self._versions.at, entry.item.seq),
+            projections=self._projections if entry.item.kind.has_update else None,
         )
+        run = functools.partial(self._run_saving, action)
+        if self._by_user is None:
+            return run(forward, hidden)
+        rows = rows_of_users(self._course, entry.item, action.micro)
+        return self._by_user.saving(rows, run, forward, hidden)
+
+    def run_free(
+        self, action: Action, entry: OpenItem, hidden: torch.Tensor, mask: torch.Tensor, context: Any
+    ) -> torch.Tensor:
+        """Run the blocks of an f action, which keeps nothing; see ``run`` for arguments."""
+        blocks, patterns = self._hosted.blocks, entry.patterns(action)
+
+        def run(hidden: torch.Tensor, mask: torch.Tensor, context: Any) -> torch.Tensor:
+            return blocks.run(hidden, mask, context, action.start, action.stop, patterns=patterns)
+
+        with torch.no_grad():
+            if self._by_user is None:
+                return run(hidden, mask, context)
+            rows = rows_of_users(self._course, entry.item, action.micro)
+            return self._by_user.free(rows, run, blocks.context, hidden, mask, context)
+
+    def _run_saving(self, action: Action, forward: BlockForward, hidden: torch.Tensor) -> tuple[Saved, torch.Tensor]:
         return run_saving(forward, hidden, action.start, action.stop, self._placement)
 
     def _watched(

@@ -13,6 +13,7 @@ from edge.compute.capture import Capture
 from edge.compute.capturing.install import adapter_weights
 from edge.compute.capturing.merged import MergedMatrices
 from edge.compute.helping.auxiliary_models import AuxiliaryModels
+from edge.compute.users.sets import UserSets, copy_of, set_name
 from edge.data.rows import OwnerDataset
 from edge.model.frozen.files import FrozenFiles
 from edge.model.head_groups.weights import subnets_of_config
@@ -29,6 +30,7 @@ from ringtune.models.head_group_support import refusal
 from ringtune.schedule.course import Course
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.users import user_sets
 
 
 @dataclass(kw_only=True, slots=True)
@@ -46,7 +48,8 @@ class Hosted:
         capture: records the pairs of hosted blocks that helpers fit; None without any.
         helped: adapters of others' blocks that are fitted here, in the order of the placement.
         merged: the matrices with the adapters of blocks that helpers fit inside; None where these are beside them.
-        kept: adapters that were merged, by name, for checkpoints and the result.
+        kept: adapters that were merged, by name, for checkpoints and the result; those of users by ``set_name``.
+        sets: adapters of each user, of blocks that helpers fit; None where all users have one set, or they are merged.
     """
 
     skeleton: Skeleton
@@ -60,6 +63,7 @@ class Hosted:
     helped: tuple[AuxiliaryModels, ...] = ()
     merged: MergedMatrices | None = None
     kept: dict[str, torch.Tensor] = field(default_factory=dict)
+    sets: UserSets | None = None
 
     def fitted(self) -> dict[str, nn.Parameter]:
         """Return the adapters of others' blocks that train here, by name."""
@@ -106,20 +110,26 @@ def host(
         if head is not None:
             task.connect(skeleton, head, weights)
     _check_subnets(course, job, skeleton)
-    helpers = plan.placement.helpers_of(node)
+    helpers, users = plan.placement.helpers_of(node), user_sets(course)
     capture = Capture(skeleton, _blocks_of(helpers)) if helpers else None  # before what trains is looked for
-    merged, kept = None, dict[str, torch.Tensor]()
+    merged, kept, sets = None, dict[str, torch.Tensor](), None
     if helpers and course.offload is not None and course.offload.merged:
         beside = adapter_weights(skeleton, _blocks_of(helpers))
-        kept = {name: value.detach().clone() for name, value in beside.items()}
-        merged = MergedMatrices(skeleton, _blocks_of(helpers), folder, job)
+        kept = {
+            set_name(user, name) if user else name: copy_of(value)
+            for user in users or ("",)
+            for name, value in beside.items()
+        }
+        merged = MergedMatrices(skeleton, _blocks_of(helpers), folder, job, users)
+    elif helpers and users:
+        sets = UserSets(skeleton, _blocks_of(helpers), users)
     blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed)
     owner = None
     if head is not None:
         head.to(device=device, dtype=dtype).eval()
         owner = OwnerParts(skeleton, head, task, job.train)
     helped = tuple(
-        AuxiliaryModels(folder, job, range(one.start, one.stop), dtype, device)
+        AuxiliaryModels(folder, job, range(one.start, one.stop), dtype, device, users)
         for one in plan.placement.helped_by(node)
     )
     trained = {index: blocks.parameters(index, index + 1) for index in range(piece.start, piece.stop)}
@@ -131,11 +141,14 @@ def host(
         owner=owner,
         dtype=dtype,
         device=device,
-        hosted_bytes=module_bytes(skeleton.model) + sum(models.held_bytes for models in helped),
+        hosted_bytes=module_bytes(skeleton.model)
+        + (sets.other_bytes if sets is not None else 0)
+        + sum(models.held_bytes for models in helped),
         capture=capture,
         helped=helped,
         merged=merged,
         kept=kept,
+        sets=sets,
     )
 
 

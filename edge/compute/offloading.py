@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -15,6 +15,7 @@ from edge.compute.helping.auxiliary_models import AuxiliaryModels
 from edge.compute.hosting import Hosted
 from edge.compute.micro_batches import MicroBatch, OpenItem
 from edge.compute.saving.vectors import Vectors
+from edge.compute.users.sets import block_of, of_users_in
 from edge.model.optimizers.state_file import StateFile
 from edge.model.tensor_bytes import DTYPE_NAMES
 from ringtune.costs.offload_bytes import LOSSY
@@ -25,6 +26,7 @@ from ringtune.schedule.helpers import Helper
 from ringtune.schedule.offload import EXACT
 from ringtune.schedule.parcels import weights_key
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.users import rows_of_users, user_sets
 from ringtune.schedule.versions import weight_version
 
 
@@ -69,6 +71,8 @@ class Offloading:
         """The adapters of hosted blocks that helpers update, by name; a checkpoint fills them in place."""
         if self._hosted.merged is not None:
             return dict(self._hosted.kept)
+        if self._hosted.sets is not None:
+            return dict(self._hosted.sets.parameters(range(self._course.num_blocks)))
         blocks = (block for helper in self._helpers for block in range(helper.start, helper.stop))
         return dict(adapter_weights(self._hosted.skeleton, blocks))
 
@@ -112,21 +116,35 @@ class Offloading:
             return False
         weights = self._came.pop(weights_key(action))
         where = f"the adapters that a helper sent for the blocks [{action.start}, {action.stop})"
-        blocks, merged = range(action.start, action.stop), self._hosted.merged
-        if merged is None:
-            install(self._hosted.skeleton, weights, blocks, where=where)
-            return True
-        merged.install(weights, blocks, where=where)
-        for name, value in weights.items():
-            self._hosted.kept[name].copy_(value)
+        blocks, hosted = range(action.start, action.stop), self._hosted
+        if hosted.sets is not None:
+            hosted.sets.install(weights, blocks, where=where)
+        elif hosted.merged is None:
+            install(hosted.skeleton, weights, blocks, where=where)
+        elif not user_sets(self._course):
+            hosted.merged.install(weights, blocks, where=where)
+            self._keep(weights)
+        else:
+            of_users_in(weights, self._kept_of(blocks), where=where)
+            self._keep(weights)
+            hosted.merged.install(self._kept_of(blocks), blocks, where=where, let_go=self._let_go)
         self._let_go()
         return True
+
+    def _keep(self, weights: Mapping[str, torch.Tensor]) -> None:
+        for name, value in weights.items():
+            self._hosted.kept[name].copy_(value)
+
+    def _kept_of(self, blocks: range) -> dict[str, torch.Tensor]:
+        """The adapters that were merged into some blocks."""
+        return {name: value for name, value in self._hosted.kept.items() if block_of(name) in blocks}
 
     def loaded(self) -> None:
         """Go on with the adapters of a checkpoint, which were filled in: those that are merged are merged anew."""
         if self._hosted.merged is not None:
             blocks = (block for helper in self._helpers for block in range(helper.start, helper.stop))
-            self._hosted.merged.install(self._hosted.kept, blocks, where="the adapters of the checkpoint")
+            where = "the adapters of the checkpoint"
+            self._hosted.merged.install(self._hosted.kept, blocks, where=where, let_go=self._let_go)
             self._let_go()
 
     def keep_on_disk(self, folder: Path, of: Mapping[str, str]) -> None:
@@ -166,17 +184,27 @@ class Offloading:
         """
         models, wire = self._models_of(action.start)
         key = TensorKey(Payload.PAIRS, action.seq, action.micro, action.start)
-        models.fit(wire.decode(self._came.pop(key), self._hosted.dtype))
+        rows = rows_of_users(self._course, entry.item, action.micro) if user_sets(self._course) else ()
+        models.fit(wire.decode(self._came.pop(key), self._hosted.dtype), rows)
         return ()
 
-    def updated(self, action: Action, step: int) -> None:
+    def changing(self, action: Action) -> tuple[str, ...]:
+        """The users whose adapters an update at this helper will change; ask before it. None without users."""
+        return self._models_of(action.start)[0].changing(action.start, action.stop) if self._fits(action) else ()
+
+    def updated(self, action: Action, step: int, users: Collection[str]) -> None:
         """Make the weights of an update at this helper ready for their host; nothing for an update of another kind.
 
         With overlap the next update may come before they are sent, so that they are copied.
+
+        Args:
+            action: the update.
+            step: of its item.
+            users: what ``changing`` gave before it.
         """
-        if any(helper.has_block(action.start) for helper in self._fitted):
+        if self._fits(action):
             key, (models, _) = weights_key(action), self._models_of(action.start)
-            weights = models.weights(action.start, action.stop)
+            weights = models.weights(action.start, action.stop, users)
             if self._course.offload is not None and self._course.offload.overlap:
                 weights = {name: value.clone() for name, value in weights.items()}
             self._shipped[key] = to_file(weights, self._metadata(key, step))
@@ -209,6 +237,9 @@ class Offloading:
 
     def _helper_of(self, block: int) -> Helper | None:
         return next((helper for helper in self._helpers if helper.has_block(block)), None)
+
+    def _fits(self, action: Action) -> bool:
+        return any(helper.has_block(action.start) for helper in self._fitted)
 
     def _models_of(self, block: int) -> tuple[AuxiliaryModels, PairWire]:
         return next(found for helper, found in self._fitted.items() if helper.has_block(block))

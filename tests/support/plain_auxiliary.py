@@ -78,8 +78,9 @@ def add_plain_auxiliary(model: Any, job: Job, name: str) -> None:
                 if not hasattr(matrix, name):
                     matrix.add_module(name, nn.ModuleDict())
                 getattr(matrix, name)[WORDS[word]] = delta
+            path_in = f"{name}.{WORDS[word]}" if is_fused else name
             third = "qkv".index(word) if is_fused else 0
-            matrix.register_forward_hook(_adding(delta, given.get("alpha", 1.0), third, 3 if is_fused else 1))
+            matrix.register_forward_hook(_adding(path_in, given.get("alpha", 1.0), third, 3 if is_fused else 1))
     torch.set_rng_state(state)
 
 
@@ -103,10 +104,12 @@ def _drawer(seed: int, index: int, place: str) -> Any:
     return draw
 
 
-def _adding(delta: PlainDelta, alpha: float, third: int, parts: int) -> Any:
+def _adding(delta: str, alpha: float, third: int, parts: int) -> Any:
+    """The delta is looked up by its path, so that a copy of the matrix adds its own."""
+
     def add(matrix: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
         chunks = list(output.chunk(parts, -1))
-        chunks[third] = chunks[third] + alpha * delta(args[0])
+        chunks[third] = chunks[third] + alpha * matrix.get_submodule(delta)(args[0])
         return torch.cat(chunks, -1)
 
     return add

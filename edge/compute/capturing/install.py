@@ -44,7 +44,7 @@ def install(
                 parameter.copy_(tensors[name])
 
 
-def adapter_weights(skeleton: Skeleton, blocks: Iterable[int]) -> dict[str, torch.Tensor]:
+def adapter_weights(skeleton: Skeleton, blocks: Iterable[int]) -> dict[str, nn.Parameter]:
     """Return the weights of all adapter modules of some blocks, by the names that ``BlockRunner`` has for them."""
     return {
         f"{index}.{name}": parameter

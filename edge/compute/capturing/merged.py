@@ -9,7 +9,7 @@ Source: ColA, section 3, Proposition 2 (parameter merging).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,34 +88,42 @@ class MergedMatrices:
         blocks: with merged adapters.
         folder: of the model; it is read at every ``install``.
         job: of the run.
+        users: that have adapters of their own, whose sum is merged; none = there is one set for all.
 
     Raises:
         JobError: an adapter that is no linear change of a matrix, or frozen weights in int8.
         ModelError: the folder has not such a tensor.
     """
 
-    def __init__(self, skeleton: Skeleton, blocks: Iterable[int], folder: Path, job: Job) -> None:
+    def __init__(
+        self, skeleton: Skeleton, blocks: Iterable[int], folder: Path, job: Job, users: Collection[str] = ()
+    ) -> None:
         if problem := merged_refusal(job.adapter.config, dropout=job.train.dropout):
             raise JobError(problem)
         check_config(job.adapter.config, skeleton, dropout=job.train.dropout)
         sites = [(index, site) for index in blocks for site in sites_of(skeleton, index)]
         self._folder = folder
+        self._sets = tuple(f"{user}/" for user in users) or ("",)
         with SafetensorsFiles(folder) as files:
             self._matrices = [_matrix(index, site, skeleton, files) for index, site in sites]
         values = {f"{site.name}.{name}": p.detach() for _, site in sites for name, p in site.adapter.named_parameters()}
         for _, site in sites:
             _drop(site)
-        self.install(values, {index for index, _ in sites}, where="the initial adapters")
+        initial = {f"{own}{name}": value for own in self._sets for name, value in values.items()}
+        self.install(initial, {index for index, _ in sites}, where="the initial adapters")
 
-    def install(self, tensors: Tensors, blocks: Iterable[int], *, where: str) -> None:
-        """Make the matrices of some blocks anew, with these adapters.
+    def install(
+        self, tensors: Tensors, blocks: Iterable[int], *, where: str, let_go: Callable[[], None] = lambda: None
+    ) -> None:
+        """Make the matrices of some blocks anew, with these adapters; with the sum of the sets of all users.
 
         Graphs that need the matrices of before must have had their backward.
 
         Args:
-            tensors: what ``AuxiliaryModels.weights`` gave for these blocks.
+            tensors: what ``AuxiliaryModels.weights`` gave for these blocks, of all users.
             blocks: which ones.
             where: names the tensors in errors.
+            let_go: called when a matrix is made, before the next one.
 
         Raises:
             IntegrityError: other names, shapes or types than those of the adapters; nothing was changed then.
@@ -123,21 +131,36 @@ class MergedMatrices:
         """
         wanted = set(blocks)
         found = [matrix for matrix in self._matrices if matrix.block in wanted]
-        check_like(tensors, {name: like for matrix in found for name, like in matrix.like.items()}, where=where)
+        like = {f"{own}{name}": value for own in self._sets for one in found for name, value in one.like.items()}
+        check_like(tensors, like, where=where)
         with SafetensorsFiles(self._folder) as files, torch.no_grad():
             for matrix in found:
-                _rewrite(matrix, tensors, files)
+                _rewrite(matrix, [_WithPrefix(tensors, own) for own in self._sets], files)
+                let_go()
 
 
-def _rewrite(matrix: _Matrix, tensors: Tensors, files: SafetensorsFiles) -> None:
-    """Make one matrix from base and change, some rows at a time, in float32 at least."""
+class _WithPrefix(NamedTuple):
+    """Tensors of one set among those of several."""
+
+    tensors: Tensors
+    prefix: str
+
+    def of(self, matrix: _Matrix, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Return what changes a matrix, by name without the prefix."""
+        return {name: self.tensors[self.prefix + name].to(matrix.target.device, dtype) for name in matrix.like}
+
+
+def _rewrite(matrix: _Matrix, sets: Sequence[_WithPrefix], files: SafetensorsFiles) -> None:
+    """Make one matrix from base and changes, some rows at a time, in float32 at least."""
     target = matrix.target
     dtype = torch.float64 if target.dtype is torch.float64 else torch.float32
-    own = {name: tensors[name].to(target.device, dtype) for name in matrix.like}
+    changes = [one.of(matrix, dtype) for one in sets]
     for start, base in files.row_pieces(matrix.stored):
         rows = slice(start, start + len(base))
-        change = _change_of(matrix, own, rows, base.shape[1])
-        target[rows].copy_(base.to(target.device, dtype).add_(change, alpha=matrix.alpha))
+        changed = base.to(target.device, dtype)
+        for own in changes:
+            changed = changed.add_(_change_of(matrix, own, rows, base.shape[1]), alpha=matrix.alpha)
+        target[rows].copy_(changed)
 
 
 def _change_of(matrix: _Matrix, own: Tensors, rows: slice, width: int) -> torch.Tensor:

@@ -35,6 +35,7 @@ class Pairs:
 
     def __init__(self, names: Mapping[int, Iterable[tuple[str, str]]]) -> None:
         self._names = {index: list(found) for index, found in names.items()}
+        self._parts: dict[tuple[int, ...], Pairs] = {}
         self._inputs: dict[str, torch.Tensor] = {}
         self._grads: dict[str, torch.Tensor] = {}
         self._signs: dict[str, torch.Tensor] = {}
@@ -55,6 +56,14 @@ class Pairs:
         if signs is not None:
             self._signs[facts.name] = signs
 
+    def of_rows(self, rows: tuple[int, ...]) -> Pairs:
+        """Return the pairs of some rows, which are recorded by themselves; ``take`` puts all rows together.
+
+        Args:
+            rows: positions in the micro-batch; each is in one part.
+        """
+        return self._parts.setdefault(rows, Pairs(self._names))
+
     def take(self, start: int, stop: int) -> dict[str, torch.Tensor]:
         """Hand out the pairs of blocks ``[start, stop)``, and drop them.
 
@@ -65,6 +74,8 @@ class Pairs:
         Raises:
             PlanError: a site gave no pair: no backward was there, or its block did not run as a whole.
         """
+        if self._parts:
+            return _put_together({rows: part.take(start, stop) for rows, part in self._parts.items()})
         found: dict[str, torch.Tensor] = {}
         for index in range(start, stop):
             for name, source in self._names.get(index, ()):
@@ -82,6 +93,18 @@ class Pairs:
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield every tensor that is held."""
         yield from (*self._inputs.values(), *self._grads.values(), *self._signs.values())
+        for part in self._parts.values():
+            yield from part.tensors()
+
+
+def _put_together(parts: Mapping[tuple[int, ...], Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the pairs of all rows, in the order of the rows."""
+    size, found = sum(len(rows) for rows in parts), dict[str, torch.Tensor]()
+    for rows, pairs in parts.items():
+        for name, some in pairs.items():
+            whole = found.setdefault(name, some.new_empty((size, *some.shape[1:])))
+            whole[list(rows)] = some
+    return found
 
 
 def tap(

@@ -11,7 +11,7 @@ Source: ColA, section 3, equations 5 and 6, Proposition 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,11 +19,13 @@ from torch import nn
 
 from edge.compute.capturing.signs import unpack
 from edge.compute.capturing.sites import Site, check_config, sites_of
+from edge.compute.users.sets import UserSets, set_name
 from edge.model.auxiliary.build import start_auxiliary
 from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
 from edge.model.slice import Empty, module_bytes
 from ringtune.errors import IntegrityError
 from ringtune.jobs.job import Job
+from ringtune.schedule.users import RowsOfUser
 
 
 class AuxiliaryModels:
@@ -35,6 +37,7 @@ class AuxiliaryModels:
         units: blocks whose adapters are fitted here.
         dtype: of the computation.
         device: of the computation.
+        users: that have adapters of their own; none = there is one set for all.
 
     Raises:
         ModelError: no such folder, or a family that is not supported.
@@ -44,7 +47,15 @@ class AuxiliaryModels:
         skeleton: the model; of its blocks the adapters in ``units`` are real.
     """
 
-    def __init__(self, folder: Path, job: Job, units: range, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        job: Job,
+        units: range,
+        dtype: torch.dtype,
+        device: torch.device,
+        users: Collection[str] = (),
+    ) -> None:
         with torch.random.fork_rng(devices=[]):
             self.skeleton: Skeleton = build_skeleton(folder, job)
         check_config(job.adapter.config, self.skeleton, dropout=job.train.dropout)
@@ -63,11 +74,12 @@ class AuxiliaryModels:
             ]
             for index in units
         }
+        self._sets = UserSets(self.skeleton, units, users) if users else None
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of everything that the modules hold."""
-        return module_bytes(self.skeleton.model)
+        """Bytes of everything that the modules hold, with the sets of all users."""
+        return module_bytes(self.skeleton.model) + (self._sets.other_bytes if self._sets is not None else 0)
 
     @property
     def inputs(self) -> dict[str, int]:
@@ -75,33 +87,65 @@ class AuxiliaryModels:
         return {name: site.inputs for name, site in self._sites.items() if site.source == name}
 
     def parameters(self, start: int, stop: int) -> dict[str, nn.Parameter]:
-        """Return the weights of blocks ``[start, stop)`` by the names that ``BlockRunner`` has for them."""
+        """Return the weights of blocks ``[start, stop)`` by the names that ``BlockRunner`` has for them.
+
+        Those of users have the user before that name; see ``set_name``.
+        """
+        if self._sets is not None:
+            return self._sets.parameters(range(start, stop))
         return {
             f"{index}.{name}": self.skeleton.blocks[index].get_parameter(name)
             for index in range(start, stop)
             for name in self._trained[index]
         }
 
-    def weights(self, start: int, stop: int) -> dict[str, torch.Tensor]:
-        """Return the values of these weights, on the memory of the weights."""
-        return {name: parameter.detach() for name, parameter in self.parameters(start, stop).items()}
+    def weights(self, start: int, stop: int, users: Collection[str] = ()) -> dict[str, torch.Tensor]:
+        """Return the values of these weights, on the memory of the weights.
 
-    def fit(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        Args:
+            start: first block.
+            stop: one past the last block.
+            users: whose; all of them if there is one set for all.
+        """
+        wanted = self.parameters(start, stop)
+        if self._sets is not None:
+            own = {set_name(user, name) for user in users for name in self._sets.of(user)}
+            wanted = {name: value for name, value in wanted.items() if name in own}
+        return {name: parameter.detach() for name, parameter in wanted.items()}
+
+    def changing(self, start: int, stop: int) -> tuple[str, ...]:
+        """The users whose weights in blocks ``[start, stop)`` have gradients, so that the next update changes them."""
+        if self._sets is None:
+            return ()
+        found = {name for name, value in self.parameters(start, stop).items() if value.grad is not None}
+        return tuple(user for user in self._sets.users if any(name.startswith(f"{user}/") for name in found))
+
+    def fit(self, tensors: Mapping[str, torch.Tensor], rows: Sequence[RowsOfUser] = ()) -> None:
         """Add the gradient that some pairs give to the gradients of the weights; the pairs are not kept.
 
         Args:
             tensors: what ``Pairs.take`` gave for some of the blocks here, of one micro-batch.
+            rows: whose rows they are, where users have adapters of their own; each set gets the gradient of its rows.
 
         Raises:
             IntegrityError: other names, or shapes that don't belong together; nothing was added then.
         """
         names = self._check(tensors)
+        if self._sets is None:
+            self._fit(names, tensors, slice(None))
+            return
+        for user, positions in rows:
+            self._sets.use(user)
+            self._fit(names, tensors, slice(None) if len(rows) == 1 else list(positions))
+
+    def _fit(self, names: Sequence[str], tensors: Mapping[str, torch.Tensor], rows: slice | list[int]) -> None:
         with torch.enable_grad():
             for name in names:
                 site = self._sites[name]
-                x, grad = (tensors[key].to(self._device, self._dtype) for key in (f"{site.source}.x", f"{name}.grad"))
+                pair = (tensors[f"{site.source}.x"][rows], tensors[f"{name}.grad"][rows])
+                x, grad = (tensor.to(self._device, self._dtype) for tensor in pair)
                 signs = tensors.get(f"{name}.signs")
-                is_on = None if signs is None else unpack(signs.to(self._device), site.units)
+                is_on = None if signs is None else unpack(signs[rows].to(self._device), site.units)
                 torch.autograd.backward([site.delta(x, is_on)], [grad])
 
     def _check(self, tensors: Mapping[str, torch.Tensor]) -> list[str]:

@@ -10,6 +10,7 @@ B batch rows, T tokens, D model width.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -101,6 +102,11 @@ class BlockForward:
             self.blocks.train_only(block, block + 1, self.trained)
             with self.watched(block, block + 1):
                 return self.run(x_BTD, block, block + 1)
+
+    def of_rows(self, rows_R: torch.Tensor, version: Callable[[], AbstractContextManager[None]]) -> BlockForward:
+        """Return the forward of some rows of the micro-batch, with what is open around their second run."""
+        mask = self.mask[rows_R]
+        return dataclasses.replace(self, mask=mask, context=None, version=version, vectors={}, _has_context=False)
 
     def drop_context(self) -> None:
         """Forget the context until blocks are run again, which make it anew."""

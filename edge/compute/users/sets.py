@@ -1,0 +1,140 @@
+"""Several sets of parameters for the same adapter modules, of which the modules have one at a time.
+
+All sets begin with the values that the modules have. Changing the set is changing which tensors the modules point at:
+nothing is copied, and a graph goes back through the tensors that it was made with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import torch
+from torch import nn
+
+from edge.compute.capturing.install import adapter_weights, check_like
+from edge.model.skeleton import Skeleton
+from ringtune.errors import IntegrityError
+
+
+def set_name(user: str, name: str) -> str:
+    """Return the name of a tensor of a user's set: ``anna/3.output.adapters.ringtune.adapter_down.0.weight``."""
+    return f"{user}/{name}"
+
+
+def block_of(name: str) -> int:
+    """Return the block of a tensor of a set, with or without its user."""
+    return int(name.rpartition("/")[2].partition(".")[0])
+
+
+class UserSets:
+    """The adapters of each user for some blocks.
+
+    Args:
+        skeleton: whose modules these are.
+        blocks: with sets.
+        users: at least one; the modules have the set of the first one.
+    """
+
+    def __init__(self, skeleton: Skeleton, blocks: Iterable[int], users: Collection[str]) -> None:
+        beside = adapter_weights(skeleton, blocks)
+        self._homes = {name: _home(skeleton, name) for name in beside}
+        self._sets: dict[str, dict[str, nn.Parameter]] = {}
+        for user in users:
+            self._sets[user] = beside if not self._sets else {name: _like(value) for name, value in beside.items()}
+        self._used = next(iter(self._sets))
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """Whose sets there are."""
+        return tuple(self._sets)
+
+    @property
+    def other_bytes(self) -> int:
+        """Bytes of all sets but the one that the modules have."""
+        others = (own for user, own in self._sets.items() if user != self._used)
+        return sum(value.nbytes for own in others for value in own.values())
+
+    @contextlib.contextmanager
+    def using(self, user: str) -> Iterator[None]:
+        """Let the modules compute with the set of a user while the context is open."""
+        before = self._used
+        self.use(user)
+        try:
+            yield
+        finally:
+            self.use(before)
+
+    def use(self, user: str) -> None:
+        """Let the modules compute with the set of a user from now on."""
+        if user != self._used:
+            own = self._sets[user]
+            for name, (module, attribute) in self._homes.items():
+                module._parameters[attribute] = own[name]
+            self._used = user
+
+    def of(self, user: str) -> dict[str, nn.Parameter]:
+        """Return the set of a user, by block and name in it."""
+        return self._sets[user]
+
+    def parameters(self, blocks: Collection[int]) -> dict[str, nn.Parameter]:
+        """Return all sets of some blocks, by user, block and name; see ``set_name``."""
+        return {
+            set_name(user, name): value
+            for user, own in self._sets.items()
+            for name, value in own.items()
+            if block_of(name) in blocks
+        }
+
+    def install(self, tensors: Mapping[str, torch.Tensor], blocks: Collection[int], *, where: str) -> None:
+        """Replace the sets of some users for some blocks, in place.
+
+        Args:
+            tensors: whole sets, named as ``parameters`` does.
+            blocks: which ones.
+            where: names the tensors in errors.
+
+        Raises:
+            IntegrityError: an unknown user, or other names, shapes or types; nothing was replaced then.
+        """
+        wanted = of_users_in(tensors, self.parameters(blocks), where=where)
+        with torch.no_grad():
+            for name, value in wanted.items():
+                value.copy_(tensors[name])
+
+
+def of_users_in(
+    tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], *, where: str
+) -> dict[str, torch.Tensor]:
+    """Return what tensors of some users replace.
+
+    Args:
+        tensors: whole sets.
+        own: the sets of all users.
+        where: names the tensors in errors.
+
+    Raises:
+        IntegrityError: they are no whole sets of known users.
+    """
+    users = {name.partition("/")[0] for name in tensors}
+    wanted = {name: value for name, value in own.items() if name.partition("/")[0] in users}
+    if not wanted:
+        raise IntegrityError(f"{where} has adapters of {sorted(users)}, who are no users here; plan anew")
+    check_like(tensors, wanted, where=where)
+    return wanted
+
+
+def _home(skeleton: Skeleton, name: str) -> tuple[nn.Module, str]:
+    index, _, inside = name.partition(".")
+    path, _, attribute = inside.rpartition(".")
+    return skeleton.blocks[int(index)].get_submodule(path), attribute
+
+
+def _like(value: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(copy_of(value), requires_grad=value.requires_grad)
+
+
+def copy_of(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy; of zeros one that takes memory only where it is written to."""
+    detached = value.detach()
+    return detached.clone() if bool(detached.any()) else torch.zeros_like(detached)

@@ -1,0 +1,205 @@
+"""What runs with several users have to equal: plain loops over whole models with autograd, a set of adapters each.
+
+Shared with the code under test are only the batches, the pure functions of the plan, and whose row is which.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from edge.data.tokens import Batch
+from ringtune.jobs.job import Job, parse_job
+from ringtune.jobs.learning_rate import learning_rate
+from ringtune.schedule.plan import Plan
+from ringtune.schedule.turns import Item
+from ringtune.schedule.users import RowsOfUser, rows_of_users, users_of
+from tests.support import reference
+from tests.support.plans import train_items
+from tests.support.torch_ring import Case
+
+Sets = dict[str, torch.Tensor]
+"""Tensors as ``USER/BLOCK.NAME``."""
+
+
+class LayerByUser(nn.Module):
+    """A copy of a layer for each user; each row goes through that of its user.
+
+    Args:
+        layer: the layer.
+        users: their names.
+        rows: whose rows there are; changed from outside before each forward.
+    """
+
+    def __init__(self, layer: nn.Module, users: tuple[str, ...], rows: list[RowsOfUser]) -> None:
+        super().__init__()
+        self.of_user = nn.ModuleDict({user: copy.deepcopy(layer) for user in users})
+        self._rows = rows
+
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run each user's rows through the user's own layer."""
+        size, parts, order = len(hidden), [], []
+        for user, positions in self._rows:
+            at = torch.tensor(positions)
+
+            def own(value: Any, at: torch.Tensor = at) -> Any:
+                is_batched = torch.is_tensor(value) and value.dim() and len(value) == size
+                return value[at] if is_batched else value
+
+            given = {key: own(value) for key, value in kwargs.items()}
+            parts.append(self.of_user[user](own(hidden), *(own(value) for value in args), **given))
+            order += positions
+        back = torch.tensor(order).argsort()
+        if torch.is_tensor(parts[0]):
+            return torch.cat(parts)[back]
+        return (torch.cat([part[0] for part in parts])[back], *parts[0][1:])
+
+
+def alone(case: Case, plan: Plan, *, interval: int = 1) -> tuple[Sets, dict[str, torch.Tensor]]:
+    """Train with a copy of every layer for each user; return all sets, and the head."""
+    job, datasets, rows = case.job, case.datasets(), list[RowsOfUser]()
+    model = reference.whole_model(job, plan, case.folder / "model")
+    at, users = reference.seed_units(model, job), users_of(plan.course)
+    layers = next(
+        one for one in model.modules() if isinstance(one, nn.ModuleList) and len(one) == plan.course.num_blocks
+    )
+    for index in range(len(layers)):
+        layers[index] = LayerByUser(layers[index], users, rows)
+    adapters = [value for value in layers.parameters() if value.requires_grad]
+    head = [value for value in model.heads.parameters() if value.requires_grad]
+    model.eval()
+    layers.train()
+    model.heads.train()
+    every = train_items(plan)
+    rare, often = reference.plain_optimizer(job, adapters), reference.plain_optimizer(job, head)
+    for item in every:
+        batch = datasets[item.owner].batch(plan.course, item)
+        _, all_targets = reference.targets_of(job.model.task, batch)
+        for micro, own in _micro_batches(plan, item, batch):
+            rows[:] = rows_of_users(plan.course, item, micro)
+            at.update(step=item.step, micro=micro)
+            _backward(model, job, own, all_targets)
+        _update(often, job, item.step, len(every))
+        if (item.step + 1) % interval == 0 or item is every[-1]:
+            _update(rare, job, item.step // interval, math.ceil(len(every) / interval))
+    found = {
+        f"{user}/{index}.{name}": value.detach()
+        for index, layer in enumerate(layers)
+        for user in users
+        for name, value in layer.get_submodule(f"of_user.{user}").named_parameters()
+        if f".{reference.NAME}." in name
+    }
+    return found, reference.Trained(model=model).head()
+
+
+def together(case: Case, plan: Plan) -> Sets:
+    """Train ``lora`` or ``linear`` beside query and value where each forward has the sum of all users' changes.
+
+    The sum is in a plain matrix beside each frozen one, and a user's set gets the gradient of the user's rows: of a
+    product that of the matrix, times the other factor.
+    """
+    job, datasets, users = case.job, case.datasets(), users_of(plan.course)
+    slots = reference.whole_model(_with_adapter(job, "linear"), plan, case.folder / "model").eval()
+    initial = reference.whole_model(job, plan, case.folder / "model")
+    slots.heads.load_state_dict(initial.heads.state_dict())  # drawn after the adapters
+    named = slots.named_parameters()
+    sums = {name: value for name, value in named if f".{reference.NAME}." in name and ".layer." in name}
+    sets = {user: _set_of(initial, sums) for user in users}
+    scale = _scale(initial)
+    head = [value for value in slots.heads.parameters() if value.requires_grad]
+    slots.heads.train()
+    values = {user: [value for parts in own.values() for value in parts] for user, own in sets.items()}
+    optimizers = [reference.plain_optimizer(job, own) for own in (*values.values(), head)]
+    every = train_items(plan)
+    for item in every:
+        batch = datasets[item.owner].batch(plan.course, item)
+        _, all_targets = reference.targets_of(job.model.task, batch)
+        with torch.no_grad():
+            for name, value in sums.items():
+                value.copy_(torch.stack([scale * _product(own[name]) for own in sets.values()]).sum(0))
+        for micro, own in _micro_batches(plan, item, batch):
+            for user, positions in rows_of_users(plan.course, item, micro):
+                _backward(slots, job, _picked(own, positions), all_targets)
+                for name, value in sums.items():
+                    assert value.grad is not None
+                    _add_gradient(sets[user][name], scale * value.grad)
+                    value.grad = None
+        for optimizer in optimizers:
+            _update(optimizer, job, item.step, len(every))
+    return {
+        f"{user}/{name}": value.detach()
+        for user, own in sets.items()
+        for slot, parts in own.items()
+        for name, value in zip(_names_of(slot, len(parts)), parts, strict=True)
+    }
+
+
+def _set_of(model: Any, slots: Mapping[str, nn.Parameter]) -> dict[str, list[nn.Parameter]]:
+    """A user's own tensors for each slot: a matrix, or both factors, A and B."""
+    state = model.state_dict()
+    found: dict[str, list[nn.Parameter]] = {}
+    for slot in slots:
+        low = slot.replace(f".{reference.NAME}.weight", f".loras.{reference.NAME}.lora_")
+        names = [low + "A", low + "B"] if low + "A" in state else [slot]
+        found[slot] = [nn.Parameter(state[name].detach().clone()) for name in names]
+    return found
+
+
+def _names_of(slot: str, parts: int) -> list[str]:
+    """The names, by block, of a user's own tensors for a slot."""
+    name = slot.split(".layer.", 1)[1]
+    low = name.replace(f".{reference.NAME}.weight", f".loras.{reference.NAME}.lora_")
+    return [low + "A", low + "B"] if parts == 2 else [name]
+
+
+def _scale(model: Any) -> float:
+    """What the change of a matrix is multiplied by."""
+    for name, module in model.named_modules():
+        if name.endswith(f".loras.{reference.NAME}"):
+            return float(module.scaling)
+    return 1.0
+
+
+def _product(parts: list[nn.Parameter]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else parts[1] @ parts[0]
+
+
+def _add_gradient(parts: list[nn.Parameter], grad: torch.Tensor) -> None:
+    """Add what the gradient of a change says of its parts."""
+    grads = [grad] if len(parts) == 1 else [parts[1].T @ grad, grad @ parts[0].T]
+    for part, some in zip(parts, grads, strict=True):
+        part.grad = some.detach().clone() if part.grad is None else part.grad + some.detach()
+
+
+def _with_adapter(job: Job, adapter: str) -> Job:
+    text = f'[model]\npath = "{job.model.path}"\ntask = "{job.model.task}"\ndtype = "{job.model.dtype}"\n'
+    return parse_job(text + f'[adapter]\nconfig = "{adapter}"\n[train]\nseed = {job.train.seed}\n', source="test")
+
+
+def _micro_batches(plan: Plan, item: Item, batch: Batch) -> list[tuple[int, Batch]]:
+    found, first = [], 0
+    for micro, size in enumerate(plan.course.microbatch_sizes(item.rows)):
+        found.append((micro, batch.rows(first, first + size)))
+        first += size
+    return found
+
+
+def _picked(batch: Batch, positions: tuple[int, ...]) -> Batch:
+    return Batch(*(None if tensor is None else tensor[list(positions)] for tensor in batch))  # type: ignore[arg-type]
+
+
+def _backward(model: Any, job: Job, rows: Batch, all_targets: int) -> None:
+    targets, count = reference.targets_of(job.model.task, rows)
+    (model(**reference.inputs_of(model, rows), **targets).loss * (count / all_targets)).backward()
+
+
+def _update(optimizer: torch.optim.Optimizer, job: Job, step: int, num_steps: int) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(job.train, step, num_steps)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
