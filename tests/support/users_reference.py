@@ -43,7 +43,7 @@ class LayerByUser(nn.Module):
 
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run each user's rows through the user's own layer."""
-        size, parts, order = len(hidden), [], []
+        size, parts, order = len(hidden), list[Any](), list[int]()
         for user, positions in self._rows:
             at = torch.tensor(positions)
 
