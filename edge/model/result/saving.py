@@ -40,6 +40,7 @@ from ringtune.models.result_files import (
     BLOCKS_FILE,
     HEAD_CONFIG_FILE,
     HEAD_FILE,
+    of_user,
 )
 
 Tensors = dict[str, torch.Tensor]
@@ -106,8 +107,59 @@ def adapter_files(
     """
     found = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
     if merged:
-        prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
+        prefix = _blocks_prefix(skeleton)
         found.setdefault(ADAPTER_FILE, {}).update({f"{prefix}{name}": value for name, value in merged.items()})
+    return _with_configs(skeleton, found, with_head=with_head)
+
+
+def users_files(
+    skeleton: Skeleton, sets: Mapping[str, Tensors], *, without_blocks: Collection[int], with_head: bool
+) -> dict[str, Pieces]:
+    """Make the files of a run in which each user has adapters of their own; tensors are read as in ``adapter_files``.
+
+    Args:
+        skeleton: of which only hosted blocks are left; its modules may have any of the sets, or be taken away.
+        sets: by user, also of those without a tensor here: the tensors of hosted blocks, by block and name in it. What
+            else the hosted blocks have, such as the adapters of private blocks, every user gets as it is.
+        without_blocks: hosted blocks to leave out.
+        with_head: see ``adapter_files``.
+
+    Returns:
+        Name to content: ``users/NAME/adapter.safetensors`` of each user, and once what is the same for all.
+
+    Raises:
+        DivergedError: a weight of a user is not finite.
+        PlanError: a user's name is not allowed.
+    """
+    own = saved_tensors(skeleton, without_blocks=without_blocks, with_head=with_head)
+    common = own.pop(ADAPTER_FILE, {})
+    prefix = _blocks_prefix(skeleton)
+    unwanted = tuple(f"{block}." for block in without_blocks)
+    names = _names_of_parameters(skeleton)
+    for user, tensors in sets.items():
+        require_finite({f"{name} of user {user}": value for name, value in tensors.items()})
+        found = {name: tensors.get(names.get(value.data_ptr(), ""), value) for name, value in common.items()}
+        found |= {f"{prefix}{name}": value for name, value in tensors.items() if not name.startswith(unwanted)}
+        if found:
+            own[of_user(user, ADAPTER_FILE)] = found
+    return _with_configs(skeleton, own, with_head=with_head)
+
+
+def _names_of_parameters(skeleton: Skeleton) -> dict[int, str]:
+    """Name each parameter of a block by its place in memory: a file may have it under a second name."""
+    return {
+        parameter.data_ptr(): f"{index}.{name}"
+        for index, block in enumerate(skeleton.blocks)
+        for name, parameter in block.named_parameters()
+    }
+
+
+def _blocks_prefix(skeleton: Skeleton) -> str:
+    return f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
+
+
+def _with_configs(skeleton: Skeleton, found: Mapping[str, Tensors], *, with_head: bool) -> dict[str, Pieces]:
+    """Write these tensors to files, and with the head the configs."""
     files = {
         name: write_tensors({key: pieces_of(value) for key, value in tensors.items()}, metadata={"format": "pt"})
         for name, tensors in found.items()
@@ -123,7 +175,7 @@ def adapter_files(
 
 def saved_tensors(skeleton: Skeleton, *, without_blocks: Collection[int], with_head: bool) -> dict[str, Tensors]:
     """Return the tensors of the model that belong in each file, by name; see ``adapter_files``."""
-    prefix = f"{skeleton.model.base_model_prefix}.{skeleton.layout.blocks_path}."
+    prefix = _blocks_prefix(skeleton)
     unwanted = tuple(f"{prefix}{block}." for block in without_blocks)
     is_own = bool(skeleton.own_weights) or skeleton.auxiliary is not None
     whole = _own_tensors(skeleton, prefix, _trained_names(skeleton)) if is_own else _adapter(skeleton)[0]

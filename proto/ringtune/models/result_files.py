@@ -5,6 +5,10 @@ the adapter: every block's trained tensors, by the names that a model with a hea
 Auxiliary models have no AdapterHub form either: ``adapter.json`` describes them, and ``adapter.safetensors`` has their
 tensors. The head's files are the same in all three, and only there where a head was trained.
 
+Where each user has adapters of their own (``schedule.users``), each has a folder ``users/NAME`` instead of ``adapter``.
+Between machines only the tensors have a user's name; what is the same for all, the head and the config, comes once, and
+the coordinator puts it into each folder.
+
 Where all parameters trained, the result is a whole model: a normal folder of transformers with config, weights and the
 tokenizer's files. Between machines its weights are always one file; in the folder large ones are several with an index.
 """
@@ -18,6 +22,7 @@ from ringtune.models.adapter_config import auxiliary_of, trains_own_weights
 from ringtune.models.families import FAMILIES
 from ringtune.models.family import FROZEN_HEAD_TASKS
 from ringtune.models.tensors import CONFIG_FILE, INDEX_FILE, MODEL_SIDE_FILES, WEIGHTS_FILE
+from ringtune.schedule.extent import check_user_name
 
 ADAPTER_CONFIG_FILE: Final = "adapter_config.json"
 ADAPTER_FILE: Final = "adapter.safetensors"
@@ -46,7 +51,8 @@ PART_FILES: Final = (*RESULT_FILES, *MODEL_FILES, *MODEL_SIDE_FILES)
 
 ADAPTER_FOLDER: Final = "adapter"
 MODEL_FOLDER: Final = "model"
-RESULT_FOLDERS: Final = (ADAPTER_FOLDER, MODEL_FOLDER)
+USERS_FOLDER: Final = "users"
+RESULT_FOLDERS: Final = (ADAPTER_FOLDER, MODEL_FOLDER, USERS_FOLDER)
 """The folders of a run of which one has its result."""
 
 _MAX_ADAPTER_BYTES: Final = 1 << 32
@@ -72,6 +78,17 @@ def result_files(task: str, adapter: str) -> tuple[str, ...]:
     own = BLOCKS_FILES if trains_own_weights(adapter) else AUXILIARY_FILES
     files = own if trains_own_weights(adapter) or auxiliary_of(adapter) else ADAPTER_FILES
     return tuple(name for name in files if has_trained_head(task) or name not in _HEAD_FILES)
+
+
+def of_user(user: str, name: str = "") -> str:
+    """Return where a user's file is in a run's folder and in a node's part; without ``name`` their folder.
+
+    Example: ``users/anna/adapter.safetensors``.
+
+    Raises:
+        PlanError: no user may be called so.
+    """
+    return "/".join((USERS_FOLDER, check_user_name(user), *([name] if name else [])))
 
 
 class Result(NamedTuple):

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from edge.compute.capturing.install import adapter_weights
+from edge.model.result.saving import users_files
+from edge.model.skeleton import ADAPTER
+from ringtune.errors import DivergedError, PlanError
+from ringtune.files.pieces import Pieces
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, items, turn_sequence
 from tests.support import hand_ring as ring
@@ -111,3 +116,65 @@ def test_saving_leaves_out_private_blocks_unless_asked(model_folder: Path, tmp_p
     assert owner.adapter_files(with_head=False) == {}
     private = load(bytes(owner.adapter_files(with_head=False, with_private=True)["adapter.safetensors"]))
     assert {name.split(".layer.")[1].split(".")[0] for name in private} == {"0"}
+
+
+def _saving(model_folder: Path, folder: Path, adapter: str) -> tuple[ring.HandRing, dict[str, dict[str, torch.Tensor]]]:
+    """A ring whose owner has a private block; and sets of two users for the others, at the node that hosts them."""
+    job = ring.make_job(model_folder, adapter__config=adapter, train__max_steps=1, privacy__private_blocks=1)
+    datasets = ring.make_datasets(job, model_folder, folder, ("a",))
+    hand = ring.HandRing(ring.make_plan(job, datasets, {"b": (1, 4)}), job, model_folder, datasets)
+    like = adapter_weights(hand.nodes["b"]._hosted.skeleton, range(1, 4))
+    return hand, {
+        user: {name: torch.full_like(value, number) for name, value in like.items()}
+        for number, user in enumerate(("anna", "ben"), start=1)
+    }
+
+
+def _loaded(files: dict[str, Pieces], name: str) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load
+
+    return load(bytes(files[name]))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "is_taken_away"),
+    [("seq_bn[ln_before=True]", False), ("mlp[hidden=4]", False), ("lora[r=2]", False), ("lora[r=2]", True)],
+)
+def test_each_user_gets_a_file_with_their_set_and_what_is_the_same_for_all(
+    model_folder: Path, tmp_path: Path, adapter: str, is_taken_away: bool
+) -> None:
+    """Also of a tensor that a file has under two names, and with modules that have something else or are away."""
+    hand, sets = _saving(model_folder, tmp_path, adapter)
+    host, owner = (hand.nodes[name]._hosted.skeleton for name in "ba")
+    want = {name for files in hand.files().values() for name in _names(files)}
+    if is_taken_away:
+        for block in host.blocks:
+            for name in [path for path, _ in block.named_modules() if path.endswith(f".{ADAPTER}")]:
+                delattr(block.get_submodule(name.rpartition(".")[0]), ADAPTER)
+    own = users_files(host, sets, without_blocks=(0,), with_head=False)
+    rest = users_files(owner, {user: {} for user in sets}, without_blocks=(), with_head=True)
+    assert own.keys() == {"users/anna/adapter.safetensors", "users/ben/adapter.safetensors"}
+    config = "adapter.json" if adapter.startswith("mlp") else "adapter_config.json"
+    assert rest.keys() == own.keys() | {config, "head_config.json", "model_head.safetensors"}
+    for number, file in enumerate(sorted(own), start=1):
+        mine, common = _loaded(own, file), _loaded(rest, file)
+        assert mine.keys() | common.keys() == want and not mine.keys() & common.keys()
+        assert all(bool((value == number).all()) for value in mine.values())
+        assert common.keys() == _loaded(rest, "users/anna/adapter.safetensors").keys() and common
+
+
+def _names(files: dict[str, bytes]) -> set[str]:
+    from safetensors.torch import load
+
+    return set(load(files["adapter.safetensors"])) if "adapter.safetensors" in files else set()
+
+
+def test_a_users_set_that_diverged_or_a_name_that_is_none_is_refused(model_folder: Path, tmp_path: Path) -> None:
+    """The error names the user; no file gets a path of somebody else."""
+    hand, sets = _saving(model_folder, tmp_path, "lora[r=2]")
+    host = hand.nodes["b"]._hosted.skeleton
+    with pytest.raises(PlanError, match=r"user name '\.\./ben' is not allowed"):
+        users_files(host, {"../ben": sets["ben"]}, without_blocks=(), with_head=False)
+    next(iter(sets["ben"].values())).fill_(float("nan"))
+    with pytest.raises(DivergedError, match="of user ben is not finite"):
+        users_files(host, sets, without_blocks=(), with_head=False)
