@@ -8,7 +8,7 @@ on 2,000 other sentences. Kinds::
     lora-4           low rank with a helper, an update of the adapters every 4 steps; so for linear and mlp
     lora-4-bf16      the same, and pairs are rounded to 16 bits; so for linear and mlp
 
-Kinds with exact pairs have two learning rates; the better one with the first seed is that of the other seeds, and of
+Kinds with exact pairs have three learning rates; the better one with the first seed is that of the other seeds, and of
 the kind with rounded pairs. Target: rounded pairs at most 0.5 points below exact ones, in the mean of three seeds. How
 far ``-4`` is from ``lora`` has no target: its adapters get a quarter of the updates.
 
@@ -60,7 +60,7 @@ class Kind:
     like: str = ""
 
 
-_LOW_RANK_RATES, _MLP_RATES, _LINEAR_RATES = (1e-3, 3e-3), (3e-4, 1e-3), (1e-4, 3e-4)
+_LOW_RANK_RATES, _MLP_RATES, _LINEAR_RATES = (1e-3, 3e-3, 1e-2), (3e-4, 1e-3, 3e-3), (1e-4, 3e-4, 1e-3)
 KINDS: Final = {
     "lora": Kind(adapter=LORA, rates=_LOW_RANK_RATES, interval=0),
     "lora-4": Kind(adapter=LORA, rates=_LOW_RANK_RATES),

@@ -28,6 +28,7 @@ from edge.compute.executor import NodeExecutor
 from edge.compute.helping.auxiliary_models import AuxiliaryModels
 from ringtune.costs.offload_bytes import BFLOAT16, VELORA
 from ringtune.schedule.actions import Action, Op
+from ringtune.schedule.users import RowsOfUser
 from tests.bench.cola_ring import HELPER, HOST, LINEAR, LORA, MLP, Inputs, Ring, Training, distance_of_changes
 from tests.bench.kept_results import say
 from tests.bench.memory_accuracy import sentences
@@ -90,8 +91,8 @@ class Watched(TorchCarrier):
         self.shadows = {wire: Shadow(models, wire, own()) for wire in WIRES}
         fit = models.fit
 
-        def fit_all(pairs: Mapping[str, torch.Tensor]) -> None:
-            fit(pairs)
+        def fit_all(pairs: Mapping[str, torch.Tensor], rows: Sequence[RowsOfUser] = ()) -> None:
+            fit(pairs, rows)
             for shadow in self.shadows.values():
                 shadow.fit(pairs)
 

@@ -19,10 +19,10 @@ from ringtune.jobs.job import Job, parse_job
 from ringtune.models.folder import model_dimensions, read_config
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.course import Course
-from ringtune.schedule.extent import Owner
+from ringtune.schedule.extent import Owner, UserRows
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.methods import Everything
-from ringtune.schedule.offload import EXACT, Offload
+from ringtune.schedule.offload import COLLABORATION, EXACT, JOINT, Offload
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
@@ -55,6 +55,8 @@ class Training:
         is_helped: whether a helper fits the adapters; else they train at their host.
         interval: steps for one update of the adapters.
         pairs: how they travel.
+        users: whose adapters a row goes through; with sets of their own there is a helper.
+        num_users: how many share the rows evenly.
     """
 
     adapter: str
@@ -64,6 +66,8 @@ class Training:
     is_helped: bool = True
     interval: int = 1
     pairs: str = EXACT
+    users: str = JOINT
+    num_users: int = 1
 
 
 class Ring:
@@ -129,6 +133,20 @@ def distance_of_changes(
     return float((apart / gone) ** 0.5)
 
 
+def shares(train_rows: int, eval_rows: int, num_users: int) -> tuple[UserRows, ...]:
+    """Share rows out evenly; none where there is one user."""
+    if num_users == 1:
+        return ()
+    return tuple(
+        UserRows(
+            name=f"user-{index}",
+            train_rows=train_rows * (index + 1) // num_users - train_rows * index // num_users,
+            eval_rows=eval_rows * (index + 1) // num_users - eval_rows * index // num_users,
+        )
+        for index in range(num_users)
+    )
+
+
 def _job_of(training: Training, inputs: Inputs) -> Job:
     return parse_job(
         f"""
@@ -156,12 +174,18 @@ def _size_of(model: Path) -> tuple[int, int]:
 
 
 def _plan_of(training: Training, data: OwnerDataset, blocks: int, width: int) -> Plan:
-    helped = (Range(0, blocks),)
-    offload = Offload(blocks=helped, interval=training.interval, pairs=training.pairs)
+    offload = Offload(
+        blocks=(Range(0, blocks),),
+        interval=training.interval,
+        pairs=training.pairs,
+        users=training.users,
+        merged=training.users == COLLABORATION,
+    )
+    users = shares(data.train_rows, data.eval_rows, training.num_users)
     course = Course(
         method=Everything(),
         num_blocks=blocks,
-        owners=(Owner(node=HOST, train_rows=data.train_rows, eval_rows=data.eval_rows),),
+        owners=(Owner(node=HOST, train_rows=data.train_rows, eval_rows=data.eval_rows, users=users),),
         num_steps=training.steps,
         local_iterations=min(10, training.steps),
         batch_size=BATCH,

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from ringtune.jobs.job import Job, Model
-from tests.bench import cola, cola_accuracy, cola_errors, cola_host_bytes
+from ringtune.schedule.offload import ALONE, COLLABORATION
+from tests.bench import cola, cola_accuracy, cola_errors, cola_host_bytes, cola_users
 from tests.bench.cola_accuracy import KINDS, SEEDS, rates_of, summed, training_of
 from tests.bench.cola_host_bytes import MERGED, RANGES, Alive
 from tests.bench.cola_ring import Inputs, Ring, Training, distance_of_changes
@@ -184,3 +185,34 @@ def test_accuracy_names_what_was_not_measured() -> None:
         "low rank with a helper is 1.0e-06 from that at its host",
         "lora-4-bf16 beside lora-4: not measured with all seeds",
     ]
+
+
+# ---- users ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("users", [ALONE, COLLABORATION])
+def test_users_are_judged_by_the_adapters_of_their_training(inputs: Inputs, users: str) -> None:
+    """What is counted by user adds up to what the run's own evaluation counted."""
+    training = Training(adapter="lora[r=4]", rate=1e-2, steps=4, users=users, num_users=3)
+    ring = Ring(training, inputs)
+    counted = ring.run()
+    found = cola_users.judge(ring.host, ring.plan)
+    assert list(found) == ["user-0", "user-1", "user-2"]
+    assert [sum(one[at] for one in found.values()) for at in (0, 1)] == [counted["correct"], counted["count"]]
+    assert sum(one[1] for one in cola_users.judge_sum(ring, "lora", users).values()) == counted["count"]
+
+
+def test_sum_of_users_that_trained_alone_is_that_of_all_their_sets(inputs: Inputs) -> None:
+    """After it every row goes through base + sum; an mlp has no sum."""
+    ring = Ring(Training(adapter="linear", rate=1e-2, steps=2, users=ALONE, num_users=2), inputs)
+    ring.run()
+    assert cola_users.judge_sum(ring, "mlp", ALONE) == {}
+    host = ring.host._hosted
+    assert host.sets is not None
+    name = "0.attention.self.query.ringtune.weight"
+    change = sum(host.sets.of(user)[name].detach() for user in host.sets.users)
+    matrix = host.skeleton.blocks[0].get_parameter("attention.self.query.weight")
+    base = matrix.detach().clone()
+    cola_users.judge_sum(ring, "linear", ALONE)
+    assert torch.allclose(matrix.detach() - base, torch.as_tensor(change), atol=1e-6)
+    assert float(torch.as_tensor(change).norm()) > 0
