@@ -21,7 +21,7 @@ from ringtune.errors import ConnectionFailedError, DeadlineError, PeerLostError,
 from ringtune.files.chunks import cut_pieces, write_any_files
 from ringtune.files.pieces import FilePieces, Pieces
 from ringtune.ids import naming_node
-from ringtune.models.result_files import PART_FILES
+from ringtune.models.result_files import part_files
 from ringtune.rpc.connections import open_channel
 from ringtune.rpc.grants import GrantWriter
 from ringtune.rpc.statuses import error_of_status
@@ -36,7 +36,7 @@ _RELEASE_S = 3.0
 _RETRY_S = 0.2
 _PROGRESS_S = 0.2
 _MAX_RESULT_BYTES = 1 << 38
-_RESULT_FILES = (*PART_FILES, "totals.json")
+_TOTALS = "totals.json"
 
 
 def ask_frozen(request: control_pb2.InspectRequest, frozen: FrozenWeights | None) -> None:
@@ -161,15 +161,17 @@ class AgentCalls:
         *,
         with_head: bool,
         with_private: bool,
+        users: Sequence[str] = (),
         on_result: Callable[[dict[str, Pieces]], None],
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Fetch the node's results into an empty folder; ``on_result`` gets the files by name.
+        """Fetch the node's results into an empty folder, with files of ``users``; ``on_result`` gets them by name.
 
         That may take as long as it does: ``on_progress`` is called while bytes come.
         """
         request = control_pb2.CollectRequest(run_id=self._run_id, with_head=with_head, with_private=with_private)
-        self._submit(lambda: on_result(self._collect(request, folder, on_progress)))
+        names = (*part_files(users), _TOTALS)
+        self._submit(lambda: on_result(self._collect(request, folder, names, on_progress)))
 
     def release(self, reason: str, *, is_finished: bool = False) -> Future[None]:
         """Cancel the call under way and tell the node that the run is over; errors are only logged."""
@@ -227,11 +229,15 @@ class AgentCalls:
             self._cancelled.wait(_RETRY_S)
 
     def _collect(
-        self, request: control_pb2.CollectRequest, folder: Path, on_progress: Callable[[], None]
+        self,
+        request: control_pb2.CollectRequest,
+        folder: Path,
+        names: Sequence[str],
+        on_progress: Callable[[], None],
     ) -> dict[str, Pieces]:
         chunks = _watched(self._track(self._stub.Collect(request)), on_progress)
         source = f"node {self.node}"
-        files = write_any_files(chunks, folder, names=_RESULT_FILES, max_bytes=_MAX_RESULT_BYTES, source=source)
+        files = write_any_files(chunks, folder, names=names, max_bytes=_MAX_RESULT_BYTES, source=source)
         return {name: FilePieces(path) for name, path in files.items()}
 
     def _track(self, call: Any) -> Any:

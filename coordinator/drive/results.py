@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from coordinator.records.events import EventSink
 from coordinator.records.file_events import send_file
-from coordinator.records.result_files import result_folder
+from coordinator.records.result_files import result_folder, users_folders
 from ringtune.files.durable import storage_errors
 from ringtune.files.pieces import Pieces
 from ringtune.files.strict import read_object
@@ -54,15 +54,19 @@ class Results:
         for node, files in self._files.items():
             yield node, read_object(bytes(files.get(_TOTALS, Pieces.of(b""))), f"{_TOTALS} of node {node}")
 
-    def send(self, job: Job, emit: EventSink) -> None:
-        """Send the adapter or model of the run of ``job``, merged from what the nodes sent.
+    def send(self, job: Job, emit: EventSink, *, users: Sequence[str] = ()) -> None:
+        """Send the adapter or model of the run of ``job``, merged from what the nodes sent; or that of each user.
 
         Raises:
             IntegrityError: a file is missing, broken, or not the same everywhere.
         """
         result = result_of(job)
-        for name, content in sorted(result_folder(self._files, result).items()):
-            send_file(f"{result.folder}/{name}", content, emit)
+        if users:
+            found = users_folders(self._files, result, users)
+        else:
+            found = {f"{result.folder}/{name}": made for name, made in result_folder(self._files, result).items()}
+        for path, content in sorted(found.items()):
+            send_file(path, content, emit)
 
     def drop(self) -> None:
         """Delete all files."""

@@ -42,6 +42,7 @@ from ringtune.files.pieces import Pieces
 from ringtune.jobs.result import result_of
 from ringtune.rounds import rounds
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.users import user_sets
 from ringtune.v1 import control_pb2
 
 # A run measures as it starts, so only briefly; 'ringtune measure' takes longer, and nodes remember the better one.
@@ -242,6 +243,7 @@ class RunDriver(Driver):
                     self._results.folder_of(node),
                     with_head=with_head,
                     with_private=with_private,
+                    users=user_sets(self._require_plan().plan.course),
                     on_result=self._put_files(node),
                     on_progress=self._put_progress(node),
                 )
@@ -357,7 +359,7 @@ class RunDriver(Driver):
         for node, totals in self._results.totals():
             self._books.ledger.add_totals(node, totals)
         if self._request.evaluation is None:
-            self._results.send(self._job, self._emit)
+            self._results.send(self._job, self._emit, users=user_sets(self._require_plan().plan.course))
         report = self._books.ledger.report(
             run_id=self.run_id,
             wall_s=time.monotonic() - self._started_s,

@@ -5,6 +5,7 @@
     DIR/job.toml   plan.json   profile.json   metrics.jsonl   report.json   trace.json
     DIR/operations.json   the operation tables that the run has chosen, if it chose any
     DIR/adapter/   the AdapterHub folder; or DIR/model/, a whole model, where all parameters trained
+    DIR/users/NAME/   such a folder for each user instead, where users have adapters of their own
     DIR/recordings/  if asked for             DIR/logs/  with --local
     DIR/checkpoints/   manifests, and with --local the nodes' shards
     DIR/run.json       the run's id, and the coordinator that drives it

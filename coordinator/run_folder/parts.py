@@ -9,6 +9,7 @@ did after the checkpoint from which the next one went on was done again, and cou
     DIR/parts/stops.json     [40, 80]: the steps from which the run went on
     DIR/parts/1/trace.json   what the first attempt has left, if it lived long enough to leave it; and so on
     DIR/parts/1/adapter/     of a run that was done and then made longer: what it had trained until then; or model/
+                             or users/
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from ringtune.schedule.actions import Op
 from ringtune.schedule.lowering import legs
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import StepKind, Turn, items
+from ringtune.schedule.users import user_sets
 from ringtune.v1 import control_pb2, control_pb2_grpc
 from tests.support.choosing import DrawnTables
 from tests.support.model_facts import small_model
@@ -112,6 +113,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         on_grant: called with each grant's turns instead of reporting them done.
         facts_changes: changes to its facts.
         claims: blocks that it hands in instead of those that it hosts.
+        without_user: that it hands in nothing of.
         damaged: steps of which its shard is damaged.
         on_link: answers when it shall measure a link; 1 MB/s by default.
         host: of its address; another one is another machine.
@@ -131,6 +133,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         on_grant: Callable[[FakeAgent, list[Turn]], None] | None = None,
         facts_changes: dict[str, Any] | None = None,
         claims: tuple[int, ...] | None = None,
+        without_user: str = "",
         damaged: Collection[int] = (),
         on_link: Callable[[control_pb2.MeasureLinkRequest], control_pb2.MeasureLinkReply] | None = None,
         host: str = "127.0.0.1",
@@ -145,6 +148,7 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         self.is_finished = False
         self.granted = threading.Event()
         self._claims = claims
+        self._without_user = without_user
         self._damaged = frozenset(damaged)
         self.prepared = control_pb2.PrepareRequest()
         self.inspected = control_pb2.InspectRequest()
@@ -289,11 +293,14 @@ class FakeAgent(control_pb2_grpc.AgentServicer):
         blocks = range(piece.start, piece.stop) if self._claims is None else self._claims
         tensors = {f"block.{block}": numpy.full(3, block, dtype=numpy.float32) for block in blocks}
         figures = {"peak_rss_bytes": 7, "hosted_bytes": 1234, "cpu_s": 0.5, "peak_versions": 1, "peak_version_bytes": 0}
-        found = {
-            "adapter.safetensors": save(tensors),
-            "adapter_config.json": b"{}",
-            "totals.json": json.dumps(figures).encode(),
-        }
+        found = {"adapter_config.json": b"{}", "totals.json": json.dumps(figures).encode()}
+        users = user_sets(self.plan.course)
+        for number, user in enumerate(users):
+            if user != self._without_user:
+                own = {name: value + 10 * number for name, value in tensors.items()}
+                found[f"users/{user}/adapter.safetensors"] = save(own)
+        if not users:
+            found["adapter.safetensors"] = save(tensors)
         if with_head:
             found |= {"head_config.json": b"{}", "model_head.safetensors": save({"head": numpy.ones(2)})}
         return found

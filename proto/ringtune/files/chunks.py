@@ -120,7 +120,7 @@ def write_any_files(
     Args:
         chunks: of the files, each file's one after the other.
         folder: where they go.
-        names: only these may come.
+        names: only these may come; folders that are part of one are made.
         max_bytes: of all together.
         source: who sends, for errors.
 
@@ -135,6 +135,8 @@ def write_any_files(
     def open_file(path: str) -> BinaryIO:
         if path not in names:
             raise _unexpected(path, source)
+        if "/" in path:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
         return (folder / path).open("xb")
 
     try:

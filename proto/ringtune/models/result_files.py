@@ -15,6 +15,7 @@ tokenizer's files. Between machines its weights are always one file; in the fold
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -47,7 +48,7 @@ MODEL_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
 """Every file that a trained model has, as it travels."""
 
 PART_FILES: Final = (*RESULT_FILES, *MODEL_FILES, *MODEL_SIDE_FILES)
-"""Every file that a node may hand in as its part of a result."""
+"""Every file that a node may hand in as its part of a result that all users share."""
 
 ADAPTER_FOLDER: Final = "adapter"
 MODEL_FOLDER: Final = "model"
@@ -89,6 +90,11 @@ def of_user(user: str, name: str = "") -> str:
         PlanError: no user may be called so.
     """
     return "/".join((USERS_FOLDER, check_user_name(user), *([name] if name else [])))
+
+
+def part_files(users: Iterable[str] = ()) -> tuple[str, ...]:
+    """List every file that a node may hand in as its part of a result; of ``users`` a file each."""
+    return (*PART_FILES, *(of_user(user, ADAPTER_FILE) for user in users))
 
 
 class Result(NamedTuple):

@@ -96,6 +96,14 @@ def test_write_any_files_takes_some_of_the_names(tmp_path: Path) -> None:
     assert {name: path.read_bytes() for name, path in came.items()} == CONTENT
 
 
+def test_write_any_files_makes_the_folders_of_the_names_that_may_come(tmp_path: Path) -> None:
+    """And of no other: a path that leaves the folder is not among them."""
+    pieces = [FileChunk(path=path, last=True, sha256=EMPTY_SHA) for path in ("users/a/x", "users/../../x")]
+    with pytest.raises(IntegrityError, match=r"node pi sent a file 'users/\.\./\.\./x' that was not expected"):
+        write_any_files(pieces, tmp_path, names=("users/a/x", "users/b/x"), max_bytes=LIMIT, source="node pi")
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == ["users", "users/a", "users/a/x"]
+
+
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [

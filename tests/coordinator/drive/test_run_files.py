@@ -6,13 +6,17 @@ import io
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import deserialize
+from safetensors.numpy import load
 
 from coordinator.drive.requests import RunRequest
+from coordinator.planner.given_plan import GivenPlan
+from coordinator.planner.make_plan import make_plan
 from coordinator.run_folder.folder import RunFolder
-from coordinator.screen.progress import PlainProgress
+from coordinator.screen.progress import PlainProgress, Progress
 from coordinator.submit.client import Client
 from ringtune.costs.profile import Profile
 from ringtune.costs.work_times import Work
@@ -20,8 +24,9 @@ from ringtune.errors import (
     DataError,
     IntegrityError,
 )
+from ringtune.schedule.helped import helped
 from ringtune.schedule.turns import Turn
-from tests.support.fake_agents import CALL_S, FakeAgent, FakeCluster, job, read_lines, steps_of
+from tests.support.fake_agents import CALL_S, NO_TIMES, FakeAgent, FakeCluster, facts, job, read_lines, steps_of
 from tests.support.fake_runs import run
 
 
@@ -51,6 +56,42 @@ def test_run_merges_the_blocks_of_all_nodes(tmp_path: Path) -> None:
         run(cluster, tmp_path)
     merged = dict(deserialize((tmp_path / "adapter/adapter.safetensors").read_bytes()))
     assert sorted(merged) == [f"block.{block}" for block in range(4)]
+
+
+def _run_of_users(folder: Path, **options: Any) -> None:
+    """Two owners who have adapters of their own, which a third node fits."""
+    asked = {"adapter__config": "lora", "train__method": "all"}
+    helper_of = dict.fromkeys("ab", "c")
+    plan = make_plan(job(**asked), {name: facts(name, **NO_TIMES) for name in "ab"}).plan
+    wanted = job(**asked, offload__mode=helper_of, offload__users="alone")
+    request = RunRequest(job=wanted, join_s=0.5, plan=GivenPlan(plan=helped(plan, helper_of, wanted.offload.manner)))
+    agents: dict[str, dict[str, Any]] = {"c": {"facts_changes": {"train_rows": 0, "eval_rows": 0}}, "b": options}
+    with (
+        FakeCluster("a", "b", "c", agents=agents) as cluster,
+        Client(cluster.server.address) as client,
+        RunFolder(folder) as files,
+    ):
+        client.run(request, progress=Progress(), folder=files)
+
+
+def test_run_whose_users_have_adapters_of_their_own_writes_a_folder_for_each(tmp_path: Path) -> None:
+    """Whole folders with every block, the head in each; and no adapter of all."""
+    _run_of_users(tmp_path)
+    names = {"adapter.safetensors", "adapter_config.json", "head_config.json", "model_head.safetensors"}
+    assert not (tmp_path / "adapter").exists()
+    for number, user in enumerate("ab"):
+        assert {path.name for path in (tmp_path / "users" / user).iterdir()} == names
+        merged = load((tmp_path / "users" / user / "adapter.safetensors").read_bytes())
+        assert {name: list(value) for name, value in merged.items()} == {
+            f"block.{block}": [block + 10 * number] * 3 for block in range(4)
+        }
+
+
+def test_run_without_the_adapters_of_a_user_has_no_result(tmp_path: Path) -> None:
+    """A node that leaves a user out ends the run with the file's name, and nothing is written of the others."""
+    with pytest.raises(IntegrityError, match=r"no node sent block\.\d of users/b/adapter\.safetensors"):
+        _run_of_users(tmp_path, without_user="b")
+    assert not (tmp_path / "users").exists()
 
 
 def test_run_metrics_have_a_line_for_each_step(tmp_path: Path) -> None:

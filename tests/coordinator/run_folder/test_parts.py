@@ -34,7 +34,7 @@ def part(folder: Path, first: int, stop: int, *, resume: bool, report: bool) -> 
     return {}
 
 
-@pytest.mark.parametrize("result", ["adapter", "model"])
+@pytest.mark.parametrize("result", ["adapter", "model", "users"])
 def test_result_of_an_earlier_part_is_put_away_and_replaced(tmp_path: Path, result: str) -> None:
     """What a run had left when it was made longer stays beside it; a run that is repeated leaves nothing of it."""
     part(tmp_path, 0, 4, resume=False, report=True)
