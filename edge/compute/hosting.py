@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from edge.compute.capture import Capture
-from edge.compute.capturing.install import adapter_weights
 from edge.compute.capturing.merged import MergedMatrices
 from edge.compute.helping.auxiliary_models import AuxiliaryModels
-from edge.compute.users.sets import UserSets, copy_of, set_name
+from edge.compute.users.sets import UserSets
 from edge.data.rows import OwnerDataset
 from edge.model.frozen.files import FrozenFiles
 from edge.model.head_groups.weights import subnets_of_config
@@ -48,7 +47,7 @@ class Hosted:
         capture: records the pairs of hosted blocks that helpers fit; None without any.
         helped: adapters of others' blocks that are fitted here, in the order of the placement.
         merged: the matrices with the adapters of blocks that helpers fit inside; None where these are beside them.
-        kept: adapters that were merged, by name, for checkpoints and the result; those of users by ``set_name``.
+        kept: adapters that were merged, or the sums of those of users, by name, for checkpoints and the result.
         sets: adapters of each user, of blocks that helpers fit; None where all users have one set, or they are merged.
     """
 
@@ -114,13 +113,8 @@ def host(
     capture = Capture(skeleton, _blocks_of(helpers)) if helpers else None  # before what trains is looked for
     merged, kept, sets = None, dict[str, torch.Tensor](), None
     if helpers and course.offload is not None and course.offload.merged:
-        beside = adapter_weights(skeleton, _blocks_of(helpers))
-        kept = {
-            set_name(user, name) if user else name: copy_of(value)
-            for user in users or ("",)
-            for name, value in beside.items()
-        }
-        merged = MergedMatrices(skeleton, _blocks_of(helpers), folder, job, users)
+        merged = MergedMatrices(skeleton, _blocks_of(helpers), folder, job, users=max(1, len(users)))
+        kept, merged.initial = merged.initial, {}
     elif helpers and users:
         sets = UserSets(skeleton, _blocks_of(helpers), users)
     blocks = BlockRunner(skeleton, dropout=job.train.dropout, seed=job.train.seed)

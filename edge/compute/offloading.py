@@ -15,7 +15,6 @@ from edge.compute.helping.auxiliary_models import AuxiliaryModels
 from edge.compute.hosting import Hosted
 from edge.compute.micro_batches import MicroBatch, OpenItem
 from edge.compute.saving.vectors import Vectors
-from edge.compute.users.sets import block_of, of_users_in
 from edge.model.optimizers.state_file import StateFile
 from edge.model.tensor_bytes import DTYPE_NAMES
 from ringtune.costs.offload_bytes import LOSSY
@@ -23,7 +22,7 @@ from ringtune.errors import PlanError
 from ringtune.files.pieces import Pieces
 from ringtune.schedule.actions import Action, Payload, TensorKey
 from ringtune.schedule.helpers import Helper
-from ringtune.schedule.offload import EXACT
+from ringtune.schedule.offload import COLLABORATION, EXACT
 from ringtune.schedule.parcels import weights_key
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.users import rows_of_users, user_sets
@@ -121,30 +120,18 @@ class Offloading:
             hosted.sets.install(weights, blocks, where=where)
         elif hosted.merged is None:
             install(hosted.skeleton, weights, blocks, where=where)
-        elif not user_sets(self._course):
-            hosted.merged.install(weights, blocks, where=where)
-            self._keep(weights)
         else:
-            of_users_in(weights, self._kept_of(blocks), where=where)
-            self._keep(weights)
-            hosted.merged.install(self._kept_of(blocks), blocks, where=where, let_go=self._let_go)
-        self._let_go()
+            hosted.merged.install(weights, blocks, where=where)
+            for name, value in weights.items():
+                hosted.kept[name].copy_(value)
+            self._let_go()
         return True
-
-    def _keep(self, weights: Mapping[str, torch.Tensor]) -> None:
-        for name, value in weights.items():
-            self._hosted.kept[name].copy_(value)
-
-    def _kept_of(self, blocks: range) -> dict[str, torch.Tensor]:
-        """The adapters that were merged into some blocks."""
-        return {name: value for name, value in self._hosted.kept.items() if block_of(name) in blocks}
 
     def loaded(self) -> None:
         """Go on with the adapters of a checkpoint, which were filled in: those that are merged are merged anew."""
         if self._hosted.merged is not None:
             blocks = (block for helper in self._helpers for block in range(helper.start, helper.stop))
-            where = "the adapters of the checkpoint"
-            self._hosted.merged.install(self._hosted.kept, blocks, where=where, let_go=self._let_go)
+            self._hosted.merged.install(self._hosted.kept, blocks, where="the adapters of the checkpoint")
             self._let_go()
 
     def keep_on_disk(self, folder: Path, of: Mapping[str, str]) -> None:
@@ -204,7 +191,10 @@ class Offloading:
         """
         if self._fits(action):
             key, (models, _) = weights_key(action), self._models_of(action.start)
-            weights = models.weights(action.start, action.stop, users)
+            if self._course.offload is not None and self._course.offload.users == COLLABORATION:
+                weights = models.sums(action.start, action.stop)
+            else:
+                weights = models.weights(action.start, action.stop, users)
             if self._course.offload is not None and self._course.offload.overlap:
                 weights = {name: value.clone() for name, value in weights.items()}
             self._shipped[key] = to_file(weights, self._metadata(key, step))

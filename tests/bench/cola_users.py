@@ -37,8 +37,8 @@ from ringtune.files.durable import write_durably
 from ringtune.schedule.offload import ALONE, COLLABORATION, JOINT
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, items, turn_sequence
-from ringtune.schedule.users import rows_of_users
-from tests.bench.cola_ring import LINEAR, LORA, MLP, Inputs, Ring, Training
+from ringtune.schedule.users import rows_of_users, users_of
+from tests.bench.cola_ring import HELPER, LINEAR, LORA, MLP, Inputs, Ring, Training
 from tests.bench.kept_results import results_of, say, spread_text
 from tests.bench.memory_accuracy import best_rate, sentences
 
@@ -109,17 +109,19 @@ def judge(host: NodeExecutor, plan: Plan) -> Correct:
     return _judged(host, plan, around)
 
 
-def judge_sum(ring: Ring, adapter: str, users: str) -> Correct:
+def judge_sum(ring: Ring, adapter: str, manner: str) -> Correct:
     """Count by user, with the sum of all users' adapters for everybody; nothing of adapters that have no sum."""
-    hosted = ring.host._hosted
-    if users == COLLABORATION:
+    if manner == COLLABORATION:
         return judge(ring.host, ring.plan)
-    if adapter == "mlp" or hosted.sets is None:
+    if adapter == "mlp" or manner == JOINT:
         return {}
-    blocks, sets = range(ring.plan.course.num_blocks), hosted.sets
-    values = {name: value.detach().clone() for name, value in sets.parameters(blocks).items()}
-    merged = MergedMatrices(hosted.skeleton, blocks, Path(ring.job.model.path), ring.job, sets.users)
-    merged.install(values, blocks, where="the sets of all users")
+    blocks, hosted = range(ring.plan.course.num_blocks), ring.host._hosted
+    (models,) = ring.carrier.executors[HELPER]._hosted.helped
+    sums = models.sums(0, len(blocks))
+    merged = MergedMatrices(
+        hosted.skeleton, blocks, Path(ring.job.model.path), ring.job, users=len(users_of(ring.plan.course))
+    )
+    merged.install(sums, blocks, where="the sums of all users")
     return _judged(ring.host, ring.plan, lambda user: torch.no_grad())
 
 

@@ -54,6 +54,12 @@ def adapter_weights(skeleton: Skeleton, blocks: Iterable[int]) -> dict[str, nn.P
     }
 
 
+def copy_of(value: torch.Tensor) -> torch.Tensor:
+    """Return a copy; of zeros one that takes memory only where it is written to."""
+    detached = value.detach()
+    return detached.clone() if bool(detached.any()) else torch.zeros_like(detached)
+
+
 def _put(skeleton: Skeleton, name: str, value: torch.Tensor) -> None:
     index, _, inside = name.partition(".")
     path, _, last = inside.rpartition(".")

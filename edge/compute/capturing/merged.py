@@ -9,15 +9,16 @@ Source: ColA, section 3, Proposition 2 (parameter merging).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from edge.compute.capturing.install import check_like
+from edge.compute.capturing.install import check_like, copy_of
 from edge.compute.capturing.sites import AuxiliarySite, FusedLoraSite, LoraSite, Site, check_config, sites_of
+from edge.compute.capturing.sums import CHANGE, is_change, sum_of
 from edge.model.auxiliary.modules import FUSED_PARTS, FusedDelta, LinearDelta, take_away
 from edge.model.frozen.matrix import FrozenMatrix
 from edge.model.safetensors_files import SafetensorsFiles
@@ -88,42 +89,40 @@ class MergedMatrices:
         blocks: with merged adapters.
         folder: of the model; it is read at every ``install``.
         job: of the run.
-        users: that have adapters of their own, whose sum is merged; none = there is one set for all.
+        users: how many users' adapters are added up (see ``sum_of``); they all begin with the same values.
+
+    Attributes:
+        initial: what is merged at the beginning, as ``install`` takes it.
 
     Raises:
         JobError: an adapter that is no linear change of a matrix, or frozen weights in int8.
         ModelError: the folder has not such a tensor.
     """
 
-    def __init__(
-        self, skeleton: Skeleton, blocks: Iterable[int], folder: Path, job: Job, users: Collection[str] = ()
-    ) -> None:
+    def __init__(self, skeleton: Skeleton, blocks: Iterable[int], folder: Path, job: Job, *, users: int = 1) -> None:
         if problem := merged_refusal(job.adapter.config, dropout=job.train.dropout):
             raise JobError(problem)
         check_config(job.adapter.config, skeleton, dropout=job.train.dropout)
         sites = [(index, site) for index in blocks for site in sites_of(skeleton, index)]
         self._folder = folder
-        self._sets = tuple(f"{user}/" for user in users) or ("",)
         with SafetensorsFiles(folder) as files:
-            self._matrices = [_matrix(index, site, skeleton, files) for index, site in sites]
-        values = {f"{site.name}.{name}": p.detach() for _, site in sites for name, p in site.adapter.named_parameters()}
+            self._matrices = [_matrix(index, site, skeleton, files, users) for index, site in sites]
+        self.initial: dict[str, torch.Tensor] = {}
         for _, site in sites:
+            own = {name: value.detach() for name, value in site.adapter.named_parameters()}
+            self.initial |= {name: copy_of(value) for name, value in sum_of(site, [own] * users).items()}
             _drop(site)
-        initial = {f"{own}{name}": value for own in self._sets for name, value in values.items()}
-        self.install(initial, {index for index, _ in sites}, where="the initial adapters")
+        self.install(self.initial, {index for index, _ in sites}, where="the initial adapters")
 
-    def install(
-        self, tensors: Tensors, blocks: Iterable[int], *, where: str, let_go: Callable[[], None] = lambda: None
-    ) -> None:
-        """Make the matrices of some blocks anew, with these adapters; with the sum of the sets of all users.
+    def install(self, tensors: Tensors, blocks: Iterable[int], *, where: str) -> None:
+        """Make the matrices of some blocks anew, with these adapters.
 
         Graphs that need the matrices of before must have had their backward.
 
         Args:
-            tensors: what ``AuxiliaryModels.weights`` gave for these blocks, of all users.
+            tensors: what ``AuxiliaryModels.weights`` gave for these blocks.
             blocks: which ones.
             where: names the tensors in errors.
-            let_go: called when a matrix is made, before the next one.
 
         Raises:
             IntegrityError: other names, shapes or types than those of the adapters; nothing was changed then.
@@ -131,36 +130,21 @@ class MergedMatrices:
         """
         wanted = set(blocks)
         found = [matrix for matrix in self._matrices if matrix.block in wanted]
-        like = {f"{own}{name}": value for own in self._sets for one in found for name, value in one.like.items()}
-        check_like(tensors, like, where=where)
+        check_like(tensors, {name: like for matrix in found for name, like in matrix.like.items()}, where=where)
         with SafetensorsFiles(self._folder) as files, torch.no_grad():
             for matrix in found:
-                _rewrite(matrix, [_WithPrefix(tensors, own) for own in self._sets], files)
-                let_go()
+                _rewrite(matrix, tensors, files)
 
 
-class _WithPrefix(NamedTuple):
-    """Tensors of one set among those of several."""
-
-    tensors: Tensors
-    prefix: str
-
-    def of(self, matrix: _Matrix, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return what changes a matrix, by name without the prefix."""
-        return {name: self.tensors[self.prefix + name].to(matrix.target.device, dtype) for name in matrix.like}
-
-
-def _rewrite(matrix: _Matrix, sets: Sequence[_WithPrefix], files: SafetensorsFiles) -> None:
-    """Make one matrix from base and changes, some rows at a time, in float32 at least."""
+def _rewrite(matrix: _Matrix, tensors: Tensors, files: SafetensorsFiles) -> None:
+    """Make one matrix from base and change, some rows at a time, in float32 at least."""
     target = matrix.target
     dtype = torch.float64 if target.dtype is torch.float64 else torch.float32
-    changes = [one.of(matrix, dtype) for one in sets]
+    own = {name: tensors[name].to(target.device, dtype) for name in matrix.like}
     for start, base in files.row_pieces(matrix.stored):
         rows = slice(start, start + len(base))
-        changed = base.to(target.device, dtype)
-        for own in changes:
-            changed = changed.add_(_change_of(matrix, own, rows, base.shape[1]), alpha=matrix.alpha)
-        target[rows].copy_(changed)
+        change = _change_of(matrix, own, rows, base.shape[1])
+        target[rows].copy_(base.to(target.device, dtype).add_(change, alpha=matrix.alpha))
 
 
 def _change_of(matrix: _Matrix, own: Tensors, rows: slice, width: int) -> torch.Tensor:
@@ -179,14 +163,14 @@ def _change_of(matrix: _Matrix, own: Tensors, rows: slice, width: int) -> torch.
     return found
 
 
-def _matrix(index: int, site: Site, skeleton: Skeleton, files: SafetensorsFiles) -> _Matrix:
+def _matrix(index: int, site: Site, skeleton: Skeleton, files: SafetensorsFiles, users: int) -> _Matrix:
     layer: Any = site.taps.module
     path = next(path for path, module in skeleton.blocks[index].named_modules() if module is layer)
     full = f"{skeleton.layout.blocks_path}.{index}.{path}.weight"
     stored = files.find(*stored_names(skeleton.model.base_model_prefix, full))
     if stored is None:
         raise ModelError(f"{files.folder}: tensor {full} is missing; fetch the model again")
-    parameters = dict(site.adapter.named_parameters())
+    parameters = {name: torch.empty_like(p, device="meta") for name, p in site.adapter.named_parameters()}
     return _Matrix(
         block=index,
         site=site.name,
@@ -194,8 +178,8 @@ def _matrix(index: int, site: Site, skeleton: Skeleton, files: SafetensorsFiles)
         stored=stored,
         inputs_first=bool(layer.fan_in_fan_out),
         alpha=site.alpha,
-        changes=tuple(_changes(site)),
-        like={f"{site.name}.{name}": torch.empty_like(p, device="meta") for name, p in parameters.items()},
+        changes=tuple(_changes(site, users)),
+        like=sum_of(site, [parameters] * users),
     )
 
 
@@ -215,15 +199,17 @@ def _numbers(weight: torch.Tensor, site: str) -> torch.Tensor:
     return weight.held.numbers
 
 
-def _changes(site: Site) -> list[_Change]:
-    """List what an adapter changes.
+def _changes(site: Site, users: int) -> list[_Change]:
+    """List what an adapter changes, or the sum of those of so many users.
 
     Raises:
         JobError: it is no linear change of a matrix.
     """
     name, adapter = site.name, site.adapter
     if isinstance(site, FusedLoraSite):
-        return _fused_changes(name, site.adapter)
+        return _fused_changes(name, site.adapter, users, is_one=is_change(site, users))
+    if is_change(site, users):
+        return [_Change(0, f"{name}.{CHANGE}", slice(0, site.outputs))]
     if isinstance(site, LoraSite) and not site.adapter.use_gating and not site.reads.is_output:
         return [_Change(0, f"{name}.lora_B", slice(0, site.outputs), f"{name}.lora_A")]
     if isinstance(site, AuxiliarySite) and isinstance(adapter, LinearDelta):
@@ -238,11 +224,16 @@ def _changes(site: Site) -> list[_Change]:
     raise JobError(f"{name} is no linear change of a matrix and can't be merged; set offload.merged = false")
 
 
-def _fused_changes(name: str, lora: Any) -> list[_Change]:
-    """Query, key and value have rows of their own in both matrices, one after the other."""
+def _fused_changes(name: str, lora: Any, users: int, *, is_one: bool) -> list[_Change]:
+    """Query, key and value have rows of their own in both matrices, or in one, one after the other."""
     enabled = [at for at, is_there in enumerate(lora.enable_lora) if is_there]
-    rank = lora.lora_B.shape[1]
+    rank = users * lora.lora_B.shape[1]
     width = lora.lora_B.shape[0] // len(enabled)
+    if is_one:
+        return [
+            _Change(at * width, f"{name}.{CHANGE}", slice(own * width, (own + 1) * width))
+            for own, at in enumerate(enabled)
+        ]
     return [
         _Change(
             at * width,

@@ -19,7 +19,8 @@ from torch import nn
 
 from edge.compute.capturing.signs import unpack
 from edge.compute.capturing.sites import Site, check_config, sites_of
-from edge.compute.users.sets import UserSets, set_name
+from edge.compute.capturing.sums import sum_of
+from edge.compute.users.sets import UserSets, block_of, set_name
 from edge.model.auxiliary.build import start_auxiliary
 from edge.model.skeleton import ADAPTER, Skeleton, build_skeleton
 from edge.model.slice import Empty, module_bytes
@@ -112,6 +113,15 @@ class AuxiliaryModels:
             own = {set_name(user, name) for user in users for name in self._sets.of(user)}
             wanted = {name: value for name, value in wanted.items() if name in own}
         return {name: parameter.detach() for name, parameter in wanted.items()}
+
+    def sums(self, start: int, stop: int) -> dict[str, torch.Tensor]:
+        """Return the sums of all users' changes in blocks ``[start, stop)``, as ``MergedMatrices`` takes them."""
+        found: dict[str, torch.Tensor] = {}
+        with torch.no_grad():
+            for name, site in self._sites.items():
+                if self._sets is not None and start <= block_of(name) < stop:
+                    found |= sum_of(site, [self._sets.of_site(user, name) for user in self._sets.users])
+        return found
 
     def changing(self, start: int, stop: int) -> tuple[str, ...]:
         """The users whose weights in blocks ``[start, stop)`` have gradients, so that the next update changes them."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import torch
 from torch import nn
 
-from edge.compute.capturing.install import adapter_weights, check_like
+from edge.compute.capturing.install import adapter_weights, check_like, copy_of
 from edge.model.skeleton import Skeleton
 from ringtune.errors import IntegrityError
 
@@ -77,6 +77,12 @@ class UserSets:
         """Return the set of a user, by block and name in it."""
         return self._sets[user]
 
+    def of_site(self, user: str, site: str) -> dict[str, torch.Tensor]:
+        """Return what a user's set has for one adapter module, by name in it, on the memory of the set."""
+        inside = f"{site}."
+        own = self._sets[user].items()
+        return {name.removeprefix(inside): value.detach() for name, value in own if name.startswith(inside)}
+
     def parameters(self, blocks: Collection[int]) -> dict[str, nn.Parameter]:
         """Return all sets of some blocks, by user, block and name; see ``set_name``."""
         return {
@@ -97,31 +103,14 @@ class UserSets:
         Raises:
             IntegrityError: an unknown user, or other names, shapes or types; nothing was replaced then.
         """
-        wanted = of_users_in(tensors, self.parameters(blocks), where=where)
+        users = {name.partition("/")[0] for name in tensors}
+        if odd := sorted(users - self._sets.keys()):
+            raise IntegrityError(f"{where} are of {odd[0]!r}, who is no user of this run; use one plan on all machines")
+        wanted = {name: value for name, value in self.parameters(blocks).items() if name.partition("/")[0] in users}
+        check_like(tensors, wanted, where=where)
         with torch.no_grad():
             for name, value in wanted.items():
                 value.copy_(tensors[name])
-
-
-def of_users_in(
-    tensors: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], *, where: str
-) -> dict[str, torch.Tensor]:
-    """Return what tensors of some users replace.
-
-    Args:
-        tensors: whole sets.
-        own: the sets of all users.
-        where: names the tensors in errors.
-
-    Raises:
-        IntegrityError: they are no whole sets of known users.
-    """
-    users = {name.partition("/")[0] for name in tensors}
-    wanted = {name: value for name, value in own.items() if name.partition("/")[0] in users}
-    if not wanted:
-        raise IntegrityError(f"{where} has adapters of {sorted(users)}, who are no users here; plan anew")
-    check_like(tensors, wanted, where=where)
-    return wanted
 
 
 def _home(skeleton: Skeleton, name: str) -> tuple[nn.Module, str]:
@@ -132,9 +121,3 @@ def _home(skeleton: Skeleton, name: str) -> tuple[nn.Module, str]:
 
 def _like(value: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(copy_of(value), requires_grad=value.requires_grad)
-
-
-def copy_of(value: torch.Tensor) -> torch.Tensor:
-    """Return a copy; of zeros one that takes memory only where it is written to."""
-    detached = value.detach()
-    return detached.clone() if bool(detached.any()) else torch.zeros_like(detached)
