@@ -31,7 +31,7 @@ from edge.machine.settling import settle_of
 from edge.model.activations import storage_bytes
 from edge.model.owner import OwnerParts
 from edge.model.result.loading import load_saved
-from edge.model.result.saving import require_finite, result_files
+from edge.model.result.saving import require_finite, result_files, users_files
 from edge.model.versions import VersionStore
 from ringtune.engine.diverged import diverged, may_diverge
 from ringtune.errors import DivergedError, PlanError
@@ -368,6 +368,7 @@ class NodeExecutor:
         Returns:
             Name to content: ``adapter.safetensors`` (unless it hosts nothing), and with the head
             ``adapter_config.json`` and, of a head that trains, ``head_config.json`` and ``model_head.safetensors``;
+            where users have adapters of their own ``users/NAME/adapter.safetensors`` for each instead of the first;
             where the blocks' own weights train ``blocks.safetensors`` instead of the first two; where all parameters
             train ``model.safetensors``, and with the head ``config.json`` and the tokenizer's files.
 
@@ -380,6 +381,8 @@ class NodeExecutor:
         require_finite(trained)
         without = () if with_private else range(self._plan.placement.private_blocks)
         skeleton, task = self._hosted.skeleton, self._job.model.task
+        if sets := self.offloading.sets():
+            return users_files(skeleton, sets, without_blocks=without, with_head=with_head)
         kept = self._hosted.kept
         return result_files(skeleton, task, self._folder, without_blocks=without, with_head=with_head, merged=kept)
 

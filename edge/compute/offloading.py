@@ -75,6 +75,25 @@ class Offloading:
         blocks = (block for helper in self._helpers for block in range(helper.start, helper.stop))
         return dict(adapter_weights(self._hosted.skeleton, blocks))
 
+    def sets(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return what this node hands over of each user's adapters, by block and name; none without users.
+
+        Of users alone their host has them; of users in collaboration their helper, as the host has the sum only.
+        """
+        found: dict[str, dict[str, torch.Tensor]] = {user: {} for user in user_sets(self._course)}
+        for user, own in found.items():
+            if self._hosted.sets is not None:
+                own |= self._hosted.sets.of(user)
+            elif self._is_collaboration:
+                for models in self._hosted.helped:
+                    own |= models.of_user(user)
+        return found
+
+    @property
+    def _is_collaboration(self) -> bool:
+        offload = self._course.offload
+        return offload is not None and offload.users == COLLABORATION
+
     @contextlib.contextmanager
     def recording(self, action: Action, entry: OpenItem, flow: MicroBatch) -> Iterator[None]:
         """Record pairs for a micro-batch while the context is open: in a forward with a graph, or in a backward.
@@ -191,7 +210,7 @@ class Offloading:
         """
         if self._fits(action):
             key, (models, _) = weights_key(action), self._models_of(action.start)
-            if self._course.offload is not None and self._course.offload.users == COLLABORATION:
+            if self._is_collaboration:
                 weights = models.sums(action.start, action.stop)
             else:
                 weights = models.weights(action.start, action.stop, users)

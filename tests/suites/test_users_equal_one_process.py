@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from ringtune.rounds import rounds as rd
 from ringtune.schedule.extent import Owner, UserRows
@@ -134,6 +135,24 @@ def test_users_in_collaboration_train_what_a_matrix_of_the_sum_trains(
     run(plan, carrier)
     assert distance(sets_at_helpers(carrier), users_reference.together(case, plan)) < 1e-9
     assert not any("anna" in name for name in sets_at_hosts(carrier))
+
+
+@pytest.mark.parametrize("manner", [{"users": ALONE}, {"users": COLLABORATION, "merged": True}])
+def test_users_results_are_their_sets(folder: Path, manner: dict[str, Any]) -> None:
+    """The nodes' parts together have each tensor of each user once, and the head once."""
+    case = case_of(folder, adapter="lora[r=4]", num_steps=4)
+    plan = plan_of(case, **manner)
+    carrier = run(plan, make_carrier(case, plan))
+    holder = list(turn_sequence(plan.course))[-1].owner
+    found: dict[str, torch.Tensor] = {}
+    for node, executor in carrier.executors.items():
+        for name, content in executor.adapter_files(with_head=node == holder).items():
+            if name.endswith("/adapter.safetensors"):
+                user = name.split("/")[1]
+                tensors = {f"{user}/{key.split('.layer.')[1]}": value for key, value in load(bytes(content)).items()}
+                assert not found.keys() & tensors.keys()
+                found |= tensors
+    assert resumed.same_bits(found, sets_at_helpers(carrier))
 
 
 @pytest.mark.parametrize("manner", [{"users": ALONE, "interval": 4}, {"users": COLLABORATION, "merged": True}])

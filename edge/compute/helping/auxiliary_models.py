@@ -114,6 +114,10 @@ class AuxiliaryModels:
             wanted = {name: value for name, value in wanted.items() if name in own}
         return {name: parameter.detach() for name, parameter in wanted.items()}
 
+    def of_user(self, user: str) -> dict[str, torch.Tensor]:
+        """Return the weights of a user, by block and name in it."""
+        return {} if self._sets is None else dict(self._sets.of(user))
+
     def sums(self, start: int, stop: int) -> dict[str, torch.Tensor]:
         """Return the sums of all users' changes in blocks ``[start, stop)``, as ``MergedMatrices`` takes them."""
         found: dict[str, torch.Tensor] = {}
