@@ -1,21 +1,29 @@
 """``python -m edge.merge RUN OUT``: write the model of a run with its adapter merged; ``ringtune export --merge`` does.
 
+Where each user has adapters of their own, it merges those of one user, or all of them added up.
+
 It is a process of its own, because what is exported is put together without torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from ringtune.errors import InvalidInputError, RingTuneError
 from ringtune.files.durable import write_pieces_durably
-from ringtune.jobs.job import load_job
+from ringtune.jobs.job import Job, load_job
 from ringtune.jobs.result import result_of
+from ringtune.models.result_files import of_user
+from ringtune.models.summed_adapters import summed_config
+from ringtune.schedule.course import Course
 from ringtune.schedule.plan_0_1 import read_any_plan
+from ringtune.schedule.users import user_sets
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,36 +32,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="folder of a run")
     parser.add_argument("out", type=Path, help="folder to write; it has to be there")
     parser.add_argument("--model", type=Path, help="folder of the base model; replaces the run's model.path")
+    parser.add_argument("--user", default="", help="whose adapters, where each user has their own; default: all")
+    parser.add_argument("--sum", action="store_true", help="write the adapters of all users added up, and no model")
     given = parser.parse_args(arguments)
     try:
-        merge_run(given.run, given.out, model=given.model)
+        if given.sum:
+            sum_run(given.run, given.out)
+        else:
+            merge_run(given.run, given.out, model=given.model, user=given.user)
     except RingTuneError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
     return 0
 
 
-def merge_run(run: Path, out: Path, *, model: Path | None) -> None:
+def merge_run(run: Path, out: Path, *, model: Path | None, user: str = "") -> None:
     """Write the merged model of a run.
 
     Args:
         run: its folder.
         out: folder that takes the files.
         model: of the base model; None = the run's own.
+        user: whose adapters, where each user has their own; empty = those of all added up.
 
     Raises:
         RingTuneError: see ``edge.model.result.merged.merged_files``.
     """
-    job = load_job(run / "job.toml", is_record=True)
-    plan = read_any_plan(json.loads((run / "plan.json").read_text(encoding="utf-8")))
+    job, course = _read(run)
     base = model or Path(job.model.path)
     if not base.is_dir():
         raise InvalidInputError(f"the base model {base} is not there; name its folder with --model")
 
     from edge.model.result.merged import merged_files
 
-    for name, content in merged_files(job, base, run / result_of(job).folder, plan.course.labels).items():
+    users = user_sets(course)
+    with tempfile.TemporaryDirectory(prefix="ringtune-") as summed:
+        saved = run / (of_user(user) if user else result_of(job).folder)
+        if users and not user:
+            saved = Path(summed)
+            sum_run(run, saved)
+            config = summed_config(job.adapter.config, len(users))
+            job = dataclasses.replace(job, adapter=dataclasses.replace(job.adapter, config=config))
+        for name, content in merged_files(job, base, saved, course.labels).items():
+            write_pieces_durably(out / name, content)
+
+
+def sum_run(run: Path, out: Path) -> None:
+    """Write the adapters of all users of a run added up, as the folder of one adapter.
+
+    Raises:
+        RingTuneError: see ``edge.model.result.summed.summed_files``.
+    """
+    from edge.model.result.summed import summed_files
+
+    job, course = _read(run)
+    folders = [run / of_user(user) for user in user_sets(course)]
+    for name, content in summed_files(folders, result_of(job).files).items():
         write_pieces_durably(out / name, content)
+
+
+def _read(run: Path) -> tuple[Job, Course]:
+    plan = read_any_plan(json.loads((run / "plan.json").read_text(encoding="utf-8")))
+    return load_job(run / "job.toml", is_record=True), plan.course
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ def evaluate(
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path.")
     ] = None,
+    user: options.User = "",
     join_s: options.JoinS = 60.0,
     insecure: options.Insecure = False,
     json: options.Json = False,
@@ -36,6 +37,7 @@ def evaluate(
     """Evaluate the adapter or model of a run on a file: accuracy, loss and the number of rows."""
     import json as json_module
 
+    from coordinator.export.users import adapter_of, require_user
     from coordinator.run_folder.saved_run import read_run
     from coordinator.screen.progress import Progress
     from coordinator.screen.progress_lines import figure
@@ -44,17 +46,19 @@ def evaluate(
     if coordinator and data is None:
         refuse_options_of_the_node_here(context)
     run = read_run(folder)
+    require_user(run, user)
     rows = rows_of(data, run.job.data.eval, on_ring=bool(coordinator))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     progress = Progress()
     where = f"the nodes of {coordinator}" if coordinator else "this machine"
     typer.echo(f"evaluating {folder} on {rows or 'the rows of the nodes'}, with {where} ...", err=True)
-    if coordinator:
-        found = evaluate_on_ring(
-            run, rows, coordinator, progress=progress, join_s=join_s, model=model, insecure=insecure
-        )
-    else:
-        found = evaluate_alone(run, rows or Path(), progress=progress, join_s=join_s, model=model)
+    with adapter_of(run, user) as chosen:
+        if coordinator:
+            found = evaluate_on_ring(
+                chosen, rows, coordinator, progress=progress, join_s=join_s, model=model, insecure=insecure
+            )
+        else:
+            found = evaluate_alone(chosen, rows or Path(), progress=progress, join_s=join_s, model=model)
     if json:
         typer.echo(json_module.dumps({"event": "evaluation", **found}))
         return

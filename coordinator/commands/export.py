@@ -26,6 +26,7 @@ def export(
         Path | None,
         typer.Option(metavar="DIR", help="Model folder on this machine; replaces the run's model.path."),
     ] = None,
+    user: options.User = "",
     json: options.Json = False,
 ) -> None:
     """Write the adapter or model of a run as a folder with a model card, checked, with no local path in it."""
@@ -37,7 +38,7 @@ def export(
 
     if model is not None and not merge:
         raise UsageError("--model is the base model to merge into; give --merge too, or leave it out")
-    digests = export_run(folder, out, base_model=base_model, merge=merge, model=model)
+    digests = export_run(folder, out, base_model=base_model, merge=merge, model=model, user=user)
     if json:
         typer.echo(json_module.dumps({"event": "export", "folder": str(out), "sha256": digests}))
         return

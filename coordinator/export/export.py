@@ -14,6 +14,7 @@ from typing import Any
 from coordinator.export.checks import check_adapter, check_head, check_private, checked_id, private_paths
 from coordinator.export.merged import check_can_merge, merge_into
 from coordinator.export.model_card import adapter_card
+from coordinator.export.users import adapter_of, as_of, require_user
 from coordinator.export.whole_model import model_contents
 from coordinator.run_folder.saved_run import SavedRun, read_json, read_run
 from ringtune.errors import IntegrityError, StorageError, UsageError
@@ -28,7 +29,13 @@ _MERGED = ".merged"
 
 
 def export_run(
-    folder: Path, target: Path, *, base_model: str = "", merge: bool = False, model: Path | None = None
+    folder: Path,
+    target: Path,
+    *,
+    base_model: str = "",
+    merge: bool = False,
+    model: Path | None = None,
+    user: str = "",
 ) -> dict[str, str]:
     """Write the adapter or model of a run with a model card to the folder ``target``.
 
@@ -38,32 +45,35 @@ def export_run(
         base_model: id of the base model, ``name`` or ``owner/name``; by default the name of its folder.
         merge: write a whole model, with the adapter merged into its weights, instead of the adapter.
         model: folder of the base model, to merge into; None = the run's own.
+        user: whose adapters, where each user has their own; empty = see ``require_user``.
 
     Returns:
         SHA-256 of every file, by name.
 
     Raises:
         UsageError: there is no result, or the blocks' own weights trained instead of one; the target is taken, or
-            ``base_model`` is no id; or the adapter can't be merged.
+            ``base_model`` is no id; or the adapter can't be merged; or a user is missing or unknown.
         IntegrityError: the result is damaged, or would tell a local path.
         StorageError: it can't be written.
     """
     run = read_run(folder)
     _check_can_be_given(run)
+    require_user(run, user)
     _check_target(target)
     if not merge:
-        return _write(_contents(run, base_model), target)
+        with adapter_of(run, user) as chosen:
+            return _write(_contents(chosen, base_model), target)
     check_can_merge(run)
-    return _export_merged(run, target, base_model, model)
+    return _export_merged(as_of(run, user), target, base_model, model, user)
 
 
-def _export_merged(run: SavedRun, target: Path, base_model: str, model: Path | None) -> dict[str, str]:
+def _export_merged(run: SavedRun, target: Path, base_model: str, model: Path | None, user: str) -> dict[str, str]:
     """Let a process write the merged model beside the target, and export that."""
     merged = target.with_name(target.name + _MERGED)
     try:
         shutil.rmtree(merged, ignore_errors=True)
         merged.mkdir(parents=True)
-        merge_into(run, merged, model=model)
+        merge_into(run, merged, model=model, user=user)
         what = f"adapter configuration `{run.job.adapter.config}`, merged into the weights"
         contents, card = model_contents(run, base_model, saved=merged, what=what)
         return _write(_checked(run, contents, card, is_model=True), target)

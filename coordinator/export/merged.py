@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,19 +32,33 @@ def check_can_merge(run: SavedRun) -> None:
         )
 
 
-def merge_into(run: SavedRun, target: Path, *, model: Path | None) -> None:
+def merge_into(run: SavedRun, target: Path, *, model: Path | None, user: str = "") -> None:
     """Write the merged model of a run, without a card.
 
     Args:
         run: one that ``check_can_merge`` takes.
         target: folder that takes the files.
         model: folder of the base model; None = the run's own.
+        user: whose adapters, where each user has their own; empty = those of all added up.
 
     Raises:
         RingTuneError: what went wrong in the process.
         DeadlineError: it took too long.
     """
-    more = ["--model", str(model)] if model is not None else []
+    _start(run, target, [*(["--model", str(model)] if model is not None else []), *(["--user", user] if user else [])])
+
+
+def sum_into(run: SavedRun, target: Path) -> None:
+    """Write the adapters of all users of a run added up, as the folder of one adapter.
+
+    Raises:
+        RingTuneError: what went wrong in the process.
+        DeadlineError: it took too long.
+    """
+    _start(run, target, ["--sum"])
+
+
+def _start(run: SavedRun, target: Path, more: Sequence[str]) -> None:
     command = [sys.executable, "-P", "-m", "edge.merge", str(run.folder), str(target), *more]
     try:
         done = subprocess.run(  # noqa: S603 - our own module

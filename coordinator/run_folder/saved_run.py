@@ -16,11 +16,12 @@ from ringtune.hints import hint
 from ringtune.jobs.job import METHOD_SECTIONS, Job, Train, load_job
 from ringtune.jobs.offload import OffloadSettings
 from ringtune.jobs.result import result_of
-from ringtune.models.result_files import Result
+from ringtune.models.result_files import USERS_FOLDER, Result, of_user
 from ringtune.schedule.frozen_weights import dtype_of
 from ringtune.schedule.methods import method_class
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.plan_0_1 import read_any_plan
+from ringtune.schedule.users import user_sets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,12 +33,17 @@ class SavedRun:
         job: what was asked, resolved.
         plan: what was decided.
         report: its totals; empty if it did not get so far.
+        saved: folder inside that has the adapter or the model; of a run whose users have adapters of their own, that
+            with their folders.
+        whose: adapters these are, where users have their own and some were chosen, without names.
     """
 
     folder: Path
     job: Job
     plan: Plan
     report: dict[str, Any]
+    saved: Path
+    whose: str = ""
 
     @property
     def result(self) -> Result:
@@ -45,9 +51,9 @@ class SavedRun:
         return result_of(self.job)
 
     @property
-    def saved(self) -> Path:
-        """Path of the folder inside that has the adapter or the model."""
-        return self.folder / self.result.folder
+    def users(self) -> tuple[str, ...]:
+        """The users with adapters of their own; none where all rows trained the same."""
+        return user_sets(self.plan.course)
 
 
 def read_run(folder: Path) -> SavedRun:
@@ -64,17 +70,18 @@ def read_run(folder: Path) -> SavedRun:
     if missing:
         raise UsageError(f"{folder} holds no run: {missing[0]} is missing; give the --out of a 'ringtune train'")
     job = load_job(folder / "job.toml", is_record=True)
-    result = result_of(job)
-    if lacking := result.missing_in(folder / result.folder):
-        raise InvalidInputError(
-            f"{folder} has no {result.folder}: {result.folder}/{lacking} is missing; {_how_to_go_on(folder)}"
-        )
+    plan = read_any_plan(read_json(folder / "plan.json"))
+    result, users = result_of(job), user_sets(plan.course)
+    for place in [of_user(user) for user in users] or [result.folder]:
+        if lacking := result.missing_in(folder / place):
+            raise InvalidInputError(f"{folder} has no {place}: {place}/{lacking} is missing; {_how_to_go_on(folder)}")
     report = folder / "report.json"
     return SavedRun(
         folder=folder,
         job=job,
-        plan=read_any_plan(read_json(folder / "plan.json")),
+        plan=plan,
         report=read_json(report) if report.is_file() else {},
+        saved=folder / (USERS_FOLDER if users else result.folder),
     )
 
 

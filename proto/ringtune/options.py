@@ -69,6 +69,14 @@ Changes = Annotated[
 ]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="The job file (job.toml).")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run: the --out of 'ringtune train'.")]
+User = Annotated[
+    str,
+    typer.Option(
+        "--user",
+        metavar="NAME",
+        help="Whose adapters, where each user has their own. Default, in collaboration only: those of all added up.",
+    ),
+]
 PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json, or the folder of a run.")]
 ProfileFile = Annotated[
     Path | None,

@@ -12,6 +12,9 @@ from safetensors.numpy import save
 from ringtune.models.adapter_config import auxiliary_of
 from ringtune.models.auxiliary_file import describe
 from ringtune.schedule.extent import Owner
+from ringtune.schedule.helped import helped
+from ringtune.schedule.methods import Everything
+from ringtune.schedule.offload import COLLABORATION
 from ringtune.schedule.placement import CREDITS
 from ringtune.schedule.plan import Plan
 from tests.support.fake_agents import job
@@ -20,6 +23,7 @@ from tests.support.plans import changed, make_plan
 
 LABELS = ("neg", "pos")
 NUM_BLOCKS = 4
+LORA = "lora[r=2,alpha=4,attn_matrices=['q']]"
 AUXILIARY = "linear[alpha=0.5,attn_matrices=['q']]"
 
 
@@ -65,6 +69,38 @@ def auxiliary_instead(folder: Path) -> None:
         for block in range(NUM_BLOCKS)
     }
     (adapter / "adapter.safetensors").write_bytes(save(tensors))
+
+
+def users_instead(folder: Path, users: str) -> None:
+    """Make a run one in which alice and bob have adapters of their own: LoRA beside the queries, of ones and twos."""
+    wanted = job(
+        model__path="/srv/carol/models/tiny",
+        data__train="/srv/carol/rows/train.csv",
+        train__method="all",
+        adapter__config=LORA,
+        offload__mode={"alice": "carol", "bob": "carol"},
+        offload__users=users,
+        offload__merged=users == COLLABORATION,
+    )
+    (folder / "job.toml").write_text(wanted.to_toml())
+    made = helped(plan(method=Everything()), wanted.offload.helpers, wanted.offload.manner)
+    (folder / "plan.json").write_text(json.dumps(made.to_json()))
+    shutil.rmtree(folder / "adapter")
+    config = {"config": {"r": 2, "alpha": 4, "leave_out": []}, "model_name": "tiny", "model_type": "bert"}
+    for number, user in enumerate(("alice", "bob"), start=1):
+        own = folder / "users" / user
+        own.mkdir(parents=True)
+        for name, content in adapter_files().items():
+            (own / name).write_bytes(content)
+        (own / "adapter_config.json").write_text(json.dumps({**config, "version": "adapters.1.3.0"}))
+        tensors = {
+            f"bert.encoder.layer.{block}.attention.self.query.loras.ringtune.{name}": numpy.full(
+                shape, number, dtype=numpy.float32
+            )
+            for block in range(NUM_BLOCKS)
+            for name, shape in (("lora_A", (2, 8)), ("lora_B", (8, 2)))
+        }
+        (own / "adapter.safetensors").write_bytes(save(tensors))
 
 
 def adapter_files() -> dict[str, bytes]:

@@ -1,0 +1,52 @@
+"""The adapters of several users added up: the one adapter that adds what all of them add.
+
+A sum of products of two matrices is the product of these matrices beside each other, so several LoRA adapters of rank r
+add up to one whose rank is the sum of theirs, exactly. Its factor is alpha / rank, so alpha grows with it. A sum of
+matrices is a matrix: ``linear`` stays as it is. What is no change of a matrix has no sum of this form.
+
+Source: ColA, section 4.3 (collaboration).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ringtune.errors import UsageError
+from ringtune.models.adapter_config import parse_adapter_config
+from ringtune.models.adapter_options import MOST_RANK
+from ringtune.models.auxiliary_config import LINEAR
+from ringtune.models.merge_support import merge_refusal
+
+GROWING: Final = ("r", "alpha")
+"""Options that grow with the number of adapters that are added up."""
+
+_DEFAULT: Final = 8
+
+
+def summed_config(config: str, count: int) -> str:
+    """Return the configuration of ``count`` adapters added up.
+
+    Example: two of ``lora[r=4,alpha=16]`` make ``lora[r=8, alpha=32]``.
+
+    Args:
+        config: ``adapter.config`` of each.
+        count: how many.
+
+    Raises:
+        UsageError: they do not add up to an adapter, or to one of a rank that none may have.
+    """
+    if problem := merge_refusal(config):
+        raise UsageError(
+            f"adapters of adapter.config = {config!r} can't be added up: {problem}; give one of them with --user"
+        )
+    (part,) = parse_adapter_config(config)
+    if part.name == LINEAR:
+        return config
+    grown = {name: part.options.get(name, _DEFAULT) * count for name in GROWING}
+    if grown["r"] > MOST_RANK:
+        raise UsageError(
+            f"{count} adapters of adapter.config = {config!r} add up to rank {grown['r']:,}, at most {MOST_RANK:,} is "
+            "allowed; give one of them with --user"
+        )
+    options = ", ".join(f"{name}={value!r}" for name, value in {**part.options, **grown}.items())
+    return f"{part.name}[{options}]"

@@ -1,0 +1,173 @@
+"""The adapters of several users added up: one adapter that adds what all of them add."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from coordinator.records.result_files import users_folders
+from edge import merge
+from edge.compute.capturing.install import adapter_weights
+from edge.model.heads import task_of
+from edge.model.result.saving import users_files
+from edge.model.safetensors_files import SafetensorsFiles
+from edge.model.skeleton import build_skeleton
+from edge.model.slice import materialise
+from ringtune.errors import IntegrityError
+from ringtune.jobs.job import Job
+from ringtune.jobs.result import result_of
+from ringtune.models.result_files import block_of
+from ringtune.schedule.extent import Owner
+from ringtune.schedule.helped import helped
+from ringtune.schedule.offload import COLLABORATION, Manner
+from tests.support import offload
+from tests.support.plans import changed, make_plan
+
+USERS = ("anna", "ben", "cleo")
+LABELS = ("neg", "pos")
+CASES = [
+    ("bert", "lora[r=2,alpha=6,attn_matrices=['q','v'],output_lora=True]"),
+    ("gpt2", "lora[r=2,alpha=3,attn_matrices=['q','v'],intermediate_lora=True]"),
+    ("bert", offload.KINDS[3]),
+    ("gpt2", offload.KINDS[3]),
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny models."""
+    return tmp_path_factory.mktemp("models")
+
+
+def _write_run(folder: Path, job: Job) -> Path:
+    """A run of three users, whose adapters are numbers drawn anew for each."""
+    folder.mkdir(parents=True)
+    (folder / "job.toml").write_text(job.to_toml())
+    owners = tuple(Owner(node=user, train_rows=4) for user in USERS)
+    plan = make_plan(
+        [("anna", 0, offload.NUM_BLOCKS)], USERS, num_blocks=offload.NUM_BLOCKS, labels=LABELS, method="all"
+    )
+    plan = changed(plan, owners=owners)
+    plan = helped(plan, {"anna": "z"}, Manner(users=COLLABORATION, merged=True))
+    (folder / "plan.json").write_text(json.dumps(plan.to_json()))
+    skeleton = build_skeleton(Path(job.model.path), job)
+    blocks = range(offload.NUM_BLOCKS)
+    with SafetensorsFiles(Path(job.model.path)) as weights:
+        cpu = torch.device("cpu")
+        materialise(skeleton, weights, blocks=blocks, with_embedding=True, dtype=torch.float64, device=cpu)
+    generator = torch.Generator().manual_seed(5)
+    sets = {
+        user: {
+            name: torch.randn(value.shape, generator=generator, dtype=value.dtype)
+            for name, value in adapter_weights(skeleton, blocks).items()
+        }
+        for user in USERS
+    }
+    task_of(job.model.task).add(skeleton.model, LABELS)
+    files = users_files(skeleton, sets, without_blocks=(), with_head=True)
+    for path, content in users_folders({"anna": files}, result_of(job), USERS).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(bytes(content))
+    return folder
+
+
+def _job(models: Path, model_type: str, adapter: str) -> Job:
+    return offload.job_of(offload.family_folder(models, model_type), adapter)
+
+
+def _merged(run: Path, out: Path, *more: str) -> dict[str, torch.Tensor]:
+    """The weights that merging writes."""
+    out.mkdir()
+    assert merge.main([str(run), str(out), *more]) == 0
+    return load_file(out / "model.safetensors")
+
+
+@pytest.mark.parametrize(("model_type", "adapter"), CASES)
+def test_merged_sum_adds_what_every_user_adds(models: Path, tmp_path: Path, model_type: str, adapter: str) -> None:
+    """A matrix beside which adapters stand changes by the sum of its changes; also where three are one matrix."""
+    job = _job(models, model_type, adapter)
+    run = _write_run(tmp_path / "run", job)
+    together = _merged(run, tmp_path / "all")
+    alone = {user: _merged(run, tmp_path / user, "--user", user) for user in USERS}
+    changed_names = set()
+    with SafetensorsFiles(Path(job.model.path)) as weights:
+        for name, value in together.items():
+            if block_of(name) is None:
+                continue
+            base = weights.read(name.partition(".")[2]).double()
+            want = base + sum(own[name] - base for own in alone.values())
+            torch.testing.assert_close(value, want, rtol=0, atol=1e-12)
+            if not torch.equal(value, base):
+                changed_names.add(name)
+                assert all(not torch.allclose(own[name], value) for own in alone.values())
+    assert len(changed_names) >= offload.NUM_BLOCKS
+
+
+@pytest.mark.parametrize(("model_type", "adapter"), CASES)
+def test_sum_is_an_adapter_that_loads_without_us(models: Path, tmp_path: Path, model_type: str, adapter: str) -> None:
+    """Its folder gives, beside the base model, what the base model gives with the sum in its matrices."""
+    from adapters import AutoAdapterModel
+
+    from edge.model.auxiliary.loading import load_auxiliary
+    from tests.support import tiny
+
+    job = _job(models, model_type, adapter)
+    run = _write_run(tmp_path / "run", job)
+    (tmp_path / "sum").mkdir()
+    assert merge.main([str(run), str(tmp_path / "sum"), "--sum"]) == 0
+    _merged(run, tmp_path / "all")
+    ids = torch.arange(1, 9).reshape(2, 4) % len(tiny.vocabulary())
+    plain = AutoAdapterModel.from_pretrained(job.model.path).double()
+    merged = AutoAdapterModel.from_pretrained(str(tmp_path / "all")).double()
+    with torch.no_grad():
+        before = plain(input_ids=ids).last_hidden_state
+    if adapter.startswith("lora"):
+        plain.load_adapter(str(tmp_path / "sum"), use_safetensors=True, set_active=True, with_head=False)
+    else:
+        load_auxiliary(plain, tmp_path / "sum")
+    with torch.no_grad():
+        got, want = (model.double().eval().base_model(input_ids=ids)[0] for model in (plain, merged))
+    assert float((got - want).abs().max()) < 1e-5
+    assert float((got - before).abs().max()) > 1e-3
+
+
+def _drop(tensors: dict[str, torch.Tensor]) -> None:
+    tensors.popitem()
+
+
+def _widen(tensors: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in tensors if name.endswith("lora_B"))
+    tensors[name] = torch.zeros(tensors[name].shape[0], 9)
+
+
+@pytest.mark.parametrize("damage", [_drop, _widen])
+def test_sum_of_adapters_that_differ_is_refused(
+    models: Path, tmp_path: Path, damage: Callable[[dict[str, torch.Tensor]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file and the tensor are named, and nothing is written."""
+    run = _write_run(tmp_path / "run", _job(models, *CASES[0]))
+    path = run / "users/ben/adapter.safetensors"
+    tensors = load_file(path)
+    damage(tensors)
+    save_file(tensors, path)
+    (tmp_path / "out").mkdir()
+    assert merge.main([str(run), str(tmp_path / "out"), "--sum"]) == IntegrityError.exit_code
+    assert f"{path} and that of anna differ in " in capsys.readouterr().err
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_sum_of_a_file_that_is_cut_off_is_refused(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A damaged file of one user is named."""
+    run = _write_run(tmp_path / "run", _job(models, *CASES[0]))
+    path = run / "users/cleo/adapter.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    (tmp_path / "out").mkdir()
+    assert merge.main([str(run), str(tmp_path / "out")]) == IntegrityError.exit_code
+    assert str(path) in capsys.readouterr().err
