@@ -59,9 +59,9 @@ def test_run_that_is_killed_again_and_again_ends_with_the_same_result(whole: Who
             assert (run.events[-1]["event"], run.events[-1]["error"]) == ("error", "PeerLostError")
         reached, going_on = going_on, RunCheckpoints(out).steps()[0]
         assert going_on > reached
-    last = LocalRun(job, out, "--resume")  # at once: agents of the killed run may still be about to end
-    assert last.wait() == 0, last.errors()
-    assert f"going on after step {going_on}" in last.notes()
+    last = run_whole(job, out, "--resume")  # at once: agents of the killed run may still be about to end
+    assert last.code == 0, last.errors
+    assert f"going on after step {going_on}" in last.notes
     assert difference(out, wanted) <= 1e-9
     assert steps_of_metrics(out) == list(range(1, 61))
 
@@ -88,9 +88,9 @@ def test_interrupted_run_saves_and_says_how_to_go_on(whole: Whole, tmp_path: Pat
     content = bytearray(shard.read_bytes())
     content[-100] ^= 1
     shard.write_bytes(content)
-    again = LocalRun(job, out, "--resume")
-    assert again.wait() == 0, again.errors()
-    passed, going_on = [note for note in again.notes() if "step" in note and "the run's files" not in note]
+    again = run_whole(job, out, "--resume")
+    assert again.code == 0, again.errors
+    passed, going_on = [note for note in again.notes if "step" in note and "the run's files" not in note]
     assert f"step-{newest}.safetensors is damaged" in passed and "node-1" in passed
     assert going_on == f"going on after step {before}"
     assert difference(out, wanted) <= 1e-9

@@ -46,7 +46,13 @@ def ringtune(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def check(profile: Profile, *, owners: tuple[str, ...]) -> None:
-    """Figures that a machine of today can have."""
+    """Figures that a machine of today can have, of nodes and of links."""
+    check_nodes(profile, owners=owners)
+    check_links(profile)
+
+
+def check_nodes(profile: Profile, *, owners: tuple[str, ...]) -> None:
+    """What nodes that have data, and others, say of themselves."""
     for node in profile.nodes:
         works = {point.work for point in node.work_times}
         owns = {Work.EMBED, Work.HEAD, Work.HEAD_FREE, Work.UPDATE_HEAD, Work.HAND_OVER}
@@ -55,6 +61,10 @@ def check(profile: Profile, *, owners: tuple[str, ...]) -> None:
         assert all(1e-7 < point.low_s <= point.median_s <= point.high_s < 5 for point in node.work_times)
         assert node.block_forward_s > 0 and node.hardware
         assert (4 < node.train_tokens <= 16) == (node.node in owners)
+
+
+def check_links(profile: Profile) -> None:
+    """A link each way between any two nodes."""
     names = [node.node for node in profile.nodes]
     assert {(link.source, link.target) for link in profile.links} == {(a, b) for a in names for b in names if a != b}
     for link in profile.links:
@@ -74,25 +84,27 @@ def check_rehearsal(measured: Profile, rehearsed: Profile) -> None:
 
 
 def test_measure_on_local_nodes_is_remembered_and_used_by_a_run(tmp_path: Path) -> None:
-    """The command writes a profile, measures nothing a second time, rehearses, and training takes the profile."""
+    """The command measures nodes, then only what it has not measured yet, rehearses, and training takes the profile."""
     tiny.write_model(tmp_path / "model")
     tiny.write_rows(tmp_path / "train.csv", 40, seed=1)
     tiny.write_rows(tmp_path / "eval.csv", 20, seed=2)
     job, out = tmp_path / "job.toml", tmp_path / "profile.json"
     job.write_text(JOB)
-    ringtune(tmp_path, "measure", str(job), "--local", "2", "--save", str(out), "--no-rehearsal")
-    found = Profile.from_json(json.loads(out.read_text()))
-    check(found, owners=("node-0", "node-1"))
+    (alone,) = ringtune(tmp_path, "measure", str(job), "--local", "2", "--no-links", "--no-rehearsal")
+    found = Profile.from_json(alone["profile"])
+    check_nodes(found, owners=("node-0", "node-1"))
     remembered = {path: path.read_bytes() for path in tmp_path.glob(f"state/ringtune/*/{CACHE_FILE}")}
     assert len(remembered) == 2
-    (rehearsed,) = ringtune(tmp_path, "measure", str(job), "--local", "2")
-    check_rehearsal(found, Profile.from_json(rehearsed["profile"]))
+    ringtune(tmp_path, "measure", str(job), "--local", "2", "--save", str(out))
+    rehearsed = Profile.from_json(json.loads(out.read_text()))
+    check_links(rehearsed)
+    check_rehearsal(found, rehearsed)
     assert not list(tmp_path.glob("state/ringtune/*/runs/*")), "nothing of a rehearsal stays"
     assert remembered == {path: path.read_bytes() for path in remembered}, "neither its times nor new ones"
     run = tmp_path / "run"
     ringtune(tmp_path, "train", str(job), "--local", "2", "--out", str(run), "--profile", str(out))
     left = Profile.from_json(json.loads((run / "profile.json").read_text()))
-    assert left.links == found.links
+    assert left.links == rehearsed.links
     recorded = {point.work: point.samples for node in left.nodes for point in node.work_times}
     measured = {point.work: point.samples for node in found.nodes for point in node.work_times}
     assert recorded[Work.HEAD] >= 16 > measured[Work.HEAD]

@@ -70,8 +70,8 @@ def make_case(inputs: Any, model_type: str, config: str) -> Case:
         adapter=config,
         dtype=dtype,
         microbatches=2,
-        num_steps=8,
-        every_steps=2,
+        num_steps=5,
+        every_steps=1,
     )
 
 

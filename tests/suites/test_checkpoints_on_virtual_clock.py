@@ -123,7 +123,7 @@ def test_drain_does_not_save_a_step_twice(step: int) -> None:
         THREE, ["b", "a"], num_steps=12, local_iterations=2, eval_rows=24, checkpoint_every=2, eval_every=2
     )
     start = StartPoint.of(plan.course, step=step, holder="b") if step else None
-    for drain_at_s in range(10, 250, 3):
+    for drain_at_s in range(10, 250, 7):
         steps = [entry.step for entry in logged(run(plan, 0, start=start, drain_at_s=float(drain_at_s)))]
         assert steps == list(range(step + 2, step + 2 + 2 * len(steps), 2))
 

@@ -31,8 +31,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def full_case(inputs: Any, model_type: str, **changes: Any) -> Case:
     """Two owners, blocks that unfreeze, an evaluation."""
-    values: dict[str, Any] = {"owners": ("a", "b"), "microbatches": 2, "num_steps": 12}
-    values |= {"every_steps": 3, "eval_every": 6}
+    values: dict[str, Any] = {"owners": ("a", "b"), "microbatches": 2, "num_steps": 8}
+    values |= {"every_steps": 2, "eval_every": 4}
     return Case(folder=inputs(model_type), task=TASKS[model_type], adapter="full", **{**values, **changes})
 
 

@@ -96,8 +96,8 @@ def distance_to_reference(case: Case, way: str) -> float:
 
 
 def case_of(folder: Path, **changes: Any) -> Case:
-    """16 steps in turns of four, of which the lowest block trains in the last four."""
-    return Case(folder=folder, **{"num_steps": 16, "every_steps": 4, "owners": ("a", "c"), **changes})
+    """12 steps in turns of four, of which the lowest block trains in the last three."""
+    return Case(folder=folder, **{"num_steps": 12, "every_steps": 3, "owners": ("a", "c"), **changes})
 
 
 @pytest.mark.promise("1 partition invariance")
@@ -122,8 +122,7 @@ def test_helpers_of_any_kind_give_the_adapters_of_one_process(folder: Path, way:
 )
 def test_helpers_fit_any_adapter_exactly(folder: Path, adapter: str, dropout: float) -> None:
     """Scaled or not, with dropout in the model or without, two micro-batches in flight."""
-    steps = 50 if dropout else 16
-    case = case_of(folder, adapter=adapter, dropout=dropout, microbatches=2, method="all", num_steps=steps)
+    case = case_of(folder, adapter=adapter, dropout=dropout, microbatches=2, method="all")
     assert distance_to_reference(case, "some-of-several-hosts") < 1e-9
 
 

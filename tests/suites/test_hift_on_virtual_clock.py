@@ -74,7 +74,7 @@ def run(plan: Plan, seed: int, start: StartPoint | None = None) -> RingResult:
 
 
 @pytest.mark.promise("2 right version")
-@pytest.mark.parametrize("first", range(0, 300, 20))
+@pytest.mark.parametrize("first", range(0, 200, 20))
 def test_hift_any_plan_and_any_delays_carry_out_a_valid_table(first: int) -> None:
     """No deadlock; forwards, heads, embeddings and checkpoints see all earlier updates, copies have each once."""
     for seed in range(first, first + 20):
@@ -98,7 +98,7 @@ def test_hift_has_a_valid_table_that_is_read_back(seed: int) -> None:
 @pytest.mark.parametrize("always", [(), ("head",), ("embedding", "head")])
 @pytest.mark.parametrize("owners", [("b",), ("b", "a"), ("a", "e", "c")])
 def test_hift_order_of_weight_changes_is_equal_for_any_delays(owners: tuple[str, ...], always: tuple[str, ...]) -> None:
-    """Each unit's gradients and updates have one order at every node that has it, in 40 timings."""
+    """Each unit's gradients and updates have one order at every node that has it, in 16 timings."""
     plan = make_plan(
         [("a", 0, 1), ("b", 1, 3), ("c", 3, 3), ("d", 3, 6)],
         owners,
@@ -106,7 +106,7 @@ def test_hift_order_of_weight_changes_is_equal_for_any_delays(owners: tuple[str,
         eval_every=5, checkpoint_every=4,
     )  # fmt: skip
     first = weight_changes(plan, run(plan, 0))
-    for seed in range(1, 40):
+    for seed in range(1, 16):
         assert weight_changes(plan, run(plan, seed)) == first, seed
 
 

@@ -6,6 +6,7 @@ So what trains is no top of the model, a gradient passes blocks that do not trai
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from dataclasses import dataclass
@@ -79,13 +80,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def case_of(folder: Path, **changes: Any) -> Case:
-    """20 AdamW steps of the method with two owners and two micro-batches."""
-    values = {"method": MiddleOut.name, "num_steps": 20, "microbatches": 2, "owners": ("a", "b"), **changes}
+    """12 AdamW steps of the method with two owners and two micro-batches."""
+    values = {"method": MiddleOut.name, "num_steps": 12, "microbatches": 2, "owners": ("a", "b"), **changes}
     return Case(folder=folder, num_blocks=NUM_BLOCKS, **values)
 
 
+@functools.lru_cache(maxsize=16)
 def one_process(case: Case) -> dict[str, torch.Tensor]:
-    """The rule as anybody would write it: one model, one optimizer, ``requires_grad`` by hand."""
+    """The rule as anybody would write it: one model, one optimizer, ``requires_grad`` by hand; once per case."""
     plan = case.plan(SPLITS["one"])
     datasets = case.datasets()
     model = whole_model(case.job, plan, case.folder / "model").eval()
@@ -139,7 +141,7 @@ def collected(plan: Plan, carrier: TorchCarrier) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("adapter", ["seq_bn", "lora"])
 def test_new_method_on_a_ring_equals_a_literal_loop(folder: Path, split: str, adapter: str) -> None:
-    """20 AdamW steps in float64, two owners, two micro-batches: 1e-9."""
+    """12 AdamW steps in float64, two owners, two micro-batches: 1e-9."""
     case = case_of(folder, adapter=adapter)
     plan = case.plan(SPLITS[split])
     carrier = make_carrier(case, plan)

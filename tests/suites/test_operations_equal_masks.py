@@ -45,8 +45,8 @@ def random_table(seed: int, owners: tuple[str, ...], codes: str) -> Operations:
 
 
 def case_of(folder: Path, codes: str = "11123", **changes: Any) -> Case:
-    """20 steps, four micro-batches, two owners, each batch with its own operations."""
-    values = {"num_steps": 20, "microbatches": 4, "owners": ("a", "b"), "every_steps": 4, **changes}
+    """12 steps, four micro-batches, two owners, each batch with its own operations."""
+    values = {"num_steps": 12, "microbatches": 4, "owners": ("a", "b"), "every_steps": 3, **changes}
     operations = random_table(3, values["owners"], codes)
     return Case(folder=folder, **{"operations": operations, **values})
 
@@ -58,7 +58,7 @@ def case_of(folder: Path, codes: str = "11123", **changes: Any) -> Case:
     [(adapter, method) for adapter in ("seq_bn", "lora") for method in ("ringada", "all")] + [("linear", "all")],
 )
 def test_table_of_operations_on_a_ring_equals_masks(folder: Path, split: str, adapter: str, method: str) -> None:
-    """Every micro-batch of every batch has other operations; 20 AdamW steps in float64: 1e-9."""
+    """Every micro-batch of every batch has other operations; 12 AdamW steps in float64: 1e-9."""
     case = case_of(folder, adapter=adapter, method=method)
     plan = case.plan(SPLITS[split])
     _, carrier = run(case, plan)

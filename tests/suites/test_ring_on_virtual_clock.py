@@ -53,7 +53,7 @@ def weight_changes(plan: Plan, result: RingResult) -> dict[tuple[str, str], list
 
 
 @pytest.mark.promise("2 right version")
-@pytest.mark.parametrize("block", range(25))
+@pytest.mark.parametrize("block", range(15))
 def test_ring_any_plan_and_any_delays_carry_out_a_valid_table(block: int) -> None:
     """Whatever the plan and the timing, the run ends and every forward saw the right version."""
     for seed in range(block * 20, block * 20 + 20):
@@ -68,12 +68,12 @@ def test_ring_any_plan_and_any_delays_carry_out_a_valid_table(block: int) -> Non
 @pytest.mark.parametrize("method", ["ringada", "all", "pipeadapter"])
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_ring_order_of_weight_changes_is_equal_for_any_delays(method: str, microbatches: int) -> None:
-    """The same plan gives every node the same order of heads, backwards and updates in 100 timings."""
+    """The same plan gives every node the same order of heads, backwards and updates in 30 timings."""
     plan = make_plan(
         FOUR_HOSTS, ["b", "a", "e"], num_blocks=6, num_steps=14, microbatches=microbatches, method=method, eval_every=5
     )
     first = weight_changes(plan, run_with_random_delays(plan, random.Random(0)))
-    for seed in range(1, 100):
+    for seed in range(1, 30):
         assert weight_changes(plan, run_with_random_delays(plan, random.Random(seed))) == first, seed
 
 

@@ -144,7 +144,7 @@ def expected_steps(plan: Plan, losses: int) -> tuple[int, ...]:
     return unfreezing_after(plan.course, means).unfreeze_at
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(6))
 def test_unfreezing_follows_the_losses_for_any_plan_and_any_delays(block: int) -> None:
     """The run ends, its table is valid, and decisions, depths and order of updates are those of every other timing."""
     for seed in range(block * 10, block * 10 + 10):
@@ -164,9 +164,9 @@ def test_unfreezing_follows_the_losses_for_any_plan_and_any_delays(block: int) -
 
 def test_unfreezing_plans_of_this_suite_do_unfreeze() -> None:
     """Negative control: most of the runs above have something to decide, and other losses decide otherwise."""
-    plans = [auto_plan(seed) for seed in range(100)]
-    assert sum(bool(expected_steps(plan, seed)) for seed, plan in enumerate(plans)) > 30
-    assert sum(expected_steps(plan, 1) != expected_steps(plan, 2) for plan in plans) > 5
+    plans = [auto_plan(seed) for seed in range(60)]
+    assert sum(bool(expected_steps(plan, seed)) for seed, plan in enumerate(plans)) > 18
+    assert sum(expected_steps(plan, 1) != expected_steps(plan, 2) for plan in plans) > 3
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -83,8 +83,9 @@ class Masks:
         return module.forward(given * ones[0]) + (module.forward(given * ones[1]) - nothing).detach()
 
 
+@functools.lru_cache(maxsize=64)
 def one_process(case: Case) -> dict[str, torch.Tensor]:
-    """The whole model, all blocks run, the masks applied, one optimizer."""
+    """The whole model, all blocks run, the masks applied, one optimizer; once per case, whatever the slices."""
     plan = case.plan(SPLITS["one"])
     datasets, table = case.datasets(), case.operations or Operations()
     model = whole_model(case.job, plan, case.folder / "model").eval()
