@@ -12,11 +12,13 @@ wire. Adapters that a merging host keeps in a file (for checkpoints and the resu
 A helper has all four blocks in one range, or each of them in a range of its own, which makes smaller parcels.
 
 Beside it: the same node without a helper, with gradients and AdamW's state, for LoRA and for all weights of the blocks.
-One user trains: several users of one model are not built yet, so there is no figure for eight of them.
+With eight users each has adapters of their own, and a batch of eight rows or more has rows of all of them: beside the
+matrices each row goes through its user's (alone), inside them through the sum of all (collaboration).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,16 +39,18 @@ from ringtune.schedule.extent import Owner
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.lowering import item_updates, legs
 from ringtune.schedule.methods import Everything
-from ringtune.schedule.offload import Offload
+from ringtune.schedule.offload import ALONE, COLLABORATION, JOINT, Manner, Offload
 from ringtune.schedule.parcels import weights_key
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.turns import Item, StepKind, Turn, items
 from ringtune.schedule.units import Range
+from tests.bench.cola_ring import shares
 from tests.support.tiny import write_bert
 
 BLOCKS, WIDTH, HEADS, INNER, TOKENS = 4, 768, 12, 3072, 128
 BATCHES: Final = (1, 8, 32)
+USERS: Final = (1, 8)
 RANGES: Final = {"one": (Range(0, BLOCKS),), "each": tuple(Range(block, block + 1) for block in range(BLOCKS))}
 ADAPTERS: Final = {"lora 8": "lora[r=8]", "lora 64": "lora[r=64]", "linear": "linear", "mlp": "mlp[hidden=128]"}
 MERGED: Final = ("lora 8", "lora 64", "linear")
@@ -110,14 +114,24 @@ class Step:
         model: folder.
         adapter: configuration.
         ranges: what the helper has; empty = there is none.
-        merged: whether the host holds the adapters inside the matrices.
         folder: for adapters in a file.
+        rows: of a batch.
+        merged: whether the host holds the adapters inside the matrices.
+        users: how many have adapters of their own; 1 = there is one set.
     """
 
     def __init__(
-        self, model: Path, adapter: str, folder: Path, *, ranges: tuple[Range, ...] = (), merged: bool = False
+        self,
+        model: Path,
+        adapter: str,
+        folder: Path,
+        rows: int,
+        *,
+        ranges: tuple[Range, ...] = (),
+        merged: bool = False,
+        users: int = 1,
     ) -> None:
-        self._plan = _plan_of(ranges, merged=merged)
+        self._plan, self._rows = _plan_of(ranges, rows, merged=merged, users=users), rows
         job = parse_job(f'[model]\npath = "{model}"\n[adapter]\nconfig = "{adapter}"\n', source="bench")
         nodes = (HOST, HELPER) if ranges else (HOST,)
         self._nodes = {node: NodeExecutor(self._plan, node, job, model, None) for node in nodes}
@@ -136,17 +150,18 @@ class Step:
             executor.grant(turn)
         self._items = items(self._plan.course, turn)
 
-    def measure(self, rows: int) -> dict[str, Any]:
+    def measure(self) -> dict[str, Any]:
         """Return the bytes held before the step, the most that it held, and the most in each kind of operation."""
         torch.manual_seed(0)
         hosted = self._nodes[HOST]._hosted
-        alive = Alive(hosted.weights(), left_out=hosted.kept.values())
-        self._carry_out(self._items[0], 1, alive)
+        sets = [] if hosted.sets is None else hosted.sets.parameters(range(BLOCKS)).values()
+        alive = Alive([*hosted.weights(), *sets], left_out=hosted.kept.values())
+        self._carry_out(self._items[0], alive)
         held_bytes = alive.now_bytes()
-        peaks = self._carry_out(self._items[1], rows, alive)
+        peaks = self._carry_out(self._items[1], alive)
         return {"peak_bytes": max(peaks.values()), "held_bytes": held_bytes, "peaks": peaks}
 
-    def _carry_out(self, item: Item, rows: int, alive: Alive) -> dict[str, int]:
+    def _carry_out(self, item: Item, alive: Alive) -> dict[str, int]:
         """Do one step; gives the peak of each kind of operation."""
         host, peaks, shipped = self._nodes[HOST], dict[str, int](), Action(Op.SHIP, item.seq)
 
@@ -160,7 +175,7 @@ class Step:
         for leg in legs(self._plan, item, HOST)[0]:
             action = leg.bind(item.seq, 0)
             if leg.op is Op.RECEIVE:
-                tracked("messages", self._receive, action.key, rows)
+                tracked("messages", self._receive, action.key)
             elif leg.op is Op.SEND and leg.payload == Payload.PAIRS:
                 self._fit(shipped, tracked("messages", self._parcel, action.key))
             elif leg.op is Op.SEND:
@@ -174,8 +189,9 @@ class Step:
             tracked("update", host.run, action)
         return peaks
 
-    def _receive(self, key: TensorKey, rows: int) -> None:
+    def _receive(self, key: TensorKey) -> None:
         """Give the host a hidden state with its mask, or a gradient."""
+        rows = self._rows
         mask = torch.ones(rows, TOKENS, dtype=torch.int64) if key.payload == Payload.HIDDEN else None
         self._nodes[HOST].put_tensor(key, torch.randn(rows, TOKENS, WIDTH), mask)
 
@@ -201,19 +217,22 @@ class Step:
         return bytes(self._nodes[HELPER].take_parcel(weights_key(action)))
 
 
-def _plan_of(ranges: tuple[Range, ...], *, merged: bool) -> Plan:
+def _plan_of(ranges: tuple[Range, ...], rows: int, *, merged: bool, users: int) -> Plan:
+    manner = Manner(merged=merged, users=JOINT if users == 1 else COLLABORATION if merged else ALONE)
+    offload = None if manner.is_exact else Offload(blocks=(Range(0, BLOCKS),), **dataclasses.asdict(manner))
+    train_rows = max(*BATCHES, users)
     course = Course(
         method=Everything(),
         num_blocks=BLOCKS,
-        owners=(Owner(node=OWNER, train_rows=max(BATCHES), eval_rows=0),),
+        owners=(Owner(node=OWNER, train_rows=train_rows, users=shares(train_rows, 0, users)),),
         num_steps=2,
         local_iterations=2,
-        batch_size=max(BATCHES),
+        batch_size=rows,
         microbatches=1,
         max_length=TOKENS,
         hidden_size=WIDTH,
         labels=("a", "b"),
-        offload=Offload(blocks=(Range(0, BLOCKS),), merged=True) if merged else None,
+        offload=offload,
     )
     helpers = tuple(Helper(node=HELPER, start=one.start, stop=one.stop) for one in ranges)
     return Plan.of(course, Placement(slices=(Slice(node=HOST, start=0, stop=BLOCKS),), helpers=helpers))
@@ -232,7 +251,7 @@ def measure(folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     try:
         cases = {
-            f"{rows} rows": {name: make().measure(rows) for name, make in ways(model, folder).items()}
+            f"{rows} rows": {name: make(rows).measure() for name, make in ways(model, folder).items()}
             for rows in BATCHES
         }
     finally:
@@ -240,25 +259,26 @@ def measure(folder: Path) -> dict[str, Any]:
     return {"cases": cases, "figures": figures_of(cases)}
 
 
-def ways(model: Path, folder: Path) -> dict[str, Callable[[], Step]]:
-    """Every way to train, by name: how its nodes are made."""
+def ways(model: Path, folder: Path) -> dict[str, Callable[[int], Step]]:
+    """Every way to train, by name: how its nodes are made for a number of rows."""
     found = {name: functools.partial(Step, model, adapter, folder) for name, adapter in LOCAL.items()}
     for (name, adapter), (cut, ranges) in itertools.product(ADAPTERS.items(), RANGES.items()):
-        helped = functools.partial(Step, model, adapter, folder, ranges=ranges)
-        found[f"{name}, {cut}"] = helped
-        if name in MERGED:
-            found[f"{name}, {cut}, merged"] = functools.partial(helped, merged=True)
+        for users in USERS:
+            helped = functools.partial(Step, model, adapter, folder, ranges=ranges, users=users)
+            found[f"{name}, {cut}, {users} users"] = helped
+            if name in MERGED:
+                found[f"{name}, {cut}, {users} users, merged"] = functools.partial(helped, merged=True)
     return dict(found)
 
 
 def figures_of(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """How far merged adapters of all kinds are apart, ``(most - least) / least``, by batch size and ranges.
+    """How far merged adapters of all kinds and users are apart, ``(most - least) / least``, by batch size and ranges.
 
     Once of all that the host holds, which has a bound, and once of what it holds above what it has between two steps.
     """
     found = {}
     for (rows, case), cut in itertools.product(cases.items(), RANGES):
-        own = [case[f"{name}, {cut}, merged"] for name in MERGED]
+        own = [case[f"{name}, {cut}, {users} users, merged"] for name in MERGED for users in USERS]
         found[f"{SPREAD}, {rows}, {cut}"] = _spread([one["peak_bytes"] for one in own])
         above = [one["peak_bytes"] - one["held_bytes"] for one in own]
         found[f"above_weights_spread, {rows}, {cut}"] = _spread(above)

@@ -72,12 +72,14 @@ def test_host_of_helped_blocks_holds_less(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(cola_host_bytes, name, value)
     model = cola_host_bytes.write_model(tmp_path / "model")
     every = cola_host_bytes.ways(model, tmp_path)
-    assert len(every) == 2 + len(RANGES) * (4 + len(MERGED))
-    wanted = ("lora 8, local", "lora 8, one", "linear, one", "linear, each, merged", "lora 64, one, merged")
-    local, low_rank, linear, *merged = (every[name]().measure(2) for name in wanted)
+    assert len(every) == 2 + 2 * len(RANGES) * (4 + len(MERGED))
+    beside = ("lora 8, local", "lora 8, one, 1 users", "linear, one, 1 users", "linear, one, 8 users")
+    inside = ("linear, each, 1 users, merged", "lora 64, one, 1 users, merged", "linear, one, 8 users, merged")
+    local, low_rank, linear, eight, *merged = (every[name](2).measure() for name in (*beside, *inside))
     weights = 4 * 4 * (4 * 32 * 32 + 2 * 32 * 64 + 64 + 5 * 32 + 4 * 32)
-    assert [one["held_bytes"] for one in merged] == [weights, weights]
+    assert [one["held_bytes"] for one in merged] == [weights, weights, weights]
     assert linear["held_bytes"] == weights + 4 * 4 * 2 * 32 * 32
+    assert eight["held_bytes"] == weights + 8 * 4 * 4 * 2 * 32 * 32
     assert low_rank["held_bytes"] == weights + 4 * 4 * 2 * 2 * 8 * 32
     assert local["held_bytes"] > weights + 3 * (low_rank["held_bytes"] - weights)
     assert low_rank["peak_bytes"] < local["peak_bytes"]
@@ -85,9 +87,9 @@ def test_host_of_helped_blocks_holds_less(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_host_bytes_are_missed_above_the_bound() -> None:
     """A spread of all that is held; that above the weights is told alone."""
-    names = [f"{name}, {cut}, merged" for name in MERGED for cut in RANGES]
+    names = [f"{name}, {cut}, {users} users, merged" for name in MERGED for cut in RANGES for users in (1, 8)]
     case = {name: {"peak_bytes": 1000, "held_bytes": 900} for name in names}
-    case["linear, one, merged"] = {"peak_bytes": 1030, "held_bytes": 900}
+    case["linear, one, 8 users, merged"] = {"peak_bytes": 1030, "held_bytes": 900}
     figures = cola_host_bytes.figures_of({"1 rows": case})
     assert figures["above_weights_spread, 1 rows, one"] == 0.3
     assert cola_host_bytes.missed({"figures": figures}) == [
