@@ -366,9 +366,11 @@ def _scores_bytes(plan: Plan, node: str) -> int:
 def _fixed_bytes(sizes: Sizes, part: Share, embedding_bytes: float | None) -> float:
     """Bytes that a node holds throughout: hosted blocks and adapters; an owner's head, embedding and rows."""
     blocks = part.stop - part.start + (part.private_blocks if part.is_owner else 0)
+    helped = sum(stop - start for start, stop in part.helped)
     fixed = blocks * (sizes.block_bytes + sizes.adapter_bytes)
+    fixed += helped * (sizes.helped.hosted - sizes.adapter_bytes)
     fixed += sizes.tables_bytes
-    fixed += sizes.adapter_bytes * sum(stop - start for ranges in part.helps for start, stop in ranges)
+    fixed += sizes.helped.held * sum(stop - start for ranges in part.helps for start, stop in ranges)
     if not part.is_owner:
         return fixed
     fixed += sizes.head_bytes + sizes.data_bytes + sizes.trained_bytes(EMBEDDING)

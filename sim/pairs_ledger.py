@@ -51,9 +51,7 @@ class Helping:
         """Bytes of pairs or weights on their way; pairs of a micro-batch of so many padded tokens."""
         one = self._of(key.boundary)
         blocks = one.stop - key.boundary if one is not None else 0
-        return blocks * (
-            self._sizes.sent_pair_bytes(size) if key.payload == Payload.PAIRS else self._sizes.adapter_bytes
-        )
+        return blocks * (self._sizes.sent_pair_bytes(size) if key.payload == Payload.PAIRS else self._sizes.helped.sent)
 
     def of_backward(self, node: str, units: tuple[int, ...], size: float) -> tuple[tuple[int, ...], float]:
         """Units of a backward that get a gradient at their host, and the bytes of the pairs that the others give."""
@@ -66,7 +64,7 @@ class Helping:
         if one is None:
             return None
         if action.op is Op.UPDATE:
-            weights = (one.stop - action.start) * self._sizes.adapter_bytes
+            weights = (one.stop - action.start) * self._sizes.helped.sent
             return Change(takes=weights, updates=units) if node == one.node else Change(frees=weights)
         if action.op not in (Op.SHIP, Op.FIT):
             return None

@@ -9,6 +9,8 @@ of adapters in a block's weights, times the block's forward, stands for both:
 Both are estimates by multiplications, and no measurement: a narrow adapter takes longer than its share says. Where a
 node was measured for fits, its own time counts, reading included. To ship pairs takes a host as long as to encode as
 many bytes of hidden states, to read them takes a helper as long as to decode them, and to install weights no time.
+Where users have adapters of their own an update takes its time once for each user that it may change; that rows of
+several users are run by themselves is taken to cost nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from ringtune.costs.offload_traffic import pair_token_bytes, wire_of
-from ringtune.costs.profile import ModelFacts
+from ringtune.costs.profile import NodeFacts
+from ringtune.costs.update_bytes import set_bytes
 from ringtune.costs.work_times import Work
 from ringtune.schedule.actions import Action, Op, Payload
 from ringtune.schedule.course import Course
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.turns import StepKind
+from ringtune.schedule.users import most_changed
 
 _FIT_FORWARDS: Final = 3
 _COMPUTED_BYTES: Final = 4
@@ -40,15 +44,17 @@ class OffloadCosts:
 
     Args:
         course: the run.
-        model: with its adapters.
+        facts: of any node, for the model with its adapters.
         helpers: of the placement.
     """
 
-    def __init__(self, course: Course, model: ModelFacts, helpers: Sequence[Helper]) -> None:
+    def __init__(self, course: Course, facts: NodeFacts, helpers: Sequence[Helper]) -> None:
+        model = facts.model
         self._helpers = tuple(helpers)
         self._token_bytes = pair_token_bytes(model, wire_of(course.offload))
         self._hidden_bytes = _COMPUTED_BYTES * model.hidden_size
-        self._adapter_bytes = model.adapter_block_bytes
+        self._sent_bytes = set_bytes(course, model, adapter=facts.shape.adapter).sent
+        self._changed = most_changed(course)
         self._share = model.adapter_block_bytes / max(1, model.block_bytes)
 
     def action_s(
@@ -62,6 +68,8 @@ class OffloadCosts:
             return blocks * self.fit_s(costs, size)
         if op is Op.UPDATE and self._installs(node, action):
             return 0.0
+        if op is Op.UPDATE and any(one.node == node and one.has_block(action.start) for one in self._helpers):
+            return self._changed * work_s
         if op is Op.BACKWARD and kind.has_update:
             helped = sum(max(0, min(action.stop, one.stop) - max(action.start, one.start)) for one in self._helpers)
             return max(0.0, work_s - helped * self._share * costs.work(Work.FORWARD, size))
@@ -78,7 +86,7 @@ class OffloadCosts:
     def parcel_bytes(self, payload: str, boundary: int, size: float) -> float:
         """Bytes of pairs or weights of the blocks from ``boundary`` on that one helper fits."""
         blocks = next((one.stop - boundary for one in self._helpers if one.has_block(boundary)), 0)
-        return blocks * (size * self._token_bytes if payload == Payload.PAIRS else self._adapter_bytes)
+        return blocks * (size * self._token_bytes if payload == Payload.PAIRS else self._sent_bytes)
 
     def _packing(self, size: float) -> float:
         """Bytes of one block's pairs over those of a hidden state of the same tokens."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ringtune.costs.offload_bytes import BFLOAT16, VELORA
 from ringtune.costs.profile import ModelFacts, NodeFacts
+from ringtune.costs.update_bytes import set_bytes
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.offload import EXACT, Offload
 from ringtune.schedule.plan import Plan
@@ -33,5 +34,5 @@ def step_traffic(plan: Plan, helper: Helper, facts: NodeFacts) -> tuple[float, f
     tokens = course.batch_size * course.max_length
     return (
         tokens * blocks * pair_token_bytes(facts.model, wire_of(course.offload)),
-        blocks * facts.model.adapter_block_bytes,
+        blocks * set_bytes(course, facts.model, adapter=facts.shape.adapter).sent,
     )

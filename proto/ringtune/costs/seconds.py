@@ -235,7 +235,7 @@ class CourseCosts:
         self.head_bytes = weights + state_bytes(optimizer, weights, factors)
         self._head_weight_bytes, self._model = weights, model
         self._gain = projected_gain(course.velora, model)
-        self._offload = OffloadCosts(course, model, helpers) if helpers else None
+        self._offload = OffloadCosts(course, facts[names[0]], helpers) if helpers else None
 
     def size(self, owner: str, rows: int, kind: StepKind) -> float:
         """Padded tokens of a micro-batch of so many rows of ``owner``."""

@@ -32,6 +32,15 @@ def user_sets(course: Course) -> tuple[str, ...]:
     return users_of(course) if offload is not None and offload.has_users else ()
 
 
+def most_changed(course: Course) -> int:
+    """At most so many users' adapters change at one update: of an owner one a row, for each step of an interval."""
+    offload = course.offload
+    if offload is None or not offload.has_users:
+        return 1
+    of_step = max(min(len(owner.user_rows), course.batch_rows(owner)) for owner in course.owners)
+    return min(len(users_of(course)), of_step * offload.interval)
+
+
 def rows_of_users(course: Course, item: Item, micro: int) -> tuple[RowsOfUser, ...]:
     """Whose rows a micro-batch has.
 

@@ -105,7 +105,8 @@ def _adapter_terms(course: Course, share: Share, sizes: Sizes, flying: int) -> I
     yield Term("weights", "frozen block", num_hosted, sizes.block_bytes)
     yield Term("weights", "embedding", int(share.is_owner), sizes.embedding_bytes)
     yield Term("weights", "room for a widened matrix", 1, sizes.widened_bytes(is_owner=share.is_owner))
-    yield Term("adapters", "adapter of a block", num_hosted, sizes.adapter_bytes)
+    helped = sum(stop - start for start, stop in share.helped)
+    yield Term("adapters", "adapter of a block", num_hosted - helped, sizes.adapter_bytes)
     yield Term("adapters", "earlier version of an adapter", (flying - 1) * num_trained, sizes.adapter_bytes)
     trained = sizes.adapter_bytes + sizes.adapter_state_bytes
     num_fitted = sum(_overlap(reach.ranges, *one) for one in itertools.chain(*share.helps))

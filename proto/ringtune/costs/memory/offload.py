@@ -6,6 +6,8 @@ they are those of two items. Where a block keeps more for its backward than its 
 that are gone, and those of two micro-batches come on top. A helper holds adapters with gradients and state, and no
 other weights of the blocks; pairs of ``WAITING`` micro-batches a link, and those that it fits at the moment twice, as
 they came and as they are computed with. Weights that go back lie at either end; with overlap those of two updates do.
+A host with merged adapters holds none; they are in a file. What users with adapters of their own take of each is in
+``costs.update_bytes``.
 """
 
 from __future__ import annotations
@@ -38,17 +40,19 @@ def offload_terms(course: Course, share: Share, sizes: Sizes) -> Iterable[Term]:
     count = late + (_AT_WORK if _graphs_are_larger(course, share, sizes) else len(micro) + 1)
     yield Term("buffers", "pairs of a block until they are sent", helped * count, pair)
     updates = 2 if manner.overlap else 1
-    yield Term("buffers", "adapter that a helper sent", updates * helped, sizes.adapter_bytes)
+    own = sum(stop - start for start, stop in share.helped)
+    yield Term("adapters", "adapter of a block that a helper fits", own, sizes.helped.hosted)
+    yield Term("buffers", "adapter that a helper sent", updates * helped, sizes.helped.sent)
     links = [[_trained(trained.ranges, (one,)) for one in ranges] for ranges in share.helps]
     largest = [max(blocks) for blocks in links]
     waiting = WAITING[Payload.PAIRS] * sum(largest) + _AT_WORK * max(largest, default=0)
     fitted = sum(map(sum, links))
     hosted = sum(stop - start for ranges in share.helps for start, stop in ranges)
-    yield Term("adapters", "adapter of a block that another node hosts", hosted, sizes.adapter_bytes)
-    both = sizes.adapter_bytes + sizes.adapter_state_bytes
+    yield Term("adapters", "adapter of a block that another node hosts", hosted, sizes.helped.held)
+    both = sizes.helped.gradients + sizes.helped.sets * sizes.adapter_state_bytes
     yield Term("optimizer", "gradient and moments of an adapter that is fitted for another node", fitted, both)
     yield Term("buffers", "pairs of a block that wait to be fitted", waiting, pair)
-    yield Term("buffers", "adapter on its way to its host", updates * fitted, sizes.adapter_bytes)
+    yield Term("buffers", "adapter on its way to its host", updates * fitted, sizes.helped.sent)
 
 
 def _graphs_are_larger(course: Course, share: Share, sizes: Sizes) -> bool:

@@ -18,6 +18,7 @@ from ringtune.costs.memory.unit_grads import ROW_NUMBER_BYTES, embedding_grad_by
 from ringtune.costs.memory.unit_state import state_bytes
 from ringtune.costs.offload_traffic import pair_token_bytes, wire_of
 from ringtune.costs.profile import ModelFacts, NodeFacts
+from ringtune.costs.update_bytes import set_bytes
 from ringtune.models.adapter_config import trains_own_weights
 from ringtune.schedule.course import Course
 from ringtune.schedule.saving import RANDOM, num_subtokens
@@ -40,6 +41,10 @@ class Sizes:
         lowest_token_bytes: as ``activation_token_bytes``, of the lowest block that trains; 0 = as much as others.
         trains_own_weights: whether the blocks' own weights train instead of adapters.
         has_dropout: whether blocks drop anything.
+        adapter: configuration; counts where users have adapters of their own.
+
+    Attributes:
+        helped: bytes of a block's adapters where a helper fits them.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Sizes:
         lowest_token_bytes: float = 0.0,
         trains_own_weights: bool = False,
         has_dropout: bool = False,
+        adapter: str = "",
     ) -> None:
         self._item_bytes = DTYPE_BYTES[dtype]
         self._token_logits = model.head_token_logits
@@ -77,6 +83,7 @@ class Sizes:
         self._frozen = course.frozen
         self.optimizer = optimizer
         self.adapter_bytes = model.adapter_block_bytes
+        self.helped = set_bytes(course, model, adapter=adapter)
         self.head_bytes = model.head_bytes + model.head_class_bytes * len(course.labels)
         head_factors = model.head_factor_bytes + model.head_class_factor_bytes * len(course.labels)
         self.head_state_bytes = state_bytes(optimizer, self.head_bytes, head_factors)
@@ -119,6 +126,7 @@ class Sizes:
             lowest_token_bytes=node.lowest_token_bytes,
             trains_own_weights=trains_own_weights(node.shape.adapter),
             has_dropout=node.shape.dropout > 0,
+            adapter=node.shape.adapter,
         )
 
     def trained_bytes(self, unit: int) -> int:
