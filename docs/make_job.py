@@ -124,6 +124,27 @@ Any model of transformers will do, so for a causal language model `AutoModelForC
 which needs torch on that machine; `merge_auxiliary(model, folder)` of the same module merges a `linear` into a loaded
 model.
 """
+_USERS = """\
+### Adapters of each user
+
+With `offload.users = "alone"` or `"collaboration"` each user has adapters of their own. The run then has no folder
+`adapter` but one for each user, with the same files, which loads in the same way:
+
+```
+RUN/users/anna/adapter.safetensors   adapter_config.json   model_head.safetensors   head_config.json
+RUN/users/ben/...
+```
+
+The head's files are equal in all of them, since all users train one head. Auxiliary models have `adapter.json` in
+place of `adapter_config.json`. Users are called as nodes are, in small letters, digits, `.`, `-` and `_`.
+
+`ringtune eval RUN --user anna` and `ringtune export RUN --user anna --out DIR` take anna's adapters (with `--merge`
+too). Without `--user` they take, in collaboration, the sum of all users' adapters: every row goes through it, so that
+is what the run trained, and what its figures are of. A sum is one adapter again: `linear` stays `linear`, and K
+adapters of LoRA with rank r and factor alpha are LoRA with rank K r and factor K alpha, exactly, up to rank 4,096. To
+add them up takes torch on that machine. Of users who trained alone no forward saw the sum, and it is worse than
+theirs (ColA, section 4.3), so there both commands ask for a name.
+"""
 _FULL = """\
 ### Without an adapter
 
@@ -180,7 +201,7 @@ def example(key: KeyFacts) -> str:
 
 def page() -> str:
     """The whole page."""
-    adapters = [_ADAPTERS, _configurations(), *map(_options, _kinds()), _refused(), _AUXILIARY, _FULL]
+    adapters = [_ADAPTERS, _configurations(), *map(_options, _kinds()), _refused(), _AUXILIARY, _USERS, _FULL]
     return "\n".join([_BEGIN, *map(_section, describe_job()), *adapters])
 
 

@@ -51,7 +51,8 @@ def evaluate(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     progress = Progress()
     where = f"the nodes of {coordinator}" if coordinator else "this machine"
-    typer.echo(f"evaluating {folder} on {rows or 'the rows of the nodes'}, with {where} ...", err=True)
+    whose = f", user {user}," if user else ""
+    typer.echo(f"evaluating {folder}{whose} on {rows or 'the rows of the nodes'}, with {where} ...", err=True)
     with adapter_of(run, user) as chosen:
         if coordinator:
             found = evaluate_on_ring(

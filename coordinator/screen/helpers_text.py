@@ -5,9 +5,14 @@ from __future__ import annotations
 from ringtune.costs.offload_traffic import step_traffic
 from ringtune.costs.profile import NodeFacts
 from ringtune.quantities import format_bytes
-from ringtune.schedule.offload import EXACT
+from ringtune.schedule.offload import ALONE, COLLABORATION, EXACT
 from ringtune.schedule.plan import Plan
+from ringtune.schedule.users import user_sets
 
+_USERS = {
+    ALONE: "train adapters of their own, which only their rows go through",
+    COLLABORATION: "train adapters of their own, and every row goes through the sum of all",
+}
 _MANNERS = {"bfloat16": "rounded to 16 bits", "velora": "with projections of inputs"}
 
 
@@ -34,6 +39,8 @@ def _result(plan: Plan) -> str:
     if offload is None:
         return "helpers fit after every step from exact pairs: the result is that of a run without helpers"
     said: list[str] = []
+    if users := user_sets(plan.course):
+        said.append(f"{len(users)} users {_USERS[offload.users]}")
     if offload.interval > 1:
         said.append(f"helpers add up {offload.interval} steps for one update")
     if offload.pairs != EXACT:

@@ -45,6 +45,24 @@ def test_helpers_in_another_manner_say_what_they_change(manner: dict[str, Any], 
     assert (facts["staleness"] == "none") is not ("overlap" in manner)
 
 
+@pytest.mark.parametrize(
+    ("manner", "words"),
+    [
+        (Manner(users="alone"), "2 users train adapters of their own, which only their rows go through: the result"),
+        (
+            Manner(users="collaboration", merged=True),
+            "2 users train adapters of their own, and every row goes through the sum of all; hosts hold",
+        ),
+    ],
+)
+def test_users_with_adapters_of_their_own_are_counted_and_say_what_a_row_goes_through(
+    manner: Manner, words: str
+) -> None:
+    """Before the run begins; a user is an owner where nothing else is said."""
+    plan = make_plan([("a", 0, 2), ("b", 2, 4)], ["a", "b"], num_blocks=4, method="all")
+    assert helper_lines(helped(plan, {"a": "z", "b": "z"}, manner))[-1].startswith(words)
+
+
 def test_helpers_are_shown_when_a_run_begins() -> None:
     """As hosts and owners are."""
     shown = io.StringIO()
