@@ -14,7 +14,7 @@ from coordinator.planner.given_plan import GivenPlan
 from ringtune.jobs.job import Job
 from ringtune.rounds.checkpoint import Resume
 from ringtune.schedule.helpers import Helper
-from ringtune.schedule.offload import Offload
+from ringtune.schedule.offload import ALONE, COLLABORATION, Offload
 from ringtune.schedule.placement import Placement, Slice
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.units import Range
@@ -75,6 +75,25 @@ def test_helper_process_gives_the_bits_of_the_run_without_it(ring: Cluster) -> N
     assert files_of(found) == files_of(bare)
     assert [line["loss"] for line in found.metrics] == [line["loss"] for line in bare.metrics]
     assert_figures(found.report, job)
+
+
+@pytest.mark.parametrize("users", [ALONE, COLLABORATION])
+def test_user_gets_a_folder_with_the_bits_of_a_run_of_one_user(ring: Cluster, users: str) -> None:
+    """The one owner is the one user: alone as without helpers, in collaboration as with merged adapters."""
+    is_merged = users == COLLABORATION
+    joint = job_of(ring, adapter__config="lora", offload__merged=is_merged)
+    own = job_of(ring, adapter__config="lora", offload__merged=is_merged, offload__users=users)
+    plan = helped(ring, joint)
+    wanted, found = (follow(ring, job, in_manner(plan, job)).wait() for job in (joint, own))
+    theirs, ours = files_of(wanted), files_of(found)
+    assert ours == {name.replace("adapter/", "users/a/", 1): data for name, data in theirs.items()}
+
+
+def in_manner(plan: Plan, job: Job) -> Plan:
+    """The plan in which helpers fit as the job says."""
+    manner = job.offload.manner
+    offload = None if manner.is_exact else Offload(blocks=(Range(0, 4),), **dataclasses.asdict(manner))
+    return Plan(dataclasses.replace(plan.course, offload=offload), plan.placements)
 
 
 def assert_figures(report: dict[str, Any], job: Job) -> None:
