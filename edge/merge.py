@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ringtune.errors import InvalidInputError, RingTuneError
+from ringtune.errors import InvalidInputError, RingTuneError, UsageError
 from ringtune.files.durable import write_pieces_durably
 from ringtune.jobs.job import Job, load_job
 from ringtune.jobs.result import result_of
@@ -87,7 +87,10 @@ def sum_run(run: Path, out: Path) -> None:
 
     job, course = _read(run)
     folders = [run / of_user(user) for user in user_sets(course)]
-    for name, content in summed_files(folders, result_of(job).files).items():
+    if course.offload is None or not folders:
+        raise UsageError(f"{run} has no users with adapters of their own; there is nothing to add up")
+    files = summed_files(folders, result_of(job).files, is_own=course.offload.has_block)
+    for name, content in files.items():
         write_pieces_durably(out / name, content)
 
 

@@ -7,7 +7,7 @@ through.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,20 @@ from edge.model.tensor_bytes import fill, pieces_of, torch_dtype
 from ringtune.errors import IntegrityError
 from ringtune.files.pieces import FilePieces, Piece, Pieces
 from ringtune.files.safetensors_stream import TensorFile, TensorPieces, write_tensors
-from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE
+from ringtune.models.result_files import ADAPTER_CONFIG_FILE, ADAPTER_FILE, block_of
 from ringtune.models.summed_adapters import GROWING
 
 _DOWN, _UP = "lora_A", "lora_B"
 
 
-def summed_files(folders: Sequence[Path], names: Sequence[str]) -> dict[str, Pieces]:
+def summed_files(folders: Sequence[Path], names: Sequence[str], *, is_own: Callable[[int], bool]) -> dict[str, Pieces]:
     """Make the files of the sum; what is the same for all is that of the first.
 
     Args:
         folders: of the users.
         names: of the files of each; its adapter is one that ``summed_config`` takes.
+        is_own: whether the adapters of a block are each user's own. Others never trained, are the same for all, and
+            count once, as in every forward of the run.
 
     Returns:
         Name to content.
@@ -37,7 +39,7 @@ def summed_files(folders: Sequence[Path], names: Sequence[str]) -> dict[str, Pie
         IntegrityError: a file is damaged, or the adapters do not have the same tensors.
     """
     files: dict[str, Pieces] = {name: FilePieces(folders[0] / name) for name in names}
-    files[ADAPTER_FILE] = _summed([_opened(folder / ADAPTER_FILE) for folder in folders], folders)
+    files[ADAPTER_FILE] = _summed([_opened(folder / ADAPTER_FILE) for folder in folders], folders, is_own)
     if ADAPTER_CONFIG_FILE in files:
         files[ADAPTER_CONFIG_FILE] = Pieces.of(_grown(folders[0] / ADAPTER_CONFIG_FILE, len(folders)))
     return files
@@ -50,7 +52,7 @@ def _opened(path: Path) -> TensorFile:
         raise IntegrityError(f"{path} can't be read ({error}); copy the run's folder again") from error
 
 
-def _summed(files: Sequence[TensorFile], folders: Sequence[Path]) -> Pieces:
+def _summed(files: Sequence[TensorFile], folders: Sequence[Path], is_own: Callable[[int], bool]) -> Pieces:
     """Write the sums to one file."""
     shapes = {name: (info.dtype, info.shape) for name, info in files[0].infos.items()}
     for file, folder in zip(files, folders, strict=True):
@@ -59,19 +61,22 @@ def _summed(files: Sequence[TensorFile], folders: Sequence[Path]) -> Pieces:
             raise IntegrityError(
                 f"{folder / ADAPTER_FILE} and that of {folders[0].name} differ in {odd[0]}; copy the run's folder again"
             )
-    return write_tensors({name: _tensor(files, name) for name in shapes}, metadata={"format": "pt"})
+    return write_tensors({name: _tensor(files, name, is_own) for name in shapes}, metadata={"format": "pt"})
 
 
-def _tensor(files: Sequence[TensorFile], name: str) -> TensorPieces:
+def _tensor(files: Sequence[TensorFile], name: str, is_own: Callable[[int], bool]) -> TensorPieces:
     """Describe a tensor of the sum without reading it."""
-    info, rank = files[0].infos[name], _rank(files[0], name)
+    info, rank, block = files[0].infos[name], _rank(files[0], name), block_of(name)
     shape, size_bytes = list(info.shape), info.nbytes
     if rank:
         shape[0 if name.endswith(_DOWN) else 1] *= len(files)
         size_bytes *= len(files)
 
     def make() -> Iterator[Piece]:
-        yield from pieces_of(_added([_read(file.tensor(name)) for file in files], name, rank)).data
+        tensors = [_read(file.tensor(name)) for file in files]
+        if block is not None and not is_own(block):
+            tensors = [tensors[0], *(torch.zeros_like(tensor) for tensor in tensors[1:])]
+        yield from pieces_of(_added(tensors, name, rank)).data
 
     return TensorPieces(info.dtype, tuple(shape), Pieces(size_bytes, make))
 

@@ -30,6 +30,7 @@ from tests.support.plans import changed, make_plan
 
 USERS = ("anna", "ben", "cleo")
 LABELS = ("neg", "pos")
+PRIVATE = "lora[r=2,alpha=6,init_weights='bert']"
 CASES = [
     ("bert", "lora[r=2,alpha=6,attn_matrices=['q','v'],output_lora=True]"),
     ("gpt2", "lora[r=2,alpha=3,attn_matrices=['q','v'],intermediate_lora=True]"),
@@ -44,13 +45,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def _write_run(folder: Path, job: Job) -> Path:
-    """A run of three users, whose adapters are numbers drawn anew for each."""
+def _write_run(folder: Path, job: Job, *, private: int = 0) -> Path:
+    """A run of three users, whose adapters are numbers drawn anew for each; those of private blocks are as built."""
     folder.mkdir(parents=True)
     (folder / "job.toml").write_text(job.to_toml())
     owners = tuple(Owner(node=user, train_rows=4) for user in USERS)
     plan = make_plan(
-        [("anna", 0, offload.NUM_BLOCKS)], USERS, num_blocks=offload.NUM_BLOCKS, labels=LABELS, method="all"
+        [("anna", private, offload.NUM_BLOCKS)],
+        USERS,
+        num_blocks=offload.NUM_BLOCKS,
+        labels=LABELS,
+        method="all",
+        private_blocks=private,
     )
     plan = changed(plan, owners=owners)
     plan = helped(plan, {"anna": "z"}, Manner(users=COLLABORATION, merged=True))
@@ -64,7 +70,7 @@ def _write_run(folder: Path, job: Job) -> Path:
     sets = {
         user: {
             name: torch.randn(value.shape, generator=generator, dtype=value.dtype)
-            for name, value in adapter_weights(skeleton, blocks).items()
+            for name, value in adapter_weights(skeleton, blocks[private:]).items()
         }
         for user in USERS
     }
@@ -106,6 +112,24 @@ def test_merged_sum_adds_what_every_user_adds(models: Path, tmp_path: Path, mode
                 changed_names.add(name)
                 assert all(not torch.allclose(own[name], value) for own in alone.values())
     assert len(changed_names) >= offload.NUM_BLOCKS
+
+
+@pytest.mark.parametrize(("model_type", "adapter"), [("bert", PRIVATE), ("gpt2", PRIVATE)])
+def test_sum_has_the_adapters_of_blocks_that_never_train_once(
+    models: Path, tmp_path: Path, model_type: str, adapter: str
+) -> None:
+    """They are the same for all users, and not zero at the start: each forward of the run had them once."""
+    job = _job(models, model_type, adapter)
+    run = _write_run(tmp_path / "run", job, private=1)
+    together, alone = _merged(run, tmp_path / "all"), _merged(run, tmp_path / "ben", "--user", "ben")
+    same = {name for name, value in together.items() if torch.allclose(value, alone[name], rtol=0, atol=1e-12)}
+    changed_names = set()
+    with SafetensorsFiles(Path(job.model.path)) as weights:
+        for name, value in together.items():
+            if block_of(name) is not None and not torch.equal(value, weights.read(name.partition(".")[2]).double()):
+                changed_names.add(name)
+    assert {block_of(name) for name in changed_names & same} == {0}
+    assert {block_of(name) for name in changed_names - same} == {1}
 
 
 @pytest.mark.parametrize(("model_type", "adapter"), CASES)
