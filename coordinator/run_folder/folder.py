@@ -37,7 +37,7 @@ from coordinator.run_folder.tables_file import NAME as TABLES
 from coordinator.run_folder.tables_file import TablesFile
 from ringtune.errors import IntegrityError, StorageError, UsageError
 from ringtune.files.chunks import FileJoiner
-from ringtune.files.durable import rename_durably, storage_errors, write_durably
+from ringtune.files.durable import make_folder, rename_durably, storage_errors, write_durably
 from ringtune.jobs.job import parse_job
 from ringtune.models.result_files import RESULT_FOLDERS
 from ringtune.rounds.checkpoint import CheckpointManifest
@@ -199,7 +199,8 @@ class RunFolder:
         inside = target.resolve().is_relative_to(self.path.resolve())
         if not _PATH.fullmatch(name) or name.endswith(_PART) or not inside:
             raise IntegrityError(f"the coordinator sent a file with the name {name!r}, which is not allowed")
-        target.parent.mkdir(parents=True, exist_ok=True)
+        with storage_errors(target):
+            make_folder(target.parent)
         return target
 
 

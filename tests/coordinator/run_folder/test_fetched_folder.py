@@ -40,6 +40,16 @@ def test_fetched_folder_goes_on_with_a_copy(tmp_path: Path) -> None:
     assert not (out / "fetching").exists()
 
 
+def test_fetched_folder_has_the_users_of_the_run_that_came_and_no_other(tmp_path: Path) -> None:
+    """A user of the run that was there before is not left among them."""
+    out = tmp_path / "run"
+    for users in (("anna", "ben"), ("anna",)):
+        with fetched_folder(out, replace=True, goes_on=False) as folder:
+            for user in users:
+                folder.write_text(f"users/{user}/adapter.safetensors", "{}")
+        assert sorted(path.name for path in (out / "users").iterdir()) == list(users)
+
+
 @pytest.mark.parametrize("calls", range(5))
 def test_fetched_folder_that_is_cut_short_does_not_look_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int

@@ -44,6 +44,16 @@ def test_folder_forces_a_file_to_the_disk_before_it_gets_its_name(
     assert log == ["a.safetensors.part", "a.safetensors.part -> a.safetensors", "adapter"]
 
 
+def test_folder_of_a_user_is_on_the_disk_before_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut a run with a report has the folders of all its users."""
+    with RunFolder(tmp_path) as folder:
+        log = log_of_syncs(monkeypatch)
+        for user in ("anna", "ben"):
+            folder.add_chunk(chunk(f"users/{user}/a.safetensors", b"one", sha256=digest(b"one")))
+    file = ["a.safetensors.part", "a.safetensors.part -> a.safetensors"]
+    assert log == [tmp_path.name, "users", *file, "anna", "users", *file, "ben"]
+
+
 def test_folder_keeps_files_apart_that_grow_together(tmp_path: Path) -> None:
     """Chunks of several files may come mixed."""
     with RunFolder(tmp_path) as folder:
@@ -62,7 +72,9 @@ def test_folder_refuses_a_damaged_file(tmp_path: Path) -> None:
     assert not (tmp_path / "adapter/a.safetensors").exists()
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", "a//b", "a/b/c/d", ".x", "x.part", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "a/../../x", "", "a//b", "a/b/c/d", "users/../x", "users/.x/y", ".x", "x.part", "a\n"]
+)
 def test_folder_refuses_paths_that_lead_elsewhere(tmp_path: Path, name: str) -> None:
     """The coordinator can't write outside of the folder."""
     with RunFolder(tmp_path / "run") as folder, pytest.raises(IntegrityError, match="not allowed"):
