@@ -171,6 +171,7 @@ def test_rates_of_later_seeds_and_rounded_pairs_are_the_best_of_the_first() -> N
         ({}, []),
         ({"mlp_4_bf16": 0.77}, ["mlp-4-bf16 is 1.0 points below mlp-4, at most 0.5"]),
         ({"mlp_4": 0.6, "mlp_4_bf16": 0.6}, []),
+        ({"lora_4_velora": 0.5}, []),
     ],
 )
 def test_accuracy_is_missed_by_rounded_pairs_alone(changed: dict[str, float], missed: list[str]) -> None:
@@ -186,6 +187,7 @@ def test_accuracy_names_what_was_not_measured() -> None:
     assert cola_accuracy.missed(summed(few) | {"distance_of_helped_low_rank": 1e-6}) == [
         "low rank with a helper is 1.0e-06 from that at its host",
         "lora-4-bf16 beside lora-4: not measured with all seeds",
+        "lora-4-velora beside lora-4: not measured with all seeds",
     ]
 
 
