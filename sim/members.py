@@ -78,7 +78,7 @@ def add_node(profile: Profile, name: str, like: str) -> Profile:
     if like not in profile.by_name:
         raise PlanError(f"--like {like}: the profile has no such node; {nearest(like, profile.by_name)}")
     twin = dataclasses.replace(
-        profile.by_name[like], node=name, train_rows=0, eval_rows=0, labels=(), eval_labels=(), skipped_rows=0
+        profile.by_name[like], node=name, train_rows=0, eval_rows=0, labels=(), eval_labels=(), skipped_rows=0, users=()
     )
     links = list(profile.links)
     links += [dataclasses.replace(link, source=name) for link in profile.links if link.source == like]

@@ -116,4 +116,4 @@ def invited(living: Sequence[Member], evaluation: Evaluation | None) -> tuple[Me
 
 
 def _without_data(facts: NodeFacts) -> NodeFacts:
-    return dataclasses.replace(facts, train_rows=0, eval_rows=0, labels=(), eval_labels=())
+    return dataclasses.replace(facts, train_rows=0, eval_rows=0, labels=(), eval_labels=(), users=())

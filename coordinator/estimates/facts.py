@@ -16,6 +16,7 @@ from ringtune.costs.model_facts import computed_token_bytes, model_facts
 from ringtune.costs.profile import NodeFacts
 from ringtune.jobs.job import Job
 from ringtune.jobs.split import even_share, split_rows
+from ringtune.jobs.users import count_users
 
 _DEFAULT_NODES = 2
 
@@ -50,6 +51,7 @@ def estimated_facts(job: Job, num_nodes: int, *, memory_bytes: int = 0) -> dict[
             node=name,
             train_rows=sum(own.examples),
             eval_rows=sum(own_eval.examples),
+            users=count_users(own.by_user, own_eval.by_user),
             labels=tuple(sorted(set(own.labels))),
             eval_labels=tuple(sorted(set(own_eval.labels))),
             memory_bytes=setup.memory_bytes,
@@ -94,4 +96,5 @@ def _taken(counts: RowCounts, rows: Iterable[int]) -> RowCounts:
     return RowCounts(
         examples=tuple(counts.examples[row] for row in chosen),
         labels=tuple(counts.labels[row] for row in chosen) if counts.labels else (),
+        users=tuple(counts.users[row] for row in chosen) if counts.users else (),
     )

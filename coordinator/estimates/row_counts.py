@@ -16,6 +16,7 @@ from coordinator.estimates.npy_headers import Archive
 from ringtune.errors import DataError
 from ringtune.files.tables import table_rows
 from ringtune.jobs.job import Job
+from ringtune.jobs.users import refuse_plain_text, user_column, users_of_table
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 
 CHARACTERS_PER_TOKEN: Final = 3.8
@@ -34,10 +35,17 @@ class RowCounts:
     Attributes:
         examples: how many examples each row becomes.
         labels: class name of each; empty for a task without classes.
+        users: whose each is; empty where the job names no column of users.
     """
 
     examples: tuple[int, ...]
     labels: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+
+    @property
+    def by_user(self) -> list[tuple[str, int]]:
+        """User and number of examples of each row; none where the job names no column of users."""
+        return list(zip(self.users, self.examples, strict=True)) if self.users else []
 
 
 def count_rows(file: str, job: Job) -> RowCounts:
@@ -69,15 +77,18 @@ def estimate_note(job: Job) -> str:
 
 
 def _count_labelled(path: Path, job: Job) -> RowCounts:
-    needed = {"data.text": job.data.text, "data.label": job.data.label}
-    labels = tuple(str(row[job.data.label]) for _, row in table_rows(path, needed))
-    return RowCounts(examples=(1,) * len(labels), labels=labels)
+    needed = {"data.text": job.data.text, "data.label": job.data.label, **user_column(job.data)}
+    records = list(table_rows(path, needed))
+    labels = tuple(str(row[job.data.label]) for _, row in records)
+    return RowCounts(examples=(1,) * len(labels), labels=labels, users=users_of_table(path, records, job.data))
 
 
 def _count_texts(path: Path, job: Job) -> RowCounts:
     if path.suffix.lower() == ".txt":
+        refuse_plain_text(path, job.data)
         return RowCounts(examples=(1,) * _num_blocks(path, job.train.max_length))
-    return RowCounts(examples=(1,) * sum(1 for _ in table_rows(path, {"data.text": job.data.text})))
+    records = list(table_rows(path, {"data.text": job.data.text, **user_column(job.data)}))
+    return RowCounts(examples=(1,) * len(records), users=users_of_table(path, records, job.data))
 
 
 def _num_blocks(path: Path, max_length: int) -> int:
@@ -98,9 +109,13 @@ def _num_blocks(path: Path, max_length: int) -> int:
 def _count_questions(path: Path, job: Job) -> RowCounts:
     data = job.data
     needed = {"data.question": data.question, "data.context": data.context, "data.answer": data.answer}
-    usable = [row for _, row in table_rows(path, needed) if _has_answer(row[data.answer], str(row[data.context]))]
+    records = table_rows(path, {**needed, **user_column(data)})
+    usable = [(line, row) for line, row in records if _has_answer(row[data.answer], str(row[data.context]))]
     return RowCounts(
-        examples=tuple(_num_windows(len(str(row[data.question])), len(str(row[data.context])), job) for row in usable)
+        examples=tuple(
+            _num_windows(len(str(row[data.question])), len(str(row[data.context])), job) for _, row in usable
+        ),
+        users=users_of_table(path, usable, data),
     )
 
 

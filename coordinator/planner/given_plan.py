@@ -16,7 +16,7 @@ from typing import Any
 from coordinator.planner.fitting.activations import check_given_activations
 from coordinator.planner.fitting.frozen import check_given_frozen
 from coordinator.planner.fitting.helpers import check_given_helpers
-from coordinator.planner.job_draft import agreed_model, job_draft
+from coordinator.planner.job_draft import agreed_model, check_same_users, job_draft
 from coordinator.planner.make_plan import refuse_if_full
 from coordinator.planner.operations import check_given_operations
 from coordinator.planner.planned import Planned
@@ -165,6 +165,8 @@ def _check_rows(plan: Plan, facts: Mapping[str, NodeFacts]) -> None:
                 f"node {node} has {has[0]} training and {has[1]} evaluation rows, the plan says {says[0]} and "
                 f"{says[1]}; give it the same data, or {_ANEW}"
             )
+        if owner:
+            check_same_users(owner, facts[node], "the plan says", f"give it the same data, or {_ANEW}")
 
 
 def _check_course(plan: Plan, wanted: Course) -> None:

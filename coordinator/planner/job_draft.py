@@ -15,7 +15,7 @@ from ringtune.jobs.hift import check_warmup
 from ringtune.jobs.job import Job
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.course import Course
-from ringtune.schedule.extent import Owner
+from ringtune.schedule.extent import Owner, users_text
 from ringtune.schedule.methods.hift import DISK
 from ringtune.schedule.slice_policy import NONE
 
@@ -62,9 +62,7 @@ def agreed_labels(job: Job, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
 
 def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
     """Make the course of a job on these nodes; the private blocks, which every owner runs itself, never train."""
-    owners = tuple(
-        Owner(node=node.node, train_rows=node.train_rows, eval_rows=node.eval_rows) for node in nodes if node.train_rows
-    )
+    owners = tuple(_owner(job, node) for node in nodes if node.train_rows)
     if not owners:
         raise DataError("no node has training rows; give at least one its file with --data")
     train, private_blocks = job.train, job.privacy.private_blocks
@@ -97,6 +95,34 @@ def job_draft(job: Job, nodes: Sequence[NodeFacts], model: ModelFacts) -> Draft:
         manner=job.offload.manner,
     )
     return with_activations(job, draft, model)
+
+
+def _owner(job: Job, node: NodeFacts) -> Owner:
+    if job.data.user and not node.users:
+        raise DataError(
+            f"the job says data.user = {job.data.user!r}, and nothing is known of the users of node {node.node}; "
+            "measure anew with this job"
+        )
+    users = node.users if job.data.user else ()
+    return Owner(node=node.node, train_rows=node.train_rows, eval_rows=node.eval_rows, users=users)
+
+
+def check_same_users(owner: Owner, facts: NodeFacts, before: str, advice: str) -> None:
+    """Refuse an owner whose rows are of other users than a plan says.
+
+    Args:
+        owner: of the plan.
+        facts: of the node, as it is now.
+        before: what comes before the plan's users in the message.
+        advice: what can be done.
+
+    Raises:
+        DataError: names the node, and both.
+    """
+    if owner.users and facts.users != owner.users:
+        raise DataError(
+            f"node {owner.node} has rows of {users_text(facts.users)}, {before} {users_text(owner.users)}; {advice}"
+        )
 
 
 def named_helpers(job: Job, nodes: Sequence[NodeFacts]) -> Mapping[str, str]:

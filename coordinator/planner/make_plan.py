@@ -23,7 +23,7 @@ from coordinator.planner.fitting.memory_caps import MemoryCaps
 from coordinator.planner.fitting.remedies import memory_remedy
 from coordinator.planner.helper_choice import with_helpers
 from coordinator.planner.initiators import initiator_order
-from coordinator.planner.job_draft import agreed_model, as_job_says, job_draft
+from coordinator.planner.job_draft import agreed_model, as_job_says, check_same_users, job_draft
 from coordinator.planner.operations import settled, with_operations
 from coordinator.planner.planned import Planned
 from coordinator.planner.predict.ring_costs import RingCosts
@@ -272,6 +272,7 @@ def keep_plan(job: Job, plan: Plan, facts: Mapping[str, NodeFacts]) -> Planned:
                 f"node {owner.node} has {rows[0]} training and {rows[1]} evaluation rows, the run began with "
                 f"{owner.train_rows} and {owner.eval_rows}; give it the same data"
             )
+        check_same_users(owner, facts[owner.node], "the run began with", "give it the same data")
     return refuse_if_full(job, plan, facts, goes_on=True)
 
 

@@ -103,6 +103,7 @@ def inspect(
         labels=dataset.labels if dataset else (),
         eval_labels=dataset.eval_labels if dataset else (),
         skipped_rows=dataset.skipped_rows if dataset else 0,
+        users=dataset.users if dataset else (),
         memory_bytes=_budget(options, device, memory_bytes),
         threads=threads,
         device=device,

@@ -27,6 +27,7 @@ from ringtune.models.families import check_task, family_named
 from ringtune.models.folder import model_dimensions, read_config
 from ringtune.models.head_group_support import refusal
 from ringtune.schedule.course import Course
+from ringtune.schedule.extent import users_text
 from ringtune.schedule.helpers import Helper
 from ringtune.schedule.plan import Plan
 from ringtune.schedule.users import user_sets
@@ -159,6 +160,10 @@ def _check_data(course: Course, node: str, dataset: OwnerDataset | None) -> None
         raise DataError(
             f"node {node} has {counted[0]} training and {counted[1]} evaluation rows, the plan says "
             f"{planned.train_rows} and {planned.eval_rows}; plan anew"
+        )
+    if planned is not None and planned.users and dataset.users != planned.users:
+        raise DataError(
+            f"node {node} has rows of {users_text(dataset.users)}, the plan says {users_text(planned.users)}; plan anew"
         )
     dataset.set_labels(course.labels)
 

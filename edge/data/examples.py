@@ -24,11 +24,13 @@ class Rows(NamedTuple):
         rows: in file order.
         labels: class name of each; empty for a task without classes.
         skipped: rows of the file that can't be used.
+        users: whose each is; empty where the job names no column of users.
     """
 
     rows: Sequence[Any]
     labels: tuple[str, ...] = ()
     skipped: int = 0
+    users: tuple[str, ...] = ()
 
 
 class Examples(Protocol):
@@ -36,6 +38,10 @@ class Examples(Protocol):
 
     def __len__(self) -> int:
         """Number of examples."""
+
+    @property
+    def of_rows(self) -> Sequence[int]:
+        """How many examples each row became; a row's follow those of the row before."""
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """Make a batch of the chosen examples, padded to the longest.
@@ -79,7 +85,16 @@ class Source(Protocol):
 
 
 class Unscored:
-    """Examples that are not scored row by row, because the head counts all that an evaluation needs."""
+    """Examples that are one a row, and not scored row by row, because the head counts all that an evaluation needs."""
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        raise NotImplementedError
+
+    @property
+    def of_rows(self) -> Sequence[int]:
+        """One of each row."""
+        return [1] * len(self)
 
     def score(self, batch: Batch, predictions: torch.Tensor, key: int) -> Values:
         """Return no further numbers."""

@@ -11,6 +11,7 @@ from edge.data.tokens import IGNORED, Batch, Encoder, Padder, TokenRow, load_tok
 from ringtune.errors import DataError
 from ringtune.files.tables import read_table, text_of
 from ringtune.jobs.job import Job
+from ringtune.jobs.users import refuse_plain_text, user_column, users_of_table
 
 _PIECE_CHARACTERS = 100_000
 _LEAST_TOKENS = 2  # one to predict, and one before it
@@ -28,7 +29,7 @@ class Language:
     """
 
     def __init__(self, job: Job, folder: Path) -> None:
-        self._column = job.data.text
+        self._data = job.data
         self._max_length = job.train.max_length
         self._tokenizer = load_tokenizer(folder)
         self._padder = Padder(self._tokenizer)
@@ -36,9 +37,12 @@ class Language:
     def read(self, path: Path) -> Rows:
         """Read the texts of a csv or jsonl file, or the blocks of a ``.txt`` file."""
         if path.suffix.lower() == ".txt":
+            refuse_plain_text(path, self._data)
             return Rows(rows=self._blocks(path))
-        records = read_table(path, {"data.text": self._column})
-        return Rows(rows=[text_of(path, record, self._column) for record in records])
+        data = self._data
+        records = read_table(path, {"data.text": data.text, **user_column(data)})
+        texts = [text_of(path, record, data.text) for record in records]
+        return Rows(rows=texts, users=users_of_table(path, records, data))
 
     def examples(self, rows: Sequence[str | TokenRow], labels: Sequence[str]) -> LanguageExamples:
         """Make one example of each text or block."""

@@ -22,6 +22,7 @@ from edge.data.tokens import Batch, Padder, TokenRow, load_tokenizer
 from ringtune.errors import DataError, ModelError
 from ringtune.files.tables import Record, read_table, text_of
 from ringtune.jobs.job import Job
+from ringtune.jobs.users import user_column, users_of_table
 
 LONGEST_ANSWER = 30
 """Most tokens of a predicted answer, as in the official baselines."""
@@ -93,11 +94,13 @@ class Questions:
         """Read questions with their contexts; leave out and count those without an answer in the context."""
         data = self._data
         columns = {"data.question": data.question, "data.context": data.context, "data.answer": data.answer}
-        found = [self._question(path, record) for record in read_table(path, columns)]
-        usable = [question for question in found if question is not None]
+        records = read_table(path, {**columns, **user_column(data)})
+        found = [(record, self._question(path, record)) for record in records]
+        usable = [question for _, question in found if question is not None]
         if not usable:
             raise DataError(f"{path}: no answer of {len(found)} rows is in its context; check data.answer")
-        return Rows(rows=usable, skipped=len(found) - len(usable))
+        kept = (record for record, question in found if question is not None)
+        return Rows(rows=usable, skipped=len(found) - len(usable), users=users_of_table(path, kept, data))
 
     def examples(self, rows: Sequence[Question], labels: Sequence[str]) -> QuestionExamples:
         """Make the windows of these questions."""
@@ -156,6 +159,11 @@ class QuestionExamples:
     def __len__(self) -> int:
         """Number of windows."""
         return len(self._windows)
+
+    @property
+    def of_rows(self) -> Sequence[int]:
+        """How many windows each question has."""
+        return self._num_windows
 
     def batch(self, chosen: Sequence[int], targets: Mapping[str, int]) -> Batch:
         """Make a batch of the chosen windows; targets are tokens of the padded row."""

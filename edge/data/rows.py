@@ -10,11 +10,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from edge.data.examples import Examples, Source, Values
+from edge.data.examples import Examples, Rows, Source, Values
 from edge.data.images import Images
 from edge.data.language import Language
 from edge.data.questions import Questions
@@ -24,8 +24,10 @@ from edge.data.tokens import Batch
 from ringtune.errors import DataError
 from ringtune.jobs.job import Job
 from ringtune.jobs.split import even_share, split_rows
+from ringtune.jobs.users import count_users, sorted_by_user
 from ringtune.models.family import CAUSAL_LM, CLASSIFICATION, IMAGE_CLASSIFICATION, QUESTION_ANSWERING
 from ringtune.schedule.course import Course
+from ringtune.schedule.extent import UserRows
 from ringtune.schedule.rows.batches import BatchStream, eval_rows
 from ringtune.schedule.rows.random_stream import RandomStream
 from ringtune.schedule.turns import Item, StepKind
@@ -60,12 +62,14 @@ class OwnerDataset:
         eval_labels: class names of the evaluation rows.
         skipped_rows: rows of the files that can't be used.
         source: names the rows in errors.
-        digest: of the rows and their classes.
+        digest: of the rows, their classes and users.
+        users: whose rows these are, in the order of the rows.
 
     Attributes:
         labels: class names in its training rows, sorted; none for a task without classes.
         eval_labels: class names in its evaluation rows, sorted.
         skipped_rows: rows of its files (before they were shared out) that can't be used.
+        users: how many of its examples are whose, in their order; none where the job names no column of users.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class OwnerDataset:
         skipped_rows: int = 0,
         source: str = "data",
         digest: RowsDigest | None = None,
+        users: tuple[UserRows, ...] = (),
     ) -> None:
         self._train = train
         self._evaluation = evaluation
@@ -88,6 +93,7 @@ class OwnerDataset:
         self.labels = tuple(sorted(set(labels)))
         self.eval_labels = tuple(sorted(set(eval_labels)))
         self.skipped_rows = skipped_rows
+        self.users = users
 
     @staticmethod
     def load(
@@ -99,7 +105,7 @@ class OwnerDataset:
         num_owners: int = 1,
         tokenizer_folder: Path,
     ) -> OwnerDataset:
-        """Read the files and keep one share of their rows.
+        """Read the files and keep one share of their rows, sorted by user where the job names a column of users.
 
         Evaluation rows are always shared evenly; an owner may get none of a short file.
 
@@ -126,15 +132,16 @@ class OwnerDataset:
             labels=found.labels or None,
         )
         digest = RowsDigest()
-        train, labels = _take(source, found.rows, found.labels, mine, digest)
+        train, labels, users = _take(source, found, mine, digest)
         evaluation: Examples | None = None
         eval_labels: tuple[str, ...] = ()
+        eval_users: tuple[tuple[str, int], ...] = ()
         skipped = found.skipped
         if eval_path is not None:
             held_out = source.read(eval_path)
             skipped += held_out.skipped
             chosen = even_share(len(held_out.rows), num_owners=num_owners, share=share)
-            evaluation, eval_labels = _take(source, held_out.rows, held_out.labels, chosen, digest)
+            evaluation, eval_labels, eval_users = _take(source, held_out, chosen, digest)
         if skipped:
             _LOG.warning("%s: %d rows have an answer that is not in their context; they are skipped", path, skipped)
         return OwnerDataset(
@@ -145,6 +152,7 @@ class OwnerDataset:
             skipped_rows=skipped,
             source=str(path),
             digest=digest,
+            users=count_users(users, eval_users),
         )
 
     @property
@@ -226,10 +234,16 @@ def _mean_width(examples: Examples, batches: Iterable[Sequence[int]], budget_s: 
 
 
 def _take(
-    source: Source, rows: Sequence[Any], labels: Sequence[str], chosen: Sequence[int], digest: RowsDigest
-) -> tuple[Examples, tuple[str, ...]]:
-    mine = tuple(labels[index] for index in chosen) if labels else ()
-    taken = [rows[index] for index in chosen]
+    source: Source, found: Rows, chosen: Sequence[int], digest: RowsDigest
+) -> tuple[Examples, tuple[str, ...], tuple[tuple[str, int], ...]]:
+    """Make the examples of chosen rows; with the class of each row, and whose it is with the number of its examples."""
+    own = sorted_by_user(chosen, found.users)
+    labels = tuple(found.labels[index] for index in own) if found.labels else ()
+    users = tuple(found.users[index] for index in own) if found.users else ()
+    taken = [found.rows[index] for index in own]
     digest.add(taken)
-    digest.add(mine)
-    return source.examples(taken, mine), mine
+    digest.add(labels)
+    if users:
+        digest.add(users)
+    examples = source.examples(taken, labels)
+    return examples, labels, tuple(zip(users, examples.of_rows, strict=True)) if users else ()

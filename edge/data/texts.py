@@ -12,7 +12,8 @@ from edge.data.examples import Rows, Unscored
 from edge.data.tokens import IGNORED, Batch, Encoder, Padder, load_tokenizer
 from ringtune.errors import ModelError
 from ringtune.files.tables import class_of, read_table, text_of
-from ringtune.jobs.job import Job
+from ringtune.jobs.job import Data, Job
+from ringtune.jobs.users import user_column, users_of_table
 from ringtune.models.folder import read_config
 
 
@@ -31,7 +32,7 @@ class LabelledTexts:
     """
 
     def __init__(self, job: Job, folder: Path) -> None:
-        self._text, self._label = job.data.text, job.data.label
+        self._data = job.data
         self._max_length = job.train.max_length
         self._tokenizer = load_tokenizer(folder)
         if self._tokenizer.pad_token_id is None:
@@ -40,8 +41,7 @@ class LabelledTexts:
 
     def read(self, path: Path) -> Rows:
         """Read texts with their class names."""
-        rows = read_rows(path, text=self._text, label=self._label)
-        return Rows(rows=[text for text, _ in rows], labels=tuple(label for _, label in rows))
+        return read_rows(path, self._data)
 
     def examples(self, rows: Sequence[str], labels: Sequence[str]) -> LabelledExamples:
         """Make one example of each text."""
@@ -79,14 +79,18 @@ class LabelledExamples(Unscored):
         return max(len(row.ids) for row in self._encoder.rows(chosen, max_length=self._max_length))
 
 
-def read_rows(path: Path, *, text: str, label: str) -> list[tuple[str, str]]:
-    """Read the columns ``text`` and ``label`` of a csv or jsonl file.
+def read_rows(path: Path, data: Data) -> Rows:
+    """Read the columns of text, class and user of a csv or jsonl file.
 
     Raises:
-        DataError: see ``read_table``; or a value is not text, or not a class name.
+        DataError: see ``read_table``; or a value is not text, no class name, or no name of a user.
     """
-    records = read_table(path, {"data.text": text, "data.label": label})
-    return [(text_of(path, record, text), class_of(path, record, label)) for record in records]
+    records = read_table(path, {"data.text": data.text, "data.label": data.label, **user_column(data)})
+    return Rows(
+        rows=[text_of(path, record, data.text) for record in records],
+        labels=tuple(class_of(path, record, data.label) for record in records),
+        users=users_of_table(path, records, data),
+    )
 
 
 def _side(folder: Path, tokenizer: Any) -> str:

@@ -48,7 +48,8 @@ def _with_few_batches(plan: Plan) -> Plan:
     course = plan.course
     rows = course.batch_size * max(2, MOST_BATCHES // len(course.owners))
     owners = tuple(
-        dataclasses.replace(owner, train_rows=min(owner.train_rows, rows), eval_rows=0) for owner in course.owners
+        dataclasses.replace(owner, train_rows=min(owner.train_rows, rows), eval_rows=0, users=())
+        for owner in course.owners
     )
     method = course.method if may_be_stale(course) else Everything()
     few = dataclasses.replace(

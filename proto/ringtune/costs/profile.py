@@ -11,6 +11,7 @@ from ringtune.costs.work_times import WorkTime
 from ringtune.errors import InvalidInputError, PlanError
 from ringtune.files.strict import read_dataclass, read_value
 from ringtune.models.kept_inputs import KeptInput
+from ringtune.schedule.extent import UserRows
 from ringtune.schedule.frozen_weights import AS_COMPUTED
 
 SCHEMA = 3
@@ -204,6 +205,7 @@ class NodeFacts:
         eval_rows: rows it evaluates on.
         labels: class names in its training rows, sorted.
         eval_labels: class names in its evaluation rows, sorted.
+        users: whose rows these are, where the job names a column of users, sorted by name.
         memory_bytes: budget for a run.
         threads: compute threads.
         device: ``cpu`` or ``cuda``.
@@ -259,6 +261,7 @@ class NodeFacts:
     fast_bfloat16: bool = False
     state_free_bytes: int | None = None
     state_disk: str = ""
+    users: tuple[UserRows, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse negative figures, and fewer than one thread."""

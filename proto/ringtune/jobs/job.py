@@ -26,9 +26,11 @@ from ringtune.jobs.operations.checks import check_operations
 from ringtune.jobs.operations.given_table import with_table_read
 from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.jobs.sections import LENGTHS, Adapter, Data, Model, Privacy, Runtime, Train, Unfreeze, Wire
+from ringtune.jobs.users import check_user_column
 from ringtune.models.family import CLASS_TASKS
 from ringtune.schedule.methods import Method, method_class, method_names
 from ringtune.schedule.methods.hift import DISK
+from ringtune.schedule.offload import JOINT
 from ringtune.schedule.operations.choice import Policy
 from ringtune.schedule.slice_policy import NONE, RECOMPUTE
 
@@ -90,6 +92,7 @@ class Job:
         check_operations(self.operations, adapter=self.adapter, train=self.train, privacy=self.privacy)
         check_frozen(self)
         self._check_offload()
+        check_user_column(self.data, self.offload, task=self.model.task)
         if self.model.task in CLASS_TASKS:
             return
         if self.data.labels:
@@ -157,7 +160,8 @@ class Job:
                 ``train.rounds``, ``train.epochs`` and ``train.max_steps`` clears the others; so does one form of
                 ``unfreeze`` and of ``operations``. Another method leaves the settings of this one behind, and so does
                 the policy standard and a given table; another optimizer leaves the momentum behind, and
-                ``memory.activations`` without VeLoRA those of VeLoRA, ``offload.mode`` off the rest of its section.
+                ``memory.activations`` without VeLoRA those of VeLoRA, ``offload.mode`` off the rest of its section, and
+                it or ``offload.users`` joint the column of users.
 
         Raises:
             JobError: unknown key, wrong type, out of range; the same rules as in the file.
@@ -177,6 +181,8 @@ class Job:
             tables.pop("velora", None)
         if overrides.get("offload.mode") == OFF:
             tables.pop("offload")
+        if overrides.get("offload.mode") == OFF or overrides.get("offload.users") == JOINT:
+            tables["data"].pop("user")
         if overrides.get("operations.policy") == Policy.STANDARD or overrides.get("operations.table"):
             tables["operations"] = {}
         for name, value in overrides.items():

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from ringtune.errors import JobError
+from ringtune.errors import JobError, PlanError
 from ringtune.jobs.memory import Memory, VeloraSettings
 from ringtune.jobs.operations.settings import OperationsSettings
 from ringtune.jobs.sections import MOST_STEPS, Adapter, Train, check_choice
 from ringtune.models.offload_support import merged_refusal, offload_refusal
 from ringtune.schedule.extent import Extent
 from ringtune.schedule.methods import Method
-from ringtune.schedule.offload import EXACT, IN_STEP, JOINT, PAIRS, USERS, Manner
+from ringtune.schedule.offload import ALONE, COLLABORATION, EXACT, IN_STEP, JOINT, PAIRS, USERS, Manner
 from ringtune.schedule.slice_policy import BOTH, VELORA
 
 OFF: Final = "off"
@@ -65,6 +65,10 @@ class OffloadSettings:
                 f"offload.{name} = {getattr(self, name)!r} has no meaning with offload.mode = 'off'; set offload.mode, "
                 "or remove it"
             )
+        try:
+            _ = self.manner
+        except PlanError as error:  # users whose adapters can't be merged, or have to be
+            raise JobError(str(error)) from error
 
     @property
     def is_on(self) -> bool:
@@ -131,7 +135,8 @@ def _problem(
     if problem := offload_refusal(adapter.config, dropout=train.dropout):
         return f"the adapter: {problem}"
     if settings.merged and (problem := merged_refusal(adapter.config, dropout=train.dropout)):
-        return f"offload.merged: {problem}"
+        both = f" and offload.users = {ALONE!r}" if settings.users == COLLABORATION else ""
+        return f"offload.merged: {problem}{both}"
     if operations.is_chosen:
         return (
             f"operations.policy = {operations.policy!r}, which chooses operations by scores of weights at their host; "

@@ -91,6 +91,8 @@ class Data:
         context: column of the text that has the answer.
         answer: column of the answer: a text, a list of texts, or a table with lists ``text`` and ``answer_start``.
         image: name of the images' array in an npz file.
+        user: column with the name of whose row it is, for ``offload.users``; empty: all rows of a node are of one
+            user with the node's name. Names of users and numbers of their rows leave the node; they are in the plan.
         stride: tokens that two windows of a long context share; 0 = a third of ``train.max_length``.
         split: how ``--local N`` shares rows out: evenly at random, or each class unevenly, the more the smaller ALPHA.
         owners: how many nodes own data with ``--local N``; 0 = all.
@@ -105,6 +107,7 @@ class Data:
     context: str = "context"
     answer: str = "answer"
     image: str = "image"
+    user: str = ""
     stride: int = 0
     split: str = "iid"
     owners: int = 0

@@ -15,6 +15,7 @@ _MOST_TOLD = 5
 _MOST_CHARACTERS = 200
 _LATER: Final = {
     "train.turns": EQUAL,
+    "data.user": "",
     **{f"operations.{name}": value for name, value in dataclasses.asdict(OperationsSettings()).items()},
     "memory.activations": NONE,
     **{f"offload.{name}": value for name, value in dataclasses.asdict(OffloadSettings()).items()},

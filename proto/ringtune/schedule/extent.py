@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,11 @@ class UserRows:
     name: str
     train_rows: int
     eval_rows: int = 0
+
+
+def users_text(users: Sequence[UserRows]) -> str:
+    """Name users with their training and evaluation rows: ``anna (3 and 1), ben (5 and 2)``."""
+    return ", ".join(f"{user.name} ({user.train_rows} and {user.eval_rows})" for user in users) or "no users"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,6 +38,7 @@ question = "question"
 context = "context"
 answer = "answer"
 image = "image"
+user = ""
 stride = 0
 split = "iid"
 owners = 0

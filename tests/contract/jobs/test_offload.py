@@ -63,3 +63,43 @@ def test_offload_of_a_gate_needs_matrices_of_their_own() -> None:
     check_fused(found.offload, adapter=found.adapter, train=found.train, fused=False)
     with pytest.raises(JobError, match="one matrix for query, key and value"):
         check_fused(found.offload, adapter=found.adapter, train=found.train, fused=True)
+
+
+ALONE = {"offload.mode": "auto", "offload.users": "alone"}
+TOGETHER = {"offload.mode": "auto", "offload.users": "collaboration", "adapter.config": "linear"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"offload.users": "alone"}, "offload.users = 'alone' has no meaning with offload.mode = 'off'"),
+        ({"offload.mode": "auto", "offload.users": "each"}, "offload.users = 'each' is not one of joint, alone, coll"),
+        ({**ALONE, "offload.merged": True, "adapter.config": "linear"}, "set offload.merged = false"),
+        (TOGETHER, "offload.users = 'collaboration' adds the adapters of all users to one matrix; set offload.merged"),
+        (
+            {**TOGETHER, "offload.merged": True, "adapter.config": "mlp"},
+            "set offload.merged = false and offload.users = 'alone'",
+        ),
+        ({"data.user": "who"}, "data.user = 'who' has no meaning with offload.users = 'joint'"),
+        ({**ALONE, "data.user": " "}, "data.user is ' '; name a column, or remove it"),
+        (
+            {**ALONE, "data.user": "who", "model.task": "image-classification"},
+            "data.user = 'who' has no meaning for model.task = 'image-classification', where rows have no columns",
+        ),
+    ],
+)
+def test_offload_of_users_is_refused_with_both_keys_and_a_remedy(changes: dict[str, Any], said: str) -> None:
+    """What merging and a task's rows do not allow is an error before any node is asked."""
+    with pytest.raises(JobError) as caught:
+        job().with_overrides(changes)
+    assert said in str(caught.value)
+
+
+def test_offload_of_users_is_dropped_with_the_helpers() -> None:
+    """Without helpers, or with one set of adapters for all, nobody asks whose a row is; old digests last."""
+    helped = job().with_overrides({**ALONE, "data.user": "who"})
+    assert helped.offload.manner.has_users
+    assert helped.with_overrides({"offload.mode": "off"}) == job()
+    assert helped.with_overrides({"offload.users": "joint"}).data.user == ""
+    assert job_digest(helped) != job_digest(job().with_overrides(ALONE))
+    assert "data.user" not in changed_keys(job(), job().with_overrides(ALONE))

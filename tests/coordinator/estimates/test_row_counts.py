@@ -67,6 +67,20 @@ def test_rows_of_every_task_are_those_of_a_node(tmp_path: Path, task: str) -> No
             assert (node.train_rows, node.eval_rows) == wanted
 
 
+def test_rows_of_users_are_those_of_a_node(tmp_path: Path) -> None:
+    """The shares of a table are counted by user as an owner counts them."""
+    from edge.data.rows import OwnerDataset
+
+    folder = families.write_family(tmp_path / "model", "bert")
+    path = tmp_path / "train.csv"
+    path.write_text("text,label,who\n" + "".join(f"a b,{at % 2},u{at % 3}\n" for at in range(17)))
+    users = {"offload__mode": "auto", "offload__users": "alone", "data__user": "who"}
+    job = make_job("sequence-classification", folder, data__train=str(path), data__eval=str(path), **users)
+    for share, node in enumerate(estimated_facts(job, 2, memory_bytes=GIB).values()):
+        dataset = OwnerDataset.load(job, path, path, share=share, num_owners=2, tokenizer_folder=folder)
+        assert node.users == dataset.users and len(node.users) == 3
+
+
 def test_rows_of_plain_text_follow_from_its_characters(tmp_path: Path) -> None:
     """Blocks of max_length tokens; a rest of one token teaches nothing."""
     path = tmp_path / "text.txt"

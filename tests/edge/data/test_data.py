@@ -11,6 +11,7 @@ from edge.data.rows import OwnerDataset
 from edge.data.texts import read_rows
 from edge.data.tokens import load_tokenizer
 from ringtune.errors import DataError, ModelError
+from ringtune.jobs.sections import Data
 from ringtune.schedule.rows.batches import BatchStream
 from ringtune.schedule.turns import Item, StepKind
 from tests.support import hand_ring as ring
@@ -23,6 +24,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_model(tmp_path_factory.mktemp("model"))
 
 
+def _pairs(path: Path) -> list[tuple[str, str]]:
+    found = read_rows(path, Data())
+    return list(zip(found.rows, found.labels, strict=True))
+
+
 def _item(kind: StepKind, batch: int, rows: int, owner: str = "a") -> Item:
     return Item(seq=0, kind=kind, step=0, owner=owner, batch=batch, rows=rows, turn=0)
 
@@ -32,20 +38,20 @@ def test_data_of_csv_and_jsonl_are_equal(tmp_path: Path) -> None:
     expected = tiny.make_rows(20, seed=4)
     for suffix in ("csv", "jsonl"):
         path = tiny.write_rows(tmp_path / f"rows.{suffix}", 20, seed=4)
-        assert [tuple(row) for row in read_rows(path, text="text", label="label")] == expected
+        assert _pairs(path) == expected
 
 
 def test_data_keeps_quoted_and_foreign_text(tmp_path: Path) -> None:
     """Commas, quotes, line breaks, a byte order mark and other scripts survive; integers become class names."""
     path = tmp_path / "rows.csv"
     path.write_text('\ufefftext,label\n"a, ""b""\nc",1\nhéllo 你好,0\n', encoding="utf-8")
-    assert [tuple(row) for row in read_rows(path, text="text", label="label")] == [
+    assert _pairs(path) == [
         ('a, "b"\nc', "1"),
         ("héllo 你好", "0"),
     ]
     lines = tmp_path / "rows.jsonl"
     lines.write_text('{"text": "x", "label": 3}\n\n', encoding="utf-8")
-    assert [tuple(row) for row in read_rows(lines, text="text", label="label")] == [("x", "3")]
+    assert _pairs(lines) == [("x", "3")]
 
 
 @pytest.mark.parametrize(
@@ -68,18 +74,18 @@ def test_data_errors_name_file_line_and_column(tmp_path: Path, name: str, conten
     path = tmp_path / name
     path.write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=message) as caught:
-        read_rows(path, text="text", label="label")
+        read_rows(path, Data())
     assert str(path) in str(caught.value)
 
 
 def test_data_errors_of_missing_files(model_folder: Path, tmp_path: Path) -> None:
     """A missing file, bytes that are no text, and a folder without tokenizer are told apart."""
     with pytest.raises(DataError, match="is not there"):
-        read_rows(tmp_path / "no.csv", text="text", label="label")
+        read_rows(tmp_path / "no.csv", Data())
     path = tmp_path / "rows.csv"
     path.write_bytes(b"text,label\n\xff\xfe,a\n")
     with pytest.raises(DataError, match="UTF-8"):
-        read_rows(path, text="text", label="label")
+        read_rows(path, Data())
     rows = tiny.write_rows(tmp_path / "good.csv", 5)
     job = ring.make_job(model_folder)
     with pytest.raises(ModelError, match="is not a folder"):

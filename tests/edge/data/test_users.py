@@ -1,0 +1,145 @@
+"""Rows of users: read strictly from a column, sorted and counted by name; classes and windows go with their rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge.data.rows import OwnerDataset
+from ringtune.errors import DataError
+from ringtune.jobs.job import Job
+from ringtune.jobs.users import count_users, sorted_by_user
+from ringtune.schedule.extent import UserRows
+from tests.support import hand_ring as ring
+from tests.support import tiny
+from tests.support.tiny_data import make_questions
+
+USERS = ("ben", "anna", "carl", "anna", "ben")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One tiny model for all tests of this file."""
+    return tiny.write_model(tmp_path_factory.mktemp("model"))
+
+
+def _job(folder: Path, **changes: Any) -> Job:
+    return ring.make_job(folder, **{"data__user": "who", "offload__mode": "auto", "offload__users": "alone", **changes})
+
+
+def _write(path: Path, rows: list[dict[str, Any]], users: tuple[Any, ...] = USERS) -> Path:
+    records = [{**row, "who": users[at % len(users)]} for at, row in enumerate(rows)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def _texts(count: int, *, seed: int) -> list[dict[str, Any]]:
+    return [{"text": text, "label": label} for text, label in tiny.make_rows(count, seed=seed)]
+
+
+def _load(job: Job, folder: Path, train: Path, evaluation: Path | None = None, **share: int) -> OwnerDataset:
+    return OwnerDataset.load(job, train, evaluation, tokenizer_folder=folder, **share)
+
+
+def test_users_are_counted_by_name_and_their_rows_lie_together(tmp_path: Path, model_folder: Path) -> None:
+    """Ben's training rows come after anna's, in file order; texts and classes stay together."""
+    rows = _texts(10, seed=1)
+    train = _write(tmp_path / "train.jsonl", rows)
+    evaluation = _write(tmp_path / "eval.jsonl", _texts(3, seed=2), ("dora", "ben", "dora"))
+    found = _load(_job(model_folder), model_folder, train, evaluation)
+    assert found.users == (
+        UserRows(name="anna", train_rows=4),
+        UserRows(name="ben", train_rows=4, eval_rows=1),
+        UserRows(name="carl", train_rows=2),
+        UserRows(name="dora", train_rows=0, eval_rows=2),
+    )
+    order = sorted(range(10), key=lambda at: USERS[at % 5])
+    plain = _write(tmp_path / "sorted.jsonl", [rows[at] for at in order])
+    in_order = _load(ring.make_job(model_folder), model_folder, plain)
+    for dataset in (found, in_order):
+        dataset.set_labels(tiny.LABELS)
+    ours, theirs = (dataset._train.batch(range(10), dataset._targets) for dataset in (found, in_order))
+    assert ours.ids.equal(theirs.ids) and ours.labels.equal(theirs.labels)
+
+
+def test_users_of_shares_are_those_of_the_whole_file(tmp_path: Path, model_folder: Path) -> None:
+    """Each share counts its own; a job without the column counts nobody, and keeps the order of the file."""
+    train = _write(tmp_path / "train.jsonl", _texts(11, seed=3))
+    parts = [_load(_job(model_folder), model_folder, train, share=at, num_owners=2) for at in range(2)]
+    assert [sum(user.train_rows for user in part.users) for part in parts] == [part.train_rows for part in parts]
+    summed = {name: sum(u.train_rows for part in parts for u in part.users if u.name == name) for name in set(USERS)}
+    assert summed == {"anna": 4, "ben": 5, "carl": 2}
+    assert _load(ring.make_job(model_folder), model_folder, train).users == ()
+
+
+def test_users_have_all_windows_of_their_questions(tmp_path: Path, model_folder: Path) -> None:
+    """A question without an answer is skipped with its user; windows follow in the order of users."""
+    rows = make_questions(12, seed=5)
+    rows[3] = {**rows[3], "answer": "not in there"}
+    train = _write(tmp_path / "train.jsonl", rows, tuple(f"u{at}" for at in range(12)))
+    job = _job(model_folder, model__task="question-answering", train__max_length=16)
+    found = _load(job, model_folder, train)
+    assert [user.name for user in found.users] == sorted(f"u{at}" for at in range(12) if at != 3)
+    assert sum(user.train_rows for user in found.users) == found.train_rows > 11
+    windows = found._train._windows  # type: ignore[attr-defined]
+    at = 0
+    for index, user in enumerate(found.users):
+        assert {window.question for window in windows[at : at + user.train_rows]} == {index}
+        at += user.train_rows
+
+
+def test_users_of_texts_for_a_language_model(tmp_path: Path, model_folder: Path) -> None:
+    """A table of texts has a column; a plain text has none, and is refused with the remedy."""
+    job = _job(model_folder, model__task="causal-lm")
+    found = _load(job, model_folder, _write(tmp_path / "train.jsonl", _texts(5, seed=1)))
+    assert [user.name for user in found.users] == ["anna", "ben", "carl"]
+    (tmp_path / "train.txt").write_text("one two three", encoding="utf-8")
+    with pytest.raises(DataError, match=r"train.txt is a plain text without columns, so data.user = 'who'"):
+        _load(job, model_folder, tmp_path / "train.txt")
+
+
+def test_users_count_for_the_digest_of_rows(tmp_path: Path, model_folder: Path) -> None:
+    """Rows that change hands are other rows, even where their order stays; without users digests last."""
+    rows = _texts(4, seed=1)
+    files = [_write(tmp_path / f"{name}.jsonl", rows, users) for name, users in (("x", ("a", "a")), ("y", ("a", "b")))]
+    rows_of = [_load(_job(model_folder), model_folder, file) for file in files]
+    assert rows_of[0].digest("run") != rows_of[1].digest("run")
+    plain = [_load(ring.make_job(model_folder), model_folder, file) for file in files]
+    assert plain[0].digest("run") == plain[1].digest("run") != rows_of[0].digest("run")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("", "line 2, column 'who' (data.user): user name '' is not allowed"),
+        ("  ", "user name '' is not allowed"),
+        ("../x", "user name '../x' is not allowed; use 1 to 63 small letters"),
+        ("Anna", "user name 'Anna' is not allowed"),
+        (None, "line 2 has no column 'who': it is null or missing"),
+        (True, "line 2: column 'who' (data.user) is not a user name (True)"),
+        (1.5, "is not a user name (1.5)"),
+    ],
+)
+def test_users_with_odd_names_are_refused_by_line(tmp_path: Path, model_folder: Path, value: Any, said: str) -> None:
+    """Names are those of folders: an empty cell or another name says in which line."""
+    train = _write(tmp_path / "train.jsonl", _texts(4, seed=1), ("anna", value))
+    with pytest.raises(DataError) as caught:
+        _load(_job(model_folder), model_folder, train)
+    assert said in str(caught.value)
+
+
+def test_users_need_the_column_in_every_file(tmp_path: Path, model_folder: Path) -> None:
+    """The error names the key."""
+    path = tiny.write_rows(tmp_path / "train.csv", 4, seed=1)
+    with pytest.raises(DataError, match=r"has no column 'who'; it has 'text', 'label'; set data.user"):
+        _load(_job(model_folder), model_folder, path)
+
+
+def test_whole_numbers_and_blanks_are_names() -> None:
+    """Sorting is stable and by name; users without examples are no users."""
+    assert sorted_by_user([0, 2, 3, 1], ["ben", "anna", "ben", "anna"]) == [3, 1, 0, 2]
+    assert sorted_by_user([2, 0], ()) == [2, 0]
+    assert count_users([("7", 2), ("x", 0)], [("7", 1)]) == (UserRows(name="7", train_rows=2, eval_rows=1),)
