@@ -94,6 +94,7 @@ interval = 1
 pairs = "float32"
 merged = false
 overlap = false
+users = "joint"
 
 [runtime]
 threads = 0
